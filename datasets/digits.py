@@ -1,0 +1,107 @@
+"""Handwritten digits: 1,797 images of 8 x 8 pixels, which scikit-learn brings along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from emrun.dataset import AbstractDataset
+from emrun.errors import ArgumentError, EmrunError
+from emrun.stream_context import StreamContext
+from emrun.types import check_count
+
+_TEST_EVERY = 5  # every fifth example is held out, half of them for `valid`, half for `test`
+_Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class Digits(AbstractDataset):
+    """Handwritten digits, 1,797 grey images of 8 x 8 pixels (the test set of UCI's Optical Recognition, 1998).
+
+        dataset:
+          class: Digits
+          batch_size: 32
+          shift: 1
+
+    Streams: `train` (1,437 examples, shuffled in every pass), `valid` (180), `test` (180). Sources: `image`, float32
+    in [0, 1] of shape (B, 1, 8, 8), or (B, 64) when flat; `label`, int64 of shape (B,), from 0 to 9.
+
+    Needs scikit-learn (`pip install 'emrun[metrics]'`).
+
+    Args:
+        batch_size: examples of a batch.
+        flat: images as vectors.
+        shift: train images are moved by up to so many pixels in each direction, at random.
+
+    Raises:
+        ArgumentError: an argument is no usable number.
+    """
+
+    def __init__(self, batch_size: int = 32, flat: bool = False, shift: int = 0) -> None:
+        check_count("batch_size", batch_size, minimum=1)
+        check_count("shift", shift)
+        if not isinstance(flat, bool):
+            raise ArgumentError("flat", f"{flat!r} is neither true nor false")
+        self._batch_size = batch_size
+        self._flat = flat
+        self._shift = shift
+        images, labels = _load()
+        held_out = np.arange(len(labels)) % _TEST_EVERY == 0
+        parts = {"train": np.flatnonzero(~held_out)}
+        parts["valid"], parts["test"] = np.flatnonzero(held_out)[::2], np.flatnonzero(held_out)[1::2]
+        self._parts: dict[str, _Arrays] = {
+            name: {"image": images[rows], "label": labels[rows]} for name, rows in parts.items()
+        }
+
+    @property
+    def num_batches(self) -> Mapping[str, int]:
+        """Stream -> number of its batches."""
+        return {name: -(-len(part["label"]) // self._batch_size) for name, part in self._parts.items()}
+
+    def train_stream(self, ctx: StreamContext) -> Iterator[_Arrays]:
+        """Yield the training batches, shuffled and moved."""
+        part = self._parts["train"]
+        for rows in ctx.batches(len(part["label"]), self._batch_size, shuffle=True):
+            images = part["image"][rows]
+            if self._shift and ctx.epoch:  # evaluations see the images as they are
+                images = _moved(images, self._shift, ctx.rng)
+            yield self._batch(images, part["label"][rows])
+
+    def valid_stream(self, ctx: StreamContext) -> Iterator[_Arrays]:
+        """Yield the validation batches."""
+        return self._evaluated("valid", ctx)
+
+    def test_stream(self, ctx: StreamContext) -> Iterator[_Arrays]:
+        """Yield the test batches."""
+        return self._evaluated("test", ctx)
+
+    def _evaluated(self, name: str, ctx: StreamContext) -> Iterator[_Arrays]:
+        part = self._parts[name]
+        for rows in ctx.batches(len(part["label"]), self._batch_size):
+            yield self._batch(part["image"][rows], part["label"][rows])
+
+    def _batch(self, images: Any, labels: Any) -> _Arrays:
+        return {"image": images.reshape(len(images), -1) if self._flat else images, "label": labels}
+
+
+def _load() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    try:
+        from sklearn.datasets import load_digits  # takes a second to import
+    except ImportError as error:
+        raise EmrunError("Digits needs scikit-learn: pip install 'emrun[metrics]'") from error
+    data = load_digits()
+    return (data.images[:, None] / 16).astype(np.float32), data.target.astype(np.int64)
+
+
+def _moved(images: Any, shift: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Return images of shape (B, 1, H, W), each moved by up to `shift` pixels, zeros moving in."""
+    height, width = images.shape[2:]
+    padded = np.pad(images, ((0, 0), (0, 0), (shift, shift), (shift, shift)))
+    down, right = rng.integers(0, 2 * shift + 1, size=(2, len(images)))
+    rows = down[:, None] + np.arange(height)
+    columns = right[:, None] + np.arange(width)
+    moved: np.ndarray[Any, Any] = padded[
+        np.arange(len(images))[:, None, None], 0, rows[:, :, None], columns[:, None, :]
+    ]
+    return moved[:, None]

@@ -1,0 +1,58 @@
+"""The majority task: are there more ones than zeros in a vector?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from emrun.dataset import AbstractDataset
+from emrun.stream_context import StreamContext
+from emrun.types import check_count
+
+
+class Majority(AbstractDataset):
+    """Random vectors of zeros and ones, to be classified by which of them are more.
+
+        dataset: {class: Majority, n: 500, dim: 11, batch_size: 10}
+
+    Streams: `train` (four fifths of the examples, shuffled in every pass), `valid` (the rest). Sources: `x`, float32 of
+    shape (B, dim); `y`, float32 of shape (B,), 1.0 where the ones are more.
+
+    Args:
+        n: the number of examples, at least 5.
+        dim: the length of the vectors; odd, so that there is a majority.
+        batch_size: examples of a batch.
+        data_seed: the seed of the examples.
+
+    Raises:
+        ArgumentError: an argument is no usable number.
+    """
+
+    def __init__(self, n: int = 500, dim: int = 11, batch_size: int = 10, data_seed: int = 0) -> None:
+        check_count("n", n, minimum=5)
+        check_count("dim", dim, minimum=1)
+        check_count("batch_size", batch_size, minimum=1)
+        check_count("data_seed", data_seed)
+        vectors = np.random.default_rng(data_seed).integers(0, 2, size=(n, dim))
+        self._x = vectors.astype(np.float32)
+        self._y = (vectors.sum(axis=1) * 2 > dim).astype(np.float32)
+        self._split = n * 4 // 5
+        self._batch_size = batch_size
+
+    @property
+    def num_batches(self) -> Mapping[str, int]:
+        """Stream -> number of its batches."""
+        sizes = {"train": self._split, "valid": len(self._y) - self._split}
+        return {name: -(-size // self._batch_size) for name, size in sizes.items()}
+
+    def train_stream(self, ctx: StreamContext) -> Iterator[dict[str, Any]]:
+        """Yield the training batches, shuffled."""
+        for rows in ctx.batches(self._split, self._batch_size, shuffle=True):
+            yield {"x": self._x[rows], "y": self._y[rows]}
+
+    def valid_stream(self, ctx: StreamContext) -> Iterator[dict[str, Any]]:
+        """Yield the validation batches."""
+        for rows in ctx.batches(len(self._y) - self._split, self._batch_size):
+            yield {"x": self._x[self._split + rows], "y": self._y[self._split + rows]}

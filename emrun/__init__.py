@@ -1,0 +1,37 @@
+"""emrun trains PyTorch models from one YAML file."""
+
+from typing import TYPE_CHECKING
+
+from emrun.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from emrun.dataset import AbstractDataset as AbstractDataset
+    from emrun.hook import AbstractHook as AbstractHook
+    from emrun.hook import TrainingAborted as TrainingAborted
+    from emrun.hook import TrainingTerminated as TrainingTerminated
+    from emrun.main_loop import MainLoop as MainLoop
+    from emrun.model import AbstractModel as AbstractModel
+    from emrun.torch_model import TorchModel as TorchModel
+    from emrun.training import Training as Training
+    from emrun.training import create_training as create_training
+    from emrun.training import evaluate as evaluate
+    from emrun.types import Factory as Factory
+
+__version__ = "0.1.0"
+
+__getattr__ = lazy_names(
+    "emrun",
+    {
+        "AbstractDataset": "dataset",
+        "AbstractHook": "hook",
+        "AbstractModel": "model",
+        "Factory": "types",
+        "MainLoop": "main_loop",
+        "TorchModel": "torch_model",
+        "Training": "training",
+        "TrainingAborted": "hook",
+        "TrainingTerminated": "hook",
+        "create_training": "training",
+        "evaluate": "training",
+    },
+)

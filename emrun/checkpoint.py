@@ -1,0 +1,219 @@
+"""Checkpoints: immutable directories that are committed by one rename, verified by a manifest and named by links."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from emrun.errors import ArgumentError, HookError, StorageError, UsageError, listed
+from emrun.files import flush_directory, flush_file, link_atomically, safe_component, storing, write_atomically
+from emrun.types import Policy
+
+_LOG = logging.getLogger(__name__)
+
+FORMAT = 1
+_MANIFEST = "manifest.json"
+_DIRECTORY = re.compile(r"it-\d{8,}(-\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint says of itself; written last, so that a directory without one is no checkpoint.
+
+    Args:
+        format: the version of the format.
+        commit: counts the checkpoints of a run; the highest is the newest.
+        epoch: training epochs done.
+        iteration: batches of the train stream run.
+        files: file name -> `{"sha256": ..., "size": bytes}`.
+    """
+
+    format: int
+    commit: int
+    epoch: int
+    iteration: int
+    files: dict[str, dict[str, Any]]
+
+
+class Checkpointing:
+    """Saves the checkpoints that hooks request, at the points where the loop has nothing left to do for an event.
+
+    Args:
+        root: the directory of the run's checkpoints, None when there is no run.
+        save: writes a checkpoint's files into a directory.
+    """
+
+    def __init__(self, root: Path | None, save: Callable[[Path], None]) -> None:
+        self.requested: dict[str, Policy] = {}
+        self._root = root
+        self._save = save
+        self._newest: tuple[tuple[int, int], Path] | None = None
+
+    def request(self, name: str, on_failure: Policy) -> None:
+        """Ask for a checkpoint of this name at the next opportunity.
+
+        Raises:
+            HookError: there is no run to save it in.
+            ArgumentError: it cannot be a name.
+        """
+        if self._root is None:
+            raise HookError(f"checkpoint {name!r} cannot be saved: this main loop has no run directory")
+        if _DIRECTORY.fullmatch(safe_component("checkpoint", name)):
+            raise ArgumentError("checkpoint", f"{name!r} is how emrun names the directories themselves")
+        self.requested[safe_component("checkpoint", name)] = on_failure
+
+    def save_requested(self, epoch: int, iteration: int) -> None:
+        """Save what was requested: one checkpoint, with all the names.
+
+        Raises:
+            StorageError: it could not be saved, and a name was requested that way.
+        """
+        if not self.requested or self._root is None:
+            return
+        names, self.requested = self.requested, {}
+        try:
+            self._commit(self._root, names, epoch, iteration)
+        except StorageError as error:
+            if "error" in names.values():
+                raise
+            if "warn" in names.values():
+                _LOG.warning("no checkpoint was saved: %s", error)
+
+    def save_latest(self, epoch: int, iteration: int) -> None:
+        """Save what was requested, and the state that the training ends with as `latest`."""
+        if self._root is not None:
+            self.requested["latest"] = "error"
+            self.save_requested(epoch, iteration)
+
+    def _commit(self, root: Path, names: Iterable[str], epoch: int, iteration: int) -> None:
+        if self._newest is not None and self._newest[0] == (epoch, iteration):
+            name_checkpoint(self._newest[1], names)
+        else:
+            place = commit(root, self._save, epoch=epoch, iteration=iteration, names=names)
+            self._newest = ((epoch, iteration), place)
+
+
+def commit(root: Path, save: Callable[[Path], None], *, epoch: int, iteration: int, names: Iterable[str]) -> Path:
+    """Write a checkpoint and give it names.
+
+    The files are written into a temporary directory and flushed to disk, the manifest last; one rename makes it a
+    checkpoint; then the names move to it, and what no name points at is deleted.
+
+    Args:
+        root: the directory of the run's checkpoints; made when absent.
+        save: writes the checkpoint's files into an existing, empty directory.
+        epoch: training epochs done.
+        iteration: batches of the train stream run.
+        names: the names it gets, such as `latest`.
+
+    Returns:
+        The checkpoint's directory.
+
+    Raises:
+        StorageError: it could not be written; what was there before is untouched.
+    """
+    with storing(root, "write a checkpoint in"):
+        root.mkdir(exist_ok=True)
+        aside = root / f".tmp-{os.getpid()}"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        try:
+            save(aside)
+            files = {path.name: _describe(path) for path in sorted(aside.iterdir())}
+            number = 1 + max((manifest.commit for manifest in _manifests(root)), default=0)
+            manifest = Manifest(FORMAT, number, epoch, iteration, files)
+            write_atomically(aside / _MANIFEST, json.dumps(asdict(manifest), indent=2) + "\n")
+            place = _free_place(root, iteration)
+            aside.rename(place)
+            flush_directory(root)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    name_checkpoint(place, names)
+    return place
+
+
+def name_checkpoint(place: Path, names: Iterable[str]) -> None:
+    """Move names to a checkpoint, and delete the checkpoints that have none left."""
+    for name in names:
+        link_atomically(place.parent / name, place.name)
+    root = place.parent
+    named = {path.readlink().name for path in root.iterdir() if path.is_symlink()}
+    for path in root.iterdir():
+        if _DIRECTORY.fullmatch(path.name) and not path.is_symlink() and path.name not in named:
+            with storing(path, "delete"):
+                aside = root / f".tmp-{path.name}"
+                path.rename(aside)  # a checkpoint is never seen with half its files
+                shutil.rmtree(aside)
+
+
+def find(root: Path, name: str | None = None) -> Path:
+    """Return a run's checkpoint.
+
+    Args:
+        root: the directory of the run's checkpoints.
+        name: its name or directory; None for `best`, or else `latest`.
+
+    Raises:
+        UsageError: there is none; the message lists those that exist.
+    """
+    for candidate in (name,) if name else ("best", "latest"):
+        path = root / candidate
+        if candidate == Path(candidate).name and path.is_dir():
+            return path.resolve()
+    names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    wanted = f"no checkpoint {name!r}" if name else "no checkpoint"
+    raise UsageError(f"{root}: {wanted}; there is {listed([each for each in names if not each.startswith('.')])}")
+
+
+def verify(place: Path) -> Manifest:
+    """Return a checkpoint's manifest after comparing every file with it.
+
+    Raises:
+        StorageError: a file is missing or differs, the manifest cannot be read, or its format is newer than emrun.
+    """
+    manifest = _read_manifest(place)
+    if manifest.format > FORMAT:
+        raise StorageError(f"checkpoint {place}: format {manifest.format} is newer than this emrun knows ({FORMAT})")
+    for name, expected in manifest.files.items():
+        path = place / name
+        if name != Path(name).name or not path.is_file():
+            raise StorageError(f"checkpoint {place}: {name} is missing; the checkpoint is damaged")
+        if _describe(path) != expected:
+            raise StorageError(f"checkpoint {place}: {name} differs from its manifest; the checkpoint is damaged")
+    return manifest
+
+
+def _manifests(root: Path) -> Iterable[Manifest]:
+    for path in root.iterdir():
+        if _DIRECTORY.fullmatch(path.name) and not path.is_symlink():
+            yield _read_manifest(path)
+
+
+def _read_manifest(place: Path) -> Manifest:
+    try:
+        return Manifest(**json.loads((place / _MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise StorageError(f"checkpoint {place}: {_MANIFEST} cannot be read ({error})") from error
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    flush_file(path)
+    with path.open("rb") as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": path.stat().st_size}
+
+
+def _free_place(root: Path, iteration: int) -> Path:
+    place = root / f"it-{iteration:08d}"
+    number = 1
+    while place.exists():
+        number += 1
+        place = root / f"it-{iteration:08d}-{number}"
+    return place

@@ -1,0 +1,39 @@
+"""The command line: the only place that prints and exits."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from emrun import __version__
+from emrun.cli.console import end_by_signal, fail
+from emrun.cli.eval import evaluate
+from emrun.cli.train import train
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="emrun")
+def emrun() -> None:
+    """Train PyTorch models from one YAML file."""
+
+
+emrun.add_command(train)
+emrun.add_command(evaluate)
+
+
+def main() -> int:
+    """Run the command line and return its exit status; after a signal the process ends by that signal."""
+    try:
+        status = emrun.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        end_by_signal(2)
+    except BrokenPipeError:  # whoever read the output has gone
+        sys.stderr.close()
+        return 1
+    except Exception as error:
+        return fail(error)
+    return status if isinstance(status, int) else 0

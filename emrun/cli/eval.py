@@ -1,0 +1,46 @@
+"""`emrun eval`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from emrun.cli.console import end_by_signal, results, terminal_log
+
+
+@click.command("eval", short_help="Evaluate a run on streams.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("arguments", metavar="STREAM... [OVERRIDE...]", nargs=-1, required=True)
+@click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use this config, not the run's.")
+@click.option("--checkpoint", metavar="NAME", help="Which checkpoint; by default best, or else latest.")
+@click.option("-v", "--verbose", is_flag=True, help="Show debug messages.")
+@click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only.")
+def evaluate(
+    directory: Path, arguments: tuple[str, ...], config: Path | None, checkpoint: str | None, verbose: bool, quiet: bool
+) -> int:
+    """Evaluate the checkpoint of the run in DIRECTORY on streams of its dataset.
+
+    The section eval.STREAM of the config is laid over it, then the overrides: key.path=value, or ~key.path to delete.
+    The results are printed and kept in DIRECTORY/eval/STREAM-N.
+    """
+    overrides = [each for each in arguments if "=" in each or each.startswith("~")]
+    streams = [each for each in arguments if each not in overrides]
+    if not streams:
+        raise click.UsageError("name a stream to evaluate, e.g. valid")
+    with terminal_log(verbose, quiet):
+        from emrun.interrupts import Interrupted
+        from emrun.training import evaluate as evaluate_stream
+
+        found = {}
+        try:
+            for stream in streams:
+                found.update(evaluate_stream(directory, stream, overrides, config, checkpoint, command=sys.argv))
+        except Interrupted as error:
+            click.echo(f"{error.reason}; the evaluation is not complete", err=True)
+            end_by_signal(error.signal)
+        finally:
+            if found:
+                click.echo(results(found))
+    return 0

@@ -1,0 +1,90 @@
+"""`emrun train`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from emrun.cli.console import end_by_signal, fail, summary, terminal_log
+
+if TYPE_CHECKING:
+    from emrun.training import Training
+
+
+@click.command(short_help="Train from a config.")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@click.option(
+    "-o", "--output-root", default="log", show_default=True, type=click.Path(path_type=Path, file_okay=False),
+    help="Where the run directory is made.",
+)  # fmt: skip
+@click.option(
+    "--output-dir", type=click.Path(path_type=Path, file_okay=False),
+    help="The run directory itself; must not hold a run.",
+)  # fmt: skip
+@click.option("--rm", "remove", is_flag=True, help="Delete the run directory after the training.")
+@click.option("-v", "--verbose", is_flag=True, help="Show debug messages.")
+@click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only.")
+def train(
+    config: Path, overrides: tuple[str, ...], output_root: Path, output_dir: Path | None, remove: bool, verbose: bool,
+    quiet: bool,
+) -> int:  # fmt: skip
+    """Train from CONFIG, a file or a directory that holds config.yaml.
+
+    An OVERRIDE is key.path=value, or ~key.path to delete: model.optimizer.lr=0.01 'main_loop.extra_streams=[valid]'
+    hooks.StopAfter.epochs=3. Values are YAML; quote them for the shell.
+
+    Exit status: 0 finished, 1 failed, 2 wrong usage or config, 3 ended by a guard, 74 a file could not be read or
+    written, 130 or 143 interrupted.
+    """
+    if remove and output_dir is not None and output_dir.exists():
+        raise click.UsageError(f"--rm deletes the run directory, but {output_dir} was there before; remove --rm")
+    if verbose and quiet:
+        raise click.UsageError("--verbose and --quiet exclude each other")
+    with terminal_log(verbose, quiet):
+        from emrun.training import create_training
+
+        training = create_training(config, output_root, output_dir, overrides, command=sys.argv)
+        try:
+            return _run(training, quiet)
+        finally:
+            if remove:
+                shutil.rmtree(training.output_dir, ignore_errors=True)
+                click.echo(f"deleted {training.output_dir} (--rm)", err=True)
+
+
+def _run(training: Training, quiet: bool) -> int:
+    from emrun import training as training_module
+
+    run = training.main_loop.run
+    metrics = run.metrics if run else []
+    try:
+        outcome = training_module.train(training)
+    except Exception as error:
+        status = fail(error)
+        _tell_what_survived(training)
+        return status
+    if metrics and not quiet:
+        click.echo(summary(metrics))
+    if outcome.signal_number is not None:
+        click.echo(str(outcome.reason), err=True)
+        _tell_what_survived(training)
+        end_by_signal(outcome.signal_number)
+    return outcome.exit_status
+
+
+def _tell_what_survived(training: Training) -> None:
+    loop, directory = training.main_loop, training.output_dir
+    done = f"{loop.training_epochs_done} epochs, {loop.iterations_done} iterations done"
+    checkpoints = directory / "checkpoints"
+    names = sorted(path.name for path in checkpoints.iterdir() if path.is_symlink()) if checkpoints.is_dir() else []
+    if names:
+        stream = (loop.extra_streams or [loop.train_stream_name])[0]
+        kept = f"checkpoints {', '.join(names)} are kept; evaluate with: emrun eval {directory} {stream}"
+    else:
+        kept = f"no checkpoint was saved; the log is {directory / 'train.log'}"
+    click.echo(f"{done}; {kept}", err=True)

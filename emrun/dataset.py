@@ -1,0 +1,115 @@
+"""The contract of datasets: an object whose methods `<name>_stream` return iterables of batches."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from emrun.errors import did_you_mean, listed
+from emrun.stream_context import StreamContext
+
+_SUFFIX = "_stream"
+_NUMERIC_KINDS = "biuf"
+
+
+class AbstractDataset:
+    """Optional base of datasets.
+
+    A dataset is built with the keys of its section, plus `output_dir` if its constructor takes it. It offers streams:
+    methods `<name>_stream` that take nothing or a `StreamContext` and return an iterable of batches.
+    """
+
+    @property
+    def num_batches(self) -> Mapping[str, int]:
+        """Stream -> number of its batches, for those that are known; feeds the progress bar."""
+        return {}
+
+    def stream_info(self, max_batches: int = 100) -> str:
+        """Return a table of every stream's sources: dtype, shape without the batch axis, range, ragged or not.
+
+        Args:
+            max_batches: how many batches of each stream are looked at.
+        """
+        rows: list[list[str]] = []
+        for name in stream_names(self):
+            sources: dict[str, _SourceInfo] = {}
+            for index, batch in enumerate(open_stream(self, name, StreamContext(name, seed=0))):
+                if index >= max_batches:
+                    break
+                for source, values in batch.items():
+                    sources.setdefault(source, _SourceInfo()).add(values)
+            rows += [[name, source, *info.row()] for source, info in sources.items()]
+            if not sources:
+                rows.append([name, "no batches", "", "", ""])
+        return tabulate(rows, headers=["stream", "source", "dtype", "shape", "range"])
+
+
+def stream_names(dataset: Any) -> list[str]:
+    """Return the names of a dataset's streams."""
+    names = [name for name in dir(type(dataset)) if name.endswith(_SUFFIX) and not name.startswith("_")]
+    return [name.removesuffix(_SUFFIX) for name in names if name != _SUFFIX]
+
+
+def stream_function(dataset: Any, name: str) -> Any:
+    """Return the dataset's method `<name>_stream`.
+
+    Raises:
+        AttributeError: the dataset has no such method.
+    """
+    function = getattr(dataset, name + _SUFFIX, None)
+    if not callable(function):
+        names = stream_names(dataset)
+        raise AttributeError(
+            f"dataset {type(dataset).__name__} has no method '{name}{_SUFFIX}'{did_you_mean(name, names)}"
+            f"; its streams: {listed(names)}"
+        )
+    return function
+
+
+def takes_context(function: Any) -> bool:
+    """Tell whether a stream function takes the `StreamContext`."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return False
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def open_stream(dataset: Any, name: str, context: StreamContext) -> Any:
+    """Begin a pass over a stream: call its function, with the context if it takes one."""
+    function = stream_function(dataset, name)
+    return function(context) if takes_context(function) else function()
+
+
+class _SourceInfo:
+    """What the batches showed of one source."""
+
+    def __init__(self) -> None:
+        self.dtypes: set[str] = set()
+        self.shapes: set[tuple[int, ...]] = set()
+        self.ragged = False
+        self.low = np.inf
+        self.high = -np.inf
+
+    def add(self, values: Any) -> None:
+        try:
+            array = np.asarray(values)
+        except ValueError:  # rows of different lengths
+            self.ragged = True
+            self.dtypes.add(type(values[0]).__name__)
+            return
+        self.dtypes.add(str(getattr(values, "dtype", array.dtype)))
+        self.shapes.add(array.shape[1:])
+        if array.dtype.kind in _NUMERIC_KINDS and array.size:
+            self.low = min(self.low, float(array.min()))
+            self.high = max(self.high, float(array.max()))
+
+    def row(self) -> list[str]:
+        ragged = self.ragged or len(self.shapes) > 1
+        shape = "ragged" if ragged else str(next(iter(self.shapes), ()))
+        span = f"{self.low:g} to {self.high:g}" if self.low <= self.high else ""
+        return [", ".join(sorted(self.dtypes)), shape, span]

@@ -1,0 +1,126 @@
+"""The errors that emrun raises for its users, each with the exit status it ends the command with."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class EmrunError(Exception):
+    """Base of emrun's own errors; `exit_status` is what the command line ends with."""
+
+    exit_status = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in a config: a file with a line and a column that count from 1, or something without lines (line 0)."""
+
+    source: str
+    line: int = 0
+    column: int = 0
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong in a config: where it stands, at which key, and what to do about it."""
+
+    position: Position | None
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (str(self.position or ""), self.key, self.message) if part)
+
+    def block(self) -> str:
+        """Return the problem in one line, followed by the line of the config with a caret, where there is one."""
+        if self.position is None or not self.position.text:
+            return str(self)
+        text = self.position.text.rstrip()
+        indent = "".join(char if char == "\t" else " " for char in text[: self.position.column - 1])
+        return f"{self}\n    {text}\n    {indent}^"
+
+
+class ConfigError(EmrunError, ValueError):
+    """A config that cannot be used; `problems` holds all that were found."""
+
+    exit_status = 2
+
+    def __init__(self, problems: Problem | Iterable[Problem]) -> None:
+        self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        super().__init__("\n".join(problem.block() for problem in self.problems))
+
+
+class ArgumentError(EmrunError, ValueError):
+    """An argument that a constructor cannot use; in a config it is reported at the argument's line.
+
+    A user's class may raise it too.
+    """
+
+    exit_status = 2
+
+    def __init__(self, argument: str, message: str) -> None:
+        self.argument = argument
+        self.message = message
+        super().__init__(f"{argument}: {message}")
+
+
+class HookError(EmrunError, ValueError):
+    """A hook that cannot work in this main loop: a misspelt event, or one that needs what no hook before it writes."""
+
+    exit_status = 2
+
+    def __init__(self, message: str, hook_index: int | None = None) -> None:
+        self.hook_index = hook_index
+        super().__init__(message)
+
+
+class UsageError(EmrunError, ValueError):
+    """A command or a call that makes no sense, such as evaluating a directory that holds no run."""
+
+    exit_status = 2
+
+
+class StreamError(EmrunError, ValueError):
+    """A stream or one of its batches that breaks its contract: empty, ragged, without a source that the model needs.
+
+    What the first batch of a stream shows is a mistake in the config or the dataset, found before any update: exit
+    status 2. What comes later is a failure: exit status 1.
+    """
+
+    def __init__(self, message: str, *, first_batch: bool = False) -> None:
+        self.exit_status = 2 if first_batch else 1
+        super().__init__(message)
+
+
+class StorageError(EmrunError, OSError):
+    """A file of a run that cannot be read or written: disk full, read-only directory, damaged checkpoint."""
+
+    exit_status = 74
+
+
+def exit_status(error: BaseException) -> int:
+    """Return the exit status that an error ends the command with: its own, or 1 for what is not emrun's."""
+    status = getattr(error, "exit_status", 1)
+    return status if isinstance(status, int) else 1
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return `; did you mean 'epochs'?` for the name nearest to `name`, or nothing when none is near."""
+    candidates = {_fold(candidate): candidate for candidate in allowed}
+    near = difflib.get_close_matches(_fold(name), candidates, n=1, cutoff=0.6)
+    return f"; did you mean {candidates[near[0]]!r}?" if near else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as they stand in a message: `a, b, c`, or `nothing`."""
+    return ", ".join(names) if names else "nothing"
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("_", "")

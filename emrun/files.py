@@ -1,0 +1,88 @@
+"""Files and directories that are complete or absent, and names that are safe to give them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from emrun.errors import ArgumentError, StorageError
+
+
+@contextmanager
+def storing(path: Path, what: str) -> Iterator[None]:
+    """Turn an operating system's error about emrun's own files into one that says what could not be done.
+
+    Raises:
+        StorageError: with exit status 74.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full" if full else error.strerror or str(error)
+        raise StorageError(error.errno or errno.EIO, f"cannot {what} {path}: {reason}") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file aside, flush it to disk and rename it, so that it is never half a file."""
+    with storing(path, "write"):
+        aside = path.with_name(f".{path.name}.tmp")
+        try:
+            with aside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+        flush_directory(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file and flush it to disk."""
+    with storing(path, "write"), path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def flush_file(path: Path) -> None:
+    """Flush what was written to a file, by whomever, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_directory(path: Path) -> None:
+    """Flush the names in a directory to disk."""
+    flush_file(path)
+
+
+def link_atomically(link: Path, target: str) -> None:
+    """Make `link` a relative link to `target` beside it, replacing an older one in one step."""
+    with storing(link, "write"):
+        aside = link.with_name(f".{link.name}.tmp")
+        aside.unlink(missing_ok=True)
+        aside.symlink_to(target)
+        aside.replace(link)
+        flush_directory(link.parent)
+
+
+def safe_component(argument: str, name: str) -> str:
+    """Return a name as one component of a path: letters, digits, `.`, `_`, `-`; anything else becomes `_`.
+
+    Raises:
+        ArgumentError: nothing is left of it, or it is longer than 100 characters.
+    """
+    safe = re.sub(r"[^\w.-]", "_", name).lstrip(".")
+    if not safe or len(safe) > 100:
+        raise ArgumentError(argument, f"{name!r} cannot name a file or a directory")
+    return safe

@@ -1,0 +1,237 @@
+"""The contract of hooks: the events of a training, and how a hook ends it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from emrun.errors import HookError, did_you_mean, listed
+from emrun.types import Batch, EpochData, Profile
+
+if TYPE_CHECKING:  # hooks know the loop they are registered in; the loop knows its hooks
+    from emrun.main_loop import MainLoop
+
+EVENTS: dict[str, tuple[str, ...]] = {
+    "register_mainloop": ("main_loop",),
+    "before_training": (),
+    "before_epoch": ("epoch_id",),
+    "before_batch": ("stream_name", "batch"),
+    "before_update": ("model",),
+    "after_update": ("model",),
+    "after_batch": ("stream_name", "batch_data"),
+    "after_stream": ("stream_name",),
+    "after_epoch": ("epoch_id", "epoch_data"),
+    "after_epoch_profile": ("epoch_id", "profile", "streams"),
+    "on_error": ("error",),
+    "after_training": ("success",),
+}
+"""The events and the arguments they are called with, by keyword."""
+
+
+class TrainingTerminated(Exception):
+    """Raised by a hook to end the training successfully.
+
+    Every hook still gets the event in which it was raised, a checkpoint is saved, and the training ends there.
+    """
+
+    def __init__(self, reason: str = "a hook ended the training") -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class TrainingAborted(Exception):
+    """Raised by a guard to end the training as failed, without a traceback and with exit status 3."""
+
+    exit_status = 3
+
+    def __init__(self, reason: str = "a hook aborted the training") -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class AbstractHook:
+    """Base of all hooks: an object whose methods are called at the events of the main loop.
+
+    A hook overrides the events it listens to; the others cost nothing. An event is called by keyword, so a method may
+    declare only those of its arguments that it needs. Errors: `TrainingTerminated` ends the training successfully,
+    `TrainingAborted` ends it as failed, anything else is a failure of the hook.
+
+        hooks:
+          - my_hooks.PrintLoss: {every: 10}
+
+    Args:
+        model: the model, the dataset and the directory of the run, kept under these names. emrun supplies those that
+            a hook's constructor takes, so that a hook written `def __init__(self, limit, **kwargs):
+            super().__init__(**kwargs)` works.
+        dataset: see `model`.
+        output_dir: see `model`.
+    """
+
+    main_loop: MainLoop
+    """The loop, from `register_mainloop` on."""
+
+    reads: Sequence[str] = ()
+    """Variables that this hook reads in the batches of every stream; checked with each stream's first batch."""
+
+    writes: Sequence[str] = ()
+    """What this hook adds to the epoch's data: `variable` or `variable/aggregation`."""
+
+    monitors: Sequence[str] = ()
+    """What this hook reads in the epoch's data: `stream/variable` or `stream/variable/aggregation`. An earlier hook
+    must write it."""
+
+    def __init__(self, model: Any = None, dataset: Any = None, output_dir: Any = None) -> None:
+        self.model = model
+        self.dataset = dataset
+        self.output_dir = output_dir
+
+    def register_mainloop(self, main_loop: MainLoop) -> None:
+        """Called once, when the main loop is built.
+
+        Raises:
+            HookError: the hook is registered already.
+        """
+        if "main_loop" in self.__dict__:
+            raise HookError(f"hook {type(self).__name__} is registered in a main loop already; build a new one")
+        self.main_loop = main_loop
+
+    def before_training(self) -> None:
+        """Called when the main loop is entered."""
+
+    def before_epoch(self, epoch_id: int) -> None:
+        """Called before an epoch. `epoch_id` counts training epochs from 1; the zeroth epoch only evaluates."""
+
+    def before_batch(self, stream_name: str, batch: Batch) -> None:
+        """Called before the model runs on a batch of any stream."""
+
+    def before_update(self, model: Any) -> None:
+        """Called when the gradients of an update are complete, before the optimizer uses them."""
+
+    def after_update(self, model: Any) -> None:
+        """Called after the optimizer's step; the gradients are still there."""
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Called after the model ran on a batch of any stream; `batch_data` holds its sources and the outputs.
+
+        Hooks share the mapping, in order: what one adds or replaces, the next ones see.
+        """
+
+    def after_stream(self, stream_name: str) -> None:
+        """Called when the last batch of a stream was run."""
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Called after the last stream of an epoch.
+
+        `epoch_data[stream][variable]` is a number or a mapping aggregation -> number; hooks share it, in order.
+        """
+
+    def after_epoch_profile(self, epoch_id: int, profile: Profile, streams: Sequence[str]) -> None:
+        """Called after `after_epoch` of all hooks, with what was timed during the epoch, in seconds."""
+
+    def on_error(self, error: BaseException) -> None:
+        """Called when the training ends as failed."""
+
+    def after_training(self, success: bool) -> None:
+        """Called at the end, whatever happened; `success` is false when the training failed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must survive a resume, as plain types and tensors; never constructor arguments."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+
+
+def check_events(hook_class: type) -> None:
+    """Check that a hook's methods are events of the main loop and take arguments that these offer.
+
+    Raises:
+        HookError: a method is one edit away from an event's name, or an event has a parameter that nothing supplies.
+    """
+    for name in dir(hook_class):
+        if name in EVENTS:
+            _check_parameters(hook_class, name)
+        elif not name.startswith("_") and name not in dir(AbstractHook) and callable(getattr(hook_class, name)):
+            near = [event for event in EVENTS if _one_edit_apart(name, event)]
+            if near:
+                raise HookError(f"{hook_class.__name__}.{name} is no event of a hook; did you mean {near[0]!r}?")
+
+
+def check_monitors(hooks: Sequence[Any], streams: Sequence[str]) -> None:
+    """Check that what hooks monitor is written by a hook before them, in a stream that is run.
+
+    Args:
+        hooks: the hooks in their order, and the model, which may monitor too.
+        streams: the names of the streams that are run.
+
+    Raises:
+        HookError: it is not; the message says which hook to move, or what to add.
+    """
+    for index, hook in enumerate(hooks):
+        for address in getattr(hook, "monitors", ()):
+            stream, _, statistic = address.partition("/")
+            if stream not in streams:
+                raise HookError(
+                    f"{type(hook).__name__} monitors {address}, but stream {stream!r} is not run"
+                    f"{did_you_mean(stream, streams)}; the streams are {listed(streams)} (main_loop.extra_streams)",
+                    index,
+                )
+            writers = [i for i, other in enumerate(hooks) if _writes(other, statistic)]
+            if not writers:
+                written = sorted({name for other in hooks for name in getattr(other, "writes", ())})
+                raise HookError(
+                    f"{type(hook).__name__} monitors {address}, but no hook writes {statistic!r}"
+                    f"{did_you_mean(statistic, written)}; written are {listed(written)}. Add it to ComputeStats, or to "
+                    "`writes` of the hook that adds it",
+                    index,
+                )
+            if writers[0] > index:
+                writer = type(hooks[writers[0]]).__name__
+                raise HookError(f"{type(hook).__name__} monitors {address}: move it behind {writer}", index)
+
+
+def _writes(hook: Any, statistic: str) -> bool:
+    return any(name in (statistic, statistic.partition("/")[0]) for name in getattr(hook, "writes", ()))
+
+
+def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., Any] | None:
+    """Return what to call, by keyword, when `event` happens, or None when `hook` does not listen to it.
+
+    Args:
+        hook: a hook, or a model that defines some of the events.
+        event: one of `EVENTS`.
+        base: the class whose methods do nothing.
+    """
+    method = getattr(hook, event, None)
+    if method is None or (hasattr(base, event) and getattr(method, "__func__", None) is getattr(base, event)):
+        return None
+    parameters = inspect.signature(method).parameters
+    wanted = [name for name in EVENTS[event] if name in parameters]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if takes_any or len(wanted) == len(EVENTS[event]):
+        return method  # type: ignore[no-any-return]
+    return lambda **arguments: method(**{name: arguments[name] for name in wanted})
+
+
+def _check_parameters(hook_class: type, event: str) -> None:
+    parameters = list(inspect.signature(getattr(hook_class, event)).parameters.values())[1:]
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    for parameter in parameters:
+        required = parameter.default is parameter.empty and parameter.kind not in variable
+        if parameter.name not in EVENTS[event] and required:
+            offered = ", ".join(EVENTS[event]) or "no arguments"
+            raise HookError(
+                f"{hook_class.__name__}.{event} takes {parameter.name!r}, which nothing supplies; "
+                f"the event offers {offered}"
+            )
+
+
+def _one_edit_apart(name: str, event: str) -> bool:
+    """Tell whether one insertion, deletion, replacement or swap of neighbours makes `event` of `name`."""
+    while name and event and name[0] == event[0]:
+        name, event = name[1:], event[1:]
+    while name and event and name[-1] == event[-1]:
+        name, event = name[:-1], event[:-1]
+    swapped = len(name) == 2 and name == event[::-1]
+    return swapped or (len(name) <= 1 and len(event) <= 1)

@@ -1,0 +1,504 @@
+"""The main loop: epochs of streams through a model, with hooks that watch and steer."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from time import perf_counter
+from types import TracebackType
+from typing import Any, cast
+
+from emrun.batch_checks import BatchChecks
+from emrun.checkpoint import Checkpointing
+from emrun.dataset import stream_function
+from emrun.errors import ArgumentError, UsageError, did_you_mean
+from emrun.hook import EVENTS, AbstractHook, TrainingTerminated, check_monitors, listener
+from emrun.interrupts import Interrupts
+from emrun.model import AbstractModel
+from emrun.outcome import Outcome
+from emrun.randomness import preserved_randomness, seed_everything
+from emrun.run_dir import Run
+from emrun.stream import StreamWrapper
+from emrun.types import Batch, EpochData, Interval, Policy, Profile, check_choice, check_count
+
+_LOG = logging.getLogger(__name__)
+_DEFERRED = ("before_update", "after_update")  # a termination in these takes effect when the update is done
+
+StreamLike = str | StreamWrapper | Iterable[Batch]
+
+
+class MainLoop:
+    """Trains a model on a dataset's streams, epoch by epoch, until a hook or a signal ends it.
+
+    An epoch is a pass of the train stream followed by the evaluation of the extra streams. Before the first one, the
+    zeroth epoch evaluates the train stream and the extra streams. Used as a context manager, `epoch` can be called by
+    hand: hooks get `before_training` at the beginning of the block and `after_training` at its end.
+
+    Args:
+        model: any `AbstractModel`.
+        dataset: any object with methods `<name>_stream`.
+        hooks: called in this order, the model after them.
+        train_stream_name: the stream that the model learns from.
+        extra_streams: names of the streams that are evaluated after it; `{name: '5 epochs'}` for not each time.
+        buffer: how many batches of a stream a thread reads ahead; 0 for none.
+        on_empty_batch: what to do about a batch without sources or of length 0, which no model and hook gets to see:
+            `error`, `warn` or `ignore`.
+        on_empty_stream: likewise about a stream without any batch for the model.
+        on_unused_sources: likewise about sources that neither the model nor a hook reads.
+        on_incorrect_config: likewise about arguments that are none of these.
+        fixed_batch_size: batches of another length are dropped.
+        fixed_epoch_size: how many batches of the train stream make an epoch, whatever the length of a pass.
+        skip_zeroth_epoch: do not evaluate before the training.
+        run: the run directory; without one, no trace, metrics or checkpoints are written.
+        seed: the seed of streams and evaluations.
+        unknown: see `on_incorrect_config`.
+
+    Raises:
+        ArgumentError: an argument has a value that cannot be used.
+        HookError: a hook is registered already.
+    """
+
+    def __init__(
+        self,
+        model: AbstractModel,
+        dataset: Any,
+        hooks: Iterable[AbstractHook] = (),
+        train_stream_name: str = "train",
+        extra_streams: Sequence[str | Mapping[str, Any]] = (),
+        buffer: int = 0,
+        on_empty_batch: Policy = "error",
+        on_empty_stream: Policy = "error",
+        on_unused_sources: Policy = "warn",
+        on_incorrect_config: Policy = "error",
+        fixed_batch_size: int | None = None,
+        fixed_epoch_size: int | None = None,
+        skip_zeroth_epoch: bool = False,
+        run: Run | None = None,
+        seed: int = 0,
+        **unknown: Any,
+    ) -> None:
+        check_choice("on_incorrect_config", on_incorrect_config, Policy)
+        for name in unknown:
+            _refuse_unknown(name, on_incorrect_config)
+        check_choice("on_empty_stream", on_empty_stream, Policy)
+        check_count("buffer", buffer)
+        for argument, value in (("fixed_batch_size", fixed_batch_size), ("fixed_epoch_size", fixed_epoch_size)):
+            if value is not None:
+                check_count(argument, value, minimum=1)
+        self.model = model
+        self.dataset = dataset
+        self.hooks = tuple(hooks)
+        self.run = run
+        self.seed = seed
+        self.train_stream_name = train_stream_name
+        self.outcome: Outcome | None = None
+        self.training = False
+        self.evaluating = False
+        self._intervals = _read_extra_streams(extra_streams, train_stream_name)
+        self._buffer = buffer
+        self._on_empty_stream = on_empty_stream
+        self._fixed_batch_size = fixed_batch_size
+        self._fixed_epoch_size = fixed_epoch_size
+        self._skip_zeroth_epoch = skip_zeroth_epoch
+        self._epochs_done = 0
+        self._iterations_done = 0
+        self._streams: dict[tuple[str, bool], StreamWrapper] = {}
+        self._interrupts = Interrupts(self._wake_stream)
+        self._termination: TrainingTerminated | None = None
+        self._profile: Profile = {}
+        self._entered = False
+        self._checks = BatchChecks(model, self.hooks, on_empty_batch, on_unused_sources)
+        self._checkpointing = Checkpointing(run.checkpoints if run else None, model.save)
+        self._current: StreamWrapper | None = None
+        self._listeners = self._find_listeners()
+        for hook in self.hooks:
+            hook.register_mainloop(self)
+        self.notify("register_mainloop", main_loop=self)
+
+    @property
+    def training_epochs_done(self) -> int:
+        """How many training epochs are complete."""
+        return self._epochs_done
+
+    @property
+    def iterations_done(self) -> int:
+        """How many batches of training streams the model has run on."""
+        return self._iterations_done
+
+    @property
+    def fixed_epoch_size(self) -> int | None:
+        """How many batches make a training epoch, None for a pass of the train stream."""
+        return self._fixed_epoch_size
+
+    @property
+    def extra_streams(self) -> list[str]:
+        """Names of the streams that are evaluated after the train stream."""
+        return list(self._intervals)
+
+    @property
+    def batch_length(self) -> int:
+        """How many examples the current batch has."""
+        return self._checks.batch_length
+
+    def request_checkpoint(self, name: str, on_failure: Policy = "error") -> None:
+        """Ask for a checkpoint, which is saved when the event is over for all hooks; in an evaluation, do nothing.
+
+        Args:
+            name: the name it gets, such as `latest`; an older checkpoint loses it.
+            on_failure: what to do when it cannot be saved: `error`, `warn` or `ignore`.
+
+        Raises:
+            HookError: the loop has no run directory.
+        """
+        if not self.evaluating:
+            self._checkpointing.request(name, on_failure)
+
+    def start_from(self, epochs_done: int, iterations_done: int) -> None:
+        """Count on from where a model that was loaded has come to."""
+        self._epochs_done, self._iterations_done = epochs_done, iterations_done
+
+    def get_stream(self, name: str) -> StreamWrapper:
+        """Return the wrapper of a stream, made when it is first asked for.
+
+        Raises:
+            AttributeError: the dataset has no method `<name>_stream`.
+        """
+        return self._stream(name, train=name == self.train_stream_name)
+
+    def check_hooks(self) -> None:
+        """Check that what hooks read of the epoch's data is written by a hook before them, in a stream that is run.
+
+        Raises:
+            HookError: a hook monitors what is not there; the message says which to move or add.
+        """
+        check_monitors([*self.hooks, self.model], [self.train_stream_name, *self.extra_streams])
+
+    def run_training(self) -> Outcome:
+        """Train until a hook or a signal ends it.
+
+        Returns:
+            How it ended.
+
+        Raises:
+            BaseException: what made it fail, after `on_error` and `after_training` of every hook.
+        """
+        self.check_hooks()
+        for name in (self.train_stream_name, *self.extra_streams):
+            stream_function(self.dataset, name)
+        with self:
+            self._end_if_due()
+            if self._epochs_done == 0 and self._iterations_done == 0 and not self._skip_zeroth_epoch:
+                self._run_epoch([], [self._stream(self.train_stream_name, train=False), *self._due_streams(0)], 0)
+            while True:
+                train = self._stream(self.train_stream_name, train=True)
+                self._run_epoch([train], self._due_streams(self._epochs_done + 1), self._epochs_done + 1)
+        self.close()
+        return cast(Outcome, self.outcome)
+
+    def run_evaluation(self, stream_name: str) -> EpochData:
+        """Evaluate the model on one pass of a stream; hooks get all events, but cannot end it or save checkpoints.
+
+        Returns:
+            What the hooks wrote of the stream.
+
+        Raises:
+            BaseException: what made it fail, after `on_error` and `after_training` of every hook.
+        """
+        self.evaluating = True
+        epoch_data: EpochData = {}
+        try:
+            with nullcontext() if self._entered else self:
+                epoch_data = self._run_epoch([], [self._stream(stream_name, train=False)], self._epochs_done)
+        finally:
+            self.evaluating = False
+        return epoch_data
+
+    def epoch(self, train_streams: Sequence[StreamLike] = (), eval_streams: Sequence[StreamLike] = ()) -> EpochData:
+        """Run one epoch by hand, inside a `with` block of the main loop.
+
+        Args:
+            train_streams: streams to learn from, by name, as wrappers, or any iterables of batches.
+            eval_streams: streams to evaluate after them, likewise.
+
+        Returns:
+            What the hooks wrote: stream -> variable -> a number or a mapping aggregation -> number.
+
+        Raises:
+            UsageError: two streams have the same name, or the loop is not entered (a `ValueError`).
+            TrainingTerminated: a hook or a signal ends the training.
+        """
+        if not self._entered:
+            raise UsageError("an epoch runs inside `with main_loop:`, which calls before_training and after_training")
+        self._end_if_due()
+        train = [self._resolve(stream, f"unnamed_train_{i}", True) for i, stream in enumerate(train_streams)]
+        evaluated = [self._resolve(stream, f"unnamed_eval_{i}", False) for i, stream in enumerate(eval_streams)]
+        return self._run_epoch(train, evaluated, self._epochs_done + bool(train))
+
+    def notify(self, event: str, **arguments: Any) -> None:
+        """Call an event of all hooks that listen to it, then of the model; models call it for their update events.
+
+        Raises:
+            TrainingTerminated: hooks ended the training; all of them got the event.
+        """
+        ended: list[TrainingTerminated] = []
+        for call in self._listeners[event]:
+            try:
+                call(**arguments)
+            except TrainingTerminated as error:
+                ended.append(error)
+        if ended and not self.evaluating:
+            reasons = "; ".join(dict.fromkeys(error.reason for error in ended))
+            termination = ended[0] if len(ended) == 1 else TrainingTerminated(reasons)
+            if event in _DEFERRED:
+                self._termination = self._termination or termination
+            else:
+                raise termination
+
+    def listens(self, event: str) -> bool:
+        """Tell whether anything listens to an event."""
+        return bool(self._listeners[event])
+
+    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Check the outputs for the first batch of a stream; a model that updates itself calls it before.
+
+        Raises:
+            StreamError: an output has the name of a source, or a hook reads a variable that is neither.
+        """
+        self._checks.check_outputs(outputs)
+
+    def close(self) -> None:
+        """End the passes that were begun; positions are kept."""
+        for stream in self._streams.values():
+            stream.close()
+
+    def __enter__(self) -> MainLoop:
+        """Install the signal handlers and call `before_training` of the hooks."""
+        if self._entered:
+            raise UsageError("the main loop is entered already")
+        self._entered = True
+        self._termination = None
+        self.outcome = None
+        try:
+            self._interrupts.install()
+            self.notify("before_training")
+        except TrainingTerminated as error:
+            self._termination = error
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Save what is to be saved, call `after_training` of every hook and restore the signal handlers.
+
+        A `TrainingTerminated`, a signal's too, ends here.
+        """
+        try:
+            failure = self._stop(error if isinstance(error, BaseException) else None)
+        finally:
+            self._entered = self.training = False
+            self._interrupts.restore()
+        if failure is not None and failure is not error:
+            raise failure
+        return failure is None
+
+    def _stop(self, error: BaseException | None) -> BaseException | None:
+        """End the session; return what made it fail, if anything did."""
+        failure = None if isinstance(error, TrainingTerminated) else error
+        for stream in self._streams.values():
+            stream.__exit__(None, None, None)
+        if failure is None and self._iterations_done and not self.evaluating:
+            try:
+                self._checkpointing.save_latest(self._epochs_done, self._iterations_done)
+            except BaseException as saving_error:
+                failure = saving_error
+        self.outcome = Outcome.of(failure or error)
+        if failure is not None:
+            self._call_all("on_error", error=failure)
+        hook_error = self._call_all("after_training", success=failure is None)
+        if failure is None and hook_error is not None:
+            failure = hook_error
+            self.outcome = Outcome.of(failure)
+        if self.run is not None:
+            self.run.end(self.outcome.status, self.outcome.exit_status, self.outcome.reason, self._iterations_done)
+        return failure
+
+    def _call_all(self, event: str, **arguments: Any) -> BaseException | None:
+        """Call an event of everyone, whatever the others do; return the first error, log the others."""
+        first: BaseException | None = None
+        for call in self._listeners[event]:
+            try:
+                call(**arguments)
+            except TrainingTerminated:
+                _LOG.debug("a termination in %s has no effect", event)
+            except BaseException as error:
+                if first is not None or event == "on_error":
+                    _LOG.exception("a hook failed in %s", event)
+                first = first or error
+        return first if event != "on_error" else None
+
+    def _run_epoch(self, train: list[StreamWrapper], evaluated: list[StreamWrapper], epoch_id: int) -> EpochData:
+        streams = [*train, *evaluated]
+        names = [stream.name for stream in streams]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"two streams of the epoch are named {name!r}")
+        began = perf_counter()
+        self._profile = {}
+        epoch_data: EpochData = {name: {} for name in names}
+        self.notify("before_epoch", epoch_id=epoch_id)
+        for stream in train:
+            self._run_stream(stream, train=True)
+        for stream in evaluated:
+            with preserved_randomness():
+                seed_everything(self.seed, "evaluation", stream.name)
+                self._run_stream(stream, train=False)
+        if train:
+            self._epochs_done += 1
+        hooks_began = perf_counter()
+        ended: TrainingTerminated | None = None
+        try:
+            self.notify("after_epoch", epoch_id=epoch_id, epoch_data=epoch_data)
+        except TrainingTerminated as error:
+            ended = error
+        self._profile["after_epoch_hooks"] = array("d", [perf_counter() - hooks_began])
+        try:
+            self.notify("after_epoch_profile", epoch_id=epoch_id, profile=self._profile, streams=names)
+        except TrainingTerminated as error:
+            ended = ended or error
+        if self.run is not None:
+            self.run.record_epoch(epoch_id, self._iterations_done, perf_counter() - began, epoch_data)
+        self._checkpointing.save_requested(self._epochs_done, self._iterations_done)
+        if ended is not None:
+            raise ended
+        self._end_if_due()
+        return epoch_data
+
+    def _run_stream(self, stream: StreamWrapper, *, train: bool) -> None:
+        """Run the model on the batches of one epoch of a stream. Every line in the loop is paid for with each batch."""
+        name = stream.name
+        seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
+        hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
+        stream.profile = self._profile
+        checks, interrupts, checkpointing = self._checks, self._interrupts, self._checkpointing
+        run, clock = self.model.run, perf_counter
+        check_batch, fixed_batch_size = checks.begin(name), self._fixed_batch_size
+        announce = partial(self.notify, "before_batch") if self._listeners["before_batch"] else None
+        report = partial(self.notify, "after_batch") if self._listeners["after_batch"] else None
+        batches_run = 0
+        self.training = train
+        self._current = stream.__enter__()  # a train stream reads ahead during the evaluations too, see `_stop`
+        try:
+            for batch in stream:
+                length = check_batch(batch)
+                if length == 0:
+                    continue
+                if fixed_batch_size is not None and length != fixed_batch_size:
+                    _LOG.debug("stream %r: dropped a batch of %d examples: %s", name, length, ", ".join(batch))
+                    continue
+                if announce is not None:
+                    announce(stream_name=name, batch=batch)
+                began = clock()
+                outputs = run(batch, train, name)
+                seconds.append(clock() - began)
+                if batches_run == 0:
+                    checks.check_outputs(outputs)
+                batches_run += 1
+                if train:
+                    self._iterations_done += 1
+                if report is not None:
+                    began = clock()
+                    report(stream_name=name, batch_data={**batch, **outputs})
+                    hook_seconds.append(clock() - began)
+                if interrupts.signal is not None or self._termination is not None:
+                    break
+                if checkpointing.requested:
+                    checkpointing.save_requested(self._epochs_done, self._iterations_done)
+        finally:
+            self.training = False
+            self._current = None
+            if not train:
+                stream.__exit__(None, None, None)
+        self._end_if_due()
+        if batches_run == 0:
+            checks.report_empty_stream(name, self._on_empty_stream)
+        self.notify("after_stream", stream_name=name)
+
+    def _end_if_due(self) -> None:
+        """Raise what ends the training: a signal, or a termination that waited for the end of an update."""
+        self._interrupts.raise_if_any()
+        if self._termination is not None and not self.evaluating:
+            raise self._termination
+
+    def _stream(self, name: str, *, train: bool) -> StreamWrapper:
+        key = (name, train)
+        if key not in self._streams:
+            cut = self._fixed_epoch_size if name == self.train_stream_name else None
+            self._streams[key] = self._wrap(stream_function(self.dataset, name), name, train, cut or -1)
+        return self._streams[key]
+
+    def _wrap(self, function: Callable[..., Any], name: str, train: bool, epoch_size: int = -1) -> StreamWrapper:
+        return StreamWrapper(
+            function,
+            self._buffer,
+            epoch_size,
+            name,
+            seed=self.seed,
+            training=train,
+            interrupted=lambda: self._interrupts.signal is not None,
+        )
+
+    def _resolve(self, stream: StreamLike, unnamed: str, train: bool) -> StreamWrapper:
+        if isinstance(stream, str):
+            return self._stream(stream, train=train)
+        if isinstance(stream, StreamWrapper):
+            return stream
+        return self._wrap(lambda: stream, unnamed, train)
+
+    def _due_streams(self, epoch_id: int) -> list[StreamWrapper]:
+        """Return the extra streams that are evaluated in an epoch."""
+        due = [name for name, interval in self._intervals.items() if interval is None or epoch_id % interval == 0]
+        return [self._stream(name, train=False) for name in due]
+
+    def _find_listeners(self) -> dict[str, list[Callable[..., Any]]]:
+        """Return what to call at each event: the hooks that override it, in order, then the model."""
+        listeners = {}
+        for event in EVENTS:
+            hooks = [] if event == "register_mainloop" else [listener(hook, event) for hook in self.hooks]
+            found = [*hooks, listener(self.model, event, AbstractModel)]
+            listeners[event] = [call for call in found if call is not None]
+        return listeners
+
+    def _wake_stream(self) -> None:
+        if self._current is not None:
+            self._current.wake()
+
+
+def _read_extra_streams(entries: Sequence[str | Mapping[str, Any]], train_stream_name: str) -> dict[str, int | None]:
+    """Return name -> every how many epochs, None for every one."""
+    if isinstance(entries, str) or not isinstance(entries, Sequence):
+        raise ArgumentError("extra_streams", f"{entries!r} is no list of streams")
+    intervals: dict[str, int | None] = {}
+    for entry in entries:
+        pairs = list(entry.items()) if isinstance(entry, Mapping) else [(entry, None)]
+        if len(pairs) != 1 or not isinstance(pairs[0][0], str):
+            raise ArgumentError("extra_streams", f"{entry!r} is no stream; write a name, or `name: 5 epochs`")
+        name, interval = pairs[0]
+        if name in intervals or name == train_stream_name:
+            raise ArgumentError("extra_streams", f"stream {name!r} is evaluated already")
+        intervals[name] = None if interval is None else int(Interval.parse("extra_streams", interval).count)
+    return intervals
+
+
+def _refuse_unknown(name: str, policy: Policy) -> None:
+    known = [each for each in MainLoop.__init__.__annotations__ if each not in ("unknown", "return")]
+    message = f"unknown argument of the main loop{did_you_mean(name, known)}"
+    if policy == "error":
+        raise ArgumentError(name, message)
+    if policy == "warn":
+        _LOG.warning("%s: %s", name, message)

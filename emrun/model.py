@@ -1,0 +1,52 @@
+"""The contract of models: what the main loop needs to train and evaluate with any backend."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from emrun.types import Batch
+
+
+class AbstractModel(ABC):
+    """Base of all models. `TorchModel` is the one that nearly everybody uses.
+
+    A model may define the events of hooks too (`emrun.hook.EVENTS`); each is called after the hooks'.
+    """
+
+    optional_input_names: Sequence[str] = ()
+    """Sources that the model uses when a batch has them."""
+
+    @property
+    @abstractmethod
+    def input_names(self) -> Sequence[str]:
+        """Names of the sources that every batch must have."""
+
+    @property
+    @abstractmethod
+    def output_names(self) -> Sequence[str]:
+        """Names of what `run` returns, as far as they are known before the first batch."""
+
+    @abstractmethod
+    def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
+        """Run the model on a batch and, when `train` is true, update it.
+
+        Args:
+            batch: source name -> values; all sources have the same length.
+            train: whether the model is to learn from this batch.
+            stream: the name of the stream that the batch comes from.
+
+        Returns:
+            Output name -> value: a sequence or tensor with an entry an example, or a scalar that stands for the whole
+            batch. No output has the name of a source.
+        """
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write the weights into an existing, empty directory."""
+
+    @abstractmethod
+    def load(self, directory: Path) -> None:
+        """Read the weights that `save` wrote."""

@@ -1,0 +1,126 @@
+"""Optimizer and scheduler of a `TorchModel`, from their forms in a config."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from emrun.errors import ArgumentError, listed
+from emrun.types import EpochData
+
+
+def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.optim.Optimizer:
+    """Build the optimizer of a module's parameters.
+
+    Args:
+        module: what is trained.
+        form: called with the parameters; its option `groups` is a list of `{match: REGEX, ...}`.
+
+    Raises:
+        ArgumentError: a group matches nothing, a parameter matches two, or the module has no parameters.
+    """
+    groups = getattr(form, "options", {}).get("groups") or []
+    if not isinstance(groups, list) or not all(
+        isinstance(g, Mapping) and isinstance(g.get("match"), str) for g in groups
+    ):
+        raise ArgumentError("optimizer", f"groups: {groups!r} is no list of mappings {{match: REGEX, argument: value}}")
+    parameters = dict(module.named_parameters())
+    if not parameters:
+        raise ArgumentError("optimizer", f"module {type(module).__name__} has no parameters to train")
+    if not groups:
+        optimizer = form(list(parameters.values()))
+    else:
+        owners: dict[str, list[str]] = {name: _matching(name, groups) for name in parameters}
+        for name, matches in owners.items():
+            if len(matches) > 1:
+                raise ArgumentError("optimizer", f"groups: parameter {name!r} matches {' and '.join(matches)}")
+        rest = [parameters[name] for name, matches in owners.items() if not matches]
+        param_groups: list[dict[str, Any]] = [{"params": rest}] if rest else []
+        for group in groups:
+            members = [parameters[name] for name, matches in owners.items() if matches == [group["match"]]]
+            if not members:
+                message = f"groups: {group['match']!r} matches none of the parameters {listed(list(parameters)[:20])}"
+                raise ArgumentError("optimizer", message)
+            param_groups.append({"params": members, **{k: v for k, v in group.items() if k != "match"}})
+        optimizer = form(param_groups)
+        unknown = [k for group in groups for k in group if k != "match" and k not in optimizer.defaults]
+        if unknown:
+            allowed = listed(sorted(optimizer.defaults))
+            raise ArgumentError("optimizer", f"groups: unknown argument {unknown[0]!r}; allowed: {allowed}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError("optimizer", f"{type(optimizer).__name__} is no torch.optim.Optimizer")
+    return optimizer
+
+
+def _matching(name: str, groups: list[Mapping[str, Any]]) -> list[str]:
+    try:
+        return [group["match"] for group in groups if re.search(group["match"], name)]
+    except re.error as error:
+        raise ArgumentError("optimizer", f"groups: {error.pattern!r} is no regular expression: {error}") from error
+
+
+class Scheduler:
+    """A learning rate scheduler and when it steps.
+
+    Args:
+        scheduler: one of torch's.
+        on_update: step after each update instead of after each epoch.
+        metric: the address `stream/variable/aggregation` of the statistic that it gets.
+    """
+
+    def __init__(self, scheduler: Any, on_update: bool, metric: str | None) -> None:
+        self.scheduler = scheduler
+        self.on_update = on_update
+        self.metric = metric
+
+    def step(self, epoch_data: EpochData | None) -> None:
+        """Step; with a metric, the epoch's data must have it.
+
+        Raises:
+            ArgumentError: they do not.
+        """
+        if self.metric is None:
+            self.scheduler.step()
+            return
+        value: Any = epoch_data
+        for part in self.metric.split("/"):
+            if not isinstance(value, Mapping) or part not in value:
+                there = listed(list(value)) if isinstance(value, Mapping) else "a number"
+                raise ArgumentError(
+                    "scheduler", f"metric {self.metric!r}: no {part!r} there, but {there}; see ComputeStats"
+                )
+            value = value[part]
+        self.scheduler.step(value)
+
+
+def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[..., Any]) -> Scheduler:
+    """Build the scheduler of an optimizer.
+
+    Args:
+        optimizer: whose learning rates it sets.
+        form: called with the optimizer; its options are `step_on` (`epoch` or `update`) and `metric`.
+
+    Raises:
+        ArgumentError: an option cannot be used, or the scheduler needs a metric.
+    """
+    options: Mapping[str, Any] = getattr(form, "options", {})
+    step_on, metric = options.get("step_on", "epoch"), options.get("metric")
+    if optimizer is None:
+        raise ArgumentError("scheduler", "there is no optimizer whose learning rate it could set")
+    if step_on not in ("epoch", "update"):
+        raise ArgumentError("scheduler", f"step_on: {step_on!r} is neither epoch nor update")
+    if metric is not None and (not isinstance(metric, str) or not 1 <= metric.count("/") <= 2):
+        raise ArgumentError("scheduler", f"metric: {metric!r} is no address stream/variable/aggregation")
+    if metric is not None and step_on == "update":
+        raise ArgumentError("scheduler", "metric: statistics are there after an epoch; remove `step_on: update`")
+    scheduler = form(optimizer)
+    needs_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    if needs_metric and metric is None:
+        raise ArgumentError("scheduler", "ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean")
+    if metric is not None and not needs_metric and "metrics" not in inspect.signature(scheduler.step).parameters:
+        raise ArgumentError("scheduler", f"{type(scheduler).__name__} takes no metric")
+    return Scheduler(scheduler, step_on == "update", metric)

@@ -1,0 +1,42 @@
+"""How a training ended."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from emrun.errors import exit_status
+from emrun.hook import TrainingTerminated
+from emrun.interrupts import Interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a training ended, and why.
+
+    Args:
+        status: `finished`, `interrupted` or `failed`.
+        reason: why, in one line; None for an evaluation or a block that came to its end.
+        exit_status: what the command line ends with.
+        signal_number: the number of the signal that interrupted it.
+    """
+
+    status: str
+    reason: str | None
+    exit_status: int
+    signal_number: int | None = None
+
+    @classmethod
+    def of(cls, error: BaseException | None) -> Outcome:
+        """Return the outcome of a training that ended with this error, or None."""
+        if error is None:
+            return cls("finished", None, 0)
+        if isinstance(error, Interrupted):
+            return cls("interrupted", error.reason, 128 + error.signal, error.signal)
+        if isinstance(error, TrainingTerminated):
+            return cls("finished", error.reason, 0)
+        if isinstance(error, KeyboardInterrupt):
+            return cls("interrupted", "interrupted by SIGINT", 128 + signal.SIGINT, signal.SIGINT)
+        name = "" if hasattr(error, "exit_status") else f"{type(error).__name__}: "
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        return cls("failed", f"{name}{first_line}", exit_status(error))

@@ -1,0 +1,280 @@
+"""The run directory: one folder that holds all that a training produces, and tells how it went."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import logging
+import math
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+import emrun
+from emrun.errors import UsageError
+from emrun.files import append_line, safe_component, storing, write_atomically
+from emrun.types import EpochData
+
+CONFIG, TRACE, METRICS, LOG, CHECKPOINTS = "config.yaml", "trace.yaml", "metrics.jsonl", "train.log", "checkpoints"
+_LOG_FORMAT = "%(asctime)s.%(msecs)03d: %(levelname)-8s@%(module)-12s: %(message)s"
+_FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
+_DEFAULT_FORMAT = "{name}_{timestamp}"
+
+Clock = Callable[[], datetime]
+
+
+def local_time() -> datetime:
+    """Return the time, with the offset of the local time zone."""
+    return datetime.now().astimezone()
+
+
+class Run:
+    """A run directory that this process writes.
+
+    Args:
+        directory: an existing directory.
+        seed: the seed of the run, for the trace.
+        command: the command that started it, for the trace.
+        clock: tells the time.
+    """
+
+    def __init__(
+        self, directory: Path, *, seed: int | None = None, command: Sequence[str] = (), clock: Clock = local_time
+    ) -> None:
+        self.directory = directory
+        self.metrics: list[dict[str, Any]] = []
+        self._clock = clock
+        self._trace: dict[str, Any] = {
+            "train_begin": None,
+            "train_end": None,
+            "epochs_done": 0,
+            "iterations_done": 0,
+            "exit_status": None,
+            "status": "running",
+            "reason": None,
+            "seed": seed,
+            "emrun": emrun.__version__,
+            "torch": metadata.version("torch"),
+            "python": platform.python_version(),
+            "command": list(command),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "git_commit": _git_commit(),
+        }
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of the run's checkpoints."""
+        return self.directory / CHECKPOINTS
+
+    @property
+    def status(self) -> str:
+        """What the trace says: running, finished, interrupted or failed."""
+        return str(self._trace["status"])
+
+    def begin(self) -> None:
+        """Write into the trace that the training begins."""
+        self._trace["train_begin"] = self._clock().isoformat(timespec="seconds")
+        self._write_trace()
+
+    def record_epoch(self, epoch: int, iteration: int, seconds: float, epoch_data: EpochData) -> None:
+        """Append an epoch to `metrics.jsonl` and write its counters into the trace.
+
+        Args:
+            epoch: training epochs done; 0 for the zeroth.
+            iteration: batches of the train stream run.
+            seconds: how long the epoch took.
+            epoch_data: numbers, or mappings of numbers; whatever else hooks left there is not written.
+        """
+        streams = {stream: _numbers(variables) for stream, variables in epoch_data.items()}
+        line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
+        append_line(self.directory / METRICS, json.dumps(line, allow_nan=False))
+        self.metrics.append(line)
+        self._trace.update(epochs_done=epoch, iterations_done=iteration)
+        self._write_trace()
+
+    def end(self, status: str, exit_status: int, reason: str | None, iteration: int | None = None) -> None:
+        """Write into the trace how the run ended; the first end counts.
+
+        Args:
+            status: finished, interrupted or failed.
+            exit_status: what the command ends with.
+            reason: why, in one line.
+            iteration: batches of the train stream run.
+        """
+        if self._trace["train_end"] is not None:
+            return
+        self._trace.update(
+            train_end=self._clock().isoformat(timespec="seconds"),
+            status=status,
+            exit_status=exit_status,
+            reason=reason,
+        )
+        if iteration is not None:
+            self._trace["iterations_done"] = iteration
+        self._write_trace()
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        """Write the log of the block, from every module, into `train.log`."""
+        root = logging.getLogger()
+        with storing(self.directory / LOG, "write"):
+            handler = logging.FileHandler(self.directory / LOG, encoding="utf-8")
+        handler.setFormatter(logging.Formatter(_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
+        level = root.level
+        root.addHandler(handler)
+        if root.getEffectiveLevel() > logging.INFO:
+            root.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            root.removeHandler(handler)
+            root.setLevel(level)
+            handler.close()
+
+    def remove(self) -> None:
+        """Delete the directory."""
+        with storing(self.directory, "delete"):
+            shutil.rmtree(self.directory)
+
+    def _write_trace(self) -> None:
+        yaml = YAML(typ="safe", pure=True)
+        yaml.default_flow_style = False
+        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+        text = io.StringIO()
+        yaml.dump(self._trace, text)
+        write_atomically(self.directory / TRACE, text.getvalue())
+
+
+def create_run(
+    config_text: str,
+    name: str,
+    *,
+    output_root: Path,
+    output_dir: Path | None,
+    seed: int,
+    command: Sequence[str] = (),
+    clock: Clock = local_time,
+) -> Run:
+    """Make a new run directory and write its config.
+
+    Args:
+        config_text: the content of its `config.yaml`.
+        name: the name of the run, part of the directory's.
+        output_root: the directory in which it is made, named `{name}_{timestamp}`, with a number when that is taken;
+            the environment variable EMRUN_OUTPUT_DIR_FORMAT changes the name.
+        output_dir: a path of its own instead; it may exist, but must not hold a run.
+        seed: see `Run`, likewise the others.
+        command: see `Run`.
+        clock: see `Run`.
+
+    Raises:
+        UsageError: the directory holds a run, or the format of its name cannot be used.
+        StorageError: it cannot be made.
+    """
+    directory = output_dir or output_root / _directory_name(name, clock)
+    with storing(directory, "create"):
+        if output_dir is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+        else:
+            others = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
+            directory = _make_free(itertools.chain((directory,), others))
+    occupied = UsageError(f"{directory} holds a run already; choose another --output-dir")
+    if holds_run(directory):
+        raise occupied
+    with storing(directory, "write in"):
+        try:
+            with (directory / CONFIG).open("x", encoding="utf-8") as file:
+                file.write(config_text)
+        except FileExistsError:  # of two runs that start here at the same time, one wins
+            raise occupied from None
+    run = Run(directory, seed=seed, command=command, clock=clock)
+    run.begin()
+    return run
+
+
+def create_evaluation(
+    run_directory: Path, stream: str, config_text: str, command: Sequence[str] = (), clock: Clock = local_time
+) -> Run:
+    """Make the directory `eval/<stream>-<n>` of a run for the results of an evaluation.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    root = run_directory / "eval"
+    with storing(root, "create"):
+        root.mkdir(exist_ok=True)
+        stem = safe_component("stream", stream)
+        directory = _make_free(root / f"{stem}-{number}" for number in itertools.count(1))
+    write_atomically(directory / CONFIG, config_text)
+    run = Run(directory, command=command, clock=clock)
+    run.begin()
+    return run
+
+
+def holds_run(directory: Path) -> bool:
+    """Tell whether a directory is that of a run."""
+    return (directory / CONFIG).exists() or (directory / TRACE).exists()
+
+
+def _make_free(candidates: Iterable[Path]) -> Path:
+    """Make the first of these directories that does not exist."""
+    for place in candidates:
+        try:
+            place.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return place
+    raise AssertionError("candidates never end")
+
+
+def _directory_name(name: str, clock: Clock) -> str:
+    pattern = os.environ.get(_FORMAT_VARIABLE, _DEFAULT_FORMAT)
+    fields = {"name": safe_component("name", name), "timestamp": clock().strftime("%Y%m%d-%H%M%S")}
+    try:
+        return safe_component(_FORMAT_VARIABLE, pattern.format(**fields))
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"{_FORMAT_VARIABLE}={pattern!r} cannot be used; its fields are {{name}}, {{timestamp}}"
+        ) from error
+
+
+def _numbers(value: Any) -> Any:
+    """Return numbers as JSON has them: what is not finite as a string, what is no number left out."""
+    if isinstance(value, Mapping):
+        entries = {str(key): _numbers(entry) for key, entry in value.items()}
+        return {key: entry for key, entry in entries.items() if entry is not None}
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a tensor's or an array's only number
+        value = value.item()
+    if isinstance(value, bool | int):
+        return int(value)
+    if isinstance(value, float):
+        return (
+            value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        )
+    return None
+
+
+def _git_commit() -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

@@ -1,0 +1,135 @@
+"""What a stream function gets to know about the pass it is called for: its number, its randomness, its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from emrun.errors import StreamError
+from emrun.randomness import derived_seed
+
+if TYPE_CHECKING:
+    import torch
+
+
+class StreamContext:
+    """One pass over a stream.
+
+    Everything random in it is a pure function of (seed, stream, kind of the pass, number of the pass), so that the
+    order of the data depends neither on read-ahead nor on what else draws random numbers.
+
+    Args:
+        stream_name: the name of the stream.
+        seed: the seed of the run.
+        epoch: the number of this pass: training passes count from 1, evaluation passes are 0.
+        start: how many batches of the pass to leave out; only `batches` can do so without making them.
+    """
+
+    def __init__(self, stream_name: str, *, seed: int, epoch: int = 0, start: int = 0) -> None:
+        self.stream_name = stream_name
+        self.epoch = epoch
+        self.start = start
+        self._key = (seed, stream_name, "train" if epoch else "eval", epoch)
+        self._rng: np.random.Generator | None = None
+        self._torch_generator: torch.Generator | None = None
+        self._orders = 0
+        self._handed_out: int | None = None
+        self._yielded = start
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """NumPy's generator of this pass, inside `batches` of the batch: one object, reseeded in place."""
+        if self._rng is None:
+            self._rng = np.random.Generator(np.random.PCG64())
+            self._reseed()
+        return self._rng
+
+    @property
+    def torch_generator(self) -> torch.Generator:
+        """Torch's generator of this pass, inside `batches` of the batch: one object, reseeded in place."""
+        if self._torch_generator is None:
+            import torch
+
+            self._torch_generator = torch.Generator()
+            self._reseed()
+        return self._torch_generator
+
+    def rng_for(self, index: int) -> np.random.Generator:
+        """Return a NumPy generator for the example `index` of the data, whichever batch it is in."""
+        return np.random.Generator(np.random.PCG64(derived_seed(*self._key, "example", int(index))))
+
+    def batches(
+        self, n: int, batch_size: int, shuffle: bool = False, drop_last: bool = False
+    ) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+        """Yield the row indices of each batch, int64 of shape (batch_size,), the last one shorter.
+
+        The caller yields exactly one batch for each set of rows. A second call within the pass goes on counting.
+
+        Args:
+            n: the number of examples.
+            batch_size: how many of them make a batch.
+            shuffle: in an order that is a pure function of (seed, stream, pass), instead of from 0 to n - 1.
+            drop_last: leave a last, shorter batch out.
+
+        Raises:
+            StreamError: the numbers make no sense, or the stream did not yield once for the last set of rows.
+        """
+        if n < 0 or batch_size < 1:
+            raise StreamError(f"stream {self.stream_name!r}: ctx.batches(n={n}, batch_size={batch_size}) has no sense")
+        self._orders += 1
+        if self._handed_out is None:
+            if self._yielded != self.start:
+                raise self._miscounted()
+            self._handed_out = 0
+        order = np.arange(n, dtype=np.int64)
+        if shuffle:
+            order = np.random.Generator(np.random.PCG64(derived_seed(*self._key, "order", self._orders))).permutation(n)
+        stop = n - n % batch_size if drop_last else n
+        skipped = min(max(self.start - self._handed_out, 0), -(-stop // batch_size))
+        self._handed_out += skipped
+        for first in range(skipped * batch_size, stop, batch_size):
+            if self._handed_out != self._yielded:
+                raise self._miscounted()
+            self._handed_out += 1
+            if self._rng is not None or self._torch_generator is not None:
+                self._reseed()
+            yield order[first : min(first + batch_size, stop)]
+
+    @property
+    def skips(self) -> bool:
+        """Whether the pass was begun by `batches`, which leaves out the first `start` batches by itself."""
+        return self._handed_out is not None
+
+    def count_yield(self) -> None:
+        """Take note that the stream yielded a batch.
+
+        Raises:
+            StreamError: it yielded more than one batch for a set of rows.
+        """
+        self._yielded += 1
+        if self._handed_out is not None and self._yielded > max(self._handed_out, self.start):
+            raise self._miscounted()
+
+    def finish(self) -> None:
+        """Take note that the stream came to its end.
+
+        Raises:
+            StreamError: it did not yield a batch for the last set of rows.
+        """
+        if self._handed_out is not None and self._yielded != max(self._handed_out, self.start):
+            raise self._miscounted()
+
+    def _reseed(self) -> None:
+        seed = derived_seed(*self._key, "batch", self._handed_out or 0)
+        if self._rng is not None:
+            self._rng.bit_generator.state = np.random.PCG64(seed).state
+        if self._torch_generator is not None:
+            self._torch_generator.manual_seed(seed % 2**63)
+
+    def _miscounted(self) -> StreamError:
+        return StreamError(
+            f"stream {self.stream_name!r} does not yield exactly one batch for each set of rows of ctx.batches; "
+            "a stream that filters, packs or reorders draws its own rows with ctx.rng instead"
+        )

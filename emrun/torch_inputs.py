@@ -1,0 +1,134 @@
+"""From the sources of a batch to the tensors that a module's forward is called with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
+from emrun.types import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class InputNames:
+    """Which sources a module's forward gets, and how.
+
+    Args:
+        required: source -> parameter of forward, None when it is passed by position.
+        optional: likewise, passed when a batch has it.
+    """
+
+    required: dict[str, str | None]
+    optional: dict[str, str | None]
+
+    @classmethod
+    def read(cls, module: torch.nn.Module, inputs: Sequence[str] | Mapping[str, str] | None) -> InputNames:
+        """Read the form of `inputs`.
+
+        Raises:
+            ArgumentError: it does not fit the signature of forward.
+        """
+        parameters = inspect.signature(module.forward).parameters
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        named = {name: p for name, p in parameters.items() if p.kind not in variable}
+        takes_any = len(named) < len(parameters)
+        kind = type(module).__name__
+        if inputs is None:
+            if takes_any:
+                raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources it gets")
+            required = {name: name for name, p in named.items() if p.default is p.empty}
+            return cls(dict(required), {name: name for name in named if name not in required})
+        if isinstance(inputs, Mapping):
+            unknown = [name for name in inputs if name not in named]
+            if unknown and not takes_any:
+                hint = did_you_mean(str(unknown[0]), named)
+                message = f"{kind}.forward has no parameter {unknown[0]!r}{hint}; it has {listed(list(named))}"
+                raise ArgumentError("inputs", message)
+            return cls({source: parameter for parameter, source in inputs.items()}, {})
+        if isinstance(inputs, str) or not all(isinstance(name, str) for name in inputs):
+            raise ArgumentError("inputs", f"{inputs!r} is neither a list of sources nor a mapping parameter: source")
+        if inputs and all(name in named for name in inputs):
+            return cls({name: name for name in inputs}, {})
+        if len(inputs) > len(named) and not takes_any:
+            raise ArgumentError("inputs", f"{kind}.forward takes {len(named)} arguments, not {len(inputs)}")
+        return cls(dict.fromkeys(inputs), {})
+
+
+class Inputs:
+    """Turns batches into tensors on a device, and calls a module with them.
+
+    Args:
+        module: floating point sources get the dtype of its first floating point parameter or buffer.
+        names: the sources of forward.
+        others: sources that something else needs, and names that may be sources.
+        device: where the tensors go.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        names: InputNames,
+        others: tuple[Sequence[str], Sequence[str]],
+        device: torch.device,
+    ) -> None:
+        self.required = list(dict.fromkeys((*names.required, *others[0])))
+        self.optional = [n for n in dict.fromkeys((*names.optional, *others[1])) if n not in self.required]
+        self._device = device
+        tensors = [*module.parameters(), *module.buffers()]
+        self._dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
+        self._wanted = (self._dtype, torch.int64, torch.bool)
+        self._positional = [source for source, parameter in names.required.items() if parameter is None]
+        self._named = [(source, parameter) for source, parameter in names.required.items() if parameter is not None]
+        self._maybe = [(source, parameter) for source, parameter in names.optional.items() if parameter is not None]
+
+    def tensors(self, batch: Batch) -> dict[str, Tensor]:
+        """Return source -> tensor on the device, for the sources that are needed.
+
+        Raises:
+            StreamError: a source cannot become a tensor.
+        """
+        wanted, device = self._wanted, self._device
+        tensors = {}
+        names = self.required
+        if self.optional:
+            names = [*names, *(name for name in self.optional if name in batch)]
+        for name in names:
+            value = batch[name]
+            if value.__class__ is Tensor and value.dtype in wanted and value.device == device:
+                tensors[name] = value
+            else:
+                tensors[name] = self._convert(name, value)
+        return tensors
+
+    def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> Any:
+        """Call the module's forward with its sources."""
+        keywords = {parameter: tensors[source] for source, parameter in self._named}
+        for source, parameter in self._maybe:
+            if source in tensors:
+                keywords[parameter] = tensors[source]
+        return module(*[tensors[source] for source in self._positional], **keywords)
+
+    def _convert(self, name: str, value: Any) -> Tensor:
+        try:
+            if isinstance(value, np.ndarray) and (not value.flags.writeable or any(s < 0 for s in value.strides)):
+                value = value.copy()  # torch shares memory with arrays; it cannot with these
+            elif isinstance(value, list | tuple) and value and isinstance(value[0], np.ndarray | Tensor):
+                value = torch.stack([torch.as_tensor(each) for each in value])
+            tensor = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            message = f"source {name!r} cannot become a tensor: {reason}; the dataset must give numbers of equal shape"
+            raise StreamError(message) from error
+        if tensor.is_floating_point():
+            dtype = self._dtype
+        elif tensor.dtype is torch.bool or tensor.is_complex():
+            dtype = tensor.dtype
+        else:
+            dtype = torch.int64
+        return tensor.to(device=self._device, dtype=dtype)

@@ -1,0 +1,383 @@
+"""TorchModel: trains and evaluates any `torch.nn.Module`, whose inputs, outputs, loss and metrics a config names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from torch import Tensor
+
+from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
+from emrun.model import AbstractModel
+from emrun.optimization import build_optimizer, build_scheduler
+from emrun.torch_inputs import InputNames, Inputs
+from emrun.torch_weights import load_weights, save_weights
+from emrun.types import Batch, EpochData, Factory, Form
+
+if TYPE_CHECKING:
+    from emrun.main_loop import MainLoop
+
+LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
+MetricForm = Annotated[Factory, Form(keys=("inputs",))]
+OptimizerForm = Annotated[Factory, Form(keys=("groups",), package="torch.optim", supplied=1)]
+SchedulerForm = Annotated[Factory, Form(keys=("step_on", "metric"), package="torch.optim.lr_scheduler", supplied=1)]
+
+_NO_OPTIMIZER = ArgumentError("optimizer", "a model that is trained needs one, e.g. {class: AdamW, lr: 1.0e-3}")
+
+
+class TorchModel(AbstractModel):
+    """Trains and evaluates a `torch.nn.Module`.
+
+        model:
+          module: {class: my_models.ConvNet, channels: 32}
+          inputs: [image]
+          outputs: [logits]
+          loss: {class: torch.nn.CrossEntropyLoss, inputs: [logits, label]}
+          metrics:
+            accuracy: {import: emrun.metrics.accuracy, inputs: [logits, label]}
+          optimizer: {class: AdamW, lr: 1.0e-3}
+          scheduler: {class: CosineAnnealingLR, T_max: 20}
+
+    Inputs become tensors on the model's device: floating point in the module's dtype, integers int64, booleans bool.
+    Outputs are detached and stay on the device; nothing is copied to the host or synchronised.
+
+    The loss that is minimised is the mean over the examples of the batch. An output `example_weight` of shape (B,)
+    weights them, e.g. with token counts.
+
+    Args:
+        module: its `forward` returns a mapping of outputs, or values that `outputs` names.
+        inputs: the sources that `forward` gets. A list is passed by name when all its names are parameters of
+            `forward`, else by position; a mapping `{parameter: source}` by name. Default: the parameters of `forward`;
+            those with a default value are passed when a batch has them.
+        outputs: the names of what `forward` returns, one value or as many as the tuple has; of a mapping, the keys
+            that are kept, by default all.
+        loss: an object or function called with `inputs`, named outputs and sources; its result is the output `loss`,
+            a scalar or of shape (B, ...). Several by name: `{NAME: {class, inputs, scale}}`, each an output, whose
+            scaled sum is `loss`. Default: `forward` returns an output `loss`.
+        metrics: name -> an object or function called with `inputs`, without gradients; its result is an output.
+        optimizer: a class from torch.optim or a dotted path, and its arguments. `groups: [{match: REGEX, lr: 0.01}]`
+            gives the parameters whose names the regular expression matches (`re.search`) arguments of their own; what
+            matches no group gets the defaults. Without an optimizer the model can only be evaluated.
+        scheduler: a class from torch.optim.lr_scheduler or a dotted path, and its arguments. It steps after each
+            training epoch, or, with `step_on: update`, after each update. `metric: valid/loss/mean` hands it that
+            statistic of the epoch.
+        device: `auto` takes CUDA or MPS when there is one, else the CPU; or any torch device.
+
+    Raises:
+        ArgumentError: an argument does not fit the module.
+        StreamError: a batch does not fit, found before any update.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        inputs: Sequence[str] | Mapping[str, str] | None = None,
+        outputs: Sequence[str] | None = None,
+        loss: LossForm | Mapping[str, LossForm] | None = None,
+        metrics: Mapping[str, MetricForm] | None = None,
+        optimizer: OptimizerForm | None = None,
+        scheduler: SchedulerForm | None = None,
+        device: str = "auto",
+    ) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise ArgumentError(
+                "module", f"{type(module).__name__} is no torch.nn.Module; write module: {{class: ...}}"
+            )
+        self.device = _find_device(device)
+        self.module = module.to(self.device)
+        self._outputs = _check_outputs(outputs)
+        self._sums_terms = not callable(loss) and bool(loss)
+        self._terms = _calculations("loss", loss, self.device)
+        self._metrics = _calculations("metrics", metrics, self.device)
+        self._inputs = Inputs(module, InputNames.read(module, inputs), self._calculation_sources(), self.device)
+        self.optimizer = build_optimizer(module, optimizer) if optimizer is not None else None
+        self.scheduler = build_scheduler(self.optimizer, scheduler) if scheduler is not None else None
+        self._main_loop: MainLoop | None = None
+        self._notify_before: Callable[..., None] | None = None
+        self._notify_after: Callable[..., None] | None = None
+        self._checked: set[str] = set()
+        self._check_pending = False
+        self._trained = False
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """Names of the sources that every batch must have."""
+        return self._inputs.required
+
+    @property
+    def optional_input_names(self) -> Sequence[str]:  # type: ignore[override]
+        """Sources that are used when a batch has them."""
+        return self._inputs.optional
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """Names of the outputs, as far as they are known before the first batch."""
+        total = ["loss"] if self._sums_terms else []
+        return [*(self._outputs or ()), *self._terms, *total, *self._metrics]
+
+    def register_mainloop(self, main_loop: MainLoop) -> None:
+        """Take note of the loop whose hooks listen to the updates."""
+        self._main_loop = main_loop
+        self._checked = set()
+        if main_loop.listens("before_update"):
+            self._notify_before = lambda: main_loop.notify("before_update", model=self)
+        if main_loop.listens("after_update"):
+            self._notify_after = lambda: main_loop.notify("after_update", model=self)
+
+    @property
+    def monitors(self) -> Sequence[str]:
+        """The statistic that the scheduler reads in the epoch's data, if it reads one."""
+        metric = self.scheduler.metric if self.scheduler is not None else None
+        return () if metric is None else (metric,)
+
+    def before_training(self) -> None:
+        """Check that there is an optimizer, unless a subclass trains in its own way.
+
+        Raises:
+            ArgumentError: there is none.
+        """
+        evaluates = self._main_loop is not None and self._main_loop.evaluating
+        if self.optimizer is None and not evaluates and type(self).train_step is TorchModel.train_step:
+            raise _NO_OPTIMIZER
+
+    def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
+        """Run the module on a batch and, when `train` is true, make an update.
+
+        Returns:
+            Output name -> detached tensor on the model's device.
+
+        Raises:
+            StreamError: the batch does not fit the module.
+        """
+        module = self.module
+        if module.training is not train:
+            module.train(train)
+        inputs = self._inputs.tensors(batch)
+        if not train:
+            with torch.no_grad():
+                return self.forward(inputs)
+        self._check_pending = stream not in self._checked
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+        outputs = self.train_step(inputs)
+        self._trained = True
+        self._checked.add(stream)
+        return {
+            name: value.detach() if isinstance(value, Tensor) and value.requires_grad else value
+            for name, value in outputs.items()
+        }
+
+    def train_step(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Run the module forward and backward and make an update; override it for other schemes of training.
+
+        Gradients are zero when it is called.
+
+        Args:
+            inputs: source name -> tensor on the model's device, those of `loss` and `metrics` included.
+
+        Returns:
+            Output name -> value.
+        """
+        outputs = self.forward(inputs)
+        if self._check_pending and self._main_loop is not None:
+            self._main_loop.check_outputs(outputs)
+        self.backward(_mean_loss(outputs))
+        self.update(self.optimizer)
+        return outputs
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Run the module and calculate losses and metrics.
+
+        Args:
+            inputs: source name -> tensor on the model's device.
+
+        Returns:
+            Output name -> value, with gradients where they are enabled.
+        """
+        outputs = self._named_outputs(self._inputs.call(self.module, inputs))
+        if self._terms:
+            if "loss" in outputs:
+                raise ArgumentError("loss", "forward returns an output 'loss' already; remove one of them")
+            terms = {name: term(outputs, inputs) for name, term in self._terms.items()}
+            outputs.update(terms)
+            if self._sums_terms:
+                weights = outputs.get("example_weight")
+                outputs["loss"] = sum(self._terms[name].scale * _mean(value, weights) for name, value in terms.items())
+        if self._metrics:
+            with torch.no_grad():
+                outputs.update({name: metric(outputs, inputs) for name, metric in self._metrics.items()})
+        return outputs
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a scalar loss.
+
+        Raises:
+            ArgumentError: the loss does not depend on any parameter that is trained.
+        """
+        if not loss.requires_grad:
+            raise ArgumentError(
+                "loss", "the loss depends on no parameter with requires_grad; there is nothing to train"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def update(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Make an update with the gradients that are there; hooks are told before and after."""
+        if optimizer is None:
+            raise _NO_OPTIMIZER
+        if self._notify_before is not None:
+            self._notify_before()
+        optimizer.step()
+        if self._notify_after is not None:
+            self._notify_after()
+        if self.scheduler is not None and self.scheduler.on_update:
+            self.scheduler.step(None)
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Step the scheduler, after a training epoch only."""
+        if self._trained and self.scheduler is not None and not self.scheduler.on_update:
+            self.scheduler.step(epoch_data)
+        self._trained = False
+
+    def save(self, directory: Path) -> None:
+        """Write the weights to `model.safetensors`.
+
+        Raises:
+            StorageError: they cannot be written.
+        """
+        save_weights(self.module, directory)
+
+    def load(self, directory: Path) -> None:
+        """Read the weights from `model.safetensors`.
+
+        Raises:
+            StorageError: they cannot be read, or are not those of this module.
+        """
+        load_weights(self.module, directory)
+
+    def _named_outputs(self, returned: Any) -> dict[str, Any]:
+        names = self._outputs
+        if isinstance(returned, Mapping):
+            if names is None:
+                return dict(returned)
+            missing = [name for name in names if name not in returned]
+            if missing:
+                there = list(returned)
+                hint = "".join(did_you_mean(name, there) for name in missing)
+                raise ArgumentError(
+                    "outputs", f"forward returns no {listed(missing)}{hint}; it returns {listed(there)}"
+                )
+            return {name: returned[name] for name in names}
+        if names is None:
+            kind = type(returned).__name__
+            raise ArgumentError(
+                "outputs", f"forward returns {kind}, not a mapping; name what it returns, e.g. [logits]"
+            )
+        values = returned if isinstance(returned, tuple | list) else (returned,)
+        if len(values) != len(names):
+            raise ArgumentError(
+                "outputs", f"{list(names)} names {len(names)} values, but forward returns {len(values)}"
+            )
+        return dict(zip(names, values, strict=True))
+
+    def _calculation_sources(self) -> tuple[list[str], list[str]]:
+        """Return the sources that losses and metrics need, and the names that may be sources or outputs."""
+        calculations = [*self._terms.values(), *self._metrics.values()]
+        names = list(dict.fromkeys(name for each in calculations for name in each.inputs))
+        if self._outputs is None:
+            return [], names
+        made = {*self._outputs, *self._terms, *self._metrics, "loss"}
+        return [name for name in names if name not in made], []
+
+
+class _Calculation:
+    """A loss or metric with the names of its inputs."""
+
+    def __init__(self, key: str, form: Any, device: torch.device) -> None:
+        if not callable(form):
+            raise ArgumentError(
+                key.partition(".")[0], f"{key}: {form!r} is no form; write {{class: ..., inputs: [...]}}"
+            )
+        options: Mapping[str, Any] = getattr(form, "options", {})
+        self.key = key
+        self.inputs: Sequence[str] = options.get("inputs", ())
+        self.scale = options.get("scale", 1.0)
+        if isinstance(self.inputs, str) or not self.inputs:
+            message = f"{key}: 'inputs' lists the outputs and sources it is called with, e.g. [logits, label]"
+            raise ArgumentError(key.partition(".")[0], message)
+        if isinstance(self.scale, bool) or not isinstance(self.scale, int | float):
+            raise ArgumentError(key.partition(".")[0], f"{key}: scale {self.scale!r} is no number")
+        function = form()
+        if isinstance(function, torch.nn.Module):
+            function = function.to(device)
+            if any(parameter.requires_grad for parameter in function.parameters()):
+                message = f"{key}: it has parameters, which nothing would train or save; make it part of the module"
+                raise ArgumentError(key.partition(".")[0], message)
+        if not callable(function):
+            raise ArgumentError(key.partition(".")[0], f"{key}: {type(function).__name__} cannot be called")
+        self._function = function
+
+    def __call__(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Any:
+        try:
+            arguments = [outputs[name] if name in outputs else inputs[name] for name in self.inputs]
+        except KeyError as error:
+            there = [*outputs, *inputs]
+            message = f"model.{self.key} needs {error.args[0]!r}, which is neither an output nor a source"
+            hint = did_you_mean(str(error.args[0]), there)
+            raise StreamError(f"{message}{hint}; there is {listed(there)}", first_batch=True) from None
+        return self._function(*arguments)
+
+
+def _calculations(key: str, forms: Any, device: torch.device) -> dict[str, _Calculation]:
+    if forms is None:
+        return {}
+    if key == "loss" and callable(forms):
+        return {"loss": _Calculation("loss", forms, device)}
+    if not isinstance(forms, Mapping):
+        raise ArgumentError(key, f"{forms!r} is no form; write {{class: ..., inputs: [...]}}")
+    if "loss" in forms:
+        raise ArgumentError(key, "'loss' is the name of what is minimised; choose another name")
+    return {name: _Calculation(f"{key}.{name}", form, device) for name, form in forms.items()}
+
+
+def _check_outputs(outputs: Sequence[str] | None) -> tuple[str, ...] | None:
+    if outputs is None:
+        return None
+    if isinstance(outputs, str) or not all(isinstance(name, str) for name in outputs):
+        raise ArgumentError("outputs", f"{outputs!r} is no list of names")
+    if len(set(outputs)) < len(outputs):
+        raise ArgumentError("outputs", f"{list(outputs)} has a name twice")
+    return tuple(outputs)
+
+
+def _mean_loss(outputs: Mapping[str, Any]) -> Tensor:
+    loss = outputs.get("loss")
+    if not isinstance(loss, Tensor):
+        there = listed(list(outputs))
+        message = f"the outputs have no tensor 'loss', but {there}; return one from forward, or set model.loss"
+        raise StreamError(message, first_batch=True)
+    return _mean(loss, outputs.get("example_weight"))
+
+
+def _mean(loss: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the mean over the examples, weighted if there are weights; a scalar is the mean already."""
+    if loss.dim() == 0:
+        return loss
+    if weights is None:
+        return loss.mean()
+    per_example = loss.flatten(1).mean(dim=1) if loss.dim() > 1 else loss
+    return (per_example * weights).sum() / weights.sum()
+
+
+def _find_device(name: str) -> torch.device:
+    if name == "auto":
+        kinds = (("cuda", torch.cuda.is_available), ("mps", torch.backends.mps.is_available))
+        return torch.device(next((kind for kind, available in kinds if available()), "cpu"))
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:  # torch without CUDA asserts
+        reason = str(error).splitlines()[0]
+        raise ArgumentError("device", f"{name!r} cannot be used here: {reason}") from error
+    return device

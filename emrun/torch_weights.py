@@ -1,0 +1,83 @@
+"""The weights of a module in a file that anything can read: safetensors."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from emrun.errors import StorageError, listed
+
+FILE = "model.safetensors"
+_TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ
+
+
+def save_weights(module: torch.nn.Module, directory: Path) -> None:
+    """Write a module's parameters and buffers to `model.safetensors`; tied ones once.
+
+    Raises:
+        StorageError: the file cannot be written, or the module's state has something that is no tensor.
+    """
+    weights: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first_at: dict[tuple[object, ...], str] = {}
+    for name, tensor in module.state_dict().items():
+        if not isinstance(tensor, Tensor):
+            raise StorageError(errno.EINVAL, f"the module's state {name!r} is no tensor, which emrun cannot save yet")
+        place = (
+            tensor.untyped_storage().data_ptr(),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+        )
+        if tensor.numel() and place in first_at:
+            tied[name] = first_at[place]
+            continue
+        first_at[place] = name
+        own = tensor.detach().cpu().contiguous()
+        is_view = own.untyped_storage().nbytes() != own.numel() * own.element_size()
+        weights[name] = own.clone() if is_view else own
+    path = directory / FILE
+    try:
+        save_file(weights, path, metadata={_TIED: json.dumps(tied, sort_keys=True)} if tied else None)
+    except SafetensorError as error:
+        full = "No space left" in str(error)
+        code = errno.ENOSPC if full else errno.EIO
+        raise StorageError(code, f"cannot write {path}: {'the disk is full' if full else error}") from error
+
+
+def load_weights(module: torch.nn.Module, directory: Path) -> None:
+    """Read the weights that `save_weights` wrote into a module of the same structure.
+
+    Raises:
+        StorageError: the file cannot be read, or its names or shapes are not those of the module.
+    """
+    path = directory / FILE
+    try:
+        with safe_open(path, framework="pt") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise StorageError(errno.EIO, f"cannot read {path}: {error}") from error
+    state.update({name: state[first] for name, first in tied.items() if first in state})
+    expected = module.state_dict()
+    missing = sorted(expected.keys() - state.keys())
+    extra = sorted(state.keys() - expected.keys())
+    wrong = [
+        f"{name} {tuple(state[name].shape)} instead of {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
+    if missing or extra or wrong:
+        raise StorageError(
+            errno.EINVAL,
+            f"{path} does not fit the module: missing {listed(missing)}; not in the module {listed(extra)}; "
+            f"of another shape {listed(wrong)}",
+        )
+    module.load_state_dict(state)

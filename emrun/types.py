@@ -1,0 +1,117 @@
+"""Types that contracts, configs and hooks share."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from emrun.errors import ArgumentError
+
+Batch = Mapping[str, Any]
+"""Source name -> values; all sources have the same length."""
+
+EpochData = dict[str, dict[str, Any]]
+"""Stream -> variable -> a number, or a mapping aggregation -> number."""
+
+Profile = dict[str, "array[float]"]
+"""What was timed -> seconds, one entry each time it happened."""
+
+Policy = Literal["error", "warn", "ignore"]
+"""What to do about something that should not be."""
+
+
+def check_choice(argument: str, value: object, allowed: object) -> None:
+    """Raise `ArgumentError` unless `value` is one of the values of the `Literal` type `allowed`."""
+    choices = get_args(allowed)
+    if value not in choices:
+        raise ArgumentError(argument, f"{value!r} is not one of {', '.join(map(str, choices))}")
+
+
+def check_count(argument: str, value: object, minimum: int = 0) -> None:
+    """Raise `ArgumentError` unless `value` is a whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ArgumentError(argument, f"{value!r} is not a whole number of at least {minimum}")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """How often something happens: `5 epochs`, `500 iterations`, `30 minutes`; a bare number means epochs."""
+
+    count: float
+    unit: str
+
+    @classmethod
+    def parse(cls, argument: str, value: object, units: tuple[str, ...] = ("epochs",)) -> Interval:
+        """Read an interval.
+
+        Args:
+            argument: the name of the argument that holds it, for the message.
+            value: a string such as `5 epochs`, or a number of epochs.
+            units: the units that make sense here.
+
+        Raises:
+            ArgumentError: it is not a positive number of one of these units.
+        """
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)?\s*", str(value))
+        unit = (match.group(2) or "epochs").rstrip("s") + "s" if match else ""
+        count = float(match.group(1)) if match else 0.0
+        whole = unit == "minutes" or count.is_integer()
+        if isinstance(value, bool) or unit not in units or count <= 0 or not whole:
+            raise ArgumentError(argument, f"{value!r} is no interval; write for example '5 {units[0]}'")
+        return cls(count, unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Tells how a parameter annotated `Annotated[Factory, Form(...)]` is written in a config.
+
+    Args:
+        keys: the keys of the form that belong to its owner: they are kept in `Factory.options`.
+        package: the package in which a name without a dot is looked up, e.g. `torch.optim`.
+        supplied: how many positional arguments its owner supplies.
+    """
+
+    keys: tuple[str, ...] = ()
+    package: str = ""
+    supplied: int = 0
+
+
+class Factory:
+    """A `class` or `import` form of a config that its owner calls itself, with arguments that only the owner knows.
+
+    A constructor whose parameter is annotated `Factory` gets the form like this. From Python,
+    `Factory(torch.optim.SGD, lr=0.1)` writes what `{class: SGD, lr: 0.1}` writes in a config.
+
+    Args:
+        target: what is called.
+        args: positional arguments that follow those of the caller.
+        options: the keys of the form that belong to its owner, such as `inputs` of a loss.
+        is_import: the form names an object that is not called: calling the factory returns `target` itself.
+        kwargs: keyword arguments.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        *args: Any,
+        options: Mapping[str, Any] | None = None,
+        is_import: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.target = target
+        self.options = dict(options or {})
+        self._args = args
+        self._is_import = is_import
+        self._kwargs = kwargs
+
+    def __call__(self, *supplied: Any) -> Any:
+        """Call the target with the supplied arguments first; return the target itself when it was imported."""
+        if self._is_import:
+            return self.target
+        return self.target(*supplied, *self._args, **self._kwargs)
+
+    def __repr__(self) -> str:
+        return f"Factory({getattr(self.target, '__qualname__', self.target)})"

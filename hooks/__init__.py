@@ -1,0 +1,25 @@
+"""The built-in hooks; importing one imports its file only."""
+
+from typing import TYPE_CHECKING
+
+from emrun.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from emrun.hooks.compute_stats import ComputeStats as ComputeStats
+    from emrun.hooks.log_variables import LogVariables as LogVariables
+    from emrun.hooks.save_best import SaveBest as SaveBest
+    from emrun.hooks.save_latest import SaveLatest as SaveLatest
+    from emrun.hooks.show_progress import ShowProgress as ShowProgress
+    from emrun.hooks.stop_after import StopAfter as StopAfter
+
+__getattr__ = lazy_names(
+    "emrun.hooks",
+    {
+        "ComputeStats": "compute_stats",
+        "LogVariables": "log_variables",
+        "SaveBest": "save_best",
+        "SaveLatest": "save_latest",
+        "ShowProgress": "show_progress",
+        "StopAfter": "stop_after",
+    },
+)

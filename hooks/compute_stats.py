@@ -1,0 +1,101 @@
+"""Compute statistics of variables over each stream of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from emrun.errors import ArgumentError, HookError, did_you_mean
+from emrun.hook import AbstractHook
+from emrun.running_stats import RUNNING, RunningStats
+from emrun.types import EpochData
+
+
+class ComputeStats(AbstractHook):
+    """Computes statistics of variables over each stream and writes them to the epoch's data.
+
+        hooks:
+          - ComputeStats: {variables: [loss, {accuracy: [mean, std]}]}
+
+    `mean`, `sum`, `min`, `max`, `std`, `var`, `count`, `nancount` and `nanfraction` are computed as the batches come,
+    in constant memory and double precision, without a copy from the device before the end of the stream. Any other
+    function of NumPy that makes one number of an array, such as `median`, gets all values of the epoch.
+
+    A variable with an entry an example counts each entry (and each number of an entry); a scalar stands for the whole
+    batch. `std` and `var` are those of the population. When there is an output `example_weight`, mean, std and var
+    weight the examples with it.
+
+    Args:
+        variables: names, or `{name: [aggregation, ...]}`; a name alone means the mean.
+
+    Raises:
+        ArgumentError: an aggregation is unknown.
+        HookError: a variable is no number, or its length is not that of the batch.
+    """
+
+    def __init__(self, variables: Sequence[str | Mapping[str, Sequence[str]]]) -> None:
+        super().__init__()
+        self._aggregations = _read(variables)
+        self._stats: dict[str, dict[str, RunningStats]] = {}
+        self.reads = tuple(self._aggregations)
+        self.writes = tuple(f"{name}/{each}" for name, names in self._aggregations.items() for each in names)
+
+    def before_epoch(self, epoch_id: int) -> None:
+        """Begin anew."""
+        self._stats = {}
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Take the values of a batch."""
+        stats = self._stats.get(stream_name)
+        if stats is None:
+            stats = {name: RunningStats(each) for name, each in self._aggregations.items()}
+            self._stats[stream_name] = stats
+        weights = batch_data.get("example_weight")
+        length = self.main_loop.batch_length
+        for name, running in stats.items():
+            try:
+                running.add(batch_data[name], length, weights)
+            except (TypeError, ValueError) as error:
+                raise HookError(f"ComputeStats: stream {stream_name!r}, variable {name!r}: {error}") from error
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Write the statistics."""
+        for stream, stats in self._stats.items():
+            for name, running in stats.items():
+                epoch_data.setdefault(stream, {})[name] = running.result()
+
+
+def _read(variables: Any) -> dict[str, list[str]]:
+    if isinstance(variables, str) or not isinstance(variables, Sequence) or not variables:
+        raise ArgumentError(
+            "variables", f"{variables!r} is no list of variables, e.g. [loss, {{accuracy: [mean, std]}}]"
+        )
+    aggregations: dict[str, list[str]] = {}
+    for entry in variables:
+        pairs = entry.items() if isinstance(entry, Mapping) else [(entry, ["mean"])]
+        for name, wanted in pairs:
+            names = [wanted] if isinstance(wanted, str) else wanted
+            if not isinstance(name, str) or not isinstance(names, Sequence) or not names:
+                raise ArgumentError("variables", f"{entry!r} is neither a name nor {{name: [aggregation, ...]}}")
+            for each in names:
+                _check_aggregation(each)
+            aggregations.setdefault(name, []).extend(each for each in names if each not in aggregations.get(name, []))
+    return aggregations
+
+
+def _check_aggregation(name: Any) -> None:
+    if name in RUNNING:
+        return
+    function = getattr(np, name, None) if isinstance(name, str) and not name.startswith("_") else None
+    try:
+        usable = callable(function) and np.ndim(function(np.array([1.0, 2.0]))) == 0
+    except Exception:  # whatever it says about two numbers, it is no aggregation
+        usable = False
+    if not usable:
+        hint = did_you_mean(str(name), RUNNING)
+        allowed = ", ".join(RUNNING)
+        raise ArgumentError(
+            "variables", f"{name!r} is no aggregation{hint}; it is one of {allowed}, or a function of NumPy like median"
+        )

@@ -1,0 +1,81 @@
+"""Write the epoch's statistics to the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from emrun.errors import ArgumentError, HookError
+from emrun.hook import AbstractHook
+from emrun.types import EpochData, check_choice
+
+_LOG = logging.getLogger(__name__)
+
+UnknownType = Literal["error", "warn", "str", "ignore"]
+
+
+class LogVariables(AbstractHook):
+    """Logs a line for each stream after every epoch: `epoch 3  valid  loss 0.1240  accuracy 0.9611`.
+
+    A mean is logged under the name of its variable, another aggregation as `variable/aggregation`.
+
+        hooks:
+          - ComputeStats: {variables: [loss, {accuracy: [mean, std]}]}
+          - LogVariables: {variables: [loss]}
+
+    Args:
+        variables: which variables of the epoch are logged; by default all.
+        on_unknown_type: what to do about a value that is no number: `error`, `warn`, `str` to log it as text, or
+            `ignore`.
+
+    Raises:
+        ArgumentError: the policy is none of these.
+        HookError: a value is no number, and the policy is `error`.
+    """
+
+    def __init__(self, variables: Sequence[str] | None = None, on_unknown_type: UnknownType = "ignore") -> None:
+        super().__init__()
+        check_choice("on_unknown_type", on_unknown_type, UnknownType)
+        if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
+            raise ArgumentError("variables", f"{variables!r} is no list of variables")
+        self._variables = variables
+        self._on_unknown_type = on_unknown_type
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Log the lines."""
+        width = max((len(stream) for stream in epoch_data), default=0)
+        for stream, variables in epoch_data.items():
+            parts = [
+                part
+                for name, value in variables.items()
+                if self._variables is None or name in self._variables
+                for part in self._format(stream, name, value)
+            ]
+            if parts:
+                _LOG.info("epoch %d  %s  %s", epoch_id, stream.ljust(width), "  ".join(parts))
+
+    def _format(self, stream: str, name: str, value: Any) -> list[str]:
+        if isinstance(value, Mapping):
+            entries = [(name if key == "mean" else f"{name}/{key}", entry) for key, entry in value.items()]
+        else:
+            entries = [(name, value)]
+        parts = []
+        for label, entry in entries:
+            if isinstance(entry, int | float):
+                parts.append(f"{label} {_readable(entry)}")
+            elif self._on_unknown_type == "str":
+                parts.append(f"{label} {entry}")
+            elif self._on_unknown_type != "ignore":
+                message = f"LogVariables: {stream}/{label} is {type(entry).__name__}, not a number"
+                if self._on_unknown_type == "error":
+                    raise HookError(f"{message} (on_unknown_type decides)")
+                _LOG.warning("%s", message)
+        return parts
+
+
+def _readable(value: float) -> str:
+    """Return a number in a width that stays the same from epoch to epoch for the usual magnitudes."""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"

@@ -1,0 +1,84 @@
+"""Save a checkpoint whenever a statistic is better than ever."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from emrun.errors import ArgumentError, HookError, listed
+from emrun.hooks.save_latest import SaveLatest
+from emrun.types import EpochData, Policy, check_choice
+
+_LOG = logging.getLogger(__name__)
+
+Condition = Literal["min", "max"]
+
+
+class SaveBest(SaveLatest):
+    """Saves a checkpoint after the epochs in which a statistic is better than in all before; NaN is never better.
+
+        hooks:
+          - ComputeStats: {variables: [loss, accuracy]}
+          - SaveBest: {variable: accuracy, condition: max}
+
+    Args:
+        model_name: the name of the checkpoint.
+        variable: the variable whose statistic counts.
+        condition: whether less (`min`) or more (`max`) is better.
+        stream: the stream whose statistic counts; epochs that do not evaluate it are passed over.
+        aggregation: the statistic; null when the variable of the epoch is a plain number.
+        on_save_failure: what to do when it cannot be saved: `error`, `warn` or `ignore`.
+
+    Raises:
+        ArgumentError: the condition or policy is none of these.
+        HookError: the main loop has no run directory, or the statistic is not there.
+    """
+
+    def __init__(
+        self,
+        model_name: str = "best",
+        variable: str = "loss",
+        condition: Condition = "min",
+        stream: str = "valid",
+        aggregation: str | None = "mean",
+        on_save_failure: Policy = "error",
+    ) -> None:
+        super().__init__(on_save_failure)
+        check_choice("condition", condition, Condition)
+        if not isinstance(model_name, str) or not model_name:
+            raise ArgumentError("model_name", f"{model_name!r} is no name")
+        self.name = model_name
+        self._path = (stream, variable, aggregation) if aggregation else (stream, variable)
+        self._sign = 1.0 if condition == "max" else -1.0
+        self._best: float | None = None
+        self.monitors = ("/".join(str(part) for part in self._path),)
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Ask for the checkpoint when the statistic is better."""
+        if self.main_loop.evaluating or self._path[0] not in epoch_data:
+            return
+        value = self._read(epoch_data)
+        if math.isnan(value) or (self._best is not None and self._sign * value <= self._sign * self._best):
+            return
+        self._best = value
+        _LOG.info("new best %s: %g", self.monitors[0], value)
+        super().after_epoch(epoch_id, epoch_data)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value so far."""
+        return {"best": self._best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back the best value so far."""
+        self._best = state["best"]
+
+    def _read(self, epoch_data: EpochData) -> float:
+        value: Any = epoch_data
+        for part in self._path:
+            if not isinstance(value, Mapping) or part not in value:
+                there = listed(list(value)) if isinstance(value, Mapping) else f"the number {value}"
+                raise HookError(f"SaveBest monitors {self.monitors[0]}, but there is no {part!r}: there is {there}")
+            value = value[part]
+        return float(value)

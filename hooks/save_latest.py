@@ -1,0 +1,44 @@
+"""Save a checkpoint after every epoch, over the one before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from emrun.errors import HookError
+from emrun.hook import AbstractHook
+from emrun.types import EpochData, Policy, check_choice
+
+if TYPE_CHECKING:
+    from emrun.main_loop import MainLoop
+
+
+class SaveLatest(AbstractHook):
+    """Saves the checkpoint `latest` after every epoch; every run has this hook.
+
+        hooks:
+          - SaveLatest: {on_save_failure: warn}
+
+    Args:
+        on_save_failure: what to do when it cannot be saved: `error`, `warn` or `ignore`.
+
+    Raises:
+        ArgumentError: the policy is none of these.
+        HookError: the main loop has no run directory.
+    """
+
+    name = "latest"
+
+    def __init__(self, on_save_failure: Policy = "error") -> None:
+        super().__init__()
+        check_choice("on_save_failure", on_save_failure, Policy)
+        self._on_save_failure = on_save_failure
+
+    def register_mainloop(self, main_loop: MainLoop) -> None:
+        """Make sure that there is a place to save to."""
+        super().register_mainloop(main_loop)
+        if main_loop.run is None:
+            raise HookError(f"{type(self).__name__} saves checkpoints, but the main loop has no run directory")
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Ask for the checkpoint."""
+        self.main_loop.request_checkpoint(self.name, self._on_save_failure)

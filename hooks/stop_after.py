@@ -1,0 +1,91 @@
+"""End the training after a number of epochs or iterations, or a time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from emrun.errors import ArgumentError
+from emrun.hook import AbstractHook, TrainingTerminated
+from emrun.types import EpochData
+
+
+class StopAfter(AbstractHook):
+    """Ends the training successfully at the first limit that is reached.
+
+        hooks:
+          - StopAfter: {epochs: 20, minutes: 30}
+
+    Args:
+        epochs: training epochs done; 0 ends it after the zeroth epoch.
+        iterations: batches of the train stream run.
+        minutes: time since the training began.
+        train_stream_name: the stream whose iterations count; by default that of the main loop.
+
+    Raises:
+        ArgumentError: no limit is given, or one is negative.
+    """
+
+    clock = staticmethod(time.monotonic)
+
+    def __init__(
+        self,
+        epochs: int | None = None,
+        iterations: int | None = None,
+        minutes: float | None = None,
+        train_stream_name: str | None = None,
+    ) -> None:
+        super().__init__()
+        limits = {"epochs": epochs, "iterations": iterations, "minutes": minutes}
+        if all(limit is None for limit in limits.values()):
+            raise ArgumentError("epochs", "give at least one of epochs, iterations, minutes")
+        for name, limit in limits.items():
+            if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 0):
+                raise ArgumentError(name, f"{limit!r} is not a number of at least 0")
+        self._epochs = epochs
+        self._iterations = iterations
+        self._minutes = minutes
+        self._stream = train_stream_name
+        self._iterations_done = 0
+        self._began = 0.0
+
+    def before_training(self) -> None:
+        """Start the clock; end a training that reached a limit before."""
+        self._began = self.clock()
+        if self.main_loop.iterations_done:
+            self._check_epochs()
+            self._check_iterations()
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Count the iterations and look at the clock."""
+        if self.main_loop.training and stream_name == (self._stream or self.main_loop.train_stream_name):
+            self._iterations_done += 1
+            self._check_iterations()
+        self._check_minutes()
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Count the epochs."""
+        self._check_epochs()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the iterations that were counted."""
+        return {"iterations_done": self._iterations_done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what was counted."""
+        self._iterations_done = state["iterations_done"]
+
+    def _check_epochs(self) -> None:
+        done = self.main_loop.training_epochs_done
+        if self._epochs is not None and done >= self._epochs:
+            raise TrainingTerminated(f"{done} epochs done (StopAfter epochs: {self._epochs})")
+
+    def _check_iterations(self) -> None:
+        if self._iterations is not None and self._iterations_done >= self._iterations:
+            raise TrainingTerminated(
+                f"{self._iterations_done} iterations done (StopAfter iterations: {self._iterations})"
+            )
+
+    def _check_minutes(self) -> None:
+        if self._minutes is not None and self.clock() - self._began >= 60 * self._minutes:
+            raise TrainingTerminated(f"{self._minutes} minutes are over (StopAfter minutes: {self._minutes})")
