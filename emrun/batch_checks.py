@@ -62,7 +62,10 @@ class BatchChecks:
                 self._batch = batch
             length = -2  # no source seen; -1 is a source without a length
             for values in batch.values():
-                count = len(values) if type(values) in _SIZED else _length(values)
+                try:
+                    count = len(values) if type(values) in _SIZED else values.shape[0]
+                except (AttributeError, IndexError, TypeError):  # a length of another kind, or none
+                    count = _length(values)
                 if count != length:
                     if length >= 0 or count < 0:
                         raise self._unequal(batch, index)

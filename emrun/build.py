@@ -7,9 +7,10 @@ import inspect
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
-from emrun.check import check_call, parameters_of
+from emrun.check import check_call, constructors, parameters_of
 from emrun.errors import ArgumentError, ConfigError, HookError, Problem, did_you_mean, listed
 from emrun.hook import AbstractHook, check_events
 from emrun.model import AbstractModel
@@ -52,18 +53,27 @@ class Recipe:
         if self.form is None:
             return self.call(*args, **kwargs)
         options = build(self.options, supplied)
-        return Factory(
-            self.target if self.is_import else self.call, *args, options=options, is_import=self.is_import, **kwargs
-        )
+        if self.is_import:
+            return Factory(self.target, options=options, is_import=True)
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+        def call(*first: Any) -> Any:
+            return self.call(*first, *args, **kwargs)
+
+        call.__qualname__ = getattr(self.target, "__qualname__", str(self.target))
+        return Factory(call, options=options)
+
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the target, and tell where it stands in the config when that fails."""
         try:
             return self.target(*args, **kwargs)
         except ArgumentError as error:
             node = self.node.get(error.argument)
             position = node.position if node else self.node.key_position
-            raise ConfigError(Problem(position, f"{self.key}.{error.argument}", error.message)) from error
+            message = self.node.censored(error.message)
+            raise ConfigError(Problem(position, f"{self.key}.{error.argument}", message)) from error
+        except HookError as error:
+            message = self.node.censored(str(error))
+            raise ConfigError(Problem(self.node.key_position, self.key, message)) from error
         except Exception as error:
             error.add_note(f"while building {self.key} ({self.node.key_position})")
             raise
@@ -107,9 +117,11 @@ class Preparation:
             if name in node.value:
                 self._problem(node.value[name], kind, f"{name!r} is supplied by emrun; remove it")
                 return None
+        earlier = len(self.problems)
         recipe = self._call(node, kind, kind, supplied)
-        if recipe is not None and kind == "model":
-            self._check_model(recipe)
+        problem = _no_model(recipe) if recipe is not None and kind == "model" else None
+        if problem is not None:
+            self.problems[earlier:] = [problem]  # what is wrong with the arguments of no model does not matter
         return recipe
 
     def hook(self, name: str, arguments: Node | None, entry: Node, key: str) -> Any:
@@ -118,16 +130,23 @@ class Preparation:
         entries = dict(arguments.value) if arguments is not None and isinstance(arguments.value, dict) else {}
         position = arguments.key_position if arguments is not None else entry.position
         node = Node({"class": Node(name, position, position), **entries}, position, position)
+        for argument in ("class", "import"):
+            if argument in entries:
+                self._problem(entries[argument], key, f"unknown argument {argument!r}; the entry's key is the class")
+                return None
         for argument in supplied:
             if argument in entries:
                 self._problem(entries[argument], key, f"{argument!r} is supplied by emrun; remove it")
                 return None
+        earlier = len(self.problems)
         recipe = self._call(node, key, "hook", supplied)
         if recipe is None:
             return None
+        if not (inspect.isclass(recipe.target) and issubclass(recipe.target, AbstractHook)):
+            message = f"{name} is no subclass of emrun.AbstractHook"
+            self.problems[earlier:] = [Problem(position, key, message)]
+            return None
         try:
-            if not (inspect.isclass(recipe.target) and issubclass(recipe.target, AbstractHook)):
-                raise HookError(f"{name} is no subclass of emrun.AbstractHook")
             check_events(recipe.target)
         except HookError as error:
             self._problem(node, key, str(error))
@@ -164,7 +183,7 @@ class Preparation:
                 name: self._form(child, f"{key}.{name}", supplied, form, allows_mapping=False)
                 for name, child in node.value.items()
             }
-        self._problem(node, key, f"{node.plain()!r} is no form; write {{class: NAME, argument: value}}")
+        self._problem(node, key, f"{node.shown()!r} is no form; write {{class: NAME, argument: value}}")
         return None
 
     def _call(
@@ -177,6 +196,9 @@ class Preparation:
         target = self._find(node.value["import" if is_import else "class"], key, kind, form)
         if target is None:
             return None
+        if not is_import and not callable(target):
+            self._problem(node.value["class"], key, "is no class or function to call; 'import' names other objects")
+            return None
         own_keys = form.keys if form else ()
         options = {k: self.value(v, f"{key}.{k}", supplied) for k, v in node.value.items() if k in own_keys}
         rest = {k: v for k, v in node.value.items() if k not in own_keys and k not in _KEYS}
@@ -188,30 +210,25 @@ class Preparation:
             ]
             return Recipe(target, node, key, True, form=form, options=options)
         if args is not None and not isinstance(args.value, list):
-            self._problem(args, f"{key}.args", f"{args.plain()!r} is no list of positional arguments")
+            self._problem(args, f"{key}.args", f"{args.shown()!r} is no list of positional arguments")
             return None
         positional = (form.supplied if form else 0) + len(args.value if args else ())
-        problems = [
-            Problem(v.key_position, key, f"{k!r} is no name of an argument")
-            for k, v in rest.items()
-            if not isinstance(k, str)
-        ]
-        problems += check_call(
+        self.problems += check_call(
             target, rest, key=key, node=node, positional=positional, supplied=supplied, own_keys=own_keys
         )
-        self.problems += problems
         hints = _hints(target)
         try:
             parameters = parameters_of(target)[0]
         except (TypeError, ValueError):
             parameters = {}
+        taken = [p.name for p in parameters.values() if p.kind is not p.KEYWORD_ONLY][:positional]
         return Recipe(
             target,
             node,
             key,
             args=self.value(args, f"{key}.args", supplied) if args else [],
             kwargs={k: self.value(v, f"{key}.{k}", supplied, hints.get(k)) for k, v in rest.items()},
-            takes=frozenset(name for name in supplied if name in parameters and name not in rest),
+            takes=frozenset(name for name in supplied if name in parameters and name not in (*rest, *taken)),
             form=form,
             options=options,
         )
@@ -219,7 +236,7 @@ class Preparation:
     def _find(self, name: Node, key: str, kind: str, form: Form | None) -> Any:
         """Return what a name means, None when that is a problem."""
         if not isinstance(name.value, str) or not name.value:
-            self._problem(name, key, f"{name.value!r} is no name of a class")
+            self._problem(name, key, f"{name.shown()!r} is no name of a class")
             return None
         text: str = name.value
         if "." not in text:
@@ -231,7 +248,7 @@ class Preparation:
                 members = _classes(package)
                 found = {normalised(member): member for member in members}.get(normalised(text))
                 if found is None:
-                    hint = did_you_mean(text, members) or f"; it has {listed(sorted(members))}"
+                    hint = did_you_mean(text, members) or f"; it has {listed(sorted(members))}."
                     self._problem(name, key, f"{package} has no class {text!r}{hint} Another class has a dotted path")
                     return None
                 return members[found]
@@ -254,20 +271,22 @@ class Preparation:
             error.add_note(f"while importing {text} for {key} ({name.position})")
             raise
 
-    def _check_model(self, recipe: Recipe) -> None:
-        target = recipe.target
-        if not inspect.isclass(target) or issubclass(target, AbstractModel):
-            return
-        name = f"{target.__module__}.{target.__qualname__}"
-        bases = {f"{base.__module__}.{base.__qualname__}" for base in target.__mro__}
-        if "torch.nn.modules.module.Module" in bases:
-            message = f"{name} is a torch.nn.Module; write it under model.module: {{class: {name}, ...}}"
-        else:
-            message = f"{name} is no subclass of emrun.AbstractModel"
-        self._problem(recipe.node.value["class"], "model", message)
-
     def _problem(self, node: Node, key: str, message: str) -> None:
-        self.problems.append(Problem(node.key_position, key, message))
+        self.problems.append(Problem(node.key_position, key, node.censored(message)))
+
+
+def _no_model(recipe: Recipe) -> Problem | None:
+    """Return the problem that a class under `model` is no model, if it is none."""
+    target = recipe.target
+    if not inspect.isclass(target) or issubclass(target, AbstractModel):
+        return None
+    name = f"{target.__module__}.{target.__qualname__}"
+    bases = {f"{base.__module__}.{base.__qualname__}" for base in target.__mro__}
+    if "torch.nn.modules.module.Module" in bases:
+        message = f"{name} is a torch.nn.Module; write it under model.module: {{class: {name}, ...}}"
+    else:
+        message = f"{name} is no subclass of emrun.AbstractModel"
+    return Problem(recipe.node.value["class"].key_position, "model", message)
 
 
 def locate(path: str) -> Any:
@@ -278,6 +297,8 @@ def locate(path: str) -> Any:
         BaseException: what importing the module raises.
     """
     parts = path.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise LookupError(f"{path!r} is no dotted path such as my_module.MyClass")
     found: Any = None
     for index, part in enumerate(parts):
         if found is not None and hasattr(found, part):
@@ -295,10 +316,6 @@ def locate(path: str) -> Any:
                 raise LookupError(_missing(found, part, path)) from error
             message = f"no module {module!r}; it is looked for in the current directory, then among installed packages"
             raise LookupError(message) from error
-        except ImportError as error:
-            if found is not None and isinstance(error, ModuleNotFoundError):
-                raise LookupError(_missing(found, part, path)) from error
-            raise
     return found
 
 
@@ -312,14 +329,33 @@ def _missing(owner: Any, part: str, path: str) -> str:
 
 def _classes(package: str) -> dict[str, Any]:
     members = vars(importlib.import_module(package))
-    return {name: each for name, each in members.items() if inspect.isclass(each) and not name.startswith("_")}
+    return {
+        name: each
+        for name, each in members.items()
+        if inspect.isclass(each) and not name.startswith("_") and f"{each.__module__}.".startswith(f"{package}.")
+    }
 
 
 def _hints(target: Any) -> dict[str, Any]:
+    """Return the types of the parameters, those of a base to which `**kwargs` can be handed on included."""
+    found: dict[str, Any] = {}
     try:
-        return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
-    except Exception:  # annotations are the user's code: whatever is wrong with them, they are only hints
+        functions = constructors(target) if inspect.isclass(target) else [target]
+    except (TypeError, ValueError):  # written in C
         return {}
+    for function in functions:
+        for name, annotation in getattr(function, "__annotations__", {}).items():
+            if name not in found:
+                found[name] = _hint(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
+    return found
+
+
+def _hint(annotation: Any, names: dict[str, Any]) -> Any:
+    owner = SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return typing.get_type_hints(owner, names, include_extras=True)["it"]
+    except Exception:  # annotations are the user's code: whatever is wrong with them, they are only hints
+        return None
 
 
 def _form_in(hint: Any) -> Form | None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from emrun.config import hook_entry
-from emrun.errors import Problem, did_you_mean, listed
+from emrun.errors import ArgumentError, Problem, did_you_mean, listed
+from emrun.files import safe_component
 from emrun.hook import AbstractHook
 from emrun.yaml_tree import Node
 
@@ -25,7 +26,7 @@ _SECTIONS: dict[str, tuple[type, ...]] = {
 _REQUIRED = ("dataset", "model")
 _OVERLAY = ("dataset", "model", "main_loop", "hooks", "seed", "deterministic")
 _WORDS = {dict: "a mapping", list: "a list", int: "a whole number", bool: "true or false", str: "a text"}
-_SUPPLIED_TO_LOOP = ("model", "dataset", "hooks", "run", "seed")
+_SUPPLIED_TO_LOOP = ("self", "model", "dataset", "hooks", "run", "seed")
 
 
 def check_sections(config: Node) -> list[Problem]:
@@ -39,7 +40,13 @@ def check_sections(config: Node) -> list[Problem]:
     problems += _check_hooks(config.get("hooks"), "hooks")
     seed = config.get("seed")
     if seed is not None and isinstance(seed.value, int) and seed.value < 0:
-        problems.append(Problem(seed.position, "seed", f"{seed.value} is negative"))
+        problems.append(Problem(seed.position, "seed", f"{seed.shown()} is negative"))
+    name = config.get("name")
+    if name is not None and isinstance(name.value, str) and name.value:
+        try:
+            safe_component("name", name.value)
+        except ArgumentError as error:
+            problems.append(Problem(name.position, "name", name.censored(error.message)))
     overlays = config.get("eval")
     for stream, overlay in (overlays.value if overlays and isinstance(overlays.value, dict) else {}).items():
         if isinstance(overlay.value, dict):
@@ -47,7 +54,7 @@ def check_sections(config: Node) -> list[Problem]:
             problems += _check_hooks(overlay.get("hooks"), f"eval.{stream}.hooks")
         elif overlay.value is not None:
             problems.append(
-                Problem(overlay.position, f"eval.{stream}", f"{overlay.plain()!r} is no mapping of sections")
+                Problem(overlay.position, f"eval.{stream}", f"{overlay.shown()!r} is no mapping of sections")
             )
     return problems
 
@@ -57,11 +64,14 @@ def check_main_loop(section: Node | None, main_loop: type) -> list[Problem]:
     if section is None or not isinstance(section.value, dict):
         return []
     policy = section.get("on_incorrect_config")
-    if policy is not None and policy.value in ("warn", "ignore"):
-        return []
+    lenient = policy is not None and policy.value in ("warn", "ignore")
     parameters, _ = parameters_of(main_loop)
     allowed = [name for name in parameters if name not in _SUPPLIED_TO_LOOP]
-    return [_unknown(node, "main_loop", key, allowed) for key, node in section.value.items() if key not in allowed]
+    return [
+        _unknown(node, "main_loop", key, allowed)
+        for key, node in section.value.items()
+        if key not in allowed and not (lenient and isinstance(key, str) and key not in _SUPPLIED_TO_LOOP)
+    ]
 
 
 def parameters_of(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
@@ -75,20 +85,27 @@ def parameters_of(target: Callable[..., Any]) -> tuple[dict[str, inspect.Paramet
     """
     if not (inspect.isclass(target) and issubclass(target, AbstractHook)):
         return _named(inspect.signature(target))
-    found: dict[str, inspect.Parameter] = {}
-    takes_any = True
-    for constructor in [cls.__dict__["__init__"] for cls in target.__mro__ if "__init__" in cls.__dict__]:
+    found, takes_any = _named(inspect.signature(target))
+    for constructor in constructors(target)[1:]:
         named, takes_any = _named(inspect.signature(constructor))
-        named.pop("self", None)
-        found = {**named, **found}
-        if not takes_any:
-            break
+        for name, parameter in list(named.items())[1:]:  # without self; the subclass may hand it on itself
+            found.setdefault(name, parameter.replace(kind=parameter.KEYWORD_ONLY, default=None))
     return found, takes_any
+
+
+def constructors(target: Any) -> list[Any]:
+    """Return the constructor of a class, and those of its bases to which `**kwargs` can be handed on."""
+    found = []
+    for constructor in [cls.__dict__["__init__"] for cls in target.__mro__[:-1] if "__init__" in cls.__dict__]:
+        found.append(constructor)
+        if not _named(inspect.signature(constructor))[1]:
+            break
+    return found
 
 
 def check_call(
     target: Callable[..., Any],
-    arguments: Mapping[str, Node],
+    arguments: Mapping[Any, Node],
     *,
     key: str,
     node: Node,
@@ -120,7 +137,9 @@ def check_call(
     keywords = [name for name, p in parameters.items() if p.kind is not p.POSITIONAL_ONLY and name not in taken]
     allowed = [*(name for name in keywords if name not in supplied), *own_keys]
     for name, value in arguments.items():
-        if name in taken:
+        if not isinstance(name, str):
+            problems.append(Problem(value.key_position, key, f"{name!r} is no name of an argument"))
+        elif name in taken:
             problems.append(Problem(value.key_position, key, f"argument {name!r} is given by position already"))
         elif name not in keywords and not takes_any:
             problems.append(_unknown(value, key, name, allowed))
@@ -149,7 +168,7 @@ def _check_kinds(section: Node, prefix: str, allowed: Collection[str]) -> list[P
         wrong = not isinstance(node.value, kinds) or (isinstance(node.value, bool) and bool not in kinds)
         optional = name not in _REQUIRED and node.value is None
         if wrong and not optional:
-            problems.append(Problem(node.position, where, f"{node.plain()!r} is not {_WORDS[kinds[0]]}"))
+            problems.append(Problem(node.position, where, f"{node.shown()!r} is not {_WORDS[kinds[0]]}"))
     return problems
 
 
@@ -160,10 +179,10 @@ def _check_hooks(hooks: Node | None, where: str) -> list[Problem]:
     for index, entry in enumerate(hooks.value):
         name, arguments = hook_entry(entry)
         if name is None:
-            message = f"{entry.plain()!r} is no hook; write `- Name` or `- Name: {{argument: value}}`"
+            message = f"{entry.shown()!r} is no hook; write `- Name` or `- Name: {{argument: value}}`"
             problems.append(Problem(entry.position, f"{where}[{index}]", message))
         elif arguments is not None and arguments.value is not None and not isinstance(arguments.value, dict):
-            message = f"{arguments.plain()!r} is no mapping of arguments"
+            message = f"{arguments.shown()!r} is no mapping of arguments"
             problems.append(Problem(arguments.position, f"{where}[{index}].{name}", message))
     return problems
 

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ _LOG = logging.getLogger(__name__)
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
+_ASIDE = ".tmp-"  # how the names begin of directories that are being written or deleted
 _DIRECTORY = re.compile(r"it-\d{8,}(-\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What a checkpoint says of itself; written last, so that a directory without one is no checkpoint.
+
+    The file also holds a `sha256` of all this.
 
     Args:
         format: the version of the format.
@@ -122,15 +126,18 @@ def commit(root: Path, save: Callable[[Path], None], *, epoch: int, iteration: i
     """
     with storing(root, "write a checkpoint in"):
         root.mkdir(exist_ok=True)
-        aside = root / f".tmp-{os.getpid()}"
+        aside = root / f"{_ASIDE}{os.getpid()}"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         try:
             save(aside)
-            files = {path.name: _describe(path) for path in sorted(aside.iterdir())}
+            files = {}
+            for path in sorted(aside.iterdir()):
+                flush_file(path)
+                files[path.name] = _describe(path)
             number = 1 + max((manifest.commit for manifest in _manifests(root)), default=0)
             manifest = Manifest(FORMAT, number, epoch, iteration, files)
-            write_atomically(aside / _MANIFEST, json.dumps(asdict(manifest), indent=2) + "\n")
+            write_atomically(aside / _MANIFEST, _encode(manifest))
             place = _free_place(root, iteration)
             aside.rename(place)
             flush_directory(root)
@@ -145,11 +152,14 @@ def name_checkpoint(place: Path, names: Iterable[str]) -> None:
     for name in names:
         link_atomically(place.parent / name, place.name)
     root = place.parent
-    named = {path.readlink().name for path in root.iterdir() if path.is_symlink()}
-    for path in root.iterdir():
-        if _DIRECTORY.fullmatch(path.name) and not path.is_symlink() and path.name not in named:
-            with storing(path, "delete"):
-                aside = root / f".tmp-{path.name}"
+    with storing(root, "delete old checkpoints in"):
+        links = [path for path in root.iterdir() if path.is_symlink() and not path.name.startswith(".")]
+        named = {link.readlink().name for link in links}
+        for left in root.glob(f"{_ASIDE}*"):  # by a process that was killed
+            shutil.rmtree(left)
+        for path in root.iterdir():
+            if _DIRECTORY.fullmatch(path.name) and not path.is_symlink() and path.name not in named:
+                aside = root / f"{_ASIDE}{path.name}"
                 path.rename(aside)  # a checkpoint is never seen with half its files
                 shutil.rmtree(aside)
 
@@ -166,7 +176,7 @@ def find(root: Path, name: str | None = None) -> Path:
     """
     for candidate in (name,) if name else ("best", "latest"):
         path = root / candidate
-        if candidate == Path(candidate).name and path.is_dir():
+        if candidate == Path(candidate).name and not candidate.startswith(".") and path.is_dir():
             return path.resolve()
     names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     wanted = f"no checkpoint {name!r}" if name else "no checkpoint"
@@ -180,32 +190,50 @@ def verify(place: Path) -> Manifest:
         StorageError: a file is missing or differs, the manifest cannot be read, or its format is newer than emrun.
     """
     manifest = _read_manifest(place)
-    if manifest.format > FORMAT:
-        raise StorageError(f"checkpoint {place}: format {manifest.format} is newer than this emrun knows ({FORMAT})")
     for name, expected in manifest.files.items():
         path = place / name
         if name != Path(name).name or not path.is_file():
             raise StorageError(f"checkpoint {place}: {name} is missing; the checkpoint is damaged")
-        if _describe(path) != expected:
+        with storing(path, "read"):
+            found = _describe(path)
+        if found != expected:
             raise StorageError(f"checkpoint {place}: {name} differs from its manifest; the checkpoint is damaged")
     return manifest
 
 
 def _manifests(root: Path) -> Iterable[Manifest]:
+    """Yield the manifests of a run's checkpoints; a damaged one does not keep a new one from being saved."""
     for path in root.iterdir():
         if _DIRECTORY.fullmatch(path.name) and not path.is_symlink():
-            yield _read_manifest(path)
+            with suppress(StorageError):
+                yield _read_manifest(path)
+
+
+def _encode(manifest: Manifest) -> str:
+    return json.dumps({**asdict(manifest), "sha256": _digest(asdict(manifest))}, indent=2) + "\n"
 
 
 def _read_manifest(place: Path) -> Manifest:
     try:
-        return Manifest(**json.loads((place / _MANIFEST).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        content = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
+        known = content["format"] <= FORMAT
+        intact = content.pop("sha256", None) == _digest(content)
+        manifest = Manifest(**content) if known and intact else None
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise StorageError(f"checkpoint {place}: {_MANIFEST} cannot be read ({error})") from error
+    if not known:
+        newer = f"format {content['format']} is newer than this emrun knows ({FORMAT})"
+        raise StorageError(f"checkpoint {place}: {newer}")
+    if manifest is None:
+        raise StorageError(f"checkpoint {place}: {_MANIFEST} is damaged")
+    return manifest
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    flush_file(path)
     with path.open("rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": path.stat().st_size}
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from emrun.errors import ConfigError, Position, Problem, did_you_mean
-from emrun.yaml_tree import Node, node_of, parse
+from emrun.names import normalised
+from emrun.yaml_tree import MAX_DEPTH, MAX_NODES, Node, node_of, parse, read_scalar
 
-_INTERPOLATION = re.compile(r"\$(\$?)\{([^{}]*)\}")
+_INTERPOLATION = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<name>[^{}]*)\}|\$\{")
 
 
 def read_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Node:
@@ -32,27 +33,27 @@ def read_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ())
 def overlay(config: Node, stream: str) -> Node:
     """Return the config with which a stream is evaluated: `eval.<stream>` laid over it.
 
-    Its `hooks` replace the hooks, its other sections are merged.
+    Its sections are merged; its `hooks`, being a list, replace the hooks.
     """
     section = config.get("eval", stream)
-    if section is None or not isinstance(section.value, dict):
-        return config
-    hooks = section.value.get("hooks")
-    merged = merge(config, replace(section, value={k: v for k, v in section.value.items() if k != "hooks"}))
-    return merged if hooks is None else replace(merged, value={**merged.value, "hooks": hooks})
+    return merge(config, section) if section is not None and isinstance(section.value, dict) else config
 
 
 def merge(base: Node, over: Node) -> Node:
-    """Merge two trees: mappings key by key, lists replace, a mapping whose `class` differs replaces."""
+    """Merge two trees: mappings key by key, lists replace, a mapping whose `class` (or `import`) differs replaces."""
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
-    classes = [node.value["class"].value if "class" in node.value else None for node in (base, over)]
-    if classes[1] is not None and classes[0] != classes[1]:
+    if _form_of(over) is not None and _form_of(base) != _form_of(over):
         return over
     merged = dict(base.value)
     for key, node in over.value.items():
         merged[key] = merge(base.value[key], node) if key in base.value else node
     return replace(over, value=merged)
+
+
+def _form_of(node: Node) -> tuple[str, Any] | None:
+    """Return what a form names, None when the mapping is no form."""
+    return next(((key, node.value[key].plain()) for key in ("class", "import") if key in node.value), None)
 
 
 def override(config: Node, overrides: Sequence[str]) -> Node:
@@ -68,42 +69,48 @@ def override(config: Node, overrides: Sequence[str]) -> Node:
         if text.startswith("~"):
             deletions.append((_path_of(text[1:], position), position))
             continue
-        path, equals, value = text.partition("=")
+        key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(Problem(position, "", "an override is key=value, or ~key to delete"))
-        leaf = replace(parse(value, position.source), position=position, key=position)
-        _add(changes, _path_of(path, position), leaf, position)
+        change = replace(parse(value, position.source), position=position, key=position)
+        for part in reversed(_path_of(key, position)):
+            change = Node({part: change}, position, position)
+        changes = _joined(changes, change, ())
     changed = _apply(config, changes, ())
-    doomed = [(_resolve(config, changed, path, position), position) for path, position in deletions]
-    for found, position in sorted(doomed, key=lambda each: [str(part).rjust(9) for part in each[0]], reverse=True):
-        changed = _delete(changed, found, position)
+    doomed: dict[tuple[str | int, ...], Position] = {}
+    for path, position in deletions:
+        found = tuple(_resolve(config, changed, path, position))
+        if found in doomed:
+            raise ConfigError(Problem(position, "", f"{'.'.join(path)} is deleted twice, also by {doomed[found]}"))
+        doomed[found] = position
+    for found in sorted(doomed, key=lambda each: [str(part).rjust(9) for part in each], reverse=True):
+        changed = _delete(changed, found)
     return changed
 
 
 def interpolate(config: Node) -> Node:
     """Replace every `${key.path}`, `${env:NAME}` and `${env:NAME,default}`; `$${` stands for `${`.
 
-    A value that is one interpolation gets the type of what it names; values from the environment are read as YAML.
+    A value that is one interpolation gets the type of what it names; one from the environment is read as a YAML scalar.
 
     Raises:
-        ConfigError: a name is unknown, or keys refer to each other in a circle.
+        ConfigError: a name is unknown, keys refer to each other in a circle, or the result is too large or too deep.
     """
-    return _interpolate(config, config, ())
+    return _Interpolation(config).of(config, (), 1)
 
 
 def _read_file(path: Path, readers: tuple[Path, ...]) -> Node:
-    if path.is_dir():
-        path = path / "config.yaml"
     try:
+        if path.is_dir():
+            path = path / "config.yaml"
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(Problem(Position(str(path)), "", f"cannot be read: {error.strerror}")) from error
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        column = error.start - (content.rfind(b"\n", 0, error.start) + 1) + 1
-        raise ConfigError(Problem(Position(str(path), line, column), "", "is not UTF-8")) from error
+        before = content[: error.start].decode("utf-8").removeprefix("\ufeff").split("\n")
+        raise ConfigError(Problem(Position(str(path), len(before), len(before[-1]) + 1), "", "is not UTF-8")) from error
     node = parse(text, str(path))
     if not isinstance(node.value, dict):
         raise ConfigError(Problem(node.position, "", "a config is a mapping with the keys dataset, model, ..."))
@@ -115,12 +122,16 @@ def _read_file(path: Path, readers: tuple[Path, ...]) -> Node:
     merged: Node | None = None
     for name in names:
         if not isinstance(name.value, str):
-            raise ConfigError(Problem(name.position, "extends", f"{name.value!r} is no file name"))
-        other = (path.parent / name.value).resolve()
+            raise ConfigError(Problem(name.position, "extends", f"{name.shown()!r} is no file name"))
+        try:
+            other = (path.parent / name.value).resolve(strict=True)
+            other = (other / "config.yaml").resolve(strict=True) if other.is_dir() else other
+        except (OSError, RuntimeError, ValueError) as error:  # not there; a circle of links; a null byte
+            raise ConfigError(
+                Problem(name.position, "extends", f"there is no file {str(path.parent / name.value)!r}")
+            ) from error
         if other in (*readers, path.resolve()):
             raise ConfigError(Problem(name.position, "extends", f"{name.value} extends itself"))
-        if not other.exists():
-            raise ConfigError(Problem(name.position, "extends", f"there is no file {path.parent / name.value}"))
         base = _read_file(other, (*readers, path.resolve()))
         merged = base if merged is None else merge(merged, base)
     return node if merged is None else merge(merged, node)
@@ -128,31 +139,35 @@ def _read_file(path: Path, readers: tuple[Path, ...]) -> Node:
 
 def _path_of(text: str, position: Position) -> list[str]:
     path = text.split(".")
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(Problem(position, "", f"has more than {MAX_DEPTH} parts"))
     if not all(path):
         raise ConfigError(Problem(position, "", f"{text!r} is no key; write for example model.optimizer.lr=0.1"))
     return path
 
 
-def _add(changes: Node, path: list[str], leaf: Node, position: Position) -> None:
-    """Put an override into the tree of all overrides."""
-    node = changes
-    for index, part in enumerate(path[:-1]):
-        child = node.value.get(part)
-        if child is None:
-            child = node.value[part] = Node({}, position, position)
-        elif not isinstance(child.value, dict):
-            taken = ".".join(path[: index + 1])
-            raise ConfigError(Problem(position, "", f"{taken} was set to {child.plain()!r} by another override"))
-        node = child
-    older = node.value.get(path[-1])
-    node.value[path[-1]] = leaf if older is None else merge(older, leaf)
+def _joined(older: Node, newer: Node, path: tuple[str, ...]) -> Node:
+    """Put two trees of overrides together, whose order does not matter unless both set the same key."""
+    if isinstance(older.value, dict) is not isinstance(newer.value, dict):
+        message = f"{'.'.join(path)} is also set to {older.plain()!r} by {older.position}"
+        raise ConfigError(Problem(newer.position, "", message))
+    if not isinstance(older.value, dict):
+        return newer
+    forms = _form_of(older), _form_of(newer)
+    if None not in forms and forms[0] != forms[1]:
+        return newer
+    joined = dict(older.value)
+    for key, node in newer.value.items():
+        joined[key] = _joined(joined[key], node, (*path, str(key))) if key in joined else node
+    return replace(older, value=joined)
 
 
 def _apply(base: Node, changes: Node, path: tuple[str, ...]) -> Node:
     """Merge the tree of overrides; where the config has a list, their keys are indices, or names of hooks."""
     if isinstance(base.value, list) and isinstance(changes.value, dict):
         items = list(base.value)
-        for key, node in changes.value.items():
+        for part, node in changes.value.items():
+            key = str(part)
             index = _index(items, key, path, node.position, adding=True)
             if path == ("hooks",):
                 old = items[index] if index < len(items) else Node(key, node.position)
@@ -165,11 +180,17 @@ def _apply(base: Node, changes: Node, path: tuple[str, ...]) -> Node:
     if not isinstance(base.value, dict) or not isinstance(changes.value, dict) or merge(base, changes) is changes:
         return changes
     merged = dict(base.value)
-    for key, node in changes.value.items():
+    for part, node in changes.value.items():
+        key = _own_key(merged, part)
         if key == "hooks" and not path and key not in merged and isinstance(node.value, dict):
             merged[key] = Node([], node.position, node.key)
-        merged[key] = _apply(merged[key], node, (*path, key)) if key in merged else node
+        merged[key] = _apply(merged[key], node, (*path, str(key))) if key in merged else node
     return replace(base, value=merged)
+
+
+def _own_key(mapping: Mapping[Any, Node], part: Any) -> Any:
+    """Return the key of a mapping that a part of a path means; keys that are no texts are compared as texts."""
+    return part if part in mapping else next((key for key in mapping if str(key) == str(part)), part)
 
 
 def _change_hook(entry: Node, arguments: Node, path: tuple[str, ...]) -> Node:
@@ -201,14 +222,14 @@ def hook_entry(entry: Node) -> tuple[str | None, Node | None]:
 def _index(items: list[Node], key: str, path: tuple[str, ...], position: Position, *, adding: bool = False) -> int:
     """Return the index that a key of an override means; that of a new last item for a hook that is not listed."""
     where = ".".join(path)
-    if re.fullmatch(r"\d+", key):
-        if int(key) >= len(items):
+    if re.fullmatch(r"[0-9]+", key):
+        if len(key) > 9 or int(key) >= len(items):
             raise ConfigError(Problem(position, where, f"has no item {key}; it has {len(items)}, counted from 0"))
         return int(key)
     if path != ("hooks",):
-        raise ConfigError(Problem(position, where, f"is a list: {key!r} is no index from 0 to {len(items) - 1}"))
-    names = [str(hook_entry(item)[0]) for item in items]
-    indices = [index for index, name in enumerate(names) if name == key]
+        raise ConfigError(Problem(position, where, f"is a list of {len(items)}: {key!r} is no index, counted from 0"))
+    names = [str(hook_entry(item)[0]).rpartition(".")[2] for item in items]
+    indices = [index for index, name in enumerate(names) if normalised(name) == normalised(key)]
     if len(indices) > 1:
         raise ConfigError(Problem(position, where, f"{key} is listed {len(indices)} times; use an index of {indices}"))
     if indices:
@@ -238,88 +259,106 @@ def _resolve(original: Node, changed: Node, path: list[str], position: Position)
                 if name is not None and arguments is not None:
                     found.append(name)
                     node = old = arguments
-        elif isinstance(node.value, dict) and part in node.value:
-            found.append(part)
-            node = node.value[part]
-            old = old.value[part] if isinstance(old.value, dict) and part in old.value else node
+        elif isinstance(node.value, dict) and (key := _own_key(node.value, part)) in node.value:
+            found.append(key)
+            node = node.value[key]
+            old = old.value[key] if isinstance(old.value, dict) and key in old.value else node
         else:
             keys = [str(key) for key in node.value] if isinstance(node.value, dict) else []
             raise ConfigError(Problem(position, where, f"has no key {part!r} to delete{did_you_mean(part, keys)}"))
     return found
 
 
-def _delete(node: Node, path: Sequence[str | int], position: Position) -> Node:
+def _delete(node: Node, path: Sequence[Any]) -> Node:
     first, rest = path[0], path[1:]
     if isinstance(node.value, list):
         items = list(node.value)
-        index = int(first)
-        items[index : index + 1] = [_delete(items[index], rest, position)] if rest else []
+        items[first : first + 1] = [_delete(items[first], rest)] if rest else []
         return replace(node, value=items)
-    if first not in node.value:
-        raise ConfigError(Problem(position, "", f"{first!r} is deleted twice"))
     entries = dict(node.value)
-    child = entries.pop(first)
     if rest:
-        entries = {
-            key: (_delete(child, rest, position) if key == first else value) for key, value in node.value.items()
-        }
+        entries[first] = _delete(entries[first], rest)
+    else:
+        del entries[first]
     return replace(node, value=entries)
 
 
-def _interpolate(node: Node, root: Node, active: tuple[str, ...]) -> Node:
-    if isinstance(node.value, dict):
-        return replace(node, value={key: _interpolate(child, root, active) for key, child in node.value.items()})
-    if isinstance(node.value, list):
-        return replace(node, value=[_interpolate(child, root, active) for child in node.value])
-    if not isinstance(node.value, str) or "${" not in node.value:
-        return node
-    whole = _INTERPOLATION.fullmatch(node.value)
-    if whole and not whole.group(1):
-        return replace(_named(whole.group(2), node, root, active), position=node.position, key=node.key)
+class _Interpolation:
+    """Replaces what stands in `${...}`, and counts what comes of it: references can multiply like aliases."""
 
-    def text(match: re.Match[str]) -> str:
-        if match.group(1):
-            return "${" + match.group(2) + "}"
-        found = _named(match.group(2), node, root, active).plain()
-        if isinstance(found, dict | list):
-            raise ConfigError(
-                Problem(node.position, "", f"{match.group()} is no single value, so it cannot be part of a text")
-            )
-        return str(found)
+    def __init__(self, root: Node) -> None:
+        self._root = root
+        self._count = 0
 
-    return replace(node, value=_INTERPOLATION.sub(text, node.value))
+    def of(self, node: Node, active: tuple[str, ...], depth: int) -> Node:
+        """Return a tree without interpolations; `active` are the names that are being looked up."""
+        self._count += 1
+        if self._count > MAX_NODES or depth > MAX_DEPTH:
+            limit = f"{MAX_NODES} values" if self._count > MAX_NODES else f"{MAX_DEPTH} levels"
+            raise ConfigError(Problem(node.position, "", f"has more than {limit} once its references are followed"))
+        if isinstance(node.value, dict):
+            return replace(node, value={key: self.of(child, active, depth + 1) for key, child in node.value.items()})
+        if isinstance(node.value, list):
+            return replace(node, value=[self.of(child, active, depth + 1) for child in node.value])
+        if not isinstance(node.value, str) or "${" not in node.value:
+            return node
+        whole = _INTERPOLATION.fullmatch(node.value)
+        if whole and whole["name"] is not None:
+            found = self._named(whole["name"], node, active, depth)
+            value = read_scalar(found.value) if whole["name"].startswith("env:") else found.value
+            return replace(found, value=value, position=node.position, key=node.key)
+        return self._text(node, active, depth)
+
+    def _text(self, node: Node, active: tuple[str, ...], depth: int) -> Node:
+        """Return a text with interpolations in it as one text."""
+        spelling = None
+
+        def text(match: re.Match[str]) -> str:
+            nonlocal spelling
+            if match["escape"]:
+                return "${"
+            if match["name"] is None:
+                raise ConfigError(Problem(node.position, "", "'${' without '}'; '$${' stands for a plain '${'"))
+            found = self._named(match["name"], node, active, depth)
+            if isinstance(found.value, dict | list):
+                message = f"{match.group()} is no single value, so it cannot be part of a text"
+                raise ConfigError(Problem(node.position, "", message))
+            if found.spelling is not None:
+                spelling = node.value
+            return str(found.value)
+
+        return replace(node, value=_INTERPOLATION.sub(text, node.value), spelling=spelling)
+
+    def _named(self, name: str, node: Node, active: tuple[str, ...], depth: int) -> Node:
+        """Return what an interpolation names."""
+        if name.startswith("env:"):
+            return _environment(name, node)
+        if name in active:
+            circle = " -> ".join((*active[active.index(name) :], name))
+            raise ConfigError(Problem(node.position, "", f"${{{name}}} refers to itself: {circle}"))
+        active = (*active, name)
+        found = self._root
+        for part in name.split("."):
+            if isinstance(found.value, str):
+                found = self.of(found, active, depth + 1)
+            children = _children(found)
+            if part not in children:
+                near = did_you_mean(part, children)
+                raise ConfigError(Problem(node.position, "", f"${{{name}}}: the config has no {part!r} there{near}"))
+            found = children[part]
+        return self.of(found, active, depth + 1)
 
 
-def _named(name: str, node: Node, root: Node, active: tuple[str, ...]) -> Node:
-    """Return what an interpolation names."""
-    if name.startswith("env:"):
-        variable, comma, default = name.removeprefix("env:").partition(",")
-        value = os.environ.get(variable, default if comma else None)
-        if value is None:
-            raise ConfigError(
-                Problem(node.position, "", f"the environment has no {variable}; set it, or write ${{{name},default}}")
-            )
-        return _environment_value(value, node)
-    if name in active:
-        circle = " -> ".join((*active[active.index(name) :], name))
-        raise ConfigError(Problem(node.position, "", f"${{{name}}} refers to itself: {circle}"))
-    found = root
-    for part in name.split("."):
-        children = _children(found)
-        if part not in children:
-            near = did_you_mean(part, children)
-            raise ConfigError(Problem(node.position, "", f"${{{name}}}: the config has no {part!r} there{near}"))
-        found = children[part]
-    return _interpolate(found, root, (*active, name))
-
-
-def _environment_value(value: str, node: Node) -> Node:
-    """Read a value from the environment as a YAML scalar; text that is none stays text, and is in no message."""
-    try:
-        parsed = parse(value, "environment").value
-    except ConfigError:
-        parsed = value
-    return replace(node, value=value if isinstance(parsed, dict | list) else parsed)
+def _environment(name: str, node: Node) -> Node:
+    """Return the text of `env:NAME` or `env:NAME,default`; messages show what the config says instead."""
+    variable, comma, default = name.removeprefix("env:").partition(",")
+    value = os.environ.get(variable)
+    if value is not None:
+        return replace(node, value=value, spelling=node.value)
+    if not comma:
+        message = f"the environment has no {variable}; set it, or write ${{{name},default}}"
+        raise ConfigError(Problem(node.position, "", message))
+    return replace(node, value=default)
 
 
 def _children(node: Node) -> Mapping[str, Node]:
@@ -331,6 +370,7 @@ def _children(node: Node) -> Mapping[str, Node]:
 
 
 def with_defaults(config: Node, defaults: Mapping[str, Any]) -> Node:
-    """Return the config with top-level keys added that it does not have."""
-    added = {key: node_of(value, Position("emrun")) for key, value in defaults.items() if key not in config.value}
-    return replace(config, value={**added, **config.value})
+    """Return the config with top-level keys added that it does not have, or has as null."""
+    has = {key: node for key, node in config.value.items() if key not in defaults or node.value is not None}
+    added = {key: node_of(value, Position("emrun")) for key, value in defaults.items() if key not in has}
+    return replace(config, value={**added, **has})

@@ -51,7 +51,7 @@ class AbstractDataset:
 def stream_names(dataset: Any) -> list[str]:
     """Return the names of a dataset's streams."""
     names = [name for name in dir(type(dataset)) if name.endswith(_SUFFIX) and not name.startswith("_")]
-    return [name.removesuffix(_SUFFIX) for name in names if name != _SUFFIX]
+    return [name.removesuffix(_SUFFIX) for name in names if callable(getattr(type(dataset), name, None))]
 
 
 def stream_function(dataset: Any, name: str) -> Any:
@@ -96,13 +96,17 @@ class _SourceInfo:
         self.high = -np.inf
 
     def add(self, values: Any) -> None:
+        dtype = getattr(values, "dtype", None)
+        if hasattr(values, "detach"):  # a tensor: NumPy knows neither its gradient nor its device nor bfloat16
+            values = values.detach().cpu()
+            values = values.double() if values.is_floating_point() else values
         try:
             array = np.asarray(values)
         except ValueError:  # rows of different lengths
             self.ragged = True
             self.dtypes.add(type(values[0]).__name__)
             return
-        self.dtypes.add(str(getattr(values, "dtype", array.dtype)))
+        self.dtypes.add(str(dtype or array.dtype))
         self.shapes.add(array.shape[1:])
         if array.dtype.kind in _NUMERIC_KINDS and array.size:
             self.low = min(self.low, float(array.min()))

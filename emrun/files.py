@@ -6,7 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from emrun.errors import ArgumentError, StorageError
@@ -44,12 +44,37 @@ def write_atomically(path: Path, text: str) -> None:
         flush_directory(path.parent)
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a file that no one else may have begun, and flush it to disk; half a file is taken back.
+
+    Raises:
+        FileExistsError: it is there.
+    """
+    file = path.open("x", encoding="utf-8")
+    try:
+        with file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    flush_directory(path.parent)
+
+
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file and flush it to disk."""
-    with storing(path, "write"), path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Append a line to a file and flush it to disk; a line that cannot be written whole is taken back."""
+    with storing(path, "write"):
+        size = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, size)
+            raise
 
 
 def flush_file(path: Path) -> None:
@@ -71,8 +96,11 @@ def link_atomically(link: Path, target: str) -> None:
     with storing(link, "write"):
         aside = link.with_name(f".{link.name}.tmp")
         aside.unlink(missing_ok=True)
-        aside.symlink_to(target)
-        aside.replace(link)
+        try:
+            aside.symlink_to(target)
+            aside.replace(link)
+        finally:
+            aside.unlink(missing_ok=True)
         flush_directory(link.parent)
 
 

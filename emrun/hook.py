@@ -90,8 +90,9 @@ class AbstractHook:
         """Called once, when the main loop is built.
 
         Raises:
-            HookError: the hook is registered already.
+            HookError: the hook is registered already, or a method is a misspelt event.
         """
+        check_events(type(self))
         if "main_loop" in self.__dict__:
             raise HookError(f"hook {type(self).__name__} is registered in a main loop already; build a new one")
         self.main_loop = main_loop
@@ -206,6 +207,10 @@ def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., 
     method = getattr(hook, event, None)
     if method is None or (hasattr(base, event) and getattr(method, "__func__", None) is getattr(base, event)):
         return None
+    if not callable(method):
+        raise HookError(
+            f"{type(hook).__name__}.{event} is {type(method).__name__}, which hides the event of that name; rename it"
+        )
     parameters = inspect.signature(method).parameters
     wanted = [name for name in EVENTS[event] if name in parameters]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

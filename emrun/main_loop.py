@@ -109,6 +109,7 @@ class MainLoop:
         self._interrupts = Interrupts(self._wake_stream)
         self._termination: TrainingTerminated | None = None
         self._profile: Profile = {}
+        self._news = False  # a signal, a termination or a request for a checkpoint: looked at after each batch
         self._entered = False
         self._checks = BatchChecks(model, self.hooks, on_empty_batch, on_unused_sources)
         self._checkpointing = Checkpointing(run.checkpoints if run else None, model.save)
@@ -155,6 +156,7 @@ class MainLoop:
         """
         if not self.evaluating:
             self._checkpointing.request(name, on_failure)
+            self._news = True
 
     def start_from(self, epochs_done: int, iterations_done: int) -> None:
         """Count on from where a model that was loaded has come to."""
@@ -211,7 +213,7 @@ class MainLoop:
         epoch_data: EpochData = {}
         try:
             with nullcontext() if self._entered else self:
-                epoch_data = self._run_epoch([], [self._stream(stream_name, train=False)], self._epochs_done)
+                epoch_data = self._run_epoch([], [self._stream(stream_name, train=False)], 0)
         finally:
             self.evaluating = False
         return epoch_data
@@ -254,6 +256,7 @@ class MainLoop:
             termination = ended[0] if len(ended) == 1 else TrainingTerminated(reasons)
             if event in _DEFERRED:
                 self._termination = self._termination or termination
+                self._news = True
             else:
                 raise termination
 
@@ -372,7 +375,7 @@ class MainLoop:
         except TrainingTerminated as error:
             ended = ended or error
         if self.run is not None:
-            self.run.record_epoch(epoch_id, self._iterations_done, perf_counter() - began, epoch_data)
+            self.run.record_epoch(self._epochs_done, self._iterations_done, perf_counter() - began, epoch_data)
         self._checkpointing.save_requested(self._epochs_done, self._iterations_done)
         if ended is not None:
             raise ended
@@ -385,8 +388,7 @@ class MainLoop:
         seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
         hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
         stream.profile = self._profile
-        checks, interrupts, checkpointing = self._checks, self._interrupts, self._checkpointing
-        run, clock = self.model.run, perf_counter
+        checks, run, clock = self._checks, self.model.run, perf_counter
         check_batch, fixed_batch_size = checks.begin(name), self._fixed_batch_size
         announce = partial(self.notify, "before_batch") if self._listeners["before_batch"] else None
         report = partial(self.notify, "after_batch") if self._listeners["after_batch"] else None
@@ -415,10 +417,8 @@ class MainLoop:
                     began = clock()
                     report(stream_name=name, batch_data={**batch, **outputs})
                     hook_seconds.append(clock() - began)
-                if interrupts.signal is not None or self._termination is not None:
+                if self._news and self._handle_news():
                     break
-                if checkpointing.requested:
-                    checkpointing.save_requested(self._epochs_done, self._iterations_done)
         finally:
             self.training = False
             self._current = None
@@ -428,6 +428,14 @@ class MainLoop:
         if batches_run == 0:
             checks.report_empty_stream(name, self._on_empty_stream)
         self.notify("after_stream", stream_name=name)
+
+    def _handle_news(self) -> bool:
+        """Save what was requested during a batch; return whether the stream ends here."""
+        self._news = False
+        ends = self._interrupts.signal is not None or self._termination is not None
+        if not ends:
+            self._checkpointing.save_requested(self._epochs_done, self._iterations_done)
+        return ends
 
     def _end_if_due(self) -> None:
         """Raise what ends the training: a signal, or a termination that waited for the end of an update."""
@@ -475,6 +483,8 @@ class MainLoop:
         return listeners
 
     def _wake_stream(self) -> None:
+        """Let the loop notice a signal; called by the handler."""
+        self._news = True
         if self._current is not None:
             self._current.wake()
 

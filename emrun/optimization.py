@@ -47,9 +47,10 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
                 raise ArgumentError("optimizer", message)
             param_groups.append({"params": members, **{k: v for k, v in group.items() if k != "match"}})
         optimizer = form(param_groups)
-        unknown = [k for group in groups for k in group if k != "match" and k not in optimizer.defaults]
-        if unknown:
-            allowed = listed(sorted(optimizer.defaults))
+        defaults = getattr(optimizer, "defaults", {})
+        unknown = [k for group in groups for k in group if k != "match" and k not in defaults]
+        if unknown and defaults:
+            allowed = listed(sorted(defaults))
             raise ArgumentError("optimizer", f"groups: unknown argument {unknown[0]!r}; allowed: {allowed}")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError("optimizer", f"{type(optimizer).__name__} is no torch.optim.Optimizer")
@@ -78,13 +79,15 @@ class Scheduler:
         self.metric = metric
 
     def step(self, epoch_data: EpochData | None) -> None:
-        """Step; with a metric, the epoch's data must have it.
+        """Step; with a metric, only after an epoch that ran its stream.
 
         Raises:
-            ArgumentError: they do not.
+            ArgumentError: the epoch's data do not have the metric.
         """
         if self.metric is None:
             self.scheduler.step()
+            return
+        if epoch_data is not None and self.metric.partition("/")[0] not in epoch_data:
             return
         value: Any = epoch_data
         for part in self.metric.split("/"):

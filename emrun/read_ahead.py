@@ -15,6 +15,9 @@ _PATIENCE = 1.0  # seconds that a reader gets to end before it is left behind as
 END = object()
 """What `ReadAhead.get` returns at the end of the pass."""
 
+INTERRUPTED = object()
+"""What it returns when the wait for a batch was interrupted."""
+
 
 class _Failure:
     """An exception on its way from the reader to the loop."""
@@ -62,7 +65,7 @@ class ReadAhead:
             self._thread.start()
 
     def get(self) -> Any:
-        """Return the next batch, `END` at the end of the pass, or None when the wait was interrupted.
+        """Return the next batch, `END` at the end of the pass, or `INTERRUPTED` when the wait was.
 
         Raises:
             BaseException: what the stream raised, with its traceback, after the batches that came before it.
@@ -72,7 +75,7 @@ class ReadAhead:
             self._loop_waits = True
             if not queue:  # the reader looks at the flag after it appended: one of the two sees the other
                 if self._interrupted():
-                    return None
+                    return INTERRUPTED
                 self._items.acquire()
         item = queue.popleft()
         if self._reader_waits and len(queue) <= self._size // 2:

@@ -12,6 +12,7 @@ import platform
 import shutil
 import socket
 import subprocess
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -23,7 +24,7 @@ from ruamel.yaml import YAML
 
 import emrun
 from emrun.errors import UsageError
-from emrun.files import append_line, safe_component, storing, write_atomically
+from emrun.files import append_line, safe_component, storing, write_atomically, write_new
 from emrun.types import EpochData
 
 CONFIG, TRACE, METRICS, LOG, CHECKPOINTS = "config.yaml", "trace.yaml", "metrics.jsonl", "train.log", "checkpoints"
@@ -127,7 +128,7 @@ class Run:
 
     @contextmanager
     def logging(self) -> Iterator[None]:
-        """Write the log of the block, from every module, into `train.log`."""
+        """Write the log of the block, from every module, into `train.log`; an error that ends it with its traceback."""
         root = logging.getLogger()
         with storing(self.directory / LOG, "write"):
             handler = logging.FileHandler(self.directory / LOG, encoding="utf-8")
@@ -138,6 +139,10 @@ class Run:
             root.setLevel(logging.INFO)
         try:
             yield
+        except BaseException as error:
+            text = "".join(traceback.format_exception(error)).rstrip()
+            handler.emit(logging.LogRecord("emrun", logging.ERROR, __file__, 0, text, None, None))
+            raise
         finally:
             root.removeHandler(handler)
             root.setLevel(level)
@@ -195,8 +200,7 @@ def create_run(
         raise occupied
     with storing(directory, "write in"):
         try:
-            with (directory / CONFIG).open("x", encoding="utf-8") as file:
-                file.write(config_text)
+            write_new(directory / CONFIG, config_text)
         except FileExistsError:  # of two runs that start here at the same time, one wins
             raise occupied from None
     run = Run(directory, seed=seed, command=command, clock=clock)
@@ -244,9 +248,9 @@ def _directory_name(name: str, clock: Clock) -> str:
     fields = {"name": safe_component("name", name), "timestamp": clock().strftime("%Y%m%d-%H%M%S")}
     try:
         return safe_component(_FORMAT_VARIABLE, pattern.format(**fields))
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{_FORMAT_VARIABLE}={pattern!r} cannot be used; its fields are {{name}}, {{timestamp}}"
+            f"{_FORMAT_VARIABLE}={pattern!r} cannot be used for {name!r}; its fields are {{name}}, {{timestamp}}"
         ) from error
 
 

@@ -31,6 +31,7 @@ class RunningStats:
         self._spread = any(name in ("std", "var") for name in aggregations)
         self._collects = any(name not in RUNNING for name in aggregations)
         self._is_scalar = False
+        self._is_weighted = False
         self._buffer: Tensor | None = None
         self._fill = 0
         self._lengths: list[float] = []  # of the batches that the scalars in the buffer stand for
@@ -48,7 +49,8 @@ class RunningStats:
             weights: of shape (B,), or None.
 
         Raises:
-            ValueError: the value's first axis is not the batch, or it was a scalar before and is none now.
+            ValueError: the value's or the weights' first axis is not the batch, or there are scalars or weights in
+                some batches and not in others.
             TypeError: the value is no real number.
         """
         value = _tensor(value)
@@ -59,6 +61,12 @@ class RunningStats:
             raise ValueError("is a scalar in some batches and has an entry an example in others")
         if not is_scalar and value.shape[0] != length:
             raise ValueError(f"has {value.shape[0]} entries, but the batch has {length} examples")
+        weight = None if weights is None else _tensor(weights)
+        if weight is not None and weight.shape != (length,):
+            raise ValueError(f"has weights of shape {tuple(weight.shape)}, but the batch has {length} examples")
+        if self._count and (weight is not None) is not self._is_weighted:
+            raise ValueError("has weights in some batches and none in others")
+        self._is_weighted = weight is not None
         n = value.numel()
         buffer = self._room_for(n)
         buffer[self._fill : self._fill + n] = value if value.dim() == 1 else value.reshape(-1)
@@ -66,8 +74,8 @@ class RunningStats:
         self._count += length if is_scalar else n
         if is_scalar:
             self._lengths.append(length)
-        if weights is not None:
-            weight = _tensor(weights).to(buffer)
+        if weight is not None:
+            weight = weight.to(buffer)
             self._weights.append(weight.sum()[None] if is_scalar else weight.repeat_interleave(n // length))
 
     def result(self) -> dict[str, float]:
@@ -101,14 +109,15 @@ class RunningStats:
             self._collected.append(values.clone())
         repeats = values.new_tensor(self._lengths) if self._is_scalar else torch.ones_like(values)
         weights = torch.cat(self._weights) if self._weights else repeats
-        weight, mean = weights.sum(), (weights * values).sum() / weights.sum()
+        weight, weighted = weights.sum(), (weights * values).sum()
+        mean = weighted / _at_least_tiny(weight)
         new = {
             "sum": (values * repeats).sum(),
             "nancount": (values.isnan() * repeats).sum(),
             "min": values.min(),
             "max": values.max(),
             "weight": weight,
-            "mean": mean,
+            "weighted": weighted,
             "squares": (weights * (values - mean).square()).sum() if self._spread else weight,
         }
         self._totals = _combine(self._totals, new) if self._totals else new
@@ -121,6 +130,10 @@ class RunningStats:
         if name not in RUNNING:
             return float(getattr(np, name)(collected))
         totals = self._totals
+        if not totals:
+            return 0 if name in ("sum", "nancount") else float("nan")
+        if name == "mean":
+            return float(totals["weighted"] / totals["weight"])
         if name in ("std", "var"):
             variance = float(totals["squares"] / totals["weight"])
             return variance if name == "var" else variance**0.5
@@ -131,17 +144,22 @@ class RunningStats:
 
 def _combine(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
     weight = old["weight"] + new["weight"]
-    share = new["weight"] / weight
-    difference = new["mean"] - old["mean"]
+    share = new["weight"] / _at_least_tiny(weight)
+    difference = new["weighted"] / _at_least_tiny(new["weight"]) - old["weighted"] / _at_least_tiny(old["weight"])
     return {
         "sum": old["sum"] + new["sum"],
         "nancount": old["nancount"] + new["nancount"],
         "min": torch.minimum(old["min"], new["min"]),
         "max": torch.maximum(old["max"], new["max"]),
         "weight": weight,
-        "mean": old["mean"] + difference * share,
+        "weighted": old["weighted"] + new["weighted"],
         "squares": old["squares"] + new["squares"] + difference.square() * old["weight"] * share,
     }
+
+
+def _at_least_tiny(weight: Tensor) -> Tensor:
+    """Return what to divide by: examples may weigh nothing."""
+    return weight.clamp(min=torch.finfo(weight.dtype).tiny)
 
 
 def _tensor(value: Any) -> Tensor:
@@ -151,5 +169,9 @@ def _tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value if value.flags.writeable else value.copy())
-    return torch.as_tensor(np.asarray(value, dtype=np.float64))
+        shareable = value.flags.writeable and all(stride >= 0 for stride in value.strides)
+        return torch.from_numpy(value if shareable else value.copy())
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"is no number, but {type(value).__name__} of {array.dtype}")
+    return torch.as_tensor(array.astype(np.float64))

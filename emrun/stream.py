@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from emrun.dataset import takes_context
 from emrun.errors import StreamError
-from emrun.read_ahead import END, ReadAhead
-from emrun.stream_context import StreamContext
+from emrun.read_ahead import END, INTERRUPTED, ReadAhead
+from emrun.stream_context import StreamContext, beyond_end
 from emrun.types import Batch
 
 
@@ -73,6 +74,7 @@ class StreamWrapper:
         self._batch = 0
         self._iterator: Iterator[Batch] | None = None
         self._reader: ReadAhead | None = None
+        self._read: Callable[[], Any] | None = None
         self._entered = False
 
     @property
@@ -94,13 +96,14 @@ class StreamWrapper:
     ) -> None:
         """Stop the reader; position and batches that it read are kept."""
         self._entered = False
+        self._read = None
         if self._reader is not None and not self._reader.stop():
             self._reader = self._iterator = None
 
     def close(self) -> None:
         """Stop the reader and drop what was read ahead; the position is kept."""
         reader, iterator = self._reader, self._iterator
-        self._reader = self._iterator = None
+        self._reader = self._iterator = self._read = None
         stopped = reader is None or reader.stop()
         close = getattr(iterator, "close", None)
         if stopped and close is not None:
@@ -113,44 +116,46 @@ class StreamWrapper:
 
     def __iter__(self) -> Iterator[Batch]:
         """Hand out the batches of one epoch."""
-        if self._buffer_size > 0 and not self._entered:
-            raise ValueError(
-                f"stream {self.name!r} is buffered: iterate it inside `with stream:`, which ends its thread"
-            )
         if not self.training:
             self.close()
             self._batch = 0
-        seconds = self.profile.setdefault(f"read_batch_{self.name}", array("d"))
+        note = self.profile.setdefault(f"read_batch_{self.name}", array("d")).append
         left = self._epoch_size if self._epoch_size > 0 else -1
         while left:
             began = perf_counter()
-            batch = self._next()
+            try:
+                batch = (self._read or self._open())()
+            except BaseException as error:
+                error.add_note(f"in stream {self.name!r}, batch {self._batch} of the pass (counted from 0)")
+                self.close()  # a generator that raised would look like one that ended
+                raise
             if batch is END:
                 if left > 0 and self._batch:  # the epoch goes on in the next pass
                     self._next_pass()
                     continue
                 self._next_pass()
                 return
-            if batch is None:  # interrupted
+            if batch is INTERRUPTED:
                 return
             self._batch += 1
             left -= 1
-            seconds.append(perf_counter() - began)
+            note(perf_counter() - began)
             yield batch
 
-    def _next(self) -> Any:
-        """Return the next batch of the pass, END, or None when a wait was interrupted."""
-        try:
-            if self._iterator is None:
-                self._begin_pass()
-            if self._reader is None:
-                return next(self._iterator, END)  # type: ignore[arg-type]
+    def _open(self) -> Callable[[], Any]:
+        """Begin the pass or go on with it; return what returns its next batch, END or INTERRUPTED."""
+        if self._buffer_size > 0 and not self._entered:
+            raise ValueError(
+                f"stream {self.name!r} is buffered: iterate it inside `with stream:`, which ends its thread"
+            )
+        if self._iterator is None:
+            self._begin_pass()
+        if self._reader is not None:
             self._reader.start()
-            return self._reader.get()
-        except BaseException as error:
-            error.add_note(f"in stream {self.name!r}, batch {self._batch} of the pass (counted from 0)")
-            self.close()  # a generator that raised would look like one that ended
-            raise
+            self._read = self._reader.get
+        else:
+            self._read = partial(next, self._iterator, END)
+        return self._read
 
     def _next_pass(self) -> None:
         self.close()
@@ -166,7 +171,7 @@ class StreamWrapper:
                 "it must return an iterable of batches (is a `yield` missing?)",
                 first_batch=True,
             )
-        batches = _counted(context, stream) if self._takes_context else iter(stream)
+        batches = context.counted(stream) if self._takes_context else iter(stream)
         if self._batch:
             first: Any = next(batches, END)
             if context.skips:
@@ -182,11 +187,4 @@ class StreamWrapper:
         for batch in itertools.chain((first,), itertools.islice(batches, self._batch - 1)):
             done += batch is not END
         if done < self._batch:
-            raise StreamError(f"stream {self.name!r} has {done} batches; position {self._batch} is beyond its end")
-
-
-def _counted(context: StreamContext, batches: Iterable[Batch]) -> Iterator[Batch]:
-    for batch in batches:
-        context.count_yield()
-        yield batch
-    context.finish()
+            raise beyond_end(self.name, done, self._batch)

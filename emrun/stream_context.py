@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from emrun.errors import StreamError
-from emrun.randomness import derived_seed
+from emrun.randomness import Key, derived_seed
+from emrun.types import Batch
 
 if TYPE_CHECKING:
     import torch
@@ -34,16 +35,18 @@ class StreamContext:
         self._key = (seed, stream_name, "train" if epoch else "eval", epoch)
         self._rng: np.random.Generator | None = None
         self._torch_generator: torch.Generator | None = None
+        self._place: tuple[Key, ...] = ("batch", 0)  # what the generators are seeded for
         self._orders = 0
         self._handed_out: int | None = None
         self._yielded = start
+        self._unfinished = False  # whether a call of `batches` has rows left
+        self._is_counted = False
 
     @property
     def rng(self) -> np.random.Generator:
         """NumPy's generator of this pass, inside `batches` of the batch: one object, reseeded in place."""
         if self._rng is None:
-            self._rng = np.random.Generator(np.random.PCG64())
-            self._reseed()
+            self._rng = np.random.Generator(np.random.PCG64(self._place_seed()))
         return self._rng
 
     @property
@@ -53,7 +56,7 @@ class StreamContext:
             import torch
 
             self._torch_generator = torch.Generator()
-            self._reseed()
+            self._torch_generator.manual_seed(self._place_seed() % 2**63)
         return self._torch_generator
 
     def rng_for(self, index: int) -> np.random.Generator:
@@ -65,7 +68,8 @@ class StreamContext:
     ) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
         """Yield the row indices of each batch, int64 of shape (batch_size,), the last one shorter.
 
-        The caller yields exactly one batch for each set of rows. A second call within the pass goes on counting.
+        The caller yields exactly one batch for each set of rows, to the last, which `counted` checks. A second call
+        within the pass goes on counting.
 
         Args:
             n: the number of examples.
@@ -74,15 +78,14 @@ class StreamContext:
             drop_last: leave a last, shorter batch out.
 
         Raises:
-            StreamError: the numbers make no sense, or the stream did not yield once for the last set of rows.
+            StreamError: the numbers make no sense, or the stream did not yield once for each set of rows before.
         """
         if n < 0 or batch_size < 1:
             raise StreamError(f"stream {self.stream_name!r}: ctx.batches(n={n}, batch_size={batch_size}) has no sense")
         self._orders += 1
-        if self._handed_out is None:
-            if self._yielded != self.start:
-                raise self._miscounted()
-            self._handed_out = 0
+        if self._unfinished or (self._handed_out is None and self._yielded != self.start):
+            raise self._miscounted()
+        self._handed_out = self._handed_out or 0
         order = np.arange(n, dtype=np.int64)
         if shuffle:
             order = np.random.Generator(np.random.PCG64(derived_seed(*self._key, "order", self._orders))).permutation(n)
@@ -90,17 +93,33 @@ class StreamContext:
         skipped = min(max(self.start - self._handed_out, 0), -(-stop // batch_size))
         self._handed_out += skipped
         for first in range(skipped * batch_size, stop, batch_size):
-            if self._handed_out != self._yielded:
+            if self._handed_out != self._yielded and self._is_counted:
                 raise self._miscounted()
             self._handed_out += 1
+            self._unfinished = self._is_counted and first + batch_size < stop
+            self._place = ("batch", self._handed_out)
             if self._rng is not None or self._torch_generator is not None:
                 self._reseed()
             yield order[first : min(first + batch_size, stop)]
+        self._place = ("after", self._orders)
+        self._reseed()
 
     @property
     def skips(self) -> bool:
         """Whether the pass was begun by `batches`, which leaves out the first `start` batches by itself."""
         return self._handed_out is not None
+
+    def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches of the stream that got this context, and check that it keeps the contract of `batches`.
+
+        Raises:
+            StreamError: it does not.
+        """
+        self._is_counted = True
+        for batch in batches:
+            self.count_yield()
+            yield batch
+        self.finish()
 
     def count_yield(self) -> None:
         """Take note that the stream yielded a batch.
@@ -116,20 +135,32 @@ class StreamContext:
         """Take note that the stream came to its end.
 
         Raises:
-            StreamError: it did not yield a batch for the last set of rows.
+            StreamError: it did not yield a batch for each set of rows, or has fewer than were to be left out.
         """
-        if self._handed_out is not None and self._yielded != max(self._handed_out, self.start):
+        if self._handed_out is None:
+            return
+        if self._unfinished or self._yielded != max(self._handed_out, self.start):
             raise self._miscounted()
+        if self._handed_out < self.start:
+            raise beyond_end(self.stream_name, self._handed_out, self.start)
 
     def _reseed(self) -> None:
-        seed = derived_seed(*self._key, "batch", self._handed_out or 0)
+        """Reseed the generators that were asked for; the others are seeded when they are."""
         if self._rng is not None:
-            self._rng.bit_generator.state = np.random.PCG64(seed).state
+            self._rng.bit_generator.state = np.random.PCG64(self._place_seed()).state
         if self._torch_generator is not None:
-            self._torch_generator.manual_seed(seed % 2**63)
+            self._torch_generator.manual_seed(self._place_seed() % 2**63)
+
+    def _place_seed(self) -> int:
+        return derived_seed(*self._key, *self._place)
 
     def _miscounted(self) -> StreamError:
         return StreamError(
             f"stream {self.stream_name!r} does not yield exactly one batch for each set of rows of ctx.batches; "
             "a stream that filters, packs or reorders draws its own rows with ctx.rng instead"
         )
+
+
+def beyond_end(stream_name: str, batches: int, position: int) -> StreamError:
+    """Return the error for a pass that has fewer batches than are to be left out."""
+    return StreamError(f"stream {stream_name!r} has {batches} batches; position {position} is beyond its end")

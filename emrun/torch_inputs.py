@@ -20,12 +20,12 @@ class InputNames:
     """Which sources a module's forward gets, and how.
 
     Args:
-        required: source -> parameter of forward, None when it is passed by position.
+        required: pairs of a source and the parameter of forward that gets it, None when it is passed by position.
         optional: likewise, passed when a batch has it.
     """
 
-    required: dict[str, str | None]
-    optional: dict[str, str | None]
+    required: tuple[tuple[str, str | None], ...]
+    optional: tuple[tuple[str, str | None], ...] = ()
 
     @classmethod
     def read(cls, module: torch.nn.Module, inputs: Sequence[str] | Mapping[str, str] | None) -> InputNames:
@@ -34,30 +34,45 @@ class InputNames:
         Raises:
             ArgumentError: it does not fit the signature of forward.
         """
+        names = cls._read(module, inputs)
+        positional = [source for source, parameter in names.required if parameter is None]
+        keywords = {parameter: source for source, parameter in names.required if parameter is not None}
+        try:
+            inspect.signature(module.forward).bind(*positional, **keywords)
+        except TypeError as error:
+            raise ArgumentError("inputs", f"{type(module).__name__}.forward: {error}") from error
+        return names
+
+    @classmethod
+    def _read(cls, module: torch.nn.Module, inputs: Sequence[str] | Mapping[str, str] | None) -> InputNames:
         parameters = inspect.signature(module.forward).parameters
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         named = {name: p for name, p in parameters.items() if p.kind not in variable}
         takes_any = len(named) < len(parameters)
         kind = type(module).__name__
+        sources = inputs.values() if isinstance(inputs, Mapping) else inputs or ()
+        if isinstance(inputs, str) or not all(isinstance(name, str) for name in sources):
+            raise ArgumentError("inputs", f"{inputs!r} is neither a list of sources nor a mapping parameter: source")
         if inputs is None:
             if takes_any:
                 raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources it gets")
-            required = {name: name for name, p in named.items() if p.default is p.empty}
-            return cls(dict(required), {name: name for name in named if name not in required})
+            has_default = {name: p.default is not p.empty for name, p in named.items()}
+            return cls(
+                tuple((name, name) for name in named if not has_default[name]),
+                tuple((name, name) for name in named if has_default[name]),
+            )
         if isinstance(inputs, Mapping):
             unknown = [name for name in inputs if name not in named]
             if unknown and not takes_any:
                 hint = did_you_mean(str(unknown[0]), named)
                 message = f"{kind}.forward has no parameter {unknown[0]!r}{hint}; it has {listed(list(named))}"
                 raise ArgumentError("inputs", message)
-            return cls({source: parameter for parameter, source in inputs.items()}, {})
-        if isinstance(inputs, str) or not all(isinstance(name, str) for name in inputs):
-            raise ArgumentError("inputs", f"{inputs!r} is neither a list of sources nor a mapping parameter: source")
-        if inputs and all(name in named for name in inputs):
-            return cls({name: name for name in inputs}, {})
+            return cls(tuple((source, parameter) for parameter, source in inputs.items()))
+        if all(name in named for name in inputs) and len(set(inputs)) == len(inputs):
+            return cls(tuple((name, name) for name in inputs))
         if len(inputs) > len(named) and not takes_any:
             raise ArgumentError("inputs", f"{kind}.forward takes {len(named)} arguments, not {len(inputs)}")
-        return cls(dict.fromkeys(inputs), {})
+        return cls(tuple((name, None) for name in inputs))
 
 
 class Inputs:
@@ -77,15 +92,19 @@ class Inputs:
         others: tuple[Sequence[str], Sequence[str]],
         device: torch.device,
     ) -> None:
-        self.required = list(dict.fromkeys((*names.required, *others[0])))
-        self.optional = [n for n in dict.fromkeys((*names.optional, *others[1])) if n not in self.required]
+        required, optional = ([source for source, _ in pairs] for pairs in (names.required, names.optional))
+        self.required = list(dict.fromkeys((*required, *others[0])))
+        self.optional = [name for name in dict.fromkeys((*optional, *others[1])) if name not in self.required]
         self._device = device
+        self._on_cpu = device.type == "cpu"
         tensors = [*module.parameters(), *module.buffers()]
         self._dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
         self._wanted = (self._dtype, torch.int64, torch.bool)
-        self._positional = [source for source, parameter in names.required.items() if parameter is None]
-        self._named = [(source, parameter) for source, parameter in names.required.items() if parameter is not None]
-        self._maybe = [(source, parameter) for source, parameter in names.optional.items() if parameter is not None]
+        self._positional = [source for source, parameter in names.required if parameter is None]
+        self._named = [(source, parameter) for source, parameter in names.required if parameter is not None]
+        self.are_arguments = not self.optional and names.required == tuple((name, name) for name in self.required)
+        """Whether forward takes the tensors by their own names."""
+        self._maybe = [(source, parameter) for source, parameter in names.optional if parameter is not None]
 
     def tensors(self, batch: Batch) -> dict[str, Tensor]:
         """Return source -> tensor on the device, for the sources that are needed.
@@ -93,14 +112,14 @@ class Inputs:
         Raises:
             StreamError: a source cannot become a tensor.
         """
-        wanted, device = self._wanted, self._device
+        wanted, device, on_cpu = self._wanted, self._device, self._on_cpu
         tensors = {}
         names = self.required
         if self.optional:
             names = [*names, *(name for name in self.optional if name in batch)]
         for name in names:
             value = batch[name]
-            if value.__class__ is Tensor and value.dtype in wanted and value.device == device:
+            if type(value) is Tensor and value.dtype in wanted and (value.is_cpu if on_cpu else value.device == device):
                 tensors[name] = value
             else:
                 tensors[name] = self._convert(name, value)
@@ -116,11 +135,7 @@ class Inputs:
 
     def _convert(self, name: str, value: Any) -> Tensor:
         try:
-            if isinstance(value, np.ndarray) and (not value.flags.writeable or any(s < 0 for s in value.strides)):
-                value = value.copy()  # torch shares memory with arrays; it cannot with these
-            elif isinstance(value, list | tuple) and value and isinstance(value[0], np.ndarray | Tensor):
-                value = torch.stack([torch.as_tensor(each) for each in value])
-            tensor = torch.as_tensor(value)
+            tensor = _tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             message = f"source {name!r} cannot become a tensor: {reason}; the dataset must give numbers of equal shape"
@@ -132,3 +147,12 @@ class Inputs:
         else:
             dtype = torch.int64
         return tensor.to(device=self._device, dtype=dtype)
+
+
+def _tensor(value: Any) -> Tensor:
+    """Return a source as a tensor, which shares its memory where that is possible."""
+    if isinstance(value, np.ndarray) and (not value.flags.writeable or any(stride < 0 for stride in value.strides)):
+        value = value.copy()  # torch shares memory with arrays; it cannot with these
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], np.ndarray | Tensor | list | tuple):
+        return torch.stack([_tensor(each) for each in value])
+    return torch.as_tensor(value)

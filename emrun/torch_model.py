@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +63,7 @@ class TorchModel(AbstractModel):
             matches no group gets the defaults. Without an optimizer the model can only be evaluated.
         scheduler: a class from torch.optim.lr_scheduler or a dotted path, and its arguments. It steps after each
             training epoch, or, with `step_on: update`, after each update. `metric: valid/loss/mean` hands it that
-            statistic of the epoch.
+            statistic of the epoch; epochs that do not evaluate its stream are passed over.
         device: `auto` takes CUDA or MPS when there is one, else the CPU; or any torch device.
 
     Raises:
@@ -91,13 +92,16 @@ class TorchModel(AbstractModel):
         self._sums_terms = not callable(loss) and bool(loss)
         self._terms = _calculations("loss", loss, self.device)
         self._metrics = _calculations("metrics", metrics, self.device)
+        self._is_complete = not (
+            self._terms or self._metrics or self._outputs
+        )  # nothing is added to what forward returns
         self._inputs = Inputs(module, InputNames.read(module, inputs), self._calculation_sources(), self.device)
         self.optimizer = build_optimizer(module, optimizer) if optimizer is not None else None
         self.scheduler = build_scheduler(self.optimizer, scheduler) if scheduler is not None else None
         self._main_loop: MainLoop | None = None
         self._notify_before: Callable[..., None] | None = None
         self._notify_after: Callable[..., None] | None = None
-        self._checked: set[str] = set()
+        self._stream: str | None = None  # the stream of the step before, None at the beginning of an epoch
         self._check_pending = False
         self._trained = False
 
@@ -120,11 +124,10 @@ class TorchModel(AbstractModel):
     def register_mainloop(self, main_loop: MainLoop) -> None:
         """Take note of the loop whose hooks listen to the updates."""
         self._main_loop = main_loop
-        self._checked = set()
-        if main_loop.listens("before_update"):
-            self._notify_before = lambda: main_loop.notify("before_update", model=self)
-        if main_loop.listens("after_update"):
-            self._notify_after = lambda: main_loop.notify("after_update", model=self)
+        self._notify_before, self._notify_after = (
+            partial(main_loop.notify, event, model=self) if main_loop.listens(event) else None
+            for event in ("before_update", "after_update")
+        )
 
     @property
     def monitors(self) -> Sequence[str]:
@@ -138,8 +141,7 @@ class TorchModel(AbstractModel):
         Raises:
             ArgumentError: there is none.
         """
-        evaluates = self._main_loop is not None and self._main_loop.evaluating
-        if self.optimizer is None and not evaluates and type(self).train_step is TorchModel.train_step:
+        if self.optimizer is None and not self._evaluates and type(self).train_step is TorchModel.train_step:
             raise _NO_OPTIMIZER
 
     def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
@@ -158,16 +160,15 @@ class TorchModel(AbstractModel):
         if not train:
             with torch.no_grad():
                 return self.forward(inputs)
-        self._check_pending = stream not in self._checked
+        if stream is not self._stream:
+            self._stream, self._check_pending, self._trained = stream, True, True
         if self.optimizer is not None:
             self.optimizer.zero_grad()
         outputs = self.train_step(inputs)
-        self._trained = True
-        self._checked.add(stream)
-        return {
-            name: value.detach() if isinstance(value, Tensor) and value.requires_grad else value
-            for name, value in outputs.items()
-        }
+        detached = {}
+        for name, value in outputs.items():  # a comprehension is a call of a function
+            detached[name] = value.detach() if isinstance(value, Tensor) and value.requires_grad else value
+        return detached
 
     def train_step(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Run the module forward and backward and make an update; override it for other schemes of training.
@@ -181,9 +182,14 @@ class TorchModel(AbstractModel):
             Output name -> value.
         """
         outputs = self.forward(inputs)
-        if self._check_pending and self._main_loop is not None:
-            self._main_loop.check_outputs(outputs)
-        self.backward(_mean_loss(outputs))
+        if self._check_pending:
+            self._check_pending = False
+            if self._main_loop is not None:
+                self._main_loop.check_outputs(outputs)
+        loss = outputs.get("loss")
+        if type(loss) is not Tensor or loss.dim():
+            loss = _mean_loss(outputs)
+        self.backward(loss)
         self.update(self.optimizer)
         return outputs
 
@@ -196,18 +202,21 @@ class TorchModel(AbstractModel):
         Returns:
             Output name -> value, with gradients where they are enabled.
         """
-        outputs = self._named_outputs(self._inputs.call(self.module, inputs))
+        returned = self.module(**inputs) if self._inputs.are_arguments else self._inputs.call(self.module, inputs)
+        if type(returned) is dict and self._is_complete:
+            return returned
+        outputs = self._named_outputs(returned)
         if self._terms:
             if "loss" in outputs:
                 raise ArgumentError("loss", "forward returns an output 'loss' already; remove one of them")
             terms = {name: term(outputs, inputs) for name, term in self._terms.items()}
-            outputs.update(terms)
+            _add(outputs, terms, "loss")
             if self._sums_terms:
                 weights = outputs.get("example_weight")
                 outputs["loss"] = sum(self._terms[name].scale * _mean(value, weights) for name, value in terms.items())
         if self._metrics:
             with torch.no_grad():
-                outputs.update({name: metric(outputs, inputs) for name, metric in self._metrics.items()})
+                _add(outputs, {name: metric(outputs, inputs) for name, metric in self._metrics.items()}, "metrics")
         return outputs
 
     def backward(self, loss: Tensor) -> None:
@@ -216,11 +225,13 @@ class TorchModel(AbstractModel):
         Raises:
             ArgumentError: the loss does not depend on any parameter that is trained.
         """
-        if not loss.requires_grad:
-            raise ArgumentError(
-                "loss", "the loss depends on no parameter with requires_grad; there is nothing to train"
-            )
-        loss.backward()  # type: ignore[no-untyped-call]
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if loss.requires_grad:
+                raise
+            message = "the loss depends on no parameter with requires_grad; there is nothing to train"
+            raise ArgumentError("loss", message) from error
 
     def update(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Make an update with the gradients that are there; hooks are told before and after."""
@@ -231,14 +242,18 @@ class TorchModel(AbstractModel):
         optimizer.step()
         if self._notify_after is not None:
             self._notify_after()
-        if self.scheduler is not None and self.scheduler.on_update:
+        if self.scheduler is not None and self.scheduler.on_update and optimizer is self.optimizer:
             self.scheduler.step(None)
+
+    def before_epoch(self, epoch_id: int) -> None:
+        """Forget what an epoch that did not come to its end has left."""
+        if not self._evaluates:
+            self._trained, self._stream = False, None
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Step the scheduler, after a training epoch only."""
-        if self._trained and self.scheduler is not None and not self.scheduler.on_update:
+        if self._trained and not self._evaluates and self.scheduler is not None and not self.scheduler.on_update:
             self.scheduler.step(epoch_data)
-        self._trained = False
 
     def save(self, directory: Path) -> None:
         """Write the weights to `model.safetensors`.
@@ -255,6 +270,10 @@ class TorchModel(AbstractModel):
             StorageError: they cannot be read, or are not those of this module.
         """
         load_weights(self.module, directory)
+
+    @property
+    def _evaluates(self) -> bool:
+        return self._main_loop is not None and self._main_loop.evaluating
 
     def _named_outputs(self, returned: Any) -> dict[str, Any]:
         names = self._outputs
@@ -351,6 +370,14 @@ def _check_outputs(outputs: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(outputs)
 
 
+def _add(outputs: dict[str, Any], more: Mapping[str, Any], key: str) -> None:
+    """Add what losses or metrics made to the outputs."""
+    if not outputs.keys().isdisjoint(more):
+        twice = listed([name for name in more if name in outputs])
+        raise ArgumentError(key, f"there is an output {twice} already; give one of them another name")
+    outputs.update(more)
+
+
 def _mean_loss(outputs: Mapping[str, Any]) -> Tensor:
     loss = outputs.get("loss")
     if not isinstance(loss, Tensor):
@@ -367,6 +394,9 @@ def _mean(loss: Tensor, weights: Tensor | None) -> Tensor:
     if weights is None:
         return loss.mean()
     per_example = loss.flatten(1).mean(dim=1) if loss.dim() > 1 else loss
+    if weights.shape != per_example.shape:
+        message = f"output 'example_weight' has shape {tuple(weights.shape)}, not {tuple(per_example.shape)}"
+        raise StreamError(f"{message}: it is one number an example")
     return (per_example * weights).sum() / weights.sum()
 
 

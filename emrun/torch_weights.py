@@ -26,6 +26,7 @@ def save_weights(module: torch.nn.Module, directory: Path) -> None:
     weights: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first_at: dict[tuple[object, ...], str] = {}
+    storages: set[int] = set()
     for name, tensor in module.state_dict().items():
         if not isinstance(tensor, Tensor):
             raise StorageError(errno.EINVAL, f"the module's state {name!r} is no tensor, which emrun cannot save yet")
@@ -41,11 +42,14 @@ def save_weights(module: torch.nn.Module, directory: Path) -> None:
             continue
         first_at[place] = name
         own = tensor.detach().cpu().contiguous()
-        is_view = own.untyped_storage().nbytes() != own.numel() * own.element_size()
-        weights[name] = own.clone() if is_view else own
+        storage = own.untyped_storage().data_ptr()
+        weights[name] = own.clone() if storage in storages else own  # safetensors refuses tensors that share memory
+        storages.add(storage)
     path = directory / FILE
     try:
         save_file(weights, path, metadata={_TIED: json.dumps(tied, sort_keys=True)} if tied else None)
+    except KeyError as error:
+        raise StorageError(errno.EINVAL, f"cannot write {path}: safetensors has no {error}") from error
     except SafetensorError as error:
         full = "No space left" in str(error)
         code = errno.ENOSPC if full else errno.EIO

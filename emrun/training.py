@@ -150,7 +150,7 @@ def evaluate(
     checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
     run = create_evaluation(directory, stream, dump(merged), command)
     with _kept_or_removed(run, existed=False), run.logging():
-        training = _build(prepared, run)
+        training = _build(prepared, run, is_evaluation=True)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
             raise _unknown_stream(training.dataset, stream)
         manifest = _load(training.model, directory / CHECKPOINTS, checkpoint_name)
@@ -201,7 +201,7 @@ def _prepare(merged: Node) -> _Prepared:
     return _Prepared(config, dataset, model, hooks)
 
 
-def _build(prepared: _Prepared, run: Run) -> Training:
+def _build(prepared: _Prepared, run: Run, is_evaluation: bool = False) -> Training:
     """Build dataset, model, hooks and main loop, each with random numbers of its own."""
     seed = prepared.get("seed", 0)
     supplied: dict[str, Any] = {"output_dir": str(run.directory)}
@@ -218,7 +218,8 @@ def _build(prepared: _Prepared, run: Run) -> Training:
     arguments = section.plain() if section is not None and section.value else {}
     try:
         main_loop = MainLoop(supplied["model"], supplied["dataset"], hooks, run=run, seed=seed, **arguments)
-        main_loop.check_hooks()
+        if not is_evaluation:
+            main_loop.check_hooks()
     except ArgumentError as error:
         node = section.get(error.argument) if section is not None else None
         raise ConfigError(

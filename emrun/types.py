@@ -96,6 +96,7 @@ class Factory:
     def __init__(
         self,
         target: Callable[..., Any],
+        /,
         *args: Any,
         options: Mapping[str, Any] | None = None,
         is_import: bool = False,

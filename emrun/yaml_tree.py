@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.events import (
     AliasEvent,
     DocumentEndEvent,
@@ -23,22 +25,28 @@ from ruamel.yaml.events import (
     StreamStartEvent,
 )
 from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from emrun.errors import ConfigError, Position, Problem
 
 _MAX_CHARACTERS = 10_000_000
-_MAX_NODES = 200_000  # aliases expanded
-_MAX_DEPTH = 100
+MAX_NODES = 200_000  # aliases expanded
+MAX_DEPTH = 100  # aliases expanded; what walks a tree recursively stays far from Python's limit
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value of a config: a scalar, a mapping of nodes or a list of nodes, with its position and that of its key."""
+    """A value of a config: a scalar, a mapping of nodes or a list of nodes, with its position and that of its key.
+
+    A scalar that came from the environment has a `spelling`: what the config says, for messages.
+    """
 
     value: Any
     position: Position
     key: Position | None = None
+    spelling: str | None = None
 
     def plain(self) -> Any:
         """Return the value in plain Python types."""
@@ -47,6 +55,25 @@ class Node:
         if isinstance(self.value, list):
             return [child.plain() for child in self.value]
         return self.value
+
+    def shown(self) -> Any:
+        """Return the value as messages show it, without what came from the environment."""
+        if isinstance(self.value, dict):
+            return {key: child.shown() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.shown() for child in self.value]
+        return self.value if self.spelling is None else self.spelling
+
+    def censored(self, message: str) -> str:
+        """Return a message without what came from the environment, as far as this tree has it."""
+        if isinstance(self.value, dict | list):
+            for child in self.value.values() if isinstance(self.value, dict) else self.value:
+                message = child.censored(message)
+        elif self.spelling is not None:
+            for text in (repr(self.value), str(self.value)):
+                whole = rf"(?<!\w){re.escape(text)}(?!\w)"
+                message = re.sub(whole, lambda _: str(self.spelling), message) if text else message
+        return message
 
     def get(self, *path: str) -> Node | None:
         """Return the node below, None when there is none."""
@@ -85,6 +112,18 @@ def parse(text: str, source: str) -> Node:
     return _Parser(text, source).document()
 
 
+def read_scalar(text: str) -> Any:
+    """Read a text as YAML reads a scalar, plain or in quotes; what is none stays the text that it is."""
+    word = text.strip()
+    try:
+        if word[:1] not in ("'", '"'):
+            return _plain_scalar(YAML(typ="safe", pure=True), word, text)
+        value = parse(text, "").value
+    except ValueError:  # an unfinished quote, more digits than Python reads
+        return text
+    return text if isinstance(value, dict | list) else value
+
+
 def dump(node: Node, template: str | None = None) -> str:
     """Return a tree as YAML.
 
@@ -97,7 +136,7 @@ def dump(node: Node, template: str | None = None) -> str:
         text = _dump_like(plain, template)
         if text is not None:
             return text
-    return _write(_round_trip(), plain)
+    return _write(_round_trip(), _escaped(plain))
 
 
 class _Parser:
@@ -106,12 +145,13 @@ class _Parser:
     def __init__(self, text: str, source: str) -> None:
         self._source = source
         self._text = text
-        self._lines = text.splitlines()
+        self._lines = re.split(r"\r\n|\r|\n", text)
         self._yaml = YAML(typ="safe", pure=True)
-        self._anchors: dict[str, tuple[Node, int]] = {}
+        self._anchors: dict[str, tuple[Node, int, int]] = {}  # with the number of values and levels
         self._open: set[str] = set()
         self._count = 0
-        self._depth = 0
+        self._depth = 0  # of the value that is read
+        self._deepest = 0  # below the anchor that is read
 
     def document(self) -> Node:
         if len(self._text) > _MAX_CHARACTERS:
@@ -120,6 +160,8 @@ class _Parser:
         try:
             events = iter(self._yaml.parse(self._text))
             for event in events:
+                if isinstance(event, DocumentStartEvent) and event.version not in (None, (1, 2)):
+                    raise self._error(self._position(event), "another version of YAML; a config is YAML 1.2")
                 if isinstance(event, StreamStartEvent | StreamEndEvent | DocumentStartEvent | DocumentEndEvent):
                     continue
                 if node is not None:
@@ -128,14 +170,14 @@ class _Parser:
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             message = " ".join(str(error.problem or error.context or "is not valid YAML").split())
-            position = self._at(mark.line, mark.column) if mark else Position(self._source)
+            position = self._at(mark.line, mark.column) if mark else Position(self._source, 1, 1)
+            if position.text[: position.column].endswith("${"):
+                message += "; within [] and {} a text with ${...} needs quotes"
             raise self._error(position, message) from error
-        except YAMLError as error:  # unprintable characters
-            raise self._error(Position(self._source), " ".join(str(error).split())) from error
-        except (RecursionError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise self._error(Position(self._source), f"is not valid YAML ({error})") from error
+        except ReaderError as error:
+            before = re.split(r"\r\n|\r|\n", self._text[: error.position])
+            position = Position(self._source, len(before), len(before[-1]) + 1)  # the line is not fit to be shown
+            raise self._error(position, f"character U+{ord(self._text[error.position]):04X} is not allowed") from error
         return node or Node(None, self._at(0, 0))
 
     def _node(self, event: Event, events: Iterator[Event], key: Position | None) -> Node:
@@ -145,13 +187,13 @@ class _Parser:
         if getattr(event, "tag", None) is not None:
             raise self._error(position, f"tag {event.tag} is not allowed; a config has plain values only")  # type: ignore[attr-defined]
         anchor = getattr(event, "anchor", None)
-        before = self._count
+        before, deepest = self._count, self._deepest
         self._add(1, position)
         if anchor is not None:
             self._open.add(anchor)
         self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise self._error(position, f"is nested more than {_MAX_DEPTH} levels deep")
+        self._deepest = self._depth
+        self._check_depth(position)
         value: Any
         if isinstance(event, MappingStartEvent):
             value = self._mapping(events)
@@ -160,24 +202,28 @@ class _Parser:
             while not isinstance(item := next(events), SequenceEndEvent):
                 value.append(self._node(item, events, None))
         else:
-            value = self._scalar(event)
+            value = self._scalar(event, position)
         self._depth -= 1
         node = Node(value, position, key)
         if anchor is not None:
             self._open.discard(anchor)
-            self._anchors[anchor] = (node, self._count - before)
+            self._anchors[anchor] = (node, self._count - before, self._deepest - self._depth)
+        self._deepest = max(self._deepest, deepest)
         return node
 
     def _mapping(self, events: Iterator[Event]) -> dict[Any, Node]:
         entries: dict[Any, Node] = {}
         merged: dict[Any, Node] = {}
+        merge_position: Position | None = None
         while not isinstance(event := next(events), MappingEndEvent):
             position = self._position(event)
             is_merge = isinstance(event, ScalarEvent) and event.value == "<<" and event.implicit[0]
             name = "<<" if is_merge else self._node(event, events, None).value
             child = self._node(next(events), events, position)
             if is_merge:
-                merged = {**self._merge_key(child), **merged}
+                if merge_position is not None:
+                    raise self._error(position, f"key '<<' stands twice; the first is at {merge_position}")
+                merged, merge_position = self._merge_key(child), position
             elif isinstance(name, dict | list):
                 raise self._error(position, "a key must be a single value")
             elif name in entries:
@@ -200,21 +246,29 @@ class _Parser:
             raise self._error(position, f"alias *{anchor} contains itself")
         if anchor not in self._anchors:
             raise self._error(position, f"alias *{anchor} has no anchor &{anchor} before it")
-        node, size = self._anchors[anchor]
+        node, size, levels = self._anchors[anchor]
         self._add(size, position)
+        self._deepest = max(self._deepest, self._depth + levels)
+        self._check_depth(position)
         return Node(node.value, node.position, key)
 
-    def _scalar(self, event: Event) -> Any:
+    def _scalar(self, event: Event, position: Position) -> Any:
         assert isinstance(event, ScalarEvent)
-        tag = str(self._yaml.resolver.resolve(ScalarNode, event.value, event.implicit))
-        if tag not in _PLAIN_TAGS:
+        if not event.implicit[0]:  # in quotes
             return str(event.value)
-        return self._yaml.constructor.construct_object(ScalarNode(tag, event.value))
+        try:
+            return _plain_scalar(self._yaml, event.value, event.value)
+        except ValueError as error:  # `0x_`, or more digits than Python reads
+            raise self._error(position, f"{event.value[:20]!r} is no number; quote it to make it a text") from error
 
     def _add(self, count: int, position: Position) -> None:
         self._count += count
-        if self._count > _MAX_NODES:
-            raise self._error(position, f"has more than {_MAX_NODES} values once its aliases are expanded")
+        if self._count > MAX_NODES:
+            raise self._error(position, f"has more than {MAX_NODES} values once its aliases are expanded")
+
+    def _check_depth(self, position: Position) -> None:
+        if self._deepest > MAX_DEPTH:
+            raise self._error(position, f"is nested more than {MAX_DEPTH} levels deep")
 
     def _position(self, event: Event) -> Position:
         return self._at(event.start_mark.line, event.start_mark.column)
@@ -225,6 +279,12 @@ class _Parser:
 
     def _error(self, position: Position, message: str) -> ConfigError:
         return ConfigError(Problem(position, "", message))
+
+
+def _plain_scalar(yaml: YAML, word: str, text: str) -> Any:
+    """Return the number, boolean or null that a word without quotes means, or else `text`."""
+    tag = str(yaml.resolver.resolve(ScalarNode, word, (True, False)))
+    return yaml.constructor.construct_object(ScalarNode(tag, word)) if tag in _PLAIN_TAGS else str(text)
 
 
 def _round_trip() -> YAML:
@@ -241,16 +301,29 @@ def _write(yaml: YAML, data: Any) -> str:
     return text.getvalue()
 
 
+def _escaped(plain: Any) -> Any:
+    """Return a tree whose texts with line breaks of Unicode will be escaped; ruamel would fold them into spaces."""
+    if isinstance(plain, dict):
+        return {_escaped(key): _escaped(value) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [_escaped(value) for value in plain]
+    if isinstance(plain, str) and re.search("[\x85\u2028\u2029\ufeff]", plain):
+        return DoubleQuotedScalarString(plain)
+    return plain
+
+
 def _dump_like(plain: Any, template: str) -> str | None:
     """Change a text until it says `plain`; None when that cannot be done."""
     yaml = _round_trip()
     try:
-        data = yaml.load(template)
-        _adapt(data, plain)
-        text = _write(yaml, data)
-        return text if parse(text, "config").plain() == plain else None
-    except (YAMLError, ConfigError, AttributeError, TypeError, KeyError, IndexError, ValueError):
-        return None  # anchors and merge keys can make a text that no longer says the same
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an anchor defined twice
+            data = yaml.load(template)
+            _adapt(data, plain)
+            text = _write(yaml, data)
+        return text if _same(parse(text, "config").plain(), plain) else None
+    except Exception:  # anchors, merge keys and misplaced comments make ruamel fail in many ways
+        return None
 
 
 def _adapt(data: Any, plain: Any) -> None:
@@ -268,6 +341,17 @@ def _adapt(data: Any, plain: Any) -> None:
                 _adapt(data[index], value)
             else:
                 data[index] = value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Tell whether two plain trees are equal in types too; NaN equals itself."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return repr(one) == repr(other)
 
 
 def _alike(old: Any, new: Any) -> bool:

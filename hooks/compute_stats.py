@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,8 @@ class ComputeStats(AbstractHook):
         for name, running in stats.items():
             try:
                 running.add(batch_data[name], length, weights)
+            except KeyError as error:
+                raise HookError(f"ComputeStats: stream {stream_name!r}: a batch has no {name!r}") from error
             except (TypeError, ValueError) as error:
                 raise HookError(f"ComputeStats: stream {stream_name!r}, variable {name!r}: {error}") from error
 
@@ -88,9 +91,9 @@ def _read(variables: Any) -> dict[str, list[str]]:
 def _check_aggregation(name: Any) -> None:
     if name in RUNNING:
         return
-    function = getattr(np, name, None) if isinstance(name, str) and not name.startswith("_") else None
+    function = getattr(np, name, None) if isinstance(name, str) else None
     try:
-        usable = callable(function) and np.ndim(function(np.array([1.0, 2.0]))) == 0
+        usable = callable(function) and isinstance(function(np.array([1.0, 2.0])), Real | np.bool_)
     except Exception:  # whatever it says about two numbers, it is no aggregation
         usable = False
     if not usable:

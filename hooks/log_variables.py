@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from emrun.errors import ArgumentError, HookError
@@ -53,7 +54,9 @@ class LogVariables(AbstractHook):
                 for part in self._format(stream, name, value)
             ]
             if parts:
-                _LOG.info("epoch %d  %s  %s", epoch_id, stream.ljust(width), "  ".join(parts))
+                _LOG.info(
+                    "epoch %d  %s  %s", self.main_loop.training_epochs_done, stream.ljust(width), "  ".join(parts)
+                )
 
     def _format(self, stream: str, name: str, value: Any) -> list[str]:
         if isinstance(value, Mapping):
@@ -62,8 +65,8 @@ class LogVariables(AbstractHook):
             entries = [(name, value)]
         parts = []
         for label, entry in entries:
-            if isinstance(entry, int | float):
-                parts.append(f"{label} {_readable(entry)}")
+            if isinstance(entry, Real):
+                parts.append(f"{label} {_readable(int(entry) if isinstance(entry, Integral) else float(entry))}")
             elif self._on_unknown_type == "str":
                 parts.append(f"{label} {entry}")
             elif self._on_unknown_type != "ignore":

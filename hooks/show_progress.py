@@ -25,7 +25,6 @@ class ShowProgress(AbstractHook):
         super().__init__(dataset=dataset)
         self._totals: dict[str, int] = {}
         self._bar: Any = None
-        self._stream = ""
         self._count = 0
         self._epoch = 0
 
@@ -42,7 +41,7 @@ class ShowProgress(AbstractHook):
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Move the bar on."""
         if self._bar is None:
-            self._stream, self._count = stream_name, 0
+            self._count = 0
             self._bar = tqdm(
                 total=self._totals.get(stream_name),
                 desc=f"epoch {self._epoch} {stream_name}",

@@ -40,8 +40,11 @@ class StopAfter(AbstractHook):
         if all(limit is None for limit in limits.values()):
             raise ArgumentError("epochs", "give at least one of epochs, iterations, minutes")
         for name, limit in limits.items():
-            if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 0):
+            is_number = isinstance(limit, int | float) and not isinstance(limit, bool) and limit >= 0
+            if limit is not None and not is_number:
                 raise ArgumentError(name, f"{limit!r} is not a number of at least 0")
+            if limit is not None and name != "minutes" and limit % 1:
+                raise ArgumentError(name, f"{limit!r} is not a whole number")
         self._epochs = epochs
         self._iterations = iterations
         self._minutes = minutes
@@ -53,6 +56,12 @@ class StopAfter(AbstractHook):
         """Start the clock; end a training that reached a limit before."""
         self._began = self.clock()
         if self.main_loop.iterations_done:
+            self._check_epochs()
+            self._check_iterations()
+
+    def before_epoch(self, epoch_id: int) -> None:
+        """End a training that has reached a limit without having begun, as with `epochs: 0` and no zeroth epoch."""
+        if epoch_id > self.main_loop.training_epochs_done:
             self._check_epochs()
             self._check_iterations()
 

@@ -1,0 +1,128 @@
+"""What the tests of hooks share: the YAML of docstrings, small trainings, and a model that does what it is told."""
+
+import inspect
+
+import pytest
+from ruamel.yaml import YAML
+
+from emrun import AbstractHook, AbstractModel, create_training
+from emrun.run_dir import create_run
+
+
+@pytest.fixture
+def in_docstring():
+    """Return the entries of the YAML in a hook's docstring."""
+
+    def read(hook):
+        text = next(part for part in inspect.getdoc(hook).split("\n\n") if part.startswith("    "))
+        return YAML(typ="safe").load(text)["hooks"]
+
+    return read
+
+
+@pytest.fixture
+def digits_config():
+    """Return a config that trains a linear model on Digits with these hooks."""
+
+    def config(hooks, **main_loop):
+        model = {
+            "module": {"class": "torch.nn.Linear", "in_features": 64, "out_features": 10},
+            "inputs": ["image"],
+            "outputs": ["logits"],
+            "loss": {"class": "torch.nn.CrossEntropyLoss", "reduction": "none", "inputs": ["logits", "label"]},
+            "metrics": {"accuracy": {"import": "emrun.metrics.accuracy", "inputs": ["logits", "label"]}},
+            "optimizer": {"class": "SGD", "lr": 0.5},
+        }
+        dataset = {"class": "Digits", "flat": True, "batch_size": 100}
+        loop = {"extra_streams": ["valid"], **main_loop}
+        return {"seed": 0, "dataset": dataset, "model": model, "main_loop": loop, "hooks": hooks}
+
+    return config
+
+
+@pytest.fixture
+def train_digits(tmp_path, digits_config):
+    """Train on Digits with these hooks, for an epoch or until they end it; return the training."""
+
+    def train(hooks, **main_loop):
+        names = [name for entry in hooks for name in (entry if isinstance(entry, dict) else [entry])]
+        ends = [] if "StopAfter" in names else [{"StopAfter": {"epochs": 1}}]
+        config = digits_config([*hooks, *ends], **main_loop)
+        training = create_training(config, output_root=tmp_path / "log")
+        assert training.main_loop.run_training().status == "finished"
+        return training
+
+    return train
+
+
+class Scripted(AbstractModel):
+    """Returns what a function makes of a batch; saving fails as often as it is told."""
+
+    input_names = ("x",)
+    output_names = ("loss",)
+
+    def __init__(self, function=lambda batch: {"loss": 0.0}, failures=0):
+        self.function = function
+        self.failures = failures
+
+    def run(self, batch, train, stream):
+        return self.function(batch)
+
+    def save(self, directory):
+        if self.failures:
+            self.failures -= 1
+            raise OSError(28, "No space left on device")
+        (directory / "weights").write_text("none")
+
+    def load(self, directory):
+        pass
+
+
+class Numbers:
+    """Three batches of training, one of validation."""
+
+    def train_stream(self):
+        return iter([{"x": [1.0, 2.0]}, {"x": [3.0, 4.0]}, {"x": [5.0]}])
+
+    def valid_stream(self):
+        return iter([{"x": [10.0, 20.0]}])
+
+
+class Write(AbstractHook):
+    """Writes a statistic of each epoch: `values[epoch_id]`."""
+
+    def __init__(self, values, stream="valid", variable="score", aggregation="mean"):
+        super().__init__()
+        self.values = values
+        self.place = (stream, variable, aggregation)
+        self.writes = (f"{variable}/{aggregation}" if aggregation else variable,)
+
+    def after_epoch(self, epoch_id, epoch_data):
+        stream, variable, aggregation = self.place
+        if stream in epoch_data:
+            value = self.values[epoch_id]
+            epoch_data[stream][variable] = {aggregation: value} if aggregation else value
+
+
+@pytest.fixture
+def scripted():
+    """Return a model that returns what a function makes of a batch."""
+    return Scripted
+
+
+@pytest.fixture
+def numbers():
+    """Return a dataset of a few numbers."""
+    return Numbers()
+
+
+@pytest.fixture
+def write():
+    """Return a hook that writes `values[epoch_id]` as a statistic."""
+    return Write
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a run directory."""
+    return create_run("", "run", output_root=tmp_path, output_dir=None, seed=0)

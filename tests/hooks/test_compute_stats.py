@@ -1,0 +1,172 @@
+"""ComputeStats: which variables and aggregations it takes, and the statistics of each stream."""
+
+import numpy as np
+import pytest
+import torch
+
+from emrun import AbstractHook, MainLoop
+from emrun.errors import ArgumentError, HookError, StreamError
+from emrun.hooks import ComputeStats, StopAfter
+
+
+class Keep(AbstractHook):
+    """Keeps what the batches of each stream gave, and what was written of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+        self.epochs = []
+
+    def before_epoch(self):
+        self.seen = {}
+
+    def after_batch(self, stream_name, batch_data):
+        for name, value in batch_data.items():
+            self.seen.setdefault(stream_name, {}).setdefault(name, []).append(np.asarray(value))
+
+    def after_epoch(self, epoch_data):
+        self.epochs.append(epoch_data)
+
+    def values(self, stream, name):
+        return np.concatenate([each.ravel() for each in self.seen[stream][name]])
+
+
+def statistics(model, dataset, variables, **arguments):
+    """Return what is written of the zeroth epoch and the first."""
+    keep = Keep()
+    hooks = [ComputeStats(variables), keep, StopAfter(epochs=1)]
+    MainLoop(model, dataset, hooks, on_unused_sources="ignore", **arguments).run_training()
+    return keep.epochs
+
+
+def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
+    entries = in_docstring(ComputeStats)
+    training = train_digits(entries)
+    for epoch in training.main_loop.run.metrics:
+        for stream in ("train", "valid"):
+            assert list(epoch["streams"][stream]) == ["loss", "accuracy"]
+            assert list(epoch["streams"][stream]["loss"]) == ["mean"]
+            assert list(epoch["streams"][stream]["accuracy"]) == ["mean", "std"]
+
+
+def test_the_statistics_of_each_stream_are_those_of_numpy(train_digits, tmp_path, digits_config):
+    variables = [{"loss": ["mean", "std", "max", "median"]}, {"label": ["mean", "min", "var"]}, {"logits": ["sum"]}]
+    hooks = [ComputeStats(variables), keep := Keep(), StopAfter(epochs=2)]
+    training = train_digits([])
+    MainLoop(training.model, training.dataset, hooks, extra_streams=["valid", "test"]).run_training()
+    data = keep.epochs[-1]
+    assert list(data) == ["train", "valid", "test"]
+    for stream in data:
+        for variable in variables:
+            for name, aggregations in variable.items():
+                values = keep.values(stream, name).astype(np.float64)
+                expected = {each: getattr(np, each)(values) for each in aggregations}
+                assert data[stream][name] == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_name_alone_means_the_mean(scripted, numbers):
+    model = scripted(lambda batch: {"loss": np.array(batch["x"])})
+    assert statistics(model, numbers, ["loss"])[1] == {"train": {"loss": {"mean": 3.0}}}
+
+
+def test_a_source_is_a_variable_too(scripted, numbers):
+    (_, data) = statistics(scripted(), numbers, [{"x": ["sum", "count"]}], extra_streams=["valid"])
+    assert data == {"train": {"x": {"sum": 15.0, "count": 5}}, "valid": {"x": {"sum": 30.0, "count": 2}}}
+
+
+def test_a_scalar_counts_for_every_example_of_its_batch(scripted, numbers):
+    model = scripted(lambda batch: {"loss": float(batch["x"][0])})
+    assert statistics(model, numbers, ["loss"])[1]["train"]["loss"]["mean"] == (1.0 * 2 + 3.0 * 2 + 5.0) / 5
+
+
+def test_example_weight_weights_the_statistics(scripted, numbers):
+    model = scripted(lambda batch: {"loss": np.array(batch["x"]), "example_weight": np.array(batch["x"]) ** 2})
+    values = np.arange(1.0, 6.0)
+    (_, data) = statistics(model, numbers, [{"loss": ["mean", "std", "sum"]}])
+    mean = np.average(values, weights=values**2)
+    spread = np.average((values - mean) ** 2, weights=values**2) ** 0.5
+    assert data["train"]["loss"] == pytest.approx({"mean": mean, "std": spread, "sum": 15.0})
+
+
+def test_every_epoch_begins_anew(scripted, numbers):
+    keep = Keep()
+    hooks = [ComputeStats([{"x": ["count"]}]), keep, StopAfter(epochs=3)]
+    MainLoop(scripted(), numbers, hooks).run_training()
+    assert [data["train"]["x"]["count"] for data in keep.epochs] == [5, 5, 5, 5]
+
+
+def test_entries_of_one_variable_are_put_together(scripted, numbers):
+    variables = ["x", {"x": ["max", "mean", "max"]}, {"x": "min", "loss": ["mean"]}]
+    (_, data) = statistics(scripted(), numbers, variables)
+    assert data["train"] == {"x": {"mean": 3.0, "max": 5.0, "min": 1.0}, "loss": {"mean": 0.0}}
+
+
+def test_an_aggregation_that_is_listed_twice_is_written_once():
+    assert list(ComputeStats(["x", {"x": ["max", "mean", "max"]}]).writes) == ["x/mean", "x/max"]
+
+
+def test_it_tells_what_it_reads_and_writes():
+    hook = ComputeStats(["loss", {"accuracy": ["mean", "std"]}])
+    assert (list(hook.reads), list(hook.writes)) == (
+        ["loss", "accuracy"],
+        ["loss/mean", "accuracy/mean", "accuracy/std"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ("loss", "'loss' is no list of variables, e.g. [loss, {accuracy: [mean, std]}]"),
+        ([], "[] is no list of variables"),
+        (None, "None is no list of variables"),
+        ({"loss": ["mean"]}, "is no list of variables"),
+        ([3], "3 is neither a name nor {name: [aggregation, ...]}"),
+        ([{"loss": []}], "{'loss': []} is neither a name nor"),
+        ([{"loss": 3}], "{'loss': 3} is neither a name nor"),
+        ([{"loss": ["men"]}], "'men' is no aggregation; did you mean 'mean'?; it is one of mean, sum, min,"),
+        ([{"loss": ["nan_count"]}], "'nan_count' is no aggregation; did you mean 'nancount'?"),
+        ([{"loss": ["sort"]}], "'sort' is no aggregation"),
+        ([{"loss": ["pi"]}], "'pi' is no aggregation"),
+        ([{"loss": ["save"]}], "'save' is no aggregation"),
+        ([{"loss": ["array_repr"]}], "'array_repr' is no aggregation"),
+        ([{"loss": ["__name__"]}], "'__name__' is no aggregation"),
+        ([{"loss": [3]}], "3 is no aggregation"),
+    ],
+)
+def test_wrong_variables_are_refused_at_once(variables, message):
+    with pytest.raises(ArgumentError) as caught:
+        ComputeStats(variables)
+    assert caught.value.argument == "variables"
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["los", "Loss", "x_"])
+def test_a_wrong_name_is_told_before_any_update(scripted, numbers, name):
+    loop = MainLoop(scripted(), numbers, [ComputeStats([name]), StopAfter(epochs=1)], skip_zeroth_epoch=True)
+    near = "x" if name == "x_" else "loss"
+    message = f"hook ComputeStats reads '{name}', which is neither a source nor an output; did you mean '{near}'"
+    with pytest.raises(StreamError) as caught:
+        loop.run_training()
+    assert message in str(caught.value)
+    assert (caught.value.exit_status, loop.iterations_done) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda batch: {"loss": [1.0] * 4}, "has 4 entries, but the batch has 2 examples"),
+        (lambda batch: {"loss": ["a"] * len(batch["x"])}, "is no number"),
+        (lambda batch: {"loss": [[1.0], [1.0, 2.0]]}, "inhomogeneous"),
+        (lambda batch: {"loss": torch.ones(2, dtype=torch.complex64)}, "complex numbers have no statistics"),
+        (lambda batch: {"loss": 1.0 if batch["x"] == [5.0] else [1.0, 2.0]}, "is a scalar in some batches"),
+    ],
+)
+def test_a_variable_without_statistics_is_named_with_its_stream(scripted, numbers, function, message):
+    with pytest.raises(HookError, match=rf"ComputeStats: stream 'train', variable 'loss': .*{message}"):
+        statistics(scripted(function), numbers, ["loss"])
+
+
+def test_a_variable_that_a_later_batch_does_not_have_is_named_with_its_stream(scripted, numbers):
+    model = scripted(lambda batch: {"loss": 1.0} if batch["x"] == [1.0, 2.0] else {})
+    with pytest.raises(HookError, match=r"ComputeStats: stream 'train': a batch has no 'loss'"):
+        statistics(model, numbers, ["loss"])

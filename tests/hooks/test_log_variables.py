@@ -1,0 +1,140 @@
+"""LogVariables: the line of each stream, and what happens to values that are no numbers."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from emrun import AbstractHook, MainLoop, create_training
+from emrun.errors import ArgumentError, HookError
+from emrun.hooks import ComputeStats, LogVariables, StopAfter
+from emrun.training import train
+
+
+class Fill(AbstractHook):
+    """Replaces the data of an epoch."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.data = data
+
+    def after_epoch(self, epoch_data):
+        epoch_data.clear()
+        epoch_data.update(self.data)
+
+
+@pytest.fixture
+def log(caplog, scripted, numbers):
+    """Return the messages about an epoch, the third, with the given data."""
+    caplog.set_level(logging.INFO)
+
+    def lines(epoch_data, **arguments):
+        loop = MainLoop(scripted(), numbers, [Fill(epoch_data), LogVariables(**arguments)])
+        loop.start_from(3, 9)
+        loop.run_evaluation("valid")
+        return [record.getMessage() for record in caplog.records if record.name == "emrun.hooks.log_variables"]
+
+    return lines
+
+
+def test_the_yaml_in_its_docstring_trains_and_logs(train_digits, in_docstring, caplog):
+    caplog.set_level(logging.INFO)
+    train_digits(in_docstring(LogVariables))
+    lines = [record.getMessage() for record in caplog.records if record.name == "emrun.hooks.log_variables"]
+    assert [line.split()[:4] for line in lines] == [
+        ["epoch", str(epoch), stream, "loss"] for epoch in (0, 1) for stream in ("train", "valid")
+    ]
+
+
+def test_the_lines_are_in_the_log_of_the_run(in_docstring, tmp_path, digits_config):
+    config = digits_config([*in_docstring(LogVariables), {"StopAfter": {"epochs": 1}}])
+    training = create_training(config, output_root=tmp_path)
+    train(training)
+    assert "epoch 1  valid  loss 1." in (training.output_dir / "train.log").read_text()
+
+
+def test_a_line_for_each_stream_with_all_variables(log):
+    data = {"train": {"loss": {"mean": 0.124}, "accuracy": {"mean": 0.9611, "std": 0.2}}, "validation": {"count": 7}}
+    assert log(data) == [
+        "epoch 3  train       loss 0.1240  accuracy 0.9611  accuracy/std 0.2000",
+        "epoch 3  validation  count 7",
+    ]
+
+
+def test_only_the_variables_that_are_named(log):
+    data = {"train": {"loss": {"mean": 1.0}, "accuracy": {"mean": 0.5}}, "valid": {"accuracy": {"mean": 0.25}}}
+    assert log(data, variables=["accuracy"]) == ["epoch 3  train  accuracy 0.5000", "epoch 3  valid  accuracy 0.2500"]
+
+
+def test_a_stream_without_any_of_them_has_no_line(log):
+    assert log({"train": {"loss": {"mean": 1.0}}, "valid": {}}) == ["epoch 3  train  loss 1.0000"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0000"), (1.0, "1.0000"), (-0.5, "-0.5000"), (1234.5678, "1234.5678"), (0.001, "0.0010"),
+        (0.000999, "9.990e-04"), (10000.0, "1.000e+04"), (-1e-9, "-1.000e-09"), (1e300, "1.000e+300"),
+        (float("nan"), "nan"), (float("inf"), "inf"), (5, "5"), (123456789, "123456789"),
+        (np.float64(0.5), "0.5000"), (np.float32(0.5), "0.5000"), (np.float16(0.5), "0.5000"), (np.int64(5), "5"),
+    ],
+)  # fmt: skip
+def test_numbers_are_short_and_keep_their_digits(log, value, text):
+    assert log({"train": {"loss": value}}) == [f"epoch 3  train  loss {text}"]
+
+
+ODD = {"train": {"name": "best", "loss": {"mean": 1.0, "curve": [1, 2]}}}
+
+
+def test_values_that_are_no_numbers_are_ignored_by_default(log):
+    assert log(ODD) == ["epoch 3  train  loss 1.0000"]
+
+
+def test_values_that_are_no_numbers_may_be_logged_as_text(log):
+    assert log(ODD, on_unknown_type="str") == ["epoch 3  train  name best  loss 1.0000  loss/curve [1, 2]"]
+
+
+def test_values_that_are_no_numbers_may_be_warned_of(log, caplog):
+    lines = log(ODD, on_unknown_type="warn")
+    assert lines == [
+        "LogVariables: train/name is str, not a number",
+        "LogVariables: train/loss/curve is list, not a number",
+        "epoch 3  train  loss 1.0000",
+    ]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
+
+
+def test_values_that_are_no_numbers_may_be_errors(log):
+    with pytest.raises(HookError, match=r"LogVariables: train/name is str, not a number \(on_unknown_type decides\)"):
+        log(ODD, on_unknown_type="error")
+
+
+def test_an_error_of_an_unknown_type_fails_the_training(scripted, numbers, write):
+    hooks = [write(["no number"] * 2, stream="train"), LogVariables(on_unknown_type="error"), StopAfter(epochs=1)]
+    loop = MainLoop(scripted(), numbers, hooks)
+    with pytest.raises(HookError):
+        loop.run_training()
+    assert loop.outcome.status == "failed"
+
+
+def test_all_that_was_computed_is_logged_in_a_training(scripted, numbers, caplog):
+    caplog.set_level(logging.INFO)
+    hooks = [ComputeStats(["loss", {"x": ["max"]}]), LogVariables(), StopAfter(epochs=1)]
+    MainLoop(scripted(), numbers, hooks, extra_streams=["valid"]).run_training()
+    lines = [record.getMessage() for record in caplog.records if record.name == "emrun.hooks.log_variables"]
+    assert lines[2:] == ["epoch 1  train  loss 0.0000  x/max 5.0000", "epoch 1  valid  loss 0.0000  x/max 20.0000"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument", "message"),
+    [
+        ({"on_unknown_type": "fail"}, "on_unknown_type", "'fail' is not one of error, warn, str, ignore"),
+        ({"variables": "loss"}, "variables", "'loss' is no list of variables"),
+        ({"variables": [3]}, "variables", "[3] is no list of variables"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(arguments, argument, message):
+    with pytest.raises(ArgumentError) as caught:
+        LogVariables(**arguments)
+    assert caught.value.argument == argument
+    assert message in str(caught.value)

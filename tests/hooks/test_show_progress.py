@@ -1,0 +1,143 @@
+"""ShowProgress: a bar on a terminal, nothing elsewhere."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tqdm import TMonitor
+
+from emrun import AbstractHook, MainLoop
+from emrun.hooks import ShowProgress, StopAfter, show_progress
+
+EMRUN = Path(sys.executable).with_name("emrun")
+CONFIG = """
+seed: 1
+dataset: {class: Digits, flat: true}
+model:
+  module: {class: torch.nn.Linear, in_features: 64, out_features: 10}
+  inputs: [image]
+  outputs: [logits]
+  loss: {class: torch.nn.CrossEntropyLoss, inputs: [logits, label]}
+  optimizer: {class: SGD, lr: 0.1}
+main_loop: {extra_streams: [valid]}
+hooks:
+  - ComputeStats: {variables: [loss]}
+  - LogVariables
+  - ShowProgress
+  - StopAfter: {epochs: 1}
+"""
+
+
+class Terminal(io.StringIO):
+    """Takes what is written to a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(show_progress, "sys", SimpleNamespace(stderr=terminal))  # pytest sets sys.stderr back
+    return terminal
+
+
+def bars(text):
+    """Return the bars in the order in which they appeared: (epoch, stream) -> total, None when it is not known."""
+    found = {}
+    for epoch, stream, rest in re.findall(r"epoch (\d+) (\w+): ([^\r\n]*)", text):
+        total = re.search(r"\d+/(\d+) ", rest)
+        found.setdefault((int(epoch), stream), int(total.group(1)) if total else None)
+    return found
+
+
+def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring, terminal):
+    train_digits(in_docstring(ShowProgress))
+    assert bars(terminal.getvalue()) == {(0, "train"): 15, (0, "valid"): 2, (1, "train"): 15, (1, "valid"): 2}
+
+
+def test_a_terminal_shows_a_bar_for_each_stream(tmp_path):
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (24, 80))
+    process = subprocess.Popen(
+        [EMRUN, "train", "config.yaml"], cwd=tmp_path, stdin=follower, stdout=subprocess.PIPE, stderr=follower
+    )
+    os.close(follower)
+    parts = []
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:  # how Linux tells that nobody has the terminal open any more
+            break
+        if not part:
+            break
+        parts.append(part)
+    os.close(leader)
+    table, _ = process.communicate(timeout=60)
+    text = b"".join(parts).decode()
+    assert process.returncode == 0
+    assert bars(text) == {(0, "train"): 45, (0, "valid"): 6, (1, "train"): 45, (1, "valid"): 6}
+    assert "epoch 1  valid  loss" in text  # log lines stand above the bar
+    assert "epoch 1 " not in table.decode()
+    lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
+    assert not [line for line in lines if "batch" in line]  # no bar is left
+
+
+def test_nothing_is_written_when_standard_error_is_no_terminal(tmp_path, emrun):
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    finished = emrun("train", "config.yaml")
+    assert finished.returncode == 0
+    assert "\r" not in finished.stdout + finished.stderr
+    assert "batch" not in finished.stdout + finished.stderr
+    assert "epoch 1  valid  loss" in finished.stderr
+
+
+def test_the_length_is_that_of_the_pass_before_when_the_dataset_does_not_tell(scripted, numbers, terminal):
+    hooks = [ShowProgress(dataset=numbers), StopAfter(epochs=1)]
+    MainLoop(scripted(), numbers, hooks, extra_streams=["valid"]).run_training()
+    assert bars(terminal.getvalue()) == {(0, "train"): None, (0, "valid"): None, (1, "train"): 3, (1, "valid"): 1}
+
+
+def test_the_length_is_that_of_the_dataset_when_it_tells(scripted, numbers, terminal):
+    numbers.num_batches = {"train": 30}
+    MainLoop(scripted(), numbers, [ShowProgress(dataset=numbers), StopAfter(epochs=0)]).run_training()
+    assert bars(terminal.getvalue()) == {(0, "train"): 30}
+    assert numbers.num_batches == {"train": 30}
+
+
+def test_the_length_is_that_of_fixed_epochs(scripted, numbers, terminal):
+    numbers.num_batches = {"train": 3, "valid": 1}
+    hooks = [ShowProgress(dataset=numbers), StopAfter(epochs=2)]
+    MainLoop(scripted(), numbers, hooks, fixed_epoch_size=2, skip_zeroth_epoch=True).run_training()
+    assert bars(terminal.getvalue()) == {(1, "train"): 2, (2, "train"): 2}
+
+
+def test_a_bar_is_removed_when_the_training_fails(scripted, numbers, terminal):
+    class Fail(AbstractHook):
+        def after_batch(self):
+            raise RuntimeError("broken")
+
+    loop = MainLoop(scripted(), numbers, [ShowProgress(), Fail()])
+    with pytest.raises(RuntimeError, match=r"broken"):
+        loop.run_training()
+    *_, shown, blanks, rest = terminal.getvalue().split("\r")
+    assert shown.startswith("epoch 0 train")
+    assert blanks.strip() == rest == ""
+
+
+def test_no_thread_is_started(scripted, numbers, terminal):
+    class Look(AbstractHook):
+        def after_batch(self):
+            assert not [thread for thread in threading.enumerate() if isinstance(thread, TMonitor)]
+
+    MainLoop(scripted(), numbers, [ShowProgress(), Look(), StopAfter(epochs=1)]).run_training()
+    assert bars(terminal.getvalue())

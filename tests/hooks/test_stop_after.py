@@ -1,0 +1,196 @@
+"""StopAfter: the first limit that is reached ends the training, at once and successfully."""
+
+import math
+import time
+
+import pytest
+
+from emrun import AbstractHook, MainLoop
+from emrun.errors import ArgumentError
+from emrun.hooks import StopAfter
+
+
+class Trace(AbstractHook):
+    """Keeps which batches were run, and what for."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+        self.batches = []
+
+    def before_epoch(self, epoch_id):
+        self.epochs.append(epoch_id)
+
+    def after_batch(self, stream_name):
+        self.batches.append((stream_name, self.main_loop.training))
+
+    @property
+    def trained(self):
+        return sum(training for _, training in self.batches)
+
+
+@pytest.fixture
+def train(scripted, numbers):
+    """Train with a StopAfter; return the loop and the trace."""
+
+    def run(stop, extra_streams=("valid",), **arguments):
+        trace = Trace()
+        loop = MainLoop(scripted(), numbers, [trace, stop], extra_streams=extra_streams, **arguments)
+        assert loop.run_training().status == "finished"
+        return loop, trace
+
+    return run
+
+
+def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
+    training = train_digits(in_docstring(StopAfter))
+    assert training.main_loop.training_epochs_done == 20
+    assert training.main_loop.outcome.reason == "20 epochs done (StopAfter epochs: 20)"
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 3])
+def test_it_ends_the_training_after_so_many_epochs(train, epochs):
+    loop, trace = train(StopAfter(epochs=epochs))
+    assert loop.training_epochs_done == epochs
+    assert trace.epochs == list(range(epochs + 1))
+    assert trace.batches[-1] == ("valid", False)
+    assert loop.outcome.reason == f"{epochs} epochs done (StopAfter epochs: {epochs})"
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, 4, 7])
+def test_it_ends_the_training_after_so_many_iterations(train, iterations):
+    loop, trace = train(StopAfter(iterations=iterations))
+    assert loop.iterations_done == trace.trained == iterations
+    assert trace.batches[-1] == ("train", True)
+    assert loop.outcome.reason == f"{iterations} iterations done (StopAfter iterations: {iterations})"
+
+
+@pytest.mark.parametrize("limits", [{"epochs": 0}, {"iterations": 0}, {"epochs": 0, "iterations": 5}])
+@pytest.mark.parametrize("skip_zeroth_epoch", [True, False])
+def test_a_limit_of_nothing_trains_nothing(train, limits, skip_zeroth_epoch):
+    loop, trace = train(StopAfter(**limits), skip_zeroth_epoch=skip_zeroth_epoch)
+    assert loop.iterations_done == trace.trained == 0
+    assert len(trace.batches) == (0 if skip_zeroth_epoch else 4)
+
+
+@pytest.mark.parametrize(
+    ("limits", "iterations"), [({"epochs": 2, "iterations": 4}, 4), ({"epochs": 1, "iterations": 4}, 3)]
+)
+def test_the_first_limit_that_is_reached_counts(train, limits, iterations):
+    loop, _ = train(StopAfter(**limits))
+    assert loop.iterations_done == iterations
+
+
+def test_batches_of_an_evaluation_are_no_iterations(train):
+    loop, trace = train(StopAfter(iterations=4))
+    assert trace.batches.count(("train", False)) == 3
+    assert loop.iterations_done == 4
+
+
+def test_iterations_of_another_stream_may_count(scripted, numbers):
+    numbers.other_stream = numbers.train_stream
+    trace = Trace()
+    hooks = [trace, StopAfter(iterations=2, train_stream_name="other")]
+    with MainLoop(scripted(), numbers, hooks) as loop:
+        while True:
+            loop.epoch(["train", "other"])
+    assert trace.batches == [("train", True)] * 3 + [("other", True)] * 2
+
+
+def test_the_train_stream_of_the_main_loop_counts_by_default(train, numbers):
+    numbers.other_stream = numbers.train_stream
+    loop, trace = train(StopAfter(iterations=4), train_stream_name="other", skip_zeroth_epoch=True)
+    assert loop.iterations_done == trace.batches.count(("other", True)) == 4
+
+
+class Clock:
+    """Tells a later time whenever it is asked."""
+
+    def __init__(self, seconds, now=1000.0):
+        self.now = now
+        self.seconds = seconds
+
+    def __call__(self):
+        self.now += self.seconds
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("seconds", "minutes", "batches"), [(10, 1, 6), (30, 2, 4), (15, 0.5, 2), (60, 0, 1), (31, 1, 2)]
+)
+def test_it_ends_the_training_after_so_many_minutes(train, seconds, minutes, batches):
+    stop = StopAfter(minutes=minutes)
+    stop.clock = Clock(seconds)
+    loop, trace = train(stop)
+    assert len(trace.batches) == batches
+    assert loop.outcome.reason == f"{minutes} minutes are over (StopAfter minutes: {minutes})"
+
+
+def test_time_before_the_training_does_not_count(train):
+    stop = StopAfter(minutes=1, epochs=1)
+    stop.clock = Clock(0, now=1e9)
+    loop, _ = train(stop)
+    assert loop.training_epochs_done == 1
+
+
+def test_the_clock_is_one_that_never_goes_back():
+    assert StopAfter(minutes=1).clock is time.monotonic
+
+
+@pytest.mark.parametrize("limits", [{"epochs": 2}, {"iterations": 6}, {"iterations": 5}])
+def test_a_training_that_reached_a_limit_before_runs_no_batch(train, limits):
+    loop, trace = train(StopAfter(**limits))
+    trace.batches.clear()
+    done = loop.iterations_done
+    assert loop.run_training().status == "finished"
+    assert trace.batches == []
+    assert loop.iterations_done == done
+
+
+def test_epochs_that_were_done_before_count(scripted, numbers):
+    trace = Trace()
+    loop = MainLoop(scripted(), numbers, [trace, StopAfter(epochs=5)])
+    loop.start_from(3, 9)
+    loop.run_training()
+    assert trace.epochs == [4, 5]
+
+
+def test_iterations_of_its_state_count(scripted, numbers):
+    first = StopAfter(iterations=9)
+    first.load_state_dict({"iterations_done": 7})
+    trace = Trace()
+    loop = MainLoop(scripted(), numbers, [trace, first])
+    loop.start_from(2, 7)
+    loop.run_training()
+    assert trace.trained == 2
+    assert first.state_dict() == {"iterations_done": 9}
+
+
+def test_it_does_not_end_an_evaluation(scripted, numbers):
+    trace = Trace()
+    loop = MainLoop(scripted(), numbers, [trace, StopAfter(epochs=0, iterations=0, minutes=0)])
+    loop.start_from(1, 3)
+    loop.run_evaluation("train")
+    assert len(trace.batches) == 3
+    assert loop.outcome.reason is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument", "message"),
+    [
+        ({}, "epochs", "give at least one of epochs, iterations, minutes"),
+        ({"train_stream_name": "train"}, "epochs", "give at least one of epochs, iterations, minutes"),
+        ({"epochs": -1}, "epochs", "-1 is not a number of at least 0"),
+        ({"iterations": "10"}, "iterations", "'10' is not a number of at least 0"),
+        ({"minutes": True}, "minutes", "True is not a number of at least 0"),
+        ({"minutes": math.nan}, "minutes", "nan is not a number of at least 0"),
+        ({"epochs": math.nan}, "epochs", "nan is not a number of at least 0"),
+        ({"epochs": 2.5}, "epochs", "2.5 is not a whole number"),
+        ({"iterations": math.inf}, "iterations", "inf is not a whole number"),
+        ({"epochs": 1, "minutes": -0.1}, "minutes", "-0.1 is not a number of at least 0"),
+    ],
+)
+def test_wrong_limits_are_refused_at_once(arguments, argument, message):
+    with pytest.raises(ArgumentError) as caught:
+        StopAfter(**arguments)
+    assert (caught.value.argument, caught.value.message) == (argument, message)

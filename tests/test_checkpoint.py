@@ -1,0 +1,620 @@
+"""Checkpoints: committed whole, verified, named, found."""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from emrun.checkpoint import FORMAT, Checkpointing, Manifest, commit, find, name_checkpoint, verify
+from emrun.errors import ArgumentError, HookError, StorageError, UsageError, exit_status
+
+FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
+
+
+def save(directory, files=FILES):
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+def commit_at(root, iteration, *names, epoch=0, save=save):
+    return commit(root, save, epoch=epoch, iteration=iteration, names=names or ("latest",))
+
+
+def tree(directory):
+    """Return everything below a directory: path -> content, or the target of a link."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        name = str(path.relative_to(directory))
+        if path.is_symlink():
+            found[name] = str(path.readlink())
+        elif path.is_file():
+            found[name] = path.read_bytes()
+    return found
+
+
+def names_in(root):
+    return sorted(path.name for path in root.iterdir())
+
+
+# Committing
+
+
+def test_a_checkpoint_holds_its_files_and_a_manifest_with_their_sha256_and_size(root):
+    place = commit_at(root, 120, epoch=3)
+    assert place == root / "it-00000120"
+    assert names_in(place) == ["empty", "manifest.json", "model.safetensors", "state.pt"]
+    assert all((place / name).read_bytes() == content for name, content in FILES.items())
+    manifest = json.loads((place / "manifest.json").read_text())
+    assert manifest["format"] == FORMAT
+    assert (manifest["commit"], manifest["epoch"], manifest["iteration"]) == (1, 3, 120)
+    assert manifest["files"] == {
+        name: {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)} for name, content in FILES.items()
+    }
+
+
+def test_verifying_returns_the_manifest(root):
+    place = commit_at(root, 120, epoch=3)
+    manifest = verify(place)
+    assert isinstance(manifest, Manifest)
+    assert (manifest.format, manifest.commit, manifest.epoch, manifest.iteration) == (FORMAT, 1, 3, 120)
+    assert set(manifest.files) == set(FILES)
+
+
+def test_equal_states_give_equal_bytes(tmp_path):
+    trees = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        commit_at(tmp_path / name / "checkpoints", 5)
+        trees.append(tree(tmp_path / name))
+    assert trees[0] == trees[1]
+
+
+def test_names_are_relative_links(root):
+    commit_at(root, 7, "latest", "best", "epoch-1")
+    assert {name: str((root / name).readlink()) for name in ("latest", "best", "epoch-1")} == {
+        "latest": "it-00000007",
+        "best": "it-00000007",
+        "epoch-1": "it-00000007",
+    }
+    root.rename(root.with_name("moved"))  # a run directory may be moved
+    assert verify(find(root.with_name("moved"), "best")).iteration == 7
+
+
+def test_commits_are_counted(root):
+    commit_at(root, 9, "a")
+    commit_at(root, 3, "b")  # the counter, not the iteration, tells which is newest
+    place = commit_at(root, 5, "c")
+    assert [verify(root / name).commit for name in "abc"] == [1, 2, 3]
+    assert verify(place).commit == 3
+
+
+def test_what_no_name_points_at_is_deleted(root):
+    commit_at(root, 1, "latest", "best")
+    commit_at(root, 2, "latest")
+    assert names_in(root) == ["best", "it-00000001", "it-00000002", "latest"]
+    commit_at(root, 3, "latest")
+    assert names_in(root) == ["best", "it-00000001", "it-00000003", "latest"]
+    commit_at(root, 4, "latest", "best")
+    assert names_in(root) == ["best", "it-00000004", "latest"]
+
+
+def test_nothing_but_checkpoints_is_deleted(root):
+    commit_at(root, 1)
+    (root / "notes").mkdir()
+    (root / "it-notes").mkdir()
+    (root / "it-1").write_text("mine")
+    commit_at(root, 2)
+    assert names_in(root) == ["it-00000002", "it-1", "it-notes", "latest", "notes"]
+
+
+def test_a_second_state_at_an_iteration_gets_a_number(root):
+    first = commit_at(root, 5, "before")
+    second = commit_at(root, 5, "after")
+    third = commit_at(root, 5, "later")
+    assert [place.name for place in (first, second, third)] == ["it-00000005", "it-00000005-2", "it-00000005-3"]
+    assert [verify(find(root, name)).commit for name in ("before", "after", "later")] == [1, 2, 3]
+    commit_at(root, 6, "before", "after", "later")
+    assert names_in(root) == ["after", "before", "it-00000006", "later"]
+
+
+def test_iterations_of_more_than_eight_digits_are_checkpoints_too(root):
+    commit_at(root, 123_456_789_012)
+    commit_at(root, 123_456_789_013)
+    assert names_in(root) == ["it-123456789013", "latest"]
+
+
+def test_moving_a_name_deletes_what_lost_its_last_one(root):
+    first = commit_at(root, 1, "latest")
+    commit_at(root, 2, "best")
+    name_checkpoint(first, ["best"])
+    assert names_in(root) == ["best", "it-00000001", "latest"]
+
+
+def test_each_file_is_flushed_then_the_manifest_then_the_directory_renamed(root, monkeypatch):
+    steps = []
+    fsync, rename = os.fsync, os.rename
+
+    def note_fsync(descriptor):
+        steps.append("flush " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    def note_rename(source, target, **options):
+        steps.append("rename " + Path(target).name)
+        rename(source, target, **options)
+
+    root.mkdir()
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    commit_at(root, 1)
+    aside = f".tmp-{os.getpid()}"
+    assert steps == [
+        *(f"flush {name}" for name in sorted(FILES)),
+        "flush .manifest.json.tmp",
+        f"flush {aside}",
+        "rename it-00000001",
+        "flush checkpoints",  # the checkpoint has its name for good
+        "flush checkpoints",  # and then latest
+    ]
+
+
+# Failures
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), OSError(errno.EIO, "broken"), KeyboardInterrupt()], ids=repr)
+def test_a_save_that_raises_leaves_nothing_behind_and_the_older_checkpoint_untouched(root, error):
+    commit_at(root, 1, "latest", "best")
+    before = tree(root)
+
+    def fails(directory):
+        save(directory)
+        raise error
+
+    expected = StorageError if isinstance(error, OSError) else type(error)
+    with pytest.raises(expected):
+        commit_at(root, 2, save=fails)
+    assert tree(root) == before
+    assert verify(find(root, "latest")).iteration == 1
+
+
+@pytest.mark.parametrize(("code", "message"), [(errno.ENOSPC, "the disk is full"), (errno.EIO, "Input/output error")])
+@pytest.mark.parametrize("function", ["fsync", "rename", "replace", "symlink"])
+def test_a_commit_that_fails_at_any_step_leaves_the_old_or_the_new_checkpoint(
+    tmp_path, monkeypatch, function, code, message
+):
+    original, calls, outcomes = getattr(os, function), [], []
+    for nth in range(1, 20):
+        root = tmp_path / str(nth)
+        commit_at(root, 1, "latest")
+        calls.clear()
+
+        def fails(*arguments, nth=nth, **options):
+            calls.append(arguments)
+            if len(calls) == nth:
+                raise OSError(code, os.strerror(code))
+            return original(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, fails)
+            try:
+                commit_at(root, 2, "latest")
+            except StorageError as error:
+                assert message in str(error)
+        outcomes.append(verify(find(root)).iteration)
+        assert not (root / f".tmp-{os.getpid()}").exists()
+        commit_at(root, 3, "latest")  # and the next one works
+        assert names_in(root) == ["it-00000003", "latest"]
+        if len(calls) < nth:  # it did not fail any more
+            break
+    assert len(outcomes) > 1
+    assert outcomes == sorted(outcomes)
+    assert outcomes[-1] == 2
+
+
+def test_a_full_disk_is_reported_with_the_place(root, monkeypatch):
+    def full(directory):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(StorageError, match=r"cannot write a checkpoint in .*checkpoints: the disk is full") as raised:
+        commit_at(root, 1, save=full)
+    assert exit_status(raised.value) == 74
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from emrun import checkpoint
+root, iteration, function, nth = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+module = checkpoint.shutil if function == 'rmtree' else os
+original, calls = getattr(module, function), []
+
+def kill(*arguments, **options):
+    calls.append(arguments)
+    if len(calls) == nth:
+        if function == 'rmtree' and Path(arguments[0]).is_dir():
+            next(Path(arguments[0]).iterdir()).unlink()  # half of it is gone
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments, **options)
+
+setattr(module, function, kill)
+
+def save(directory):
+    (directory / 'model.safetensors').write_bytes(b'new')
+    (directory / 'state.pt').write_bytes(b'state')
+
+checkpoint.commit(root, save, epoch=0, iteration=iteration, names=['latest'])
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "nth"),
+    [("fsync", 1), ("fsync", 3), ("rename", 1), ("symlink", 1), ("replace", 2), ("rename", 2), ("rmtree", 3)],
+)
+def test_a_process_that_is_killed_leaves_a_whole_checkpoint_and_no_rubbish_for_long(root, function, nth):
+    commit_at(root, 1, "latest")
+    child = subprocess.run([sys.executable, "-c", KILLED, root, "2", function, str(nth)], check=False, timeout=60)
+    assert child.returncode == -9
+    assert verify(find(root)).iteration in (1, 2)
+    commit_at(root, 1, "best")  # also at the same iteration, whose directory may be half deleted
+    commit_at(root, 3, "latest", "best")
+    assert names_in(root) == ["best", "it-00000003", "latest"]
+
+
+def test_what_a_killed_process_left_half_deleted_does_not_keep_its_name_from_being_deleted(root):
+    """A directory of an earlier process stood in the way of the rename: every later commit failed."""
+    commit_at(root, 1, "latest")
+    shutil.copytree(root / "it-00000001", root / ".tmp-it-00000001")
+    shutil.copytree(root / "it-00000001", root / ".tmp-1")
+    commit_at(root, 2, "latest")
+    assert names_in(root) == ["it-00000002", "latest"]
+
+
+def test_a_damaged_checkpoint_does_not_keep_a_new_one_from_being_saved(root):
+    commit_at(root, 1, "latest", "best")
+    commit_at(root, 2, "latest")
+    (root / "it-00000001" / "manifest.json").write_text("{")
+    place = commit_at(root, 3, "latest")
+    assert verify(place).commit == 3
+
+
+# Verifying
+
+
+@pytest.fixture
+def place(root):
+    return commit_at(root, 120, epoch=3)
+
+
+def damaged(place, match):
+    with pytest.raises(StorageError, match=rf"checkpoint {re.escape(str(place))}: {match}") as raised:
+        verify(place)
+    assert exit_status(raised.value) == 74
+
+
+def test_an_untouched_checkpoint_is_intact_as_often_as_it_is_verified(place):
+    assert verify(place) == verify(place)
+
+
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+def test_a_file_cut_off_at_any_point_is_noticed(place, name):
+    content = (place / name).read_bytes()
+    for size in range(0, len(content), max(1, len(content) // 70)):
+        (place / name).write_bytes(content[:size])
+        damaged(place, name)
+    (place / name).write_bytes(content)
+    verify(place)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "manifest.json"])
+def test_every_flipped_bit_is_noticed(place, name):
+    """Taking the comparison with the manifest, or the manifest's own digest, out makes this fail."""
+    content = (place / name).read_bytes()
+    expected = verify(place)
+    bits = random.Random(0).sample(range(8 * len(content)), min(300, 8 * len(content)))
+    unnoticed = 0
+    for bit in bits:
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (place / name).write_bytes(flipped)
+        try:
+            assert verify(place) == expected
+            unnoticed += 1
+        except StorageError as error:
+            assert "checkpoint" in str(error)
+    assert unnoticed == 0 or (name == "manifest.json" and unnoticed < 5)  # another blank means the same
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_longer_file_is_noticed(place, name):
+    with (place / name).open("ab") as file:
+        file.write(b"\0")
+    damaged(place, f"{name} differs from its manifest; the checkpoint is damaged")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_noticed(place, name):
+    (place / name).unlink()
+    damaged(place, f"{name} is missing; the checkpoint is damaged")
+
+
+def test_swapped_files_are_noticed(place):
+    (place / "state.pt").rename(place / "x")
+    (place / "model.safetensors").rename(place / "state.pt")
+    (place / "x").rename(place / "model.safetensors")
+    damaged(place, "model.safetensors differs")
+
+
+def test_a_directory_in_the_place_of_a_file_is_noticed(place):
+    (place / "state.pt").unlink()
+    (place / "state.pt").mkdir()
+    damaged(place, "state.pt is missing")
+
+
+def test_a_file_of_another_checkpoint_is_noticed(root, place):
+    other = commit_at(root, 121, "other", save=lambda directory: save(directory, {**FILES, "state.pt": b"STATE"}))
+    shutil.copy(other / "state.pt", place / "state.pt")
+    damaged(place, "state.pt differs")
+
+
+def test_a_file_that_cannot_be_read_is_a_storage_error(place, monkeypatch):
+    def fails(*arguments):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(hashlib, "file_digest", fails)
+    with pytest.raises(StorageError, match=r"cannot read .*: Input/output error"):
+        verify(place)
+
+
+def test_a_checkpoint_without_a_manifest_is_none(place):
+    (place / "manifest.json").unlink()
+    damaged(place, "manifest.json cannot be read")
+
+
+def rewrite(place, **changes):
+    path = place / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("newer", [FORMAT + 1, 99])
+def test_a_newer_format_is_called_so(place, newer):
+    rewrite(place, format=newer, files=None, something_new=[1])
+    damaged(place, rf"format {newer} is newer than this emrun knows \({FORMAT}\)")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "1",
+        '"format"',
+        "{}",
+        '{"format": 1}',
+        '{"format": "1"}',
+        '{"format": null}',
+        "\xff",
+        "[" * 900 + "]" * 900,
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_manifest_that_is_none_is_noticed(place, text):
+    (place / "manifest.json").write_text(text, encoding="latin-1")
+    damaged(place, "manifest.json")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epoch": 4},
+        {"iteration": 121},
+        {"commit": 7},
+        {"format": 0},
+        {"files": {}},
+        {"files": []},
+        {"more": 1},
+        {"sha256": None},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_was_changed_is_noticed(place, changes):
+    rewrite(place, **changes)
+    damaged(place, "manifest.json is damaged")
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "sub/file"])
+def test_a_manifest_names_no_file_outside_of_its_checkpoint(place, name, monkeypatch):
+    monkeypatch.setattr("emrun.checkpoint._digest", lambda content: "intact")  # as if emrun had written it
+    (place.parent / "secret").write_bytes(b"")
+    empty = {"sha256": hashlib.sha256(b"").hexdigest(), "size": 0}
+    rewrite(place, files={name: empty}, sha256="intact")
+    damaged(place, f"{name} is missing")
+
+
+# Finding
+
+
+@pytest.fixture
+def named(root):
+    commit_at(root, 1, "epoch-1")
+    commit_at(root, 2, "latest")
+    return root
+
+
+def test_a_checkpoint_is_found_by_its_name_or_directory(named):
+    assert find(named, "epoch-1") == find(named, "it-00000001") == named / "it-00000001"
+
+
+def test_the_default_is_best_or_else_latest(named):
+    assert find(named) == named / "it-00000002"
+    name_checkpoint(named / "it-00000001", ["best"])
+    assert find(named) == named / "it-00000001"
+    assert find(named, "latest") == named / "it-00000002"
+
+
+def test_a_name_that_points_at_nothing_is_not_found(named):
+    (named / "best").symlink_to("it-00000099")
+    assert find(named) == named / "it-00000002"
+    with pytest.raises(UsageError):
+        find(named, "best")
+
+
+def test_an_unknown_name_lists_what_there_is(named):
+    with pytest.raises(UsageError) as raised:
+        find(named, "bset")
+    there = "epoch-1, it-00000001, it-00000002, latest"
+    assert str(raised.value) == f"{named}: no checkpoint 'bset'; there is {there}"
+    assert exit_status(raised.value) == 2
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_without_any_checkpoint_there_is_nothing(root, exists):
+    if exists:
+        root.mkdir()
+    with pytest.raises(UsageError, match="no checkpoint; there is nothing"):
+        find(root)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", ".", "../checkpoints", "../checkpoints/latest", "it-00000001/", "./latest", "latest/..", ".tmp-1", "{root}"],
+)
+def test_a_name_is_no_path(named, name):
+    (named / ".tmp-1").mkdir()
+    with pytest.raises(UsageError, match="no checkpoint"):
+        find(named, name.format(root=named / "latest"))
+
+
+# Requests
+
+
+@pytest.fixture
+def saved():
+    return []
+
+
+@pytest.fixture
+def checkpointing(root, saved):
+    def note(directory):
+        saved.append(directory)
+        save(directory)
+
+    return Checkpointing(root, note)
+
+
+def test_what_was_requested_becomes_one_checkpoint_with_all_the_names(checkpointing, root, saved):
+    checkpointing.request("latest", "error")
+    checkpointing.request("best", "error")
+    assert not root.exists()
+    checkpointing.save_requested(1, 10)
+    assert names_in(root) == ["best", "it-00000010", "latest"]
+    assert len(saved) == 1
+    checkpointing.save_requested(1, 11)
+    assert len(saved) == 1
+
+
+def test_a_second_request_in_the_same_state_only_names_it(checkpointing, root, saved):
+    checkpointing.request("best", "error")
+    checkpointing.save_requested(1, 10)
+    checkpointing.request("epoch-1", "error")
+    checkpointing.save_requested(1, 10)
+    checkpointing.save_latest(1, 10)
+    assert len(saved) == 1
+    assert {(root / name).readlink().name for name in ("best", "epoch-1", "latest")} == {"it-00000010"}
+
+
+def test_the_same_iteration_in_another_epoch_is_another_state(checkpointing, root, saved):
+    for epoch, name in ((0, "batch-10"), (1, "latest")):
+        checkpointing.request(name, "error")
+        checkpointing.save_requested(epoch, 10)
+    assert len(saved) == 2
+    assert names_in(root) == ["batch-10", "it-00000010", "it-00000010-2", "latest"]
+
+
+def test_the_state_at_the_end_is_saved_as_latest(checkpointing, root):
+    checkpointing.save_latest(2, 20)
+    assert verify(find(root, "latest")).epoch == 2
+
+
+def test_a_name_is_made_safe(checkpointing, root):
+    checkpointing.request("../a b", "error")
+    checkpointing.save_requested(0, 1)
+    assert names_in(root) == ["_a_b", "it-00000001"]
+
+
+@pytest.mark.parametrize("name", ["it-00000001", "it-00000001-2", "it-123456789"])
+def test_a_name_cannot_be_that_of_a_directory(checkpointing, name):
+    with pytest.raises(ArgumentError, match="is how emrun names the directories themselves"):
+        checkpointing.request(name, "error")
+
+
+@pytest.mark.parametrize("name", ["", "..", "x" * 101])
+def test_a_name_that_cannot_be_one_is_an_error(checkpointing, name):
+    with pytest.raises(ArgumentError, match="cannot name a file"):
+        checkpointing.request(name, "error")
+
+
+def test_without_a_run_a_request_is_an_error_and_the_end_is_not():
+    checkpointing = Checkpointing(None, save)
+    with pytest.raises(HookError, match="checkpoint 'best' cannot be saved: this main loop has no run directory"):
+        checkpointing.request("best", "error")
+    checkpointing.save_requested(1, 1)
+    checkpointing.save_latest(1, 1)
+
+
+def broken(root):
+    def fails(directory):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return Checkpointing(root, fails)
+
+
+@pytest.mark.parametrize("policies", [["error"], ["ignore", "error"], ["error", "warn"]], ids=str)
+def test_a_checkpoint_that_cannot_be_saved_is_an_error_if_anyone_wants_it_so(root, policies):
+    checkpointing = broken(root)
+    for index, policy in enumerate(policies):
+        checkpointing.request(f"name-{index}", policy)
+    with pytest.raises(StorageError, match="the disk is full"):
+        checkpointing.save_requested(1, 1)
+
+
+@pytest.mark.parametrize(("policies", "count"), [(["ignore"], 0), (["warn"], 1), (["warn", "ignore", "warn"], 1)])
+def test_a_checkpoint_that_cannot_be_saved_may_be_a_warning_or_nothing(root, policies, count, caplog):
+    checkpointing = broken(root)
+    for index, policy in enumerate(policies):
+        checkpointing.request(f"name-{index}", policy)
+    with caplog.at_level(logging.INFO):
+        checkpointing.save_requested(1, 1)
+    assert len(caplog.messages) == count
+    assert all("no checkpoint was saved: " in message for message in caplog.messages)
+    checkpointing.save_requested(1, 2)  # it is not tried again
+
+
+def test_after_a_failure_the_state_can_be_saved_again(root):
+    attempts = []
+
+    def save_the_second_time(directory):
+        attempts.append(directory)
+        if len(attempts) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+        save(directory)
+
+    checkpointing = Checkpointing(root, save_the_second_time)
+    checkpointing.request("latest", "warn")
+    checkpointing.save_requested(1, 1)
+    checkpointing.save_latest(1, 1)
+    assert verify(find(root, "latest")).iteration == 1

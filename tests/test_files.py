@@ -1,0 +1,312 @@
+"""Files that are complete or absent, and names that are safe."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from emrun.errors import ArgumentError, StorageError, exit_status
+from emrun.files import (
+    append_line,
+    flush_directory,
+    flush_file,
+    link_atomically,
+    safe_component,
+    storing,
+    write_atomically,
+    write_new,
+)
+
+LONG = "x" * 100_000
+
+
+def entries(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.fixture
+def small_files_only():
+    """Let writes beyond 50,000 bytes of a file fail halfway, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def failing(code, calls=None):
+    def fail(*arguments):
+        if calls is not None:
+            calls.append(arguments)
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+# Errors
+
+
+def test_an_error_of_the_operating_system_says_what_could_not_be_done(tmp_path):
+    with pytest.raises(StorageError) as raised, storing(tmp_path, "write"):
+        failing(errno.EACCES)()
+    assert str(raised.value) == f"[Errno {errno.EACCES}] cannot write {tmp_path}: Permission denied"
+    assert raised.value.errno == errno.EACCES
+    assert exit_status(raised.value) == 74
+    assert isinstance(raised.value.__cause__, PermissionError)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_called_so(tmp_path, code):
+    with pytest.raises(StorageError, match=r"cannot write .*: the disk is full") as raised, storing(tmp_path, "write"):
+        failing(code)()
+    assert raised.value.errno == code
+
+
+def test_an_error_without_a_number_is_an_input_output_error(tmp_path):
+    with pytest.raises(StorageError, match=r"cannot read .*: odd") as raised, storing(tmp_path, "read"):
+        raise OSError("odd")
+    assert raised.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize("error", [StorageError(errno.EIO, "inner"), KeyError("x")], ids=repr)
+def test_other_errors_pass(tmp_path, error):
+    with pytest.raises(type(error)) as raised, storing(tmp_path, "write"):
+        raise error
+    assert raised.value is error
+
+
+# Whole files
+
+
+@pytest.mark.parametrize("text", ["", "a\n", "häß 漢字 😀\n", LONG])
+def test_a_file_is_written_as_it_is(tmp_path, text):
+    path = tmp_path / "trace.yaml"
+    for _ in range(2):
+        write_atomically(path, text)
+        assert path.read_bytes() == text.encode()
+    assert entries(tmp_path) == ["trace.yaml"]
+
+
+def test_a_file_is_flushed_before_it_gets_its_name_and_the_name_after(tmp_path, monkeypatch):
+    steps = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_fsync(descriptor):
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        steps.append(("flush", path.name, path.stat().st_size if path.is_file() else None))
+        fsync(descriptor)
+
+    def note_replace(source, target):
+        steps.append(("rename", Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    write_atomically(tmp_path / "trace.yaml", "text")
+    assert steps == [("flush", ".trace.yaml.tmp", 4), ("rename", "trace.yaml"), ("flush", tmp_path.name, None)]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.usefixtures("small_files_only")
+def test_a_write_that_fails_midway_leaves_the_old_file_or_none(tmp_path, exists):
+    path = tmp_path / "trace.yaml"
+    if exists:
+        path.write_text("old")
+    with pytest.raises(StorageError, match=r"cannot write .*trace.yaml: File too large"):
+        write_atomically(path, LONG)
+    assert entries(tmp_path) == (["trace.yaml"] if exists else [])
+    assert not exists or path.read_text() == "old"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_write_to_a_disk_that_is_full_leaves_the_old_file(tmp_path):
+    path = tmp_path / "trace.yaml"
+    path.write_text("old")
+    (tmp_path / ".trace.yaml.tmp").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="the disk is full"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert entries(tmp_path) == ["trace.yaml"]
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_a_step_of_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch, function):
+    path = tmp_path / "trace.yaml"
+    path.write_text("old")
+    calls = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, failing(errno.ENOSPC, calls))
+        with pytest.raises(StorageError, match="the disk is full"):
+            write_atomically(path, "new")
+    assert len(calls) == 1
+    assert path.read_text() == "old"
+    assert entries(tmp_path) == ["trace.yaml"]
+
+
+def test_a_failure_after_the_rename_leaves_the_new_file(tmp_path, monkeypatch):
+    path = tmp_path / "trace.yaml"
+    path.write_text("old")
+    with monkeypatch.context() as patch:
+        patch.setattr("emrun.files.flush_directory", failing(errno.EIO))
+        with pytest.raises(StorageError):
+            write_atomically(path, "new")
+    assert path.read_text() == "new"
+
+
+def test_a_write_goes_on_although_an_earlier_process_was_killed_in_it(tmp_path):
+    (tmp_path / ".trace.yaml.tmp").write_text("half of a fi")
+    write_atomically(tmp_path / "trace.yaml", "new")
+    assert entries(tmp_path) == ["trace.yaml"]
+
+
+def test_a_process_that_is_killed_in_a_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "trace.yaml"
+    path.write_text("old")
+    code = (
+        "import os, signal, sys, pathlib; from emrun.files import write_atomically\n"
+        "os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "write_atomically(pathlib.Path(sys.argv[1]), 'new')"
+    )
+    assert subprocess.run([sys.executable, "-c", code, path], check=False, timeout=60).returncode == -9
+    assert path.read_text() == "old"
+
+
+def test_writing_into_a_directory_that_is_gone_is_a_storage_error(tmp_path):
+    with pytest.raises(StorageError, match=r"cannot write .*/gone/trace.yaml: No such file or directory"):
+        write_atomically(tmp_path / "gone" / "trace.yaml", "new")
+
+
+# New files
+
+
+def test_a_new_file_is_written_as_it_is(tmp_path):
+    write_new(tmp_path / "config.yaml", "häß\n")
+    assert (tmp_path / "config.yaml").read_bytes() == "häß\n".encode()
+    assert entries(tmp_path) == ["config.yaml"]
+
+
+def test_a_new_file_does_not_replace_one_that_is_there(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("old")
+    with pytest.raises(FileExistsError):
+        write_new(path, "new")
+    assert path.read_text() == "old"
+
+
+@pytest.mark.usefixtures("small_files_only")
+def test_a_new_file_that_cannot_be_written_whole_is_taken_back(tmp_path):
+    with pytest.raises(OSError, match="File too large"):
+        write_new(tmp_path / "config.yaml", LONG)
+    assert entries(tmp_path) == []
+
+
+# Lines
+
+
+def test_a_line_is_appended_and_flushed(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    for line in ("a", "häß"):
+        append_line(tmp_path / "metrics.jsonl", line)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == "a\nhäß\n".encode()
+    assert len(flushed) == 2
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.usefixtures("small_files_only")
+def test_a_line_that_cannot_be_written_whole_is_taken_back(tmp_path, exists):
+    path = tmp_path / "metrics.jsonl"
+    if exists:
+        append_line(path, "first")
+    with pytest.raises(StorageError, match=r"cannot write .*metrics.jsonl: File too large"):
+        append_line(path, LONG)
+    append_line(path, "next")
+    assert path.read_text() == ("first\nnext\n" if exists else "next\n")
+
+
+def test_a_line_that_was_not_flushed_is_taken_back(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, "first")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.ENOSPC))
+        with pytest.raises(StorageError, match="the disk is full"):
+            append_line(path, "second")
+    assert path.read_text() == "first\n"
+
+
+# Links
+
+
+def test_a_link_is_relative_and_replaced(tmp_path):
+    for target in ("it-1", "it-2"):
+        (tmp_path / target).mkdir()
+        link_atomically(tmp_path / "latest", target)
+        assert str((tmp_path / "latest").readlink()) == target
+        assert (tmp_path / "latest").resolve() == tmp_path / target
+    assert entries(tmp_path) == ["it-1", "it-2", "latest"]
+
+
+@pytest.mark.parametrize("function", ["symlink", "replace"])
+def test_a_link_that_cannot_be_moved_stays_where_it_is(tmp_path, monkeypatch, function):
+    link_atomically(tmp_path / "latest", "it-1")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, failing(errno.ENOSPC))
+        with pytest.raises(StorageError, match=r"cannot write .*latest: the disk is full"):
+            link_atomically(tmp_path / "latest", "it-2")
+    assert str((tmp_path / "latest").readlink()) == "it-1"
+    assert entries(tmp_path) == ["latest"]
+
+
+def test_a_link_does_not_replace_a_directory(tmp_path):
+    (tmp_path / "latest").mkdir()
+    with pytest.raises(StorageError, match="cannot write"):
+        link_atomically(tmp_path / "latest", "it-1")
+    assert entries(tmp_path) == ["latest"]
+
+
+def test_a_link_is_made_although_an_earlier_process_was_killed_in_it(tmp_path):
+    (tmp_path / ".latest.tmp").symlink_to("it-1")
+    link_atomically(tmp_path / "latest", "it-2")
+    assert str((tmp_path / "latest").readlink()) == "it-2"
+    assert entries(tmp_path) == ["latest"]
+
+
+def test_flushing_what_is_not_there_is_an_error(tmp_path):
+    flush_directory(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        flush_file(tmp_path / "gone")
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("digits_convnet", "digits_convnet"),
+        ("epoch-10", "epoch-10"),
+        ("v1.2", "v1.2"),
+        ("größe", "größe"),
+        ("a b/c", "a_b_c"),
+        ("../../etc/passwd", "_.._etc_passwd"),
+        ("..\\x", "_x"),
+        (".hidden", "hidden"),
+        ("a\0b\nc", "a_b_c"),
+        ("~/x", "__x"),
+        ("$(rm -rf)", "__rm_-rf_"),
+        ("a" * 100, "a" * 100),
+    ],
+)
+def test_a_name_becomes_one_component_of_a_path(tmp_path, name, safe):
+    assert safe_component("name", name) == safe
+    assert (tmp_path / safe).parent == tmp_path
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "...", "a" * 101])
+def test_a_name_of_which_nothing_is_left_or_that_is_too_long_is_an_error(name):
+    with pytest.raises(ArgumentError, match=r"^stream: .* cannot name a file or a directory") as raised:
+        safe_component("stream", name)
+    assert raised.value.exit_status == 2

@@ -1,0 +1,438 @@
+"""The contract of hooks: their events, what they may declare, and what they read and write."""
+
+import inspect
+import re
+import sys
+from textwrap import dedent
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+import emrun
+from emrun import AbstractHook, AbstractModel, MainLoop, TrainingAborted, TrainingTerminated, create_training
+from emrun.errors import ConfigError, HookError
+from emrun.hook import EVENTS, check_events, check_monitors, listener
+from emrun.hooks import ComputeStats, SaveBest, StopAfter
+
+
+class Count(AbstractModel):
+    """Counts examples; its loss is what it is told, or 1."""
+
+    input_names = ("x",)
+    output_names = ("loss",)
+
+    def run(self, batch, train, stream):
+        return {"loss": 1.0}
+
+    def save(self, directory):
+        (directory / "weights").write_text("none")
+
+    def load(self, directory):
+        pass
+
+
+class Numbers:
+    def train_stream(self):
+        return iter([{"x": [1, 2]}, {"x": [3]}])
+
+    def valid_stream(self):
+        return iter([{"x": [4]}])
+
+
+def run(*hooks, model=None, **arguments):
+    loop = MainLoop(model or Count(), Numbers(), [*hooks, StopAfter(epochs=1)], **arguments)
+    loop.run_training()
+    return loop
+
+
+def with_method(name, function=lambda self: None):
+    return type("MyHook", (AbstractHook,), {name: function})
+
+
+# --- the events -------------------------------------------------------------------------------------------------------
+
+
+def test_the_base_class_has_every_event_with_the_arguments_that_are_supplied():
+    for event, arguments in EVENTS.items():
+        parameters = list(inspect.signature(getattr(AbstractHook, event)).parameters)
+        assert tuple(parameters) == ("self", *arguments)
+
+
+def test_every_event_of_a_training_reaches_a_hook_that_listens_with_its_arguments():
+    seen = {}
+
+    class Everything(AbstractHook):
+        pass
+
+    events = {
+        event: {arguments} for event, arguments in EVENTS.items() if event not in ("register_mainloop", "on_error")
+    }
+    for event in (*events, "on_error"):
+
+        def note(self, _event=event, **arguments):
+            seen.setdefault(_event, set()).add(tuple(arguments))
+
+        setattr(Everything, event, note)
+
+    class Update(Count):
+        def register_mainloop(self, main_loop):
+            self.main_loop = main_loop
+
+        def run(self, batch, train, stream):
+            if train:
+                self.main_loop.notify("before_update", model=self)
+                self.main_loop.notify("after_update", model=self)
+            return super().run(batch, train, stream)
+
+    run(Everything(), model=Update(), extra_streams=["valid"])
+    assert seen == events
+
+
+def test_on_error_gets_what_made_the_training_fail():
+    class Fail(AbstractHook):
+        def after_batch(self):
+            raise RuntimeError("broken")
+
+        def on_error(self, error):
+            self.error = error
+
+    hook = Fail()
+    with pytest.raises(RuntimeError, match=r"broken") as caught:
+        run(hook)
+    assert hook.error is caught.value
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ("def after_batch(self): self.seen.append(())", ()),
+        ("def after_batch(self, stream_name): self.seen.append((stream_name,))", ("train",)),
+        ("def after_batch(self, batch_data): self.seen.append((sorted(batch_data),))", (["loss", "x"],)),
+        ("def after_batch(self, batch_data, stream_name): self.seen.append((stream_name,))", ("train",)),
+        ("def after_batch(self, stream_name, **_): self.seen.append((stream_name, *_))", ("train", "batch_data")),
+        ("def after_batch(self, **_): self.seen.append(tuple(sorted(_)))", ("batch_data", "stream_name")),
+        ("def after_batch(self, stream_name, limit=3): self.seen.append((stream_name, limit))", ("train", 3)),
+        ("def after_batch(self, *, stream_name): self.seen.append((stream_name,))", ("train",)),
+    ],
+)
+def test_a_method_declares_only_the_arguments_that_it_needs(declared, expected):
+    methods = {}
+    exec(declared, methods)
+    hook = type("MyHook", (AbstractHook,), {"after_batch": methods["after_batch"]})()
+    hook.seen = []
+    run(hook)
+    assert hook.seen[0] == expected
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_events_that_are_not_overridden_are_not_listened_to(event):
+    assert listener(AbstractHook(), event) is None
+    assert listener(with_method(event)(), event) is not None
+
+
+def test_an_event_inherited_from_another_hook_is_listened_to():
+    class Child(with_method("after_epoch")):
+        pass
+
+    assert listener(Child(), "after_epoch") is not None
+
+
+def test_a_model_without_an_event_is_not_called_for_it():
+    assert all(listener(Count(), event, AbstractModel) is None for event in EVENTS)
+
+
+def test_an_attribute_with_the_name_of_an_event_is_an_error():
+    hook = AbstractHook()
+    hook.after_batch = True
+    with pytest.raises(
+        HookError, match=r"AbstractHook.after_batch is bool, which hides the event of that name; rename"
+    ):
+        MainLoop(Count(), Numbers(), [hook])
+
+
+# --- check_events -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [
+        ("after_bach", "after_batch"),  # a letter left out
+        ("afterbatch", "after_batch"),
+        ("fter_epoch", "after_epoch"),
+        ("after_stream_", "after_stream"),  # a letter too many
+        ("before_epochs", "before_epoch"),
+        ("register_main_loop", "register_mainloop"),
+        ("on_errors", "on_error"),
+        ("before_patch", "before_batch"),  # a letter for another
+        ("After_batch", "after_batch"),
+        ("after_traininG", "after_training"),
+        ("after_bacth", "after_batch"),  # two letters in the wrong order
+        ("fater_epoch", "after_epoch"),
+        ("before_updaet", "before_update"),
+    ],
+)
+@pytest.mark.parametrize("check", [check_events, lambda cls: MainLoop(Count(), Numbers(), [cls()])])
+def test_a_method_one_edit_away_from_an_event_is_an_error(name, event, check):
+    with pytest.raises(HookError, match=rf"MyHook.{name} is no event of a hook; did you mean '{event}'\?"):
+        check(with_method(name))
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_every_misspelt_event_is_recognised(event):
+    for index in range(1, len(event)):  # private methods begin with an underscore
+        for changed in (event[:index] + event[index + 1 :], event[:index] + "x" + event[index:]):
+            if changed not in EVENTS:
+                with pytest.raises(HookError, match=rf"MyHook.{changed} is no event"):
+                    check_events(with_method(changed))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_after_bach", "__after_batch", "after_batches", "afterbach", "batch", "compute", "epoch", "on", "state", "begin",
+     "after", "save", "before_", "after_epoch_profiled_by", "hctab_retfa"],
+)  # fmt: skip
+def test_helpers_and_unrelated_methods_are_fine(name):
+    check_events(with_method(name))
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_event_by_its_exact_name_is_fine(event):
+    check_events(with_method(event))
+
+
+def test_a_value_one_edit_away_from_an_event_is_no_method():
+    check_events(type("MyHook", (AbstractHook,), {"after_bach": 3}))
+
+
+@pytest.mark.parametrize(
+    ("event", "function", "message"),
+    [
+        ("after_batch", lambda self, stream, batch_data: None, "takes 'stream', .* the event offers stream_name"),
+        ("before_training", lambda self, epoch_id: None, "takes 'epoch_id', .* offers no arguments"),
+        ("after_epoch", lambda self, epoch_id, *, data: None, "takes 'data', which nothing supplies"),
+        ("after_training", lambda self, error: None, "takes 'error', which nothing supplies; the event offers success"),
+    ],
+)  # fmt: skip
+def test_a_parameter_that_nothing_supplies_is_an_error(event, function, message):
+    with pytest.raises(HookError, match=rf"MyHook.{event} {message}"):
+        check_events(with_method(event, function))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda self: None, lambda self, **_: None, lambda self, *_: None, lambda self, batch_data, limit=3: None],
+)
+def test_fewer_parameters_and_ones_with_defaults_are_fine(function):
+    check_events(with_method("after_batch", function))
+
+
+# --- registering ------------------------------------------------------------------------------------------------------
+
+
+def test_the_main_loop_is_there_from_the_registration_on():
+    hook = AbstractHook()
+    loop = MainLoop(Count(), Numbers(), [hook])
+    assert hook.main_loop is loop
+
+
+def test_a_hook_that_is_registered_already_is_an_error():
+    hook = ComputeStats(["loss"])
+    MainLoop(Count(), Numbers(), [hook])
+    with pytest.raises(HookError, match=r"hook ComputeStats is registered in a main loop already; build a new one"):
+        MainLoop(Count(), Numbers(), [hook])
+
+
+def test_a_hook_that_is_listed_twice_is_an_error():
+    hook = ComputeStats(["loss"])
+    with pytest.raises(HookError, match=r"hook ComputeStats is registered in a main loop already"):
+        MainLoop(Count(), Numbers(), [hook, hook])
+
+
+def test_a_hook_keeps_the_model_the_dataset_and_the_directory():
+    class Limit(AbstractHook):
+        def __init__(self, limit, **kwargs):
+            super().__init__(**kwargs)
+            self.limit = limit
+
+    hook = Limit(3, model="m", dataset="d", output_dir="o")
+    assert (hook.limit, hook.model, hook.dataset, hook.output_dir) == (3, "m", "d", "o")
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'limits'"):
+        Limit(3, limits=4)
+
+
+# --- what hooks read and write ----------------------------------------------------------------------------------------
+
+
+class Writes(AbstractHook):
+    def __init__(self, *names):
+        super().__init__()
+        self.writes = names
+
+    def after_epoch(self, epoch_data):
+        for variables in epoch_data.values():
+            variables.update({name.partition("/")[0]: 1.0 for name in self.writes})
+
+
+class Monitors(AbstractHook):
+    def __init__(self, *addresses):
+        super().__init__()
+        self.monitors = addresses
+
+
+@pytest.mark.parametrize(
+    ("written", "address"),
+    [
+        ("loss/mean", "valid/loss/mean"),
+        ("loss", "valid/loss/mean"),  # a mapping whose aggregations are not known
+        ("loss", "valid/loss"),
+        ("a/b", "train/a/b"),
+    ],
+)
+def test_what_an_earlier_hook_writes_may_be_monitored(written, address):
+    check_monitors([Writes("other"), Writes(written), Monitors(address)], ["train", "valid"])
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [
+        ([Writes("loss/mean"), Monitors("valid/los/mean")], "but no hook writes 'los/mean'; did you mean 'loss/mean'?"),
+        ([Writes("loss/mean"), Monitors("valid/loss/std")], "no hook writes 'loss/std'"),
+        ([Writes("loss/mean"), Monitors("valid/loss")], "no hook writes 'loss'; did you mean 'loss/mean'?"),
+        ([AbstractHook(), Monitors("valid/loss")], "written are nothing. Add it to ComputeStats, or to `writes` of"),
+        ([Writes("loss"), Monitors("vaild/loss")], "stream 'vaild' is not run; did you mean 'valid'?; the streams are"),
+        ([AbstractHook(), Monitors("valid/loss"), Writes("loss")], "move it behind Writes"),
+    ],
+)
+def test_what_is_not_written_before_is_an_error(hooks, message):
+    with pytest.raises(HookError, match=re.escape(message)) as caught:
+        check_monitors(hooks, ["train", "valid"])
+    assert caught.value.hook_index == 1
+    assert str(caught.value).startswith("Monitors monitors v")
+
+
+def test_a_model_may_monitor_what_hooks_write():
+    class Model(Count):
+        monitors = ("train/loss/mean",)
+
+    run(ComputeStats(["loss"]), model=Model())
+    with pytest.raises(HookError, match=r"Model monitors train/loss/mean, but no hook writes"):
+        run(model=Model())
+
+
+def test_a_hook_of_ones_own_may_write_what_another_monitors(tmp_path, monkeypatch):
+    (tmp_path / "score_hooks.py").write_text(
+        dedent("""
+            from emrun import AbstractHook
+
+            class Score(AbstractHook):
+                writes = ("score",)
+
+                def after_epoch(self, epoch_id, epoch_data):
+                    epoch_data["valid"]["score"] = float(epoch_id)
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    best = {"SaveBest": {"variable": "score", "aggregation": None, "condition": "max"}}
+    training = create_training(
+        config_with([{"score_hooks.Score": None}, best, {"StopAfter": {"epochs": 2}}]), output_root=tmp_path / "log"
+    )
+    training.main_loop.run_training()
+    checkpoints = training.output_dir / "checkpoints"
+    assert (checkpoints / "best").resolve() == (checkpoints / "latest").resolve()
+
+
+def config_with(hooks):
+    """Return a small config with these hooks."""
+    model = {
+        "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
+        "inputs": ["x"],
+        "outputs": ["logit"],
+        "loss": {"class": "torch.nn.MSELoss", "inputs": ["logit", "logit"]},
+        "optimizer": {"class": "SGD", "lr": 0.1},
+    }
+    dataset = {"class": "Majority", "n": 50}
+    return {"dataset": dataset, "model": model, "main_loop": {"extra_streams": ["valid"]}, "hooks": hooks}
+
+
+def test_hooks_in_the_wrong_order_are_an_error_at_the_hooks_key(tmp_path):
+    hooks = [
+        {"SaveBest": {"variable": "loss"}},
+        {"ComputeStats": {"variables": ["loss"]}},
+        {"StopAfter": {"epochs": 1}},
+    ]
+    with pytest.raises(ConfigError, match=r"hooks\[0\].SaveBest: .*: move it behind ComputeStats"):
+        create_training(config_with(hooks), output_root=tmp_path)
+
+
+def test_a_misspelt_event_is_an_error_at_the_hooks_key(tmp_path, monkeypatch):
+    (tmp_path / "misspelt_hooks.py").write_text(
+        "from emrun import AbstractHook\nclass Bad(AbstractHook):\n    def after_bach(self): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"hooks\[0\].misspelt_hooks.Bad: Bad.after_bach is no event of a hook"):
+        create_training(config_with([{"misspelt_hooks.Bad": None}]), output_root=tmp_path / "log")
+
+
+def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch):
+    section = next(part for part in inspect.getdoc(AbstractHook).split("\n\n") if part.startswith("    "))
+    (tmp_path / "my_hooks.py").write_text(
+        dedent("""
+            from emrun import AbstractHook
+
+            class PrintLoss(AbstractHook):
+                def __init__(self, every, **kwargs):
+                    super().__init__(**kwargs)
+                    self.every = every
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_hooks", raising=False)
+    hooks = YAML(typ="safe").load(section)["hooks"]
+    training = create_training(config_with([*hooks, {"StopAfter": {"epochs": 1}}]), output_root=tmp_path / "log")
+    assert training.main_loop.run_training().status == "finished"
+    hook = training.hooks[0]
+    assert (hook.every, hook.model, hook.dataset) == (10, training.model, training.dataset)
+    assert hook.output_dir == str(training.output_dir)
+
+
+# --- endings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [TrainingTerminated, TrainingAborted])
+def test_an_ending_has_a_reason(ending):
+    assert (ending("enough").reason, str(ending("enough"))) == ("enough", "enough")
+    assert ending().reason.startswith("a hook ")
+
+
+def test_an_abortion_ends_the_training_as_failed_with_status_3():
+    class Abort(AbstractHook):
+        def after_batch(self):
+            raise TrainingAborted("too bad")
+
+        def after_training(self, success):
+            self.success = success
+
+    hook = Abort()
+    loop = MainLoop(Count(), Numbers(), [hook])
+    with pytest.raises(TrainingAborted):
+        loop.run_training()
+    assert hook.success is False
+    assert (loop.outcome.status, loop.outcome.exit_status, loop.outcome.reason) == ("failed", 3, "too bad")
+
+
+def test_a_hook_without_state_has_an_empty_one():
+    hook = AbstractHook()
+    assert hook.state_dict() == {}
+    hook.load_state_dict({})
+
+
+@pytest.mark.parametrize("name", ["AbstractHook", "TrainingTerminated", "TrainingAborted"])
+def test_what_a_hook_needs_comes_from_emrun(name):
+    assert getattr(emrun, name) is getattr(emrun.hook, name)
+
+
+@pytest.mark.parametrize("hook", [SaveBest(), StopAfter(epochs=1)])
+def test_the_states_of_built_in_hooks_are_plain_types(hook, tmp_path):
+    torch.save(hook.state_dict(), tmp_path / "state.pt")
+    hook.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))

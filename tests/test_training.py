@@ -1,0 +1,376 @@
+"""From a config to a run directory and back, in this process."""
+
+import json
+import logging
+import random
+import threading
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+import emrun
+from emrun.errors import ConfigError, StorageError, UsageError
+from emrun.training import create_training, evaluate, train
+
+CONFIG = {
+    "seed": 5,
+    "name": "tiny",
+    "dataset": {"class": "Majority", "n": 50},
+    "model": {
+        "module": {
+            "class": "torch.nn.Sequential",
+            "args": [
+                {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
+                {"class": "torch.nn.Flatten", "start_dim": 0},
+            ],
+        },
+        "inputs": ["x"],
+        "outputs": ["logit"],
+        "loss": {"class": "torch.nn.BCEWithLogitsLoss", "inputs": ["logit", "y"]},
+        "optimizer": {"class": "SGD", "lr": 0.5},
+    },
+    "main_loop": {"extra_streams": ["valid"]},
+    "hooks": [{"ComputeStats": {"variables": ["loss"]}}, "SaveBest", {"StopAfter": {"epochs": 2}}],
+}
+
+
+def trained(tmp_path, *overrides, config=CONFIG):
+    training = create_training(config, tmp_path, overrides=overrides)
+    train(training)
+    return training
+
+
+def metrics(training):
+    lines = (training.output_dir / "metrics.jsonl").read_text().splitlines()
+    return [{**json.loads(line), "seconds": None} for line in lines]
+
+
+def weights(training, name="latest"):
+    return (training.output_dir / "checkpoints" / name / "model.safetensors").read_bytes()
+
+
+def trace(directory):
+    return YAML(typ="safe", pure=True).load(directory / "trace.yaml")
+
+
+def test_a_training_from_a_mapping_has_all_its_parts(tmp_path):
+    training = trained(tmp_path)
+    assert training.output_dir.parent == tmp_path
+    assert training.output_dir.name.startswith("tiny_")
+    assert [type(hook).__name__ for hook in training.hooks] == ["ComputeStats", "SaveBest", "StopAfter", "SaveLatest"]
+    assert training.main_loop.model is training.model
+    assert training.main_loop.training_epochs_done == 2
+    assert {path.name for path in training.output_dir.iterdir()} == {
+        "config.yaml",
+        "trace.yaml",
+        "train.log",
+        "metrics.jsonl",
+        "checkpoints",
+    }
+
+
+def test_save_latest_is_added_only_when_it_is_not_listed(tmp_path):
+    config = {**CONFIG, "hooks": [{"StopAfter": {"epochs": 0}}, {"SaveLatest": {"on_save_failure": "warn"}}]}
+    names = [type(hook).__name__ for hook in create_training(config, tmp_path).hooks]
+    assert names == ["StopAfter", "SaveLatest"]
+
+
+def test_the_same_seed_gives_the_same_bits(tmp_path):
+    first, second = trained(tmp_path), trained(tmp_path, "main_loop.buffer=3")
+    assert weights(first) == weights(second)
+    assert metrics(first) == metrics(second)
+
+
+def test_another_seed_gives_other_bits(tmp_path):
+    assert weights(trained(tmp_path)) != weights(trained(tmp_path, "seed=6"))
+
+
+def test_a_hook_more_does_not_change_the_training(tmp_path):
+    assert weights(trained(tmp_path)) == weights(trained(tmp_path, "hooks.ShowProgress={}"))
+
+
+def test_a_drawn_seed_is_written_to_the_config_and_repeats_the_run(tmp_path):
+    config = {key: value for key, value in CONFIG.items() if key != "seed"}
+    first = trained(tmp_path, config=config)
+    second = create_training(first.output_dir, tmp_path)
+    train(second)
+    assert weights(first) == weights(second)
+    assert weights(first) != weights(trained(tmp_path, config=config))
+
+
+def test_the_stored_config_keeps_comments_and_interpolations(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "# my experiment\n"
+        "dataset: {class: Majority, n: '${env:EMRUN_TEST_N,50}'}\n"
+        "model: {module: {class: torch.nn.Linear, in_features: 11, out_features: 1}, inputs: [x], outputs: [loss]}\n"
+    )
+    text = (create_training(path, tmp_path).output_dir / "config.yaml").read_text()
+    assert text.startswith("# my experiment\n")
+    assert "${env:EMRUN_TEST_N,50}" in text
+
+
+def test_the_name_of_a_run_is_that_of_its_config_file(tmp_path):
+    path = tmp_path / "my_config.yaml"
+    YAML().dump({key: value for key, value in CONFIG.items() if key != "name"}, path)
+    assert create_training(path, tmp_path / "log").output_dir.name.startswith("my_config_")
+
+
+def test_deterministic_algorithms_are_on_during_the_training_only(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "emrun.hooks.stop_after.StopAfter.after_epoch",
+        lambda self, epoch_id, epoch_data: (
+            seen.append(torch.are_deterministic_algorithms_enabled()) or self._check_epochs()
+        ),
+    )
+    trained(tmp_path, "deterministic=true")
+    assert seen == [True, True, True]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_training_without_a_hook_that_ends_it_is_warned_of(tmp_path, caplog):
+    training = create_training({**CONFIG, "hooks": ["LogVariables"]}, tmp_path)
+    training.main_loop.run_training = lambda: emrun.main_loop.Outcome("finished", None, 0)
+    train(training)
+    assert "no hook ends the training" in caplog.text
+
+
+# what goes wrong while it is created
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.optimizer.momentums=0.9"], "unknown argument 'momentums'; did you mean 'momentum'?"),
+        (["dataset.btch_size=3"], "unknown argument 'btch_size'; did you mean 'batch_size'?"),
+        (["dataset.batch_size=0"], "dataset.batch_size: 0 is not a whole number of at least 1"),
+        (["main_loop.extra_streams=[vaild]"], "no stream 'vaild'; did you mean 'valid'?"),
+        (["main_loop.buffer=-1"], "main_loop.buffer: -1 is not a whole number of at least 0"),
+        (["hooks.SaveBest.variable=accuracy"], "no hook writes 'accuracy/mean'"),
+        (["hooks.SaveBest.stream=test"], "stream 'test' is not run"),
+        (["hooks.SaveBest.condition=most"], "'most' is not one of min, max"),
+        (["hooks.ComputeStats.variables=[{loss: [maen]}]"], "'maen' is no aggregation; did you mean 'mean'?"),
+        (["~model.module"], "missing argument 'module'"),
+        (["model.optimizer.class=SDG"], "torch.optim has no class 'SDG'; did you mean 'SGD'?"),
+        (["seed=-1"], "negative"),
+    ],
+)
+def test_a_config_that_cannot_be_used_leaves_nothing_behind(tmp_path, overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        create_training(CONFIG, tmp_path / "log", overrides=overrides)
+    assert message in str(caught.value)
+    assert not list(tmp_path.glob("log/*"))
+
+
+def test_all_problems_are_told_at_once(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        create_training(
+            CONFIG, tmp_path, overrides=["dataset.a=1", "model.b=2", "main_loop.c=3", "hooks.StopAfter.d=4"]
+        )
+    assert len(caught.value.problems) == 4
+
+
+def test_hooks_in_the_wrong_order_are_told_which_to_move(tmp_path):
+    with pytest.raises(ConfigError, match="move it behind ComputeStats"):
+        create_training({**CONFIG, "hooks": CONFIG["hooks"][::-1]}, tmp_path)
+
+
+def test_a_dataset_that_fails_is_told_of_in_trace_and_log(tmp_path, monkeypatch):
+    (tmp_path / "failing_data.py").write_text("class Broken:\n    def __init__(self):\n        1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ZeroDivisionError) as caught:
+        create_training({**CONFIG, "dataset": {"class": "failing_data.Broken"}, "main_loop": {}}, tmp_path / "log")
+    assert any("while building dataset" in note for note in caught.value.__notes__)
+    (directory,) = (tmp_path / "log").iterdir()
+    assert trace(directory)["status"] == "failed"
+    assert trace(directory)["reason"] == "ZeroDivisionError: division by zero"
+    assert "1 / 0" in (directory / "train.log").read_text()
+
+
+def test_a_directory_that_holds_a_run_is_refused_and_untouched(tmp_path):
+    training = trained(tmp_path)
+    before = {path: path.read_bytes() for path in training.output_dir.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match="holds a run already"):
+        create_training(CONFIG, output_dir=training.output_dir)
+    assert before == {path: path.read_bytes() for path in training.output_dir.rglob("*") if path.is_file()}
+
+
+def test_a_wrong_config_does_not_remove_a_directory_that_was_there(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(ConfigError):
+        create_training(CONFIG, output_dir=tmp_path / "mine", overrides=["hooks.SaveBest.condition=most"])
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
+
+
+# what goes wrong while it runs
+
+FAILING_STREAM = """
+def batches(fail_at, total=20):
+    for index in range(total + 1):
+        if index == fail_at:
+            raise OSError(f"cannot read row {index}")
+        if index < total:
+            yield {"x": [[0.0] * 11] * 2, "y": [0.0, 1.0]}
+
+class Failing:
+    def __init__(self, fail_at, stream):
+        self.fail_at = {stream: fail_at}
+
+    def train_stream(self):
+        return batches(self.fail_at.get("train"))
+
+    def valid_stream(self):
+        return batches(self.fail_at.get("valid"))
+"""
+
+
+@pytest.mark.parametrize("stream", ["train", "valid"])
+@pytest.mark.parametrize("buffer", [0, 1, 4, 16])
+@pytest.mark.parametrize("where", ["0", "1", "buffer+1", "last"])
+def test_a_producer_that_fails_fails_the_training(tmp_path, monkeypatch, stream, buffer, where):
+    (tmp_path / "failing_stream.py").write_text(FAILING_STREAM)
+    monkeypatch.syspath_prepend(tmp_path)
+    fail_at = {"0": 0, "1": 1, "buffer+1": buffer + 1, "last": 20}[where]
+    config = {
+        **CONFIG,
+        "dataset": {"class": "failing_stream.Failing", "fail_at": fail_at, "stream": stream},
+        "main_loop": {"extra_streams": ["valid"], "buffer": buffer, "skip_zeroth_epoch": True},
+    }
+    training = create_training(config, tmp_path / "log")
+    with pytest.raises(OSError, match=f"cannot read row {fail_at}") as caught:
+        train(training)
+    assert caught.traceback[-1].name == "batches"
+    assert f"in stream '{stream}', batch {fail_at} of the pass (counted from 0)" in caught.value.__notes__
+    found = trace(training.output_dir)
+    assert (found["status"], found["exit_status"], found["epochs_done"]) == ("failed", 1, 0)
+    assert found["reason"] == f"OSError: cannot read row {fail_at}"
+    assert not (training.output_dir / "metrics.jsonl").exists()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("emrun-read")]
+
+
+def test_a_failing_and_a_good_training_leave_nothing_behind_in_the_process(tmp_path, monkeypatch):
+    (tmp_path / "failing_twice.py").write_text(FAILING_STREAM)
+    monkeypatch.syspath_prepend(tmp_path)
+    trained(tmp_path / "warm")  # whatever torch opens when it is first used
+    process, root = psutil.Process(), logging.getLogger()
+
+    def held():
+        return process.num_fds(), threading.active_count(), list(root.handlers), root.level
+
+    before = held()
+    failing = {"class": "failing_twice.Failing", "fail_at": 3, "stream": "train"}
+    with pytest.raises(OSError, match="row 3"):
+        trained(tmp_path, "main_loop.buffer=2", config={**CONFIG, "dataset": failing})
+    trained(tmp_path, "main_loop.buffer=2")
+    assert held() == before
+
+
+def test_a_variable_that_nothing_makes_is_found_before_any_update(tmp_path):
+    training = create_training(
+        CONFIG, tmp_path, overrides=["hooks.ComputeStats.variables=[loss, acuracy]", "main_loop.skip_zeroth_epoch=true"]
+    )
+    before = {name: value.clone() for name, value in training.model.module.state_dict().items()}
+    with pytest.raises(emrun.errors.StreamError, match="'acuracy', which is neither a source nor an output") as caught:
+        train(training)
+    assert caught.value.exit_status == 2
+    assert all(torch.equal(before[name], value) for name, value in training.model.module.state_dict().items())
+
+
+# evaluation
+
+
+def test_an_evaluation_gives_what_the_training_wrote(tmp_path):
+    training = trained(tmp_path)
+    found = evaluate(training.output_dir, "valid", checkpoint_name="latest")
+    assert found == {"valid": metrics(training)[-1]["streams"]["valid"]}
+
+
+def test_an_evaluation_takes_the_best_checkpoint_by_default(tmp_path):
+    training = trained(tmp_path, "model.optimizer.lr=30.0", "hooks.StopAfter.epochs=4")
+    losses = [line["streams"]["valid"]["loss"]["mean"] for line in metrics(training)]
+    assert min(losses) < losses[-1]
+    assert evaluate(training.output_dir, "valid")["valid"]["loss"]["mean"] == min(losses)
+
+
+def test_an_evaluation_has_a_directory_of_its_own_and_leaves_the_run_alone(tmp_path):
+    training = trained(tmp_path)
+    before = {path: path.read_bytes() for path in training.output_dir.rglob("*") if path.is_file()}
+    for _ in range(2):
+        evaluate(training.output_dir, "valid")
+    assert before == {path: path.read_bytes() for path in before}
+    assert sorted(path.name for path in (training.output_dir / "eval").iterdir()) == ["valid-1", "valid-2"]
+    line = json.loads((training.output_dir / "eval" / "valid-1" / "metrics.jsonl").read_text())
+    assert list(line["streams"]) == ["valid"]
+    assert trace(training.output_dir / "eval" / "valid-1")["status"] == "finished"
+
+
+def test_an_evaluation_leaves_the_random_states_of_the_process_as_they_were_seeded(tmp_path):
+    training = trained(tmp_path)
+    states = []
+    for _ in range(2):
+        evaluate(training.output_dir, "valid")
+        states.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert states[0] == states[1]
+
+
+def test_an_overlay_changes_the_evaluation_of_its_stream_only(tmp_path):
+    overlay = {"valid": {"hooks": [{"ComputeStats": {"variables": [{"logit": ["max"]}]}}], "dataset": {"n": 100}}}
+    training = trained(tmp_path, config={**CONFIG, "eval": overlay})
+    assert list(evaluate(training.output_dir, "valid")["valid"]) == ["logit"]
+    assert list(evaluate(training.output_dir, "train")["train"]) == ["loss"]
+
+
+def test_overrides_win_over_the_overlay(tmp_path):
+    overlay = {"valid": {"dataset": {"n": 100}}}
+    training = trained(tmp_path, config={**CONFIG, "eval": overlay})
+    stats = "hooks.ComputeStats.variables=[{loss: [count]}]"
+    assert evaluate(training.output_dir, "valid", [stats])["valid"]["loss"]["count"] == 20
+    assert evaluate(training.output_dir, "valid", [stats, "dataset.n=200"])["valid"]["loss"]["count"] == 40
+
+
+def test_another_config_can_evaluate_the_weights(tmp_path):
+    training = trained(tmp_path)
+    other = tmp_path / "other.yaml"
+    YAML().dump({**CONFIG, "hooks": [{"ComputeStats": {"variables": ["logit"]}}]}, other)
+    assert list(evaluate(training.output_dir, "valid", config=other)["valid"]) == ["logit"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"stream": "vaild"}, "no stream 'vaild'; did you mean 'valid'?"),
+        ({"checkpoint_name": "bset"}, "no checkpoint 'bset'; there is best"),
+    ],
+)
+def test_an_evaluation_of_what_is_not_there_leaves_nothing_behind(tmp_path, arguments, message):
+    training = trained(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        evaluate(training.output_dir, **{"stream": "valid", **arguments})
+    assert message in str(caught.value)
+    assert not list(training.output_dir.glob("eval/*"))
+
+
+def test_a_directory_without_a_run_cannot_be_evaluated(tmp_path):
+    with pytest.raises(UsageError, match="no run directory"):
+        evaluate(tmp_path, "valid")
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path):
+    training = trained(tmp_path)
+    with pytest.raises(StorageError, match="of another shape"):
+        evaluate(training.output_dir, "valid", ["dataset.dim=13", "model.module.args.0.in_features=13"])
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    training = trained(tmp_path)
+    path = training.output_dir / "checkpoints" / "best" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match="differs from its manifest"):
+        evaluate(training.output_dir, "valid")
