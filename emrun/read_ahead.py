@@ -11,6 +11,7 @@ from typing import Any
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE = 1.0  # seconds that a reader gets to end before it is left behind as a daemon
+_LOOK_AGAIN = 1.0  # seconds; Python runs no handler for a signal that arrives just before a wait begins
 
 END = object()
 """What `ReadAhead.get` returns at the end of the pass."""
@@ -76,7 +77,7 @@ class ReadAhead:
             if not queue:  # the reader looks at the flag after it appended: one of the two sees the other
                 if self._interrupted():
                     return INTERRUPTED
-                self._items.acquire()
+                self._items.acquire(timeout=_LOOK_AGAIN)
         item = queue.popleft()
         if self._reader_waits and len(queue) <= self._size // 2:
             self._reader_waits = False

@@ -69,6 +69,11 @@ class Inherits(Owner):
         super().__init__(**kwargs)
 
 
+class Redefines(Owner):
+    def __init__(self, made: Any, **kwargs):
+        super().__init__(made, **kwargs)
+
+
 class Takes:
     def __init__(self, dataset, output_dir=None):
         self.dataset, self.output_dir = dataset, output_dir
@@ -312,6 +317,10 @@ def test_a_hint_that_cannot_be_resolved_does_not_hide_the_others(make):
 
 def test_hints_of_a_base_count_where_keyword_arguments_are_handed_on(make):
     assert isinstance(make("it: {class: mine.Inherits, made: {class: mine.Thing}}").made, Factory)
+
+
+def test_a_hint_of_the_class_itself_counts_before_that_of_a_base(make):
+    assert make("it: {class: mine.Redefines, made: {class: mine.double, x: 1}}").made == 2
 
 
 @pytest.mark.parametrize("text", ["3", "SGD", "[{class: mine.Thing}]", "{lr: 1}", "{a: {class: mine.Thing}}"])

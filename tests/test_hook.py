@@ -189,8 +189,8 @@ def test_every_misspelt_event_is_recognised(event):
 
 @pytest.mark.parametrize(
     "name",
-    ["_after_bach", "__after_batch", "after_batches", "afterbach", "batch", "compute", "epoch", "on", "state", "begin",
-     "after", "save", "before_", "after_epoch_profiled_by", "hctab_retfa"],
+    ["_after_batch", "_on_error", "_after_bach", "__after_batch", "after_batches", "afterbach", "batch", "compute",
+     "epoch", "on", "state", "begin", "after", "save", "before_", "after_epoch_profiled_by", "hctab_retfa"],
 )  # fmt: skip
 def test_helpers_and_unrelated_methods_are_fine(name):
     check_events(with_method(name))

@@ -18,6 +18,7 @@ SIZES = [1, 2, 3, 4, 16]
 def no_reader_is_left(monkeypatch):
     """Every test ends the threads that it began, however busy the machine is."""
     monkeypatch.setattr(read_ahead, "_PATIENCE", 60)
+    monkeypatch.setattr(read_ahead, "_LOOK_AGAIN", 60)
     before = set(threading.enumerate())
     yield
     assert set(threading.enumerate()) <= before
@@ -99,9 +100,9 @@ class Semaphore:
         self.waits = threading.Semaphore(0)
         self.released = 0
 
-    def acquire(self):
+    def acquire(self, **options):
         self.waits.release()
-        return self._lock.acquire()
+        return self._lock.acquire(**options)
 
     def release(self):
         self._lock.release()
@@ -258,6 +259,18 @@ def test_wake_ends_a_wait_that_was_interrupted():
     interrupted.clear()
     stuck.released.set()
     assert reader.get() == "late"  # nothing was lost
+    assert reader.stop()
+
+
+@pytest.mark.timeout(20)
+def test_an_interrupt_that_came_just_before_the_wait_ends_it_soon(monkeypatch):
+    """Waiting without a limit makes this hang: the handler of such a signal cannot run before the wait ends."""
+    monkeypatch.setattr(read_ahead, "_LOOK_AGAIN", 0.01)
+    stuck, answers = Stuck(), iter([False, True])
+    reader = reader_of(stuck, 1, lambda: next(answers))
+    stuck.reached.wait()
+    assert reader.get() is INTERRUPTED
+    stuck.released.set()
     assert reader.stop()
 
 

@@ -180,7 +180,9 @@ def test_weights_may_be_integers_of_any_type(kind):
     assert found["mean"] == pytest.approx(np.average(values, weights=weights))
 
 
-@pytest.mark.parametrize("weightless", [slice(0, CAPACITY), slice(0, 2 * CAPACITY), slice(CAPACITY, 2 * CAPACITY), slice(10, 20)])
+@pytest.mark.parametrize(
+    "weightless", [slice(0, CAPACITY), slice(0, 2 * CAPACITY), slice(CAPACITY, 2 * CAPACITY), slice(10, 20)]
+)
 def test_examples_without_weight_do_not_count(weightless):
     values, weights = some(3 * CAPACITY), np.ones(3 * CAPACITY)
     weights[weightless] = 0.0

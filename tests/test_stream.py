@@ -24,6 +24,7 @@ BUFFERS = [0, 1, 2, 3, 4, 16]
 def no_reader_is_left(monkeypatch):
     """Every test ends the threads that it began, however busy the machine is."""
     monkeypatch.setattr(read_ahead, "_PATIENCE", 60)
+    monkeypatch.setattr(read_ahead, "_LOOK_AGAIN", 60)
     before = set(threading.enumerate())
     yield
     assert set(threading.enumerate()) <= before
@@ -541,7 +542,7 @@ def test_an_error_in_a_later_pass_of_an_epoch_is_no_end(buffer):
 
 
 class Stuck:
-    """A stream that blocks at batch `at` until it is released."""
+    """A stream that blocks at batch `at` of its first pass until it is released."""
 
     def __init__(self, at):
         self.at = at
@@ -551,7 +552,7 @@ class Stuck:
 
     def __call__(self):
         for index in range(5):
-            if index == self.at and not self.released.is_set():
+            if index == self.at and not self.reached.is_set():
                 self.thread = threading.current_thread()
                 self.reached.set()
                 self.released.wait()
@@ -572,7 +573,6 @@ def test_leaving_the_block_returns_although_the_producer_hangs(monkeypatch, capl
     assert caplog.messages == ["stream 'train' does not stop; its reader thread is left behind"]
     assert stuck.thread.daemon
     assert stream.position == (1, 1)
-    stuck.released.set()
     with stream:  # what was left behind is not used again
         assert list(stream) == [1, 2, 3, 4]
     stuck.free()
@@ -614,7 +614,8 @@ def test_an_interrupt_ends_the_wait_for_a_batch():
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_wait_for_a_batch(number):
+def test_a_signal_ends_the_wait_for_a_batch(number, monkeypatch):
+    monkeypatch.setattr(read_ahead, "_LOOK_AGAIN", 0.1)  # the signal may come just before the wait begins
     stuck = Stuck(at=2)
     interrupts = Interrupts(lambda: stream.wake())
     helper = threading.Thread(target=lambda: (stuck.reached.wait(), os.kill(os.getpid(), number)))

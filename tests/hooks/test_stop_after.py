@@ -138,12 +138,13 @@ def test_the_clock_is_one_that_never_goes_back():
 
 
 @pytest.mark.parametrize("limits", [{"epochs": 2}, {"iterations": 6}, {"iterations": 5}])
-def test_a_training_that_reached_a_limit_before_runs_no_batch(train, limits):
+def test_a_training_that_reached_a_limit_before_begins_no_epoch(train, limits):
     loop, trace = train(StopAfter(**limits))
     trace.batches.clear()
+    trace.epochs.clear()
     done = loop.iterations_done
     assert loop.run_training().status == "finished"
-    assert trace.batches == []
+    assert trace.epochs == trace.batches == []
     assert loop.iterations_done == done
 
 
