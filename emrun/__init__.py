@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from emrun.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from emrun.assembly import Training as Training
     from emrun.dataset import AbstractDataset as AbstractDataset
     from emrun.hook import AbstractHook as AbstractHook
     from emrun.hook import TrainingAborted as TrainingAborted
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from emrun.main_loop import MainLoop as MainLoop
     from emrun.model import AbstractModel as AbstractModel
     from emrun.torch_model import TorchModel as TorchModel
-    from emrun.training import Training as Training
     from emrun.training import create_training as create_training
     from emrun.training import evaluate as evaluate
     from emrun.types import Factory as Factory
@@ -28,7 +28,7 @@ __getattr__ = lazy_names(
         "Factory": "types",
         "MainLoop": "main_loop",
         "TorchModel": "torch_model",
-        "Training": "training",
+        "Training": "assembly",
         "TrainingAborted": "hook",
         "TrainingTerminated": "hook",
         "create_training": "training",

@@ -40,7 +40,7 @@ class BatchChecks:
         self._warned: set[str] = set()
         self._checked: set[str] = set()
         self._stream = ""
-        self._batch: Batch = {}
+        self._sources: list[str] = []
 
     def begin(self, stream: str) -> Callable[[Batch], int]:
         """Return the check of a stream's batches: it returns a batch's length, 0 for one to be skipped."""
@@ -59,7 +59,7 @@ class BatchChecks:
             if names != known and batch:
                 self._check_sources(batch, index)
                 known = set(names)
-                self._batch = batch
+                self._sources = list(batch)
             length = -2  # no source seen; -1 is a source without a length
             for values in batch.values():
                 try:
@@ -88,11 +88,11 @@ class BatchChecks:
             return
         if not isinstance(outputs, Mapping):
             raise self._error(0, f"the model returned {type(outputs).__name__}, not a mapping output name -> value")
-        overlap = [name for name in outputs if name in self._batch]
+        overlap = [name for name in outputs if name in self._sources]
         if overlap:
             message = f"{listed(overlap)}: a source and an output have the same name; rename one (model.outputs)"
             raise self._error(0, message)
-        variables = [*self._batch, *outputs]
+        variables = [*self._sources, *outputs]
         for hook in self._hooks:
             for name in hook.reads:
                 if name not in variables:

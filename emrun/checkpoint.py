@@ -59,6 +59,7 @@ class Checkpointing:
         self.requested: dict[str, Policy] = {}
         self._root = root
         self._save = save
+        self._latest_policy: Policy = "error"
         self._newest: tuple[tuple[int, int], Path] | None = None
 
     def request(self, name: str, on_failure: Policy) -> None:
@@ -73,6 +74,8 @@ class Checkpointing:
         if _DIRECTORY.fullmatch(safe_component("checkpoint", name)):
             raise ArgumentError("checkpoint", f"{name!r} is how emrun names the directories themselves")
         self.requested[safe_component("checkpoint", name)] = on_failure
+        if name == "latest":
+            self._latest_policy = on_failure
 
     def save_requested(self, epoch: int, iteration: int) -> None:
         """Save what was requested: one checkpoint, with all the names.
@@ -94,7 +97,7 @@ class Checkpointing:
     def save_latest(self, epoch: int, iteration: int) -> None:
         """Save what was requested, and the state that the training ends with as `latest`."""
         if self._root is not None:
-            self.requested["latest"] = "error"
+            self.requested["latest"] = self._latest_policy
             self.save_requested(epoch, iteration)
 
     def _commit(self, root: Path, names: Iterable[str], epoch: int, iteration: int) -> None:

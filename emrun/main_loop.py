@@ -116,7 +116,7 @@ class MainLoop:
         self._current: StreamWrapper | None = None
         self._listeners = self._find_listeners()
         for hook in self.hooks:
-            hook.register_mainloop(self)
+            hook.register_mainloop(main_loop=self)
         self.notify("register_mainloop", main_loop=self)
 
     @property

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
-from emrun.types import Batch
+from emrun.types import Batch, check_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,8 @@ class InputNames:
         named = {name: p for name, p in parameters.items() if p.kind not in variable}
         takes_any = len(named) < len(parameters)
         kind = type(module).__name__
-        sources = inputs.values() if isinstance(inputs, Mapping) else inputs or ()
-        if isinstance(inputs, str) or not all(isinstance(name, str) for name in sources):
-            raise ArgumentError("inputs", f"{inputs!r} is neither a list of sources nor a mapping parameter: source")
+        if inputs is not None:
+            check_names("inputs", list(inputs.values()) if isinstance(inputs, Mapping) else inputs)
         if inputs is None:
             if takes_any:
                 raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources it gets")

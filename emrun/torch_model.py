@@ -15,7 +15,7 @@ from emrun.model import AbstractModel
 from emrun.optimization import build_optimizer, build_scheduler
 from emrun.torch_inputs import InputNames, Inputs
 from emrun.torch_weights import load_weights, save_weights
-from emrun.types import Batch, EpochData, Factory, Form
+from emrun.types import Batch, EpochData, Factory, Form, check_names
 
 if TYPE_CHECKING:
     from emrun.main_loop import MainLoop
@@ -202,7 +202,9 @@ class TorchModel(AbstractModel):
         Returns:
             Output name -> value, with gradients where they are enabled.
         """
-        returned = self.module(**inputs) if self._inputs.are_arguments else self._inputs.call(self.module, inputs)
+        named = self._inputs
+        is_direct = named.are_arguments and len(inputs) == len(named.required)
+        returned = self.module(**inputs) if is_direct else named.call(self.module, inputs)
         if type(returned) is dict and self._is_complete:
             return returned
         outputs = self._named_outputs(returned)
@@ -322,7 +324,7 @@ class _Calculation:
         self.key = key
         self.inputs: Sequence[str] = options.get("inputs", ())
         self.scale = options.get("scale", 1.0)
-        if isinstance(self.inputs, str) or not self.inputs:
+        if not isinstance(self.inputs, list | tuple) or not self.inputs:
             message = f"{key}: 'inputs' lists the outputs and sources it is called with, e.g. [logits, label]"
             raise ArgumentError(key.partition(".")[0], message)
         if isinstance(self.scale, bool) or not isinstance(self.scale, int | float):
@@ -363,8 +365,7 @@ def _calculations(key: str, forms: Any, device: torch.device) -> dict[str, _Calc
 def _check_outputs(outputs: Sequence[str] | None) -> tuple[str, ...] | None:
     if outputs is None:
         return None
-    if isinstance(outputs, str) or not all(isinstance(name, str) for name in outputs):
-        raise ArgumentError("outputs", f"{outputs!r} is no list of names")
+    check_names("outputs", outputs)
     if len(set(outputs)) < len(outputs):
         raise ArgumentError("outputs", f"{list(outputs)} has a name twice")
     return tuple(outputs)

@@ -36,6 +36,12 @@ def check_count(argument: str, value: object, minimum: int = 0) -> None:
         raise ArgumentError(argument, f"{value!r} is not a whole number of at least {minimum}")
 
 
+def check_names(argument: str, value: object) -> None:
+    """Raise `ArgumentError` unless `value` is a list of texts."""
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ArgumentError(argument, f"{value!r} is no list of names")
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """How often something happens: `5 epochs`, `500 iterations`, `30 minutes`; a bare number means epochs."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from emrun.errors import ArgumentError, HookError
+from emrun.errors import HookError, did_you_mean
 from emrun.hook import AbstractHook
-from emrun.types import EpochData, check_choice
+from emrun.types import EpochData, check_choice, check_names
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,19 +32,23 @@ class LogVariables(AbstractHook):
 
     Raises:
         ArgumentError: the policy is none of these.
-        HookError: a value is no number, and the policy is `error`.
+        HookError: a value is no number, and the policy is `error`; or a listed variable is in no stream.
     """
 
     def __init__(self, variables: Sequence[str] | None = None, on_unknown_type: UnknownType = "ignore") -> None:
         super().__init__()
         check_choice("on_unknown_type", on_unknown_type, UnknownType)
-        if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
-            raise ArgumentError("variables", f"{variables!r} is no list of variables")
+        if variables is not None:
+            check_names("variables", variables)
         self._variables = variables
         self._on_unknown_type = on_unknown_type
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Log the lines."""
+        found = [name for variables in epoch_data.values() for name in variables]
+        for name in self._variables or ():
+            if name not in found:
+                raise HookError(f"LogVariables: no hook before it wrote {name!r}{did_you_mean(name, found)}")
         width = max((len(stream) for stream in epoch_data), default=0)
         for stream, variables in epoch_data.items():
             parts = [

@@ -273,9 +273,9 @@ def test_a_module_that_takes_any_keywords_gets_a_mapping_by_name():
         (Two(), ["a"], "Two.forward: missing a required argument: 'b'"),
         (Two(), ["x"], "Two.forward: missing a required argument: 'b'"),
         (Two(), {"a": "x"}, "Two.forward: missing a required argument: 'b'"),
-        (Two(), "a", "'a' is neither a list of sources nor a mapping"),
-        (Two(), [1, 2], "is neither a list of sources nor a mapping"),
-        (Two(), {"a": 1, "b": 2}, "is neither a list of sources nor a mapping"),
+        (Two(), "a", "'a' is no list of names"),
+        (Two(), [1, 2], "is no list of names"),
+        (Two(), {"a": 1, "b": 2}, "is no list of names"),
     ],
 )
 def test_inputs_that_do_not_fit_forward_are_refused_at_once(module, inputs, message):

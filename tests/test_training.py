@@ -180,7 +180,9 @@ def test_hooks_in_the_wrong_order_are_told_which_to_move(tmp_path):
 
 
 def test_a_dataset_that_fails_is_told_of_in_trace_and_log(tmp_path, monkeypatch):
-    (tmp_path / "failing_data.py").write_text("class Broken:\n    def __init__(self):\n        1 / 0\n")
+    (tmp_path / "failing_data.py").write_text(
+        "class Broken:\n    train_stream = None\n\n    def __init__(self):\n        1 / 0\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ZeroDivisionError) as caught:
         create_training({**CONFIG, "dataset": {"class": "failing_data.Broken"}, "main_loop": {}}, tmp_path / "log")

@@ -12,7 +12,7 @@ import click
 from emrun.cli.console import end_by_signal, fail, summary, terminal_log
 
 if TYPE_CHECKING:
-    from emrun.training import Training
+    from emrun.assembly import Training
 
 
 @click.command(short_help="Train from a config.")

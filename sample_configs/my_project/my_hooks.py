@@ -1,4 +1,5 @@
 import torch
+
 from emrun import AbstractHook, TrainingTerminated
 
 

@@ -169,7 +169,8 @@ def test_an_exception_in_user_code_shows_its_traceback_and_what_survived(project
     last = done.stderr.splitlines()[-1]
     (directory,) = (project / "log").iterdir()
     assert last == (
-        f"0 epochs, 3 iterations done; checkpoints latest are kept; evaluate with: emrun eval log/{directory.name} valid"
+        "0 epochs, 3 iterations done; checkpoints latest are kept; "
+        f"evaluate with: emrun eval log/{directory.name} valid"
     )
     assert trace(project / "log")["reason"] == "RuntimeError: it broke"
     assert "it broke" in (directory / "train.log").read_text()

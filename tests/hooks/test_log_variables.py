@@ -129,8 +129,8 @@ def test_all_that_was_computed_is_logged_in_a_training(scripted, numbers, caplog
     ("arguments", "argument", "message"),
     [
         ({"on_unknown_type": "fail"}, "on_unknown_type", "'fail' is not one of error, warn, str, ignore"),
-        ({"variables": "loss"}, "variables", "'loss' is no list of variables"),
-        ({"variables": [3]}, "variables", "[3] is no list of variables"),
+        ({"variables": "loss"}, "variables", "'loss' is no list of names"),
+        ({"variables": [3]}, "variables", "[3] is no list of names"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments, argument, message):
@@ -138,3 +138,11 @@ def test_wrong_arguments_are_refused_at_once(arguments, argument, message):
         LogVariables(**arguments)
     assert caught.value.argument == argument
     assert message in str(caught.value)
+
+
+def test_a_listed_variable_that_nothing_wrote_is_an_error_with_the_nearest_name():
+    from emrun.errors import HookError
+
+    hook = LogVariables(variables=["los"])
+    with pytest.raises(HookError, match=r"wrote 'los'; did you mean 'loss'\?"):
+        hook.after_epoch(0, {"train": {"loss": {"mean": 1.0}}})
