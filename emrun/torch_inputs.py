@@ -101,8 +101,10 @@ class Inputs:
         self._wanted = (self._dtype, torch.int64, torch.bool)
         self._positional = [source for source, parameter in names.required if parameter is None]
         self._named = [(source, parameter) for source, parameter in names.required if parameter is not None]
-        self.are_arguments = not self.optional and names.required == tuple((name, name) for name in self.required)
-        """Whether forward takes the tensors by their own names."""
+        first = list(inspect.signature(module.forward).parameters)[: len(self.required)]
+        by_name = names.required == tuple((name, name) for name in self.required)
+        self.are_arguments = not self.optional and by_name and first == self.required
+        """Whether the tensors are the first parameters of forward, in their order."""
         self._maybe = [(source, parameter) for source, parameter in names.optional if parameter is not None]
 
     def tensors(self, batch: Batch) -> dict[str, Tensor]:
