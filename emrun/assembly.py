@@ -14,7 +14,7 @@ import torch
 from emrun.build import Preparation, Recipe
 from emrun.check import check_main_loop, check_sections
 from emrun.config import hook_entry, interpolate
-from emrun.dataset import stream_function
+from emrun.dataset import AbstractDataset, stream_function
 from emrun.errors import ArgumentError, ConfigError, HookError, Problem, did_you_mean, listed
 from emrun.hook import AbstractHook
 from emrun.main_loop import MainLoop
@@ -138,7 +138,7 @@ def _named_streams(config: Node) -> list[tuple[str, Node]]:
 
 def _check_streams(config: Node, dataset: Any) -> list[Problem]:
     """Return the streams of the main loop that the dataset's class does not have."""
-    if not inspect.isclass(dataset) or hasattr(dataset, "__getattr__"):
+    if not inspect.isclass(dataset) or hasattr(dataset, "__getattr__") or _may_make_streams(dataset):
         return []
     there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
     problems = []
@@ -147,6 +147,14 @@ def _check_streams(config: Node, dataset: Any) -> list[Problem]:
             message = f"{dataset.__name__} has no stream {name!r}{did_you_mean(name, there)}; it has {listed(there)}"
             problems.append(Problem(node.position, "main_loop", config.censored(message)))
     return problems
+
+
+def _may_make_streams(dataset: type) -> bool:
+    """Tell whether a class's code names attributes that may be streams; then only a built dataset shows what it has."""
+    classes = [cls for cls in dataset.__mro__ if cls is not AbstractDataset]
+    functions = [each for cls in classes for each in vars(cls).values() if inspect.isfunction(each)]
+    names = {name for function in functions for name in function.__code__.co_names}
+    return any(name in ("setattr", "__dict__") or name.endswith("_stream") for name in names)
 
 
 def _check_dataset(dataset: Any, prepared: Prepared) -> None:

@@ -193,6 +193,27 @@ def test_a_dataset_that_fails_is_told_of_in_trace_and_log(tmp_path, monkeypatch)
     assert "1 / 0" in (directory / "train.log").read_text()
 
 
+MADE_STREAMS = """
+class Made:
+    def __init__(self, name):
+        setattr(self, name, self.batches)
+
+    def batches(self):
+        yield {"x": [[0.0] * 11] * 2, "y": [0.0, 1.0]}
+"""
+
+
+def test_streams_that_a_constructor_makes_are_found_when_the_dataset_is_built(tmp_path, monkeypatch):
+    (tmp_path / "made_streams.py").write_text(MADE_STREAMS)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {**CONFIG, "main_loop": {}, "hooks": [{"StopAfter": {"epochs": 1}}]}
+    good = {"class": "made_streams.Made", "name": "train_stream"}
+    assert trained(tmp_path / "log", config={**config, "dataset": good}).main_loop.training_epochs_done == 1
+    with pytest.raises(ConfigError, match="no method 'train_stream'"):
+        create_training({**config, "dataset": {**good, "name": "tarin_stream"}}, tmp_path / "wrong")
+    assert not list(tmp_path.glob("wrong/*"))
+
+
 def test_a_directory_that_holds_a_run_is_refused_and_untouched(tmp_path):
     training = trained(tmp_path)
     before = {path: path.read_bytes() for path in training.output_dir.rglob("*") if path.is_file()}
