@@ -103,7 +103,6 @@ class TorchModel(AbstractModel):
         self._notify_after: Callable[..., None] | None = None
         self._stream: str | None = None  # the stream of the step before, None at the beginning of an epoch
         self._check_pending = False
-        self._is_unheard = False  # nobody gets to see the outputs, which saves detaching them
         self._trained = False
 
     @property
@@ -129,7 +128,6 @@ class TorchModel(AbstractModel):
             partial(main_loop.notify, event, model=self) if main_loop.listens(event) else None
             for event in ("before_update", "after_update")
         )
-        self._is_unheard = not main_loop.listens("after_batch")
 
     @property
     def monitors(self) -> Sequence[str]:
@@ -167,8 +165,6 @@ class TorchModel(AbstractModel):
         if self.optimizer is not None:
             self.optimizer.zero_grad()
         outputs = self.train_step(inputs)
-        if self._is_unheard:
-            return outputs
         detached = {}
         for name, value in outputs.items():  # a comprehension is a call of a function
             detached[name] = value.detach() if isinstance(value, Tensor) and value.requires_grad else value
