@@ -12,7 +12,7 @@ from torch import Tensor
 
 from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
 from emrun.model import AbstractModel
-from emrun.optimization import build_optimizer, build_scheduler
+from emrun.optimization import build_optimizer, build_scheduler, clear_gradients
 from emrun.torch_inputs import InputNames, Inputs
 from emrun.torch_weights import load_weights, save_weights
 from emrun.types import Batch, EpochData, Factory, Form, check_names
@@ -163,7 +163,7 @@ class TorchModel(AbstractModel):
         if stream is not self._stream:
             self._stream, self._check_pending, self._trained = stream, True, True
         if self.optimizer is not None:
-            self.optimizer.zero_grad()
+            clear_gradients(self.optimizer)
         outputs = self.train_step(inputs)
         detached = {}
         for name, value in outputs.items():  # a comprehension is a call of a function

@@ -7,7 +7,7 @@ from torch import nn
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated
 from emrun.errors import ArgumentError, HookError
 from emrun.hooks import ComputeStats, StopAfter
-from emrun.optimization import build_optimizer, build_scheduler
+from emrun.optimization import build_optimizer, build_scheduler, clear_gradients
 
 EXPONENTIAL = torch.optim.lr_scheduler.ExponentialLR
 PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
@@ -363,3 +363,23 @@ def test_schedulers_follow_the_same_rates_as_in_a_raw_loop_without_a_warning(sch
         if step_on == "epoch":
             by_hand.step()
     assert rates.updates == expected
+
+
+def test_gradients_are_cleared_and_an_optimizer_of_ones_own_clears_them_its_way():
+    class Keeps(torch.optim.SGD):
+        cleared = 0
+
+        def zero_grad(self, set_to_none=True):
+            self.cleared += 1
+
+    module = torch.nn.Linear(2, 1)
+    plain, keeps = torch.optim.SGD(module.parameters(), lr=1.0), Keeps(module.parameters(), lr=1.0)
+    patched = torch.optim.SGD(module.parameters(), lr=1.0)
+    patched.zero_grad = lambda: None
+    module(torch.ones(1, 2)).sum().backward()
+    clear_gradients(keeps)
+    clear_gradients(patched)
+    assert keeps.cleared == 1
+    assert all(parameter.grad is not None for parameter in module.parameters())
+    clear_gradients(plain)
+    assert all(parameter.grad is None for parameter in module.parameters())
