@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from emrun.hook import TrainingTerminated as TrainingTerminated
     from emrun.main_loop import MainLoop as MainLoop
     from emrun.model import AbstractModel as AbstractModel
+    from emrun.resuming import resume_training as resume_training
     from emrun.torch_model import TorchModel as TorchModel
     from emrun.training import create_training as create_training
     from emrun.training import evaluate as evaluate
@@ -33,5 +34,6 @@ __getattr__ = lazy_names(
         "TrainingTerminated": "hook",
         "create_training": "training",
         "evaluate": "training",
+        "resume_training": "resuming",
     },
 )

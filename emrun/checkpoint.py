@@ -37,6 +37,8 @@ class Manifest:
         commit: counts the checkpoints of a run; the highest is the newest.
         epoch: training epochs done.
         iteration: batches of the train stream run.
+        names: the names that it is given when it is committed; a process killed before it could do so leaves that to
+            the resume.
         files: file name -> `{"sha256": ..., "size": bytes}`.
     """
 
@@ -44,6 +46,7 @@ class Manifest:
     commit: int
     epoch: int
     iteration: int
+    names: list[str]
     files: dict[str, dict[str, Any]]
 
 
@@ -59,11 +62,12 @@ class Checkpointing:
         self.requested: dict[str, Policy] = {}
         self._root = root
         self._save = save
+        self._given_up: set[str] = set()
         self._latest_policy: Policy = "error"
-        self._newest: tuple[tuple[int, int], Path] | None = None
+        self._newest: tuple[Any, Path] | None = None
 
-    def request(self, name: str, on_failure: Policy) -> None:
-        """Ask for a checkpoint of this name at the next opportunity.
+    def request(self, name: str, on_failure: Policy, instead_of: Iterable[str] = ()) -> None:
+        """Ask for a checkpoint of this name at the next opportunity, which gives up other names.
 
         Raises:
             HookError: there is no run to save it in.
@@ -74,11 +78,17 @@ class Checkpointing:
         if _DIRECTORY.fullmatch(safe_component("checkpoint", name)):
             raise ArgumentError("checkpoint", f"{name!r} is how emrun names the directories themselves")
         self.requested[safe_component("checkpoint", name)] = on_failure
+        self._given_up.update(instead_of)
         if name == "latest":
             self._latest_policy = on_failure
 
-    def save_requested(self, epoch: int, iteration: int) -> None:
+    def save_requested(self, epoch: int, iteration: int, phase: str) -> None:
         """Save what was requested: one checkpoint, with all the names.
+
+        Args:
+            epoch: training epochs done.
+            iteration: batches of the train stream run.
+            phase: what tells the states at one iteration apart.
 
         Raises:
             StorageError: it could not be saved, and a name was requested that way.
@@ -86,29 +96,49 @@ class Checkpointing:
         if not self.requested or self._root is None:
             return
         names, self.requested = self.requested, {}
+        given_up, self._given_up = self._given_up - names.keys(), set()
         try:
-            self._commit(self._root, names, epoch, iteration)
+            self._commit(self._root, names, given_up, (epoch, iteration, phase))
         except StorageError as error:
             if "error" in names.values():
                 raise
             if "warn" in names.values():
                 _LOG.warning("no checkpoint was saved: %s", error)
 
-    def save_latest(self, epoch: int, iteration: int) -> None:
-        """Save what was requested, and the state that the training ends with as `latest`."""
+    def save_latest(self, epoch: int, iteration: int, phase: str) -> None:
+        """Save what was requested, and the state that the training ends with as `latest`; see `save_requested`."""
         if self._root is not None:
             self.requested["latest"] = self._latest_policy
-            self.save_requested(epoch, iteration)
+            self.save_requested(epoch, iteration, phase)
 
-    def _commit(self, root: Path, names: Iterable[str], epoch: int, iteration: int) -> None:
-        if self._newest is not None and self._newest[0] == (epoch, iteration):
-            name_checkpoint(self._newest[1], names)
+    def go_on_from(self, place: Path, epoch: int, iteration: int, phase: str) -> None:
+        """Make the checkpoint that was loaded the latest one, under all its names; later ones lose theirs."""
+        own = _commit_of(place)
+        with storing(place.parent, "remove names in"):
+            for link in place.parent.iterdir():
+                if link.is_symlink() and _commit_of(link) > own:
+                    link.unlink()
+        name_checkpoint(place, ["latest", *_read_manifest(place).names])
+        self._newest = ((epoch, iteration, phase), place)
+
+    def _commit(self, root: Path, names: Iterable[str], given_up: Iterable[str], state: tuple[int, int, str]) -> None:
+        if self._newest is not None and self._newest[0] == state and self._newest[1].is_dir():
+            name_checkpoint(self._newest[1], names, given_up)
         else:
-            place = commit(root, self._save, epoch=epoch, iteration=iteration, names=names)
-            self._newest = ((epoch, iteration), place)
+            epoch, iteration, _ = state
+            place = commit(root, self._save, epoch=epoch, iteration=iteration, names=names, given_up=given_up)
+            self._newest = (state, place)
 
 
-def commit(root: Path, save: Callable[[Path], None], *, epoch: int, iteration: int, names: Iterable[str]) -> Path:
+def commit(
+    root: Path,
+    save: Callable[[Path], None],
+    *,
+    epoch: int,
+    iteration: int,
+    names: Iterable[str],
+    given_up: Iterable[str] = (),
+) -> Path:
     """Write a checkpoint and give it names.
 
     The files are written into a temporary directory and flushed to disk, the manifest last; one rename makes it a
@@ -120,6 +150,7 @@ def commit(root: Path, save: Callable[[Path], None], *, epoch: int, iteration: i
         epoch: training epochs done.
         iteration: batches of the train stream run.
         names: the names it gets, such as `latest`.
+        given_up: names that are removed.
 
     Returns:
         The checkpoint's directory.
@@ -127,6 +158,7 @@ def commit(root: Path, save: Callable[[Path], None], *, epoch: int, iteration: i
     Raises:
         StorageError: it could not be written; what was there before is untouched.
     """
+    names = sorted(names)
     with storing(root, "write a checkpoint in"):
         root.mkdir(exist_ok=True)
         aside = root / f"{_ASIDE}{os.getpid()}"
@@ -139,23 +171,25 @@ def commit(root: Path, save: Callable[[Path], None], *, epoch: int, iteration: i
                 flush_file(path)
                 files[path.name] = _describe(path)
             number = 1 + max((manifest.commit for manifest in _manifests(root)), default=0)
-            manifest = Manifest(FORMAT, number, epoch, iteration, files)
+            manifest = Manifest(FORMAT, number, epoch, iteration, names, files)
             write_atomically(aside / _MANIFEST, _encode(manifest))
             place = _free_place(root, iteration)
             aside.rename(place)
             flush_directory(root)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-    name_checkpoint(place, names)
+    name_checkpoint(place, names, given_up)
     return place
 
 
-def name_checkpoint(place: Path, names: Iterable[str]) -> None:
-    """Move names to a checkpoint, and delete the checkpoints that have none left."""
+def name_checkpoint(place: Path, names: Iterable[str], given_up: Iterable[str] = ()) -> None:
+    """Move names to a checkpoint, remove those that are given up, and delete the checkpoints that have none left."""
     for name in names:
         link_atomically(place.parent / name, place.name)
     root = place.parent
     with storing(root, "delete old checkpoints in"):
+        for name in given_up:
+            (root / name).unlink(missing_ok=True)
         links = [path for path in root.iterdir() if path.is_symlink() and not path.name.startswith(".")]
         named = {link.readlink().name for link in links}
         for left in root.glob(f"{_ASIDE}*"):  # by a process that was killed
@@ -184,6 +218,51 @@ def find(root: Path, name: str | None = None) -> Path:
     names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     wanted = f"no checkpoint {name!r}" if name else "no checkpoint"
     raise UsageError(f"{root}: {wanted}; there is {listed([each for each in names if not each.startswith('.')])}")
+
+
+def newest(root: Path) -> Path | None:
+    """Return the newest intact checkpoint of a run, with a warning about newer ones that are damaged.
+
+    Returns:
+        None when there is none at all.
+
+    Raises:
+        StorageError: all of them are damaged.
+    """
+    places = [path for path in root.iterdir() if _is_checkpoint(path)] if root.is_dir() else []
+    damaged: list[str] = []
+    for place in sorted(places, key=_order, reverse=True):
+        try:
+            verify(place)
+        except StorageError as error:
+            damaged.append(str(error))
+            continue
+        for message in damaged:
+            _LOG.warning("%s; going on from %s instead", message, place.name)
+        return place
+    if damaged:
+        raise StorageError(f"no checkpoint of {root} is intact: {'; '.join(damaged)}")
+    return None
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return bool(_DIRECTORY.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+
+
+def _order(place: Path) -> tuple[int, str]:
+    """Return what checkpoints are sorted by: the number of the commit, or the name where that cannot be read."""
+    try:
+        return _read_manifest(place).commit, place.name
+    except StorageError:
+        followers = [path for path in place.parent.iterdir() if _is_checkpoint(path) and path.name < place.name]
+        return max((_commit_of(path) for path in followers), default=0), place.name
+
+
+def _commit_of(place: Path) -> int:
+    try:
+        return _read_manifest(place).commit
+    except StorageError:
+        return 0
 
 
 def verify(place: Path) -> Manifest:
@@ -229,6 +308,8 @@ def _read_manifest(place: Path) -> Manifest:
         raise StorageError(f"checkpoint {place}: {newer}")
     if manifest is None:
         raise StorageError(f"checkpoint {place}: {_MANIFEST} is damaged")
+    if place.resolve().name.split("-")[1:2] != [f"{manifest.iteration:08d}"]:
+        raise StorageError(f"checkpoint {place}: {_MANIFEST} is that of another one; the checkpoint is damaged")
     return manifest
 
 

@@ -104,6 +104,18 @@ class StorageError(EmrunError, OSError):
     exit_status = 74
 
 
+class RunInUse(EmrunError):
+    """A run that another process, or another training of this one, writes at the moment."""
+
+    exit_status = 75
+
+
+class StateError(EmrunError, ValueError):
+    """A state that cannot be saved, or does not fit what it is loaded into."""
+
+    exit_status = 2
+
+
 def exit_status(error: BaseException) -> int:
     """Return the exit status that an error ends the command with: its own, or 1 for what is not emrun's."""
     status = getattr(error, "exit_status", 1)

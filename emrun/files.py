@@ -44,24 +44,6 @@ def write_atomically(path: Path, text: str) -> None:
         flush_directory(path.parent)
 
 
-def write_new(path: Path, text: str) -> None:
-    """Write a file that no one else may have begun, and flush it to disk; half a file is taken back.
-
-    Raises:
-        FileExistsError: it is there.
-    """
-    file = path.open("x", encoding="utf-8")
-    try:
-        with file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    flush_directory(path.parent)
-
-
 def append_line(path: Path, line: str) -> None:
     """Append a line to a file and flush it to disk; a line that cannot be written whole is taken back."""
     with storing(path, "write"):
@@ -75,6 +57,14 @@ def append_line(path: Path, line: str) -> None:
             with suppress(OSError):
                 os.truncate(path, size)
             raise
+
+
+def truncate(path: Path, length: int) -> None:
+    """Cut a file down to its first `length` bytes, if it is longer; a file that is not there counts as empty."""
+    with storing(path, "write"):
+        if path.exists() and path.stat().st_size > length:
+            os.truncate(path, length)
+            flush_file(path)
 
 
 def flush_file(path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import enum
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, cast
@@ -21,6 +24,7 @@ from emrun.model import AbstractModel
 from emrun.outcome import Outcome
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.run_dir import Run
+from emrun.state import encode, load_state, random_state, save_state, set_random_state
 from emrun.stream import StreamWrapper
 from emrun.types import Batch, EpochData, Interval, Policy, Profile, check_choice, check_count
 
@@ -112,7 +116,10 @@ class MainLoop:
         self._news = False  # a signal, a termination or a request for a checkpoint: looked at after each batch
         self._entered = False
         self._checks = BatchChecks(model, self.hooks, on_empty_batch, on_unused_sources)
-        self._checkpointing = Checkpointing(run.checkpoints if run else None, model.save)
+        self._checkpointing = Checkpointing(run.checkpoints if run else None, self._save)
+        self._phase = _Phase.BEFORE
+        self._copy: dict[str, Any] | None = None  # the state that a checkpoint gets while the loop evaluates
+        self._random_to_restore: dict[str, Any] | None = None
         self._current: StreamWrapper | None = None
         self._listeners = self._find_listeners()
         for hook in self.hooks:
@@ -144,23 +151,54 @@ class MainLoop:
         """How many examples the current batch has."""
         return self._checks.batch_length
 
-    def request_checkpoint(self, name: str, on_failure: Policy = "error") -> None:
+    def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: Iterable[str] = ()) -> None:
         """Ask for a checkpoint, which is saved when the event is over for all hooks; in an evaluation, do nothing.
 
         Args:
             name: the name it gets, such as `latest`; an older checkpoint loses it.
             on_failure: what to do when it cannot be saved: `error`, `warn` or `ignore`.
+            instead_of: names that are given up when it is saved; a checkpoint without a name is deleted.
 
         Raises:
             HookError: the loop has no run directory.
         """
         if not self.evaluating:
-            self._checkpointing.request(name, on_failure)
+            self._checkpointing.request(name, on_failure, instead_of)
             self._news = True
 
     def start_from(self, epochs_done: int, iterations_done: int) -> None:
         """Count on from where a model that was loaded has come to."""
         self._epochs_done, self._iterations_done = epochs_done, iterations_done
+        self._phase = _Phase.BETWEEN if epochs_done or iterations_done else _Phase.BEFORE
+
+    def restore(self, place: Path) -> None:
+        """Load a checkpoint: weights and state of the model, hooks, counters, positions of the streams.
+
+        Random states follow when the training goes on.
+
+        Args:
+            place: the directory of the checkpoint.
+
+        Raises:
+            StateError: it does not fit the model, the hooks or the streams.
+            StorageError: it cannot be read.
+        """
+        state = load_state(place)
+        self.model.load(place)
+        self.model.load_state_dict(state["model"])
+        loop = state["loop"]
+        self.start_from(loop["epochs_done"], loop["iterations_done"])
+        self._phase = _Phase(loop["phase"])
+        for (name, occurrence), hook in _occurrences(self.hooks).items():
+            found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
+            if found:
+                hook.load_state_dict(found[0]["state"])
+        for name, position in state["streams"].items():
+            self._stream(name, train=True).load_state_dict(position)
+        self._random_to_restore = state["random"]
+        if self.run is not None:
+            self.run.rewind(state["metrics"])
+        self._checkpointing.go_on_from(place, *self._point)
 
     def get_stream(self, name: str) -> StreamWrapper:
         """Return the wrapper of a stream, made when it is first asked for.
@@ -192,7 +230,10 @@ class MainLoop:
             stream_function(self.dataset, name)
         with self:
             self._end_if_due()
-            if self._epochs_done == 0 and self._iterations_done == 0 and not self._skip_zeroth_epoch:
+            if self.run is not None:
+                self._encoded_state()  # what cannot be saved is found before the first batch
+            self._go_on()
+            if self._phase is _Phase.BEFORE and not self._skip_zeroth_epoch:
                 self._run_epoch([], [self._stream(self.train_stream_name, train=False), *self._due_streams(0)], 0)
             while True:
                 train = self._stream(self.train_stream_name, train=True)
@@ -315,9 +356,9 @@ class MainLoop:
         failure = None if isinstance(error, TrainingTerminated) else error
         for stream in self._streams.values():
             stream.__exit__(None, None, None)
-        if failure is None and self._iterations_done and not self.evaluating:
+        if failure is None and not self.evaluating:
             try:
-                self._checkpointing.save_latest(self._epochs_done, self._iterations_done)
+                self._checkpointing.save_latest(*self._point)
             except BaseException as saving_error:
                 failure = saving_error
         self.outcome = Outcome.of(failure or error)
@@ -354,15 +395,27 @@ class MainLoop:
         began = perf_counter()
         self._profile = {}
         epoch_data: EpochData = {name: {} for name in names}
-        self.notify("before_epoch", epoch_id=epoch_id)
-        for stream in train:
-            self._run_stream(stream, train=True)
+        if not train:
+            self._keep_copy()
+        continued = bool(train) and self._phase in (_Phase.TRAIN, _Phase.EVALUATE)
+        if not continued:
+            self.notify("before_epoch", epoch_id=epoch_id)
+        if train and self._phase is not _Phase.EVALUATE:
+            self._phase = _Phase.TRAIN
+            for stream in train:
+                self._run_stream(stream, train=True, may_be_empty=continued)
+        if train:
+            self._phase = _Phase.EVALUATE
+            self._keep_copy()
         for stream in evaluated:
             with preserved_randomness():
                 seed_everything(self.seed, "evaluation", stream.name)
                 self._run_stream(stream, train=False)
         if train:
             self._epochs_done += 1
+        self._copy = None
+        if not self.evaluating:
+            self._phase = _Phase.BETWEEN
         hooks_began = perf_counter()
         ended: TrainingTerminated | None = None
         try:
@@ -376,13 +429,13 @@ class MainLoop:
             ended = ended or error
         if self.run is not None:
             self.run.record_epoch(self._epochs_done, self._iterations_done, perf_counter() - began, epoch_data)
-        self._checkpointing.save_requested(self._epochs_done, self._iterations_done)
+        self._checkpointing.save_requested(*self._point)
         if ended is not None:
             raise ended
         self._end_if_due()
         return epoch_data
 
-    def _run_stream(self, stream: StreamWrapper, *, train: bool) -> None:
+    def _run_stream(self, stream: StreamWrapper, *, train: bool, may_be_empty: bool = False) -> None:
         """Run the model on the batches of one epoch of a stream. Every line in the loop is paid for with each batch."""
         name = stream.name
         seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
@@ -425,7 +478,7 @@ class MainLoop:
             if not train:
                 stream.__exit__(None, None, None)
         self._end_if_due()
-        if batches_run == 0:
+        if batches_run == 0 and not may_be_empty:
             checks.report_empty_stream(name, self._on_empty_stream)
         self.notify("after_stream", stream_name=name)
 
@@ -434,8 +487,57 @@ class MainLoop:
         self._news = False
         ends = self._interrupts.signal is not None or self._termination is not None
         if not ends:
-            self._checkpointing.save_requested(self._epochs_done, self._iterations_done)
+            self._checkpointing.save_requested(*self._point)
         return ends
+
+    def _go_on(self) -> None:
+        """Bring streams and random states to where the checkpoint that was loaded had them."""
+        if self._random_to_restore is None:
+            return
+        for (name, train), stream in self._streams.items():
+            if train and not stream.restore():
+                _LOG.warning(
+                    "this resume is not exact: stream %r gave another batch before the position than the one that "
+                    "was trained on; it draws random numbers of its own, its data changed, or the model or a hook "
+                    "changes batches in place",
+                    name,
+                )
+        set_random_state(self._random_to_restore)
+        self._random_to_restore = None
+
+    @property
+    def _point(self) -> tuple[int, int, str]:
+        """What tells the states of the training apart."""
+        return self._epochs_done, self._iterations_done, self._phase.value
+
+    def _keep_copy(self) -> None:
+        """Keep the state for checkpoints that are saved during the evaluations that follow."""
+        if self.run is not None and not self.evaluating:
+            self._copy = copy.deepcopy(self._encoded_state())
+
+    def _encoded_state(self) -> dict[str, Any]:
+        """Return the state of the training beside the weights, the random states last."""
+        hooks = [
+            {"class": name, "occurrence": occurrence, "state": encode(hook.state_dict(), f"state of hook {name}")}
+            for (name, occurrence), hook in _occurrences(self.hooks).items()
+        ]
+        streams = {name: stream.state_dict() for (name, train), stream in self._streams.items() if train}
+        return {
+            "loop": {
+                "epochs_done": self._epochs_done,
+                "iterations_done": self._iterations_done,
+                "phase": self._phase.value,
+            },
+            "model": encode(self.model.state_dict(), "state of the model"),
+            "hooks": hooks,
+            "streams": streams,
+            "metrics": self.run.metrics_length if self.run is not None else 0,
+            "random": random_state(),
+        }
+
+    def _save(self, directory: Path) -> None:
+        self.model.save(directory)
+        save_state(self._copy if self._copy is not None else self._encoded_state(), directory)
 
     def _end_if_due(self) -> None:
         """Raise what ends the training: a signal, or a termination that waited for the end of an update."""
@@ -487,6 +589,25 @@ class MainLoop:
         self._news = True
         if self._current is not None:
             self._current.wake()
+
+
+class _Phase(enum.Enum):
+    """Where in an epoch the training is."""
+
+    BEFORE = "before"  # the zeroth epoch is not complete
+    TRAIN = "train"  # in the train stream
+    EVALUATE = "evaluate"  # behind the train stream, the extra streams not complete
+    BETWEEN = "between"  # between two epochs
+
+
+def _occurrences(hooks: Sequence[AbstractHook]) -> dict[tuple[str, int], AbstractHook]:
+    """Return (class, how many of it came before) -> hook: by this their states are matched."""
+    found: dict[tuple[str, int], AbstractHook] = {}
+    for hook in hooks:
+        name = f"{type(hook).__module__}.{type(hook).__qualname__}"
+        occurrence = sum(each == name for each, _ in found)
+        found[name, occurrence] = hook
+    return found
 
 
 def _read_extra_streams(entries: Sequence[str | Mapping[str, Any]], train_stream_name: str) -> dict[str, int | None]:

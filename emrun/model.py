@@ -43,6 +43,17 @@ class AbstractModel(ABC):
             batch. No output has the name of a source.
         """
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rest of the training state, beside the weights, as plain types and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - a model may have no other state
+        """Take back what `state_dict` returned; what the config changed meanwhile wins.
+
+        Raises:
+            StateError: the state does not fit this model.
+        """
+
     @abstractmethod
     def save(self, directory: Path) -> None:
         """Write the weights into an existing, empty directory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from emrun.errors import ArgumentError, listed
+from emrun.errors import ArgumentError, StateError, listed
 from emrun.types import EpochData
 
 
@@ -74,6 +75,48 @@ def _matching(name: str, groups: list[Mapping[str, Any]]) -> list[str]:
         raise ArgumentError("optimizer", f"groups: {error.pattern!r} is no regular expression: {error}") from error
 
 
+def configured_arguments(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the arguments of each group of parameters, as the config gives them to a new optimizer."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, configured: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return an optimizer's state with its class and configured arguments, which a resume compares with its own."""
+    return {"class": type(optimizer).__name__, "configured": configured, "state": optimizer.state_dict()}
+
+
+def load_optimizer_state(
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], configured: list[dict[str, Any]]
+) -> None:
+    """Load what `optimizer_state` returned; arguments that the config changed since then win over the saved ones.
+
+    A new learning rate scales the current one, which a scheduler may have changed.
+
+    Raises:
+        StateError: it is the state of another optimizer, or of other groups of parameters.
+    """
+    if saved["class"] != type(optimizer).__name__:
+        raise StateError(
+            f"model.optimizer was {saved['class']}, is {type(optimizer).__name__}; a resume cannot change it"
+        )
+    if len(saved["configured"]) != len(configured):
+        raise StateError("model.optimizer.groups has another number of groups; a resume cannot change that")
+    try:
+        optimizer.load_state_dict(saved["state"])
+    except ValueError as error:
+        raise StateError(f"model.optimizer: {error}") from error
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # it made updates: torch warns of schedulers otherwise
+    for group, old, new in zip(optimizer.param_groups, saved["configured"], configured, strict=True):
+        for key, value in new.items():
+            if key not in old or old[key] == value:
+                continue
+            if key == "lr" and "initial_lr" in group:
+                group["lr"] = group["lr"] * (value / old["lr"]) if old["lr"] else value
+                group["initial_lr"] = value
+            else:
+                group[key] = value
+
+
 class Scheduler:
     """A learning rate scheduler and when it steps.
 
@@ -87,6 +130,28 @@ class Scheduler:
         self.scheduler = scheduler
         self.on_update = on_update
         self.metric = metric
+        self._configured = _plain(scheduler.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state with its class and configured arguments."""
+        state = _plain(self.scheduler.state_dict())
+        return {"class": type(self.scheduler).__name__, "configured": self._configured, "state": state}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned; arguments that the config changed since then win over the saved ones.
+
+        Raises:
+            StateError: it is the state of another scheduler.
+        """
+        if saved["class"] != type(self.scheduler).__name__:
+            raise StateError(
+                f"model.scheduler was {saved['class']}, is {type(self.scheduler).__name__}; a resume cannot change it"
+            )
+        old, new = saved["configured"], self._configured
+        changed = {key: value for key, value in new.items() if key in old and old[key] != value}
+        self.scheduler.load_state_dict({**saved["state"], **changed})
+        if "_last_lr" in changed:
+            self.scheduler._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
 
     def step(self, epoch_data: EpochData | None) -> None:
         """Step; with a metric, only after an epoch that ran its stream.
@@ -137,3 +202,12 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
     if metric is not None and not needs_metric and "metrics" not in inspect.signature(scheduler.step).parameters:
         raise ArgumentError("scheduler", f"{type(scheduler).__name__} takes no metric")
     return Scheduler(scheduler, step_on == "update", metric)
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what can be saved of a scheduler's state; functions are in the config."""
+    return {
+        key: copy.deepcopy(value)
+        for key, value in state.items()
+        if isinstance(value, bool | int | float | str | list | tuple | dict | type(None) | torch.Tensor)
+    }

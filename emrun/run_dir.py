@@ -21,11 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 import emrun
 from emrun.errors import UsageError
-from emrun.files import append_line, safe_component, storing, write_atomically, write_new
+from emrun.files import append_line, safe_component, storing, truncate, write_atomically
+from emrun.lock import RunLock
 from emrun.types import EpochData
+
+_LOG = logging.getLogger(__name__)
 
 CONFIG, TRACE, METRICS, LOG, CHECKPOINTS = "config.yaml", "trace.yaml", "metrics.jsonl", "train.log", "checkpoints"
 _LOG_FORMAT = "%(asctime)s.%(msecs)03d: %(levelname)-8s@%(module)-12s: %(message)s"
@@ -48,12 +52,20 @@ class Run:
         seed: the seed of the run, for the trace.
         command: the command that started it, for the trace.
         clock: tells the time.
+        lock: the right to write the directory, released at the end of the run.
     """
 
     def __init__(
-        self, directory: Path, *, seed: int | None = None, command: Sequence[str] = (), clock: Clock = local_time
+        self,
+        directory: Path,
+        *,
+        seed: int | None = None,
+        command: Sequence[str] = (),
+        clock: Clock = local_time,
+        lock: RunLock | None = None,
     ) -> None:
         self.directory = directory
+        self._lock = lock
         self.metrics: list[dict[str, Any]] = []
         self._clock = clock
         self._trace: dict[str, Any] = {
@@ -80,14 +92,43 @@ class Run:
         return self.directory / CHECKPOINTS
 
     @property
-    def status(self) -> str:
-        """What the trace says: running, finished, interrupted or failed."""
-        return str(self._trace["status"])
+    def metrics_length(self) -> int:
+        """The length of `metrics.jsonl` in bytes."""
+        path = self.directory / METRICS
+        return path.stat().st_size if path.exists() else 0
 
     def begin(self) -> None:
         """Write into the trace that the training begins."""
         self._trace["train_begin"] = self._clock().isoformat(timespec="seconds")
         self._write_trace()
+
+    def begin_again(self, previous: dict[str, Any], resumed: dict[str, Any]) -> None:
+        """Write into the trace that the training goes on.
+
+        Args:
+            previous: the trace as it was.
+            resumed: what to add to the list of resumes.
+        """
+        kept = ("train_begin", "epochs_done", "iterations_done", "seed", "forked_from")
+        self._trace.update({key: previous[key] for key in kept if key in previous})
+        self._trace["train_begin"] = self._trace["train_begin"] or self._clock().isoformat(timespec="seconds")
+        before = {key: previous.get(key) for key in ("reason", "command", "host", "pid")}
+        before = {"status": _status_without_process(previous), **before}
+        entry = {"time": self._clock().isoformat(timespec="seconds"), **resumed, "before": before}
+        resumes = previous.get("resumes")
+        self._trace["resumes"] = [*(resumes if isinstance(resumes, list) else []), entry]
+        self._write_trace()
+
+    def rewind(self, length: int) -> None:
+        """Cut `metrics.jsonl` down to what it held at a checkpoint, its length in bytes then."""
+        path = self.directory / METRICS
+        truncate(path, length)
+        self.metrics = _read_metrics(path)
+
+    def release(self) -> None:
+        """Let others write the directory."""
+        if self._lock is not None:
+            self._lock.release()
 
     def record_epoch(self, epoch: int, iteration: int, seconds: float, epoch_data: EpochData) -> None:
         """Append an epoch to `metrics.jsonl` and write its counters into the trace.
@@ -125,6 +166,7 @@ class Run:
         if iteration is not None:
             self._trace["iterations_done"] = iteration
         self._write_trace()
+        self.release()
 
     @contextmanager
     def logging(self) -> Iterator[None]:
@@ -150,6 +192,7 @@ class Run:
 
     def remove(self) -> None:
         """Delete the directory."""
+        self.release()
         with storing(self.directory, "delete"):
             shutil.rmtree(self.directory)
 
@@ -186,6 +229,7 @@ def create_run(
 
     Raises:
         UsageError: the directory holds a run, or the format of its name cannot be used.
+        RunInUse: somebody writes it at the moment.
         StorageError: it cannot be made.
     """
     directory = output_dir or output_root / _directory_name(name, clock)
@@ -195,17 +239,47 @@ def create_run(
         else:
             others = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
             directory = _make_free(itertools.chain((directory,), others))
-    occupied = UsageError(f"{directory} holds a run already; choose another --output-dir")
-    if holds_run(directory):
-        raise occupied
-    with storing(directory, "write in"):
-        try:
-            write_new(directory / CONFIG, config_text)
-        except FileExistsError:  # of two runs that start here at the same time, one wins
-            raise occupied from None
-    run = Run(directory, seed=seed, command=command, clock=clock)
-    run.begin()
+    lock = RunLock(directory)
+    try:
+        if holds_run(directory):
+            raise UsageError(
+                f"{directory} holds a run already ({_status_without_process(read_trace(directory))}); choose another "
+                "--output-dir, go on with it by `emrun resume`, or add --auto-resume"
+            )
+        write_atomically(directory / CONFIG, config_text)
+        run = Run(directory, seed=seed, command=command, clock=clock, lock=lock)
+        run.begin()
+    except BaseException:
+        lock.release()
+        raise
     return run
+
+
+def _status_without_process(trace: Mapping[str, Any]) -> str:
+    """Return how a run ended that nobody holds the lock of."""
+    status = str(trace.get("status", "unknown"))
+    return "killed" if status == "running" else status
+
+
+def read_trace(directory: Path) -> dict[str, Any]:
+    """Return the trace of a run; nothing where there is none or it is damaged."""
+    try:
+        trace = YAML(typ="safe", pure=True).load((directory / TRACE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, YAMLError):
+        return {}
+    return trace if isinstance(trace, dict) else {}
+
+
+def _read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a metrics file; a line that was not written whole ends it."""
+    lines: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            _LOG.warning("%s is damaged behind line %d", path, len(lines))
+            break
+    return lines
 
 
 def create_evaluation(

@@ -84,6 +84,35 @@ class RunningStats:
         collected = torch.cat(self._collected).cpu().numpy() if self._collected else np.empty(0)
         return {name: self._aggregate(name, collected) for name in self._aggregations}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was taken so far; the buffer is not reduced, which would change the last bits of the result."""
+        return {
+            "device": str(self._buffer.device) if self._buffer is not None else None,
+            "capacity": len(self._buffer) if self._buffer is not None else 0,
+            "values": self._buffer[: self._fill].clone() if self._buffer is not None else None,
+            "is_scalar": self._is_scalar,
+            "is_weighted": self._is_weighted,
+            "lengths": list(self._lengths),
+            "weights": list(self._weights),
+            "count": self._count,
+            "totals": dict(self._totals),
+            "collected": list(self._collected),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned, to the device where it was."""
+        if state["device"] is None:
+            return
+        values = state["values"].to(state["device"])
+        self._fill = len(values)
+        self._buffer = values.new_empty(state["capacity"])
+        self._buffer[: self._fill] = values
+        self._is_scalar, self._is_weighted = state["is_scalar"], state["is_weighted"]
+        self._lengths, self._count = list(state["lengths"]), state["count"]
+        self._weights = [each.to(values.device) for each in state["weights"]]
+        self._totals = {name: each.to(values.device) for name, each in state["totals"].items()}
+        self._collected = [each.to(values.device) for each in state["collected"]]
+
     def _begin(self, value: Tensor) -> None:
         if value.is_complex():
             raise TypeError("complex numbers have no statistics")

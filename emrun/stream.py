@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from array import array
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from emrun.dataset import takes_context
 from emrun.errors import StreamError
 from emrun.read_ahead import END, INTERRUPTED, ReadAhead
+from emrun.state import digest, encode, random_state, set_random_state
 from emrun.stream_context import StreamContext, beyond_end
 from emrun.types import Batch
 
@@ -28,8 +30,8 @@ class StreamWrapper:
     """Iterates a stream epoch by epoch.
 
     Iterating it hands out the batches of one epoch: those of a pass over the stream, or, with `epoch_size`, that many
-    batches of one continuing iteration which starts the next pass when one is exhausted. An iteration that was left
-    early goes on where it was left; an evaluation always starts from the beginning. Batches and their order do not
+    batches of one continuing iteration which starts the next pass when one is exhausted. An epoch that was left early
+    goes on where it was left; an evaluation always starts from the beginning. Batches and their order do not
     depend on `buffer_size`.
 
     Args:
@@ -72,6 +74,12 @@ class StreamWrapper:
         self._interrupted = interrupted
         self._pass_number = 1 if training else 0
         self._batch = 0
+        self._epoch_batches = 0
+        self._last: Batch | None = None
+        self._is_stateful = False
+        self._before_last: Any = None
+        self._began: dict[str, Any] | None = None
+        self._to_restore: dict[str, Any] | None = None
         self._iterator: Iterator[Batch] | None = None
         self._reader: ReadAhead | None = None
         self._read: Callable[[], Any] | None = None
@@ -81,6 +89,52 @@ class StreamWrapper:
     def position(self) -> StreamPosition:
         """Where the loop is in the stream."""
         return StreamPosition(self._pass_number, self._batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs to go on behind the last batch that was handed out."""
+        known = self._batch > 0 and self._last is not None
+        return {
+            "pass": self._pass_number,
+            "batch": self._batch,
+            "epoch_batches": self._epoch_batches,
+            "began": self._began if self._batch else None,
+            "digest": digest(self._last) if known and self._last is not None else None,
+            "before_last": encode(self._before_last, f"stream {self.name!r}") if known else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where another wrapper of the stream was, when `restore` is called or the stream is iterated."""
+        self.close()
+        self._pass_number, self._batch = state["pass"], state["batch"]
+        self._epoch_batches = state["epoch_batches"]
+        self._to_restore = state
+
+    def restore(self) -> bool:
+        """Begin the pass of the state that was loaded, up to its position; changes the global random states.
+
+        An object with `state_dict` and `load_state_dict` is set by these; `ctx.batches` leaves out what comes before;
+        other streams are read up to there, under the random states that the pass began with. The last batch before the
+        position is made again and compared.
+
+        Returns:
+            Whether that batch is the same.
+
+        Raises:
+            StreamError: the stream ends before the position.
+        """
+        state, self._to_restore = self._to_restore, None
+        if state is None or not state["batch"]:
+            return True
+        if state["began"] is not None:
+            set_random_state(state["began"])
+        self._batch = state["batch"] - 1
+        self._begin_pass(state["before_last"])
+        item: Any = next(cast("Iterator[Any]", self._iterator), END)
+        if item is END:
+            raise beyond_end(self.name, self._batch, state["batch"])
+        self._batch = state["batch"]
+        self._last = self._opened(item)
+        return state["digest"] is None or digest(self._last) == state["digest"]
 
     def seek(self, position: StreamPosition) -> None:
         """Go to a position: `ctx.batches` leaves out what comes before it, other streams are read up to there."""
@@ -118,9 +172,11 @@ class StreamWrapper:
         """Hand out the batches of one epoch."""
         if not self.training:
             self.close()
-            self._batch = 0
+            self._batch = self._epoch_batches = 0
+        elif self._to_restore is not None:
+            self.restore()
         note = self.profile.setdefault(f"read_batch_{self.name}", array("d")).append
-        left = self._epoch_size if self._epoch_size > 0 else -1
+        left = self._epoch_size - self._epoch_batches if self._epoch_size > 0 else -1
         while left:
             began = perf_counter()
             try:
@@ -134,13 +190,18 @@ class StreamWrapper:
                     self._next_pass()
                     continue
                 self._next_pass()
-                return
+                break
             if batch is INTERRUPTED:
                 return
+            if self._is_stateful:
+                batch = self._opened(batch)
+            self._last = batch
             self._batch += 1
+            self._epoch_batches += 1
             left -= 1
             note(perf_counter() - began)
             yield batch
+        self._epoch_batches = 0
 
     def _open(self) -> Callable[[], Any]:
         """Begin the pass or go on with it; return what returns its next batch, END or INTERRUPTED."""
@@ -162,7 +223,20 @@ class StreamWrapper:
         self._batch = 0
         self._pass_number += self.training
 
-    def _begin_pass(self) -> None:
+    def _opened(self, item: Any) -> Batch:
+        """Return the batch of what the iterator gave; of a stream with a state, that comes with the state before it."""
+        if self._is_stateful:
+            item, self._before_last = item
+        return item  # type: ignore[no-any-return]
+
+    def _begin_pass(self, state: Any = None) -> None:
+        """Begin the pass at the position.
+
+        Args:
+            state: the state of a stream that has one, which brings it there.
+        """
+        if self.training:
+            self._began = random_state()
         context = StreamContext(self.name, seed=self._seed, epoch=self._pass_number, start=self._batch)
         stream = self._stream_fn(context) if self._takes_context else self._stream_fn()
         if not isinstance(stream, Iterable):
@@ -171,8 +245,14 @@ class StreamWrapper:
                 "it must return an iterable of batches (is a `yield` missing?)",
                 first_batch=True,
             )
-        batches = context.counted(stream) if self._takes_context else iter(stream)
-        if self._batch:
+        self._is_stateful = hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
+        if self._is_stateful and state is not None:
+            stream.load_state_dict(state)  # type: ignore[attr-defined]
+        if self._is_stateful:
+            batches: Iterator[Any] = _with_states(stream)
+        else:
+            batches = context.counted(stream) if self._takes_context else iter(stream)
+        if self._batch and state is None:
             first: Any = next(batches, END)
             if context.skips:
                 batches = itertools.chain((first,), batches) if first is not END else iter(())
@@ -188,3 +268,11 @@ class StreamWrapper:
             done += batch is not END
         if done < self._batch:
             raise beyond_end(self.name, done, self._batch)
+
+
+def _with_states(stream: Any) -> Iterator[tuple[Batch, Any]]:
+    """Yield each batch with the state of the stream before it, however far ahead it is read."""
+    before = copy.deepcopy(stream.state_dict())
+    for batch in stream:
+        yield batch, before
+        before = copy.deepcopy(stream.state_dict())

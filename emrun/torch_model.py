@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
+from emrun.errors import ArgumentError, StateError, StreamError, did_you_mean, listed
 from emrun.model import AbstractModel
-from emrun.optimization import build_optimizer, build_scheduler, clear_gradients
+from emrun.optimization import (
+    build_optimizer,
+    build_scheduler,
+    clear_gradients,
+    configured_arguments,
+    load_optimizer_state,
+    optimizer_state,
+)
+from emrun.state import load_state
 from emrun.torch_inputs import InputNames, Inputs
-from emrun.torch_weights import load_weights, save_weights
+from emrun.torch_weights import extra_state, load_weights, save_weights
 from emrun.types import Batch, EpochData, Factory, Form, check_names
 
 if TYPE_CHECKING:
@@ -97,6 +105,7 @@ class TorchModel(AbstractModel):
         )  # nothing is added to what forward returns
         self._inputs = Inputs(module, InputNames.read(module, inputs), self._calculation_sources(), self.device)
         self.optimizer = build_optimizer(module, optimizer) if optimizer is not None else None
+        self._configured = configured_arguments(self.optimizer) if self.optimizer is not None else []
         self.scheduler = build_scheduler(self.optimizer, scheduler) if scheduler is not None else None
         self._main_loop: MainLoop | None = None
         self._notify_before: Callable[..., None] | None = None
@@ -257,6 +266,31 @@ class TorchModel(AbstractModel):
         if self._trained and not self._evaluates and self.scheduler is not None and not self.scheduler.on_update:
             self.scheduler.step(epoch_data)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of optimizer and scheduler, and what the module keeps beside its tensors."""
+        return {
+            "optimizer": optimizer_state(self.optimizer, self._configured) if self.optimizer is not None else None,
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "extra": extra_state(self.module),
+            "trained": self._trained,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned; learning rates and other arguments that the config changed win.
+
+        Raises:
+            StateError: the config has another optimizer or scheduler.
+        """
+        if self.optimizer is not None and state["optimizer"] is not None:
+            load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
+        if (self.optimizer is None) is not (state["optimizer"] is None):
+            raise StateError("the checkpoint was saved with an optimizer or without one, the config says otherwise")
+        if (self.scheduler is None) is not (state["scheduler"] is None):
+            raise StateError("model.scheduler was added or removed; a resume cannot change that")
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self._trained = state["trained"]
+
     def save(self, directory: Path) -> None:
         """Write the weights to `model.safetensors`.
 
@@ -266,12 +300,15 @@ class TorchModel(AbstractModel):
         save_weights(self.module, directory)
 
     def load(self, directory: Path) -> None:
-        """Read the weights from `model.safetensors`.
+        """Read the weights from `model.safetensors`, and what the module keeps beside them from `state.pt`.
 
         Raises:
             StorageError: they cannot be read, or are not those of this module.
         """
         load_weights(self.module, directory)
+        if extra_state(self.module):
+            extra = load_state(directory)["model"]["extra"]
+            self.module.load_state_dict({**self.module.state_dict(), **extra})
 
     @property
     def _evaluates(self) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from emrun.errors import StorageError, listed
+from emrun.errors import StateError, StorageError, listed
 
 FILE = "model.safetensors"
 _TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ
@@ -21,7 +22,7 @@ def save_weights(module: torch.nn.Module, directory: Path) -> None:
     """Write a module's parameters and buffers to `model.safetensors`; tied ones once.
 
     Raises:
-        StorageError: the file cannot be written, or the module's state has something that is no tensor.
+        StorageError: the file cannot be written.
     """
     weights: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -29,7 +30,7 @@ def save_weights(module: torch.nn.Module, directory: Path) -> None:
     storages: set[int] = set()
     for name, tensor in module.state_dict().items():
         if not isinstance(tensor, Tensor):
-            raise StorageError(errno.EINVAL, f"the module's state {name!r} is no tensor, which emrun cannot save yet")
+            continue  # what `get_extra_state` returned; see `extra_state`
         place = (
             tensor.untyped_storage().data_ptr(),
             tensor.storage_offset(),
@@ -60,7 +61,8 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
     """Read the weights that `save_weights` wrote into a module of the same structure.
 
     Raises:
-        StorageError: the file cannot be read, or its names or shapes are not those of the module.
+        StorageError: the file cannot be read.
+        StateError: its names or shapes are not those of the module.
     """
     path = directory / FILE
     try:
@@ -70,7 +72,7 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
     except (SafetensorError, OSError, ValueError) as error:
         raise StorageError(errno.EIO, f"cannot read {path}: {error}") from error
     state.update({name: state[first] for name, first in tied.items() if first in state})
-    expected = module.state_dict()
+    expected = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     missing = sorted(expected.keys() - state.keys())
     extra = sorted(state.keys() - expected.keys())
     wrong = [
@@ -79,9 +81,13 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
         if name in state and state[name].shape != tensor.shape
     ]
     if missing or extra or wrong:
-        raise StorageError(
-            errno.EINVAL,
+        raise StateError(
             f"{path} does not fit the module: missing {listed(missing)}; not in the module {listed(extra)}; "
-            f"of another shape {listed(wrong)}",
+            f"of another shape {listed(wrong)}"
         )
-    module.load_state_dict(state)
+    module.load_state_dict({**module.state_dict(), **state})
+
+
+def extra_state(module: torch.nn.Module) -> dict[str, Any]:
+    """Return what a module's state has beside tensors: what `get_extra_state` of its parts returned."""
+    return {name: value for name, value in module.state_dict().items() if not isinstance(value, Tensor)}

@@ -23,6 +23,9 @@ from emrun.yaml_tree import dump, parse
 
 _LOG = logging.getLogger(__name__)
 
+DRAWN = ("seed", "code_directory")
+"""The keys that are written to a run's config when the given one does not have them."""
+
 
 def create_training(
     config: str | Path | Mapping[str, Any],
@@ -48,7 +51,7 @@ def create_training(
     """
     source = config if isinstance(config, Mapping) else Path(config)
     merged = read_config(source, overrides)
-    merged = with_defaults(merged, {"seed": draw_seed(), "code_directory": str(Path.cwd())})
+    merged = with_defaults(merged, dict(zip(DRAWN, (draw_seed(), str(Path.cwd())), strict=True)))
     prepared = prepare(merged)
     existed = output_dir is not None and Path(output_dir).exists()
     run = create_run(

@@ -8,9 +8,12 @@ if TYPE_CHECKING:
     from emrun.hooks.compute_stats import ComputeStats as ComputeStats
     from emrun.hooks.log_variables import LogVariables as LogVariables
     from emrun.hooks.save_best import SaveBest as SaveBest
+    from emrun.hooks.save_every import SaveEvery as SaveEvery
     from emrun.hooks.save_latest import SaveLatest as SaveLatest
     from emrun.hooks.show_progress import ShowProgress as ShowProgress
     from emrun.hooks.stop_after import StopAfter as StopAfter
+    from emrun.hooks.stop_on_nan import StopOnNaN as StopOnNaN
+    from emrun.hooks.write_csv import WriteCSV as WriteCSV
 
 __getattr__ = lazy_names(
     "emrun.hooks",
@@ -18,8 +21,11 @@ __getattr__ = lazy_names(
         "ComputeStats": "compute_stats",
         "LogVariables": "log_variables",
         "SaveBest": "save_best",
+        "SaveEvery": "save_every",
         "SaveLatest": "save_latest",
         "ShowProgress": "show_progress",
         "StopAfter": "stop_after",
+        "StopOnNaN": "stop_on_nan",
+        "WriteCSV": "write_csv",
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -12,6 +13,8 @@ from emrun.errors import ArgumentError, HookError, did_you_mean
 from emrun.hook import AbstractHook
 from emrun.running_stats import RUNNING, RunningStats
 from emrun.types import EpochData
+
+_LOG = logging.getLogger(__name__)
 
 
 class ComputeStats(AbstractHook):
@@ -68,6 +71,28 @@ class ComputeStats(AbstractHook):
         for stream, stats in self._stats.items():
             for name, running in stats.items():
                 epoch_data.setdefault(stream, {})[name] = running.result()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the statistics of the epoch so far."""
+        return {
+            "aggregations": self._aggregations,
+            "stats": {
+                stream: {name: running.state_dict() for name, running in stats.items()}
+                for stream, stats in self._stats.items()
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back the statistics of half an epoch; other variables than before begin with the rest of it."""
+        self._stats = {}
+        if state["aggregations"] != self._aggregations:
+            if state["stats"]:
+                _LOG.warning("ComputeStats has other variables than before: the epoch's statistics begin in its middle")
+            return
+        for stream, saved in state["stats"].items():
+            self._stats[stream] = {name: RunningStats(each) for name, each in self._aggregations.items()}
+            for name, running in self._stats[stream].items():
+                running.load_state_dict(saved[name])
 
 
 def _read(variables: Any) -> dict[str, list[str]]:

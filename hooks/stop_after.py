@@ -51,10 +51,11 @@ class StopAfter(AbstractHook):
         self._stream = train_stream_name
         self._iterations_done = 0
         self._began = 0.0
+        self._seconds = 0.0  # of the training before a resume
 
     def before_training(self) -> None:
         """Start the clock; end a training that reached a limit before."""
-        self._began = self.clock()
+        self._began = self.clock() - self._seconds
         if self.main_loop.iterations_done:
             self._check_epochs()
             self._check_iterations()
@@ -78,11 +79,12 @@ class StopAfter(AbstractHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the iterations that were counted."""
-        return {"iterations_done": self._iterations_done}
+        return {"iterations_done": self._iterations_done, "seconds": self.clock() - self._began}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what was counted."""
         self._iterations_done = state["iterations_done"]
+        self._seconds = state.get("seconds", 0.0)
 
     def _check_epochs(self) -> None:
         done = self.main_loop.training_epochs_done

@@ -520,19 +520,19 @@ def test_what_was_requested_becomes_one_checkpoint_with_all_the_names(checkpoint
     checkpointing.request("latest", "error")
     checkpointing.request("best", "error")
     assert not root.exists()
-    checkpointing.save_requested(1, 10)
+    checkpointing.save_requested(1, 10, "between")
     assert names_in(root) == ["best", "it-00000010", "latest"]
     assert len(saved) == 1
-    checkpointing.save_requested(1, 11)
+    checkpointing.save_requested(1, 11, "between")
     assert len(saved) == 1
 
 
 def test_a_second_request_in_the_same_state_only_names_it(checkpointing, root, saved):
     checkpointing.request("best", "error")
-    checkpointing.save_requested(1, 10)
+    checkpointing.save_requested(1, 10, "between")
     checkpointing.request("epoch-1", "error")
-    checkpointing.save_requested(1, 10)
-    checkpointing.save_latest(1, 10)
+    checkpointing.save_requested(1, 10, "between")
+    checkpointing.save_latest(1, 10, "between")
     assert len(saved) == 1
     assert {(root / name).readlink().name for name in ("best", "epoch-1", "latest")} == {"it-00000010"}
 
@@ -540,19 +540,19 @@ def test_a_second_request_in_the_same_state_only_names_it(checkpointing, root, s
 def test_the_same_iteration_in_another_epoch_is_another_state(checkpointing, root, saved):
     for epoch, name in ((0, "batch-10"), (1, "latest")):
         checkpointing.request(name, "error")
-        checkpointing.save_requested(epoch, 10)
+        checkpointing.save_requested(epoch, 10, "between")
     assert len(saved) == 2
     assert names_in(root) == ["batch-10", "it-00000010", "it-00000010-2", "latest"]
 
 
 def test_the_state_at_the_end_is_saved_as_latest(checkpointing, root):
-    checkpointing.save_latest(2, 20)
+    checkpointing.save_latest(2, 20, "between")
     assert verify(find(root, "latest")).epoch == 2
 
 
 def test_a_name_is_made_safe(checkpointing, root):
     checkpointing.request("../a b", "error")
-    checkpointing.save_requested(0, 1)
+    checkpointing.save_requested(0, 1, "between")
     assert names_in(root) == ["_a_b", "it-00000001"]
 
 
@@ -572,8 +572,8 @@ def test_without_a_run_a_request_is_an_error_and_the_end_is_not():
     checkpointing = Checkpointing(None, save)
     with pytest.raises(HookError, match="checkpoint 'best' cannot be saved: this main loop has no run directory"):
         checkpointing.request("best", "error")
-    checkpointing.save_requested(1, 1)
-    checkpointing.save_latest(1, 1)
+    checkpointing.save_requested(1, 1, "between")
+    checkpointing.save_latest(1, 1, "between")
 
 
 def broken(root):
@@ -589,7 +589,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_an_error_if_anyone_wants_it_so(roo
     for index, policy in enumerate(policies):
         checkpointing.request(f"name-{index}", policy)
     with pytest.raises(StorageError, match="the disk is full"):
-        checkpointing.save_requested(1, 1)
+        checkpointing.save_requested(1, 1, "between")
 
 
 @pytest.mark.parametrize(("policies", "count"), [(["ignore"], 0), (["warn"], 1), (["warn", "ignore", "warn"], 1)])
@@ -598,10 +598,10 @@ def test_a_checkpoint_that_cannot_be_saved_may_be_a_warning_or_nothing(root, pol
     for index, policy in enumerate(policies):
         checkpointing.request(f"name-{index}", policy)
     with caplog.at_level(logging.INFO):
-        checkpointing.save_requested(1, 1)
+        checkpointing.save_requested(1, 1, "between")
     assert len(caplog.messages) == count
     assert all("no checkpoint was saved: " in message for message in caplog.messages)
-    checkpointing.save_requested(1, 2)  # it is not tried again
+    checkpointing.save_requested(1, 2, "between")  # it is not tried again
 
 
 def test_after_a_failure_the_state_can_be_saved_again(root):
@@ -615,6 +615,6 @@ def test_after_a_failure_the_state_can_be_saved_again(root):
 
     checkpointing = Checkpointing(root, save_the_second_time)
     checkpointing.request("latest", "warn")
-    checkpointing.save_requested(1, 1)
-    checkpointing.save_latest(1, 1)
+    checkpointing.save_requested(1, 1, "between")
+    checkpointing.save_latest(1, 1, "between")
     assert verify(find(root, "latest")).iteration == 1

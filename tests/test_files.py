@@ -18,7 +18,6 @@ from emrun.files import (
     safe_component,
     storing,
     write_atomically,
-    write_new,
 )
 
 LONG = "x" * 100_000
@@ -180,27 +179,6 @@ def test_writing_into_a_directory_that_is_gone_is_a_storage_error(tmp_path):
 
 
 # New files
-
-
-def test_a_new_file_is_written_as_it_is(tmp_path):
-    write_new(tmp_path / "config.yaml", "häß\n")
-    assert (tmp_path / "config.yaml").read_bytes() == "häß\n".encode()
-    assert entries(tmp_path) == ["config.yaml"]
-
-
-def test_a_new_file_does_not_replace_one_that_is_there(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("old")
-    with pytest.raises(FileExistsError):
-        write_new(path, "new")
-    assert path.read_text() == "old"
-
-
-@pytest.mark.usefixtures("small_files_only")
-def test_a_new_file_that_cannot_be_written_whole_is_taken_back(tmp_path):
-    with pytest.raises(OSError, match="File too large"):
-        write_new(tmp_path / "config.yaml", LONG)
-    assert entries(tmp_path) == []
 
 
 # Lines

@@ -12,13 +12,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOORS = [
     {"errors", "lazy", "types", "yaml_tree", "files", "names", "randomness", "metrics", "running_stats"},
-    {"hook", "model", "stream_context"},
+    {"hook", "model", "stream_context", "state", "lock"},
     {"dataset", "interrupts", "read_ahead", "config"},
     {"stream", "outcome", "checkpoint", "run_dir", "check", "batch_checks"},
     {"optimization", "torch_inputs", "torch_weights"},
     {"build", "main_loop", "torch_model"},
     {"assembly"},
     {"training"},
+    {"resuming"},
     {"cli"},
 ]
 

@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 import emrun
 from emrun import run_dir
-from emrun.errors import ArgumentError, StorageError, UsageError, exit_status
+from emrun.errors import ArgumentError, RunInUse, StorageError, UsageError, exit_status
 from emrun.run_dir import Run, create_evaluation, create_run, holds_run
 
 TIME = datetime(2026, 11, 20, 21, 3, 1, 987_654, tzinfo=timezone(timedelta(hours=1)))
@@ -118,7 +118,6 @@ def test_the_trace_tells_how_a_run_ended(run, status, code, reason):
     assert (trace["status"], trace["exit_status"], trace["reason"]) == (status, code, reason)
     assert trace["iterations_done"] == 77
     assert (trace["train_begin"], trace["train_end"]) == ("2026-11-20T21:03:01+01:00", "2026-11-20T21:04:01+01:00")
-    assert run.status == status
 
 
 def test_the_first_end_counts(run):
@@ -345,7 +344,7 @@ def test_a_run_directory_is_named_after_the_run_and_the_time(tmp_path):
     run = create(tmp_path, config="name: digits  # größe\n", command=["emrun"])
     assert run.directory == tmp_path / "log" / "digits_20261120-210301"
     assert (run.directory / "config.yaml").read_text(encoding="utf-8") == "name: digits  # größe\n"
-    assert sorted(tree(run.directory)) == ["config.yaml", "trace.yaml"]
+    assert sorted(tree(run.directory)) == [".lock", ".owner.json", "config.yaml", "trace.yaml"]
     trace = trace_of(run)
     assert (trace["status"], trace["seed"], trace["command"]) == ("running", 42, ["emrun"])
     assert holds_run(run.directory)
@@ -427,10 +426,16 @@ def test_a_path_of_its_own_may_exist_and_hold_what_is_no_run(tmp_path, state):
 def test_a_path_that_holds_a_run_is_refused_and_left_untouched(tmp_path, file):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / file).write_text("old")
-    with pytest.raises(UsageError, match=r"mine holds a run already; choose another --output-dir") as raised:
+    with pytest.raises(UsageError, match=r"mine holds a run already .*choose another") as raised:
         create(tmp_path, output_dir=tmp_path / "mine")
     assert exit_status(raised.value) == 2
-    assert tree(tmp_path) == {f"mine/{file}": b"old"}
+    assert tree(tmp_path) == {f"mine/{file}": b"old", "mine/.lock": b""}
+
+
+def test_a_run_that_was_killed_is_told_as_such(tmp_path):
+    create(tmp_path, output_dir=tmp_path / "mine").release()  # as the kernel does
+    with pytest.raises(UsageError, match=r"mine holds a run already \(killed\)"):
+        create(tmp_path, output_dir=tmp_path / "mine")
 
 
 def test_a_path_that_is_a_file_is_a_storage_error(tmp_path):
@@ -443,10 +448,10 @@ def test_a_path_that_is_a_file_is_a_storage_error(tmp_path):
 def test_a_config_that_cannot_be_written_leaves_no_run(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-        with pytest.raises(StorageError, match=r"cannot write in .*mine: the disk is full"):
+        with pytest.raises(StorageError, match=r"cannot write .*the disk is full"):
             create(tmp_path, output_dir=tmp_path / "mine")
     assert not holds_run(tmp_path / "mine")
-    assert create(tmp_path, output_dir=tmp_path / "mine").status == "running"
+    assert trace_of(create(tmp_path, output_dir=tmp_path / "mine"))["status"] == "running"
 
 
 def race(contestants):
@@ -469,24 +474,18 @@ def race(contestants):
 
 
 def test_of_two_that_pass_the_check_at_the_same_time_one_wins(tmp_path, monkeypatch):
-    """Writing the config with mode `w`, or renaming it into its place, makes this fail."""
+    """Without the lock this fails."""
     for number in range(10):
-        checked = threading.Barrier(2)
-
-        def neither_has_begun(directory, checked=checked):
-            checked.wait()
-            return False
-
-        monkeypatch.setattr(run_dir, "holds_run", neither_has_begun)
+        monkeypatch.setattr(run_dir, "holds_run", lambda directory: False)
         directory = tmp_path / str(number)
         configs = ["a" * 10_000, "b" * 10_000]
         contestants = [
             lambda c=config, d=directory: (c, create(tmp_path, output_dir=d, config=c)) for config in configs
         ]
         results = race(contestants)
-        (loser,) = [result for result in results if isinstance(result, UsageError)]
+        (loser,) = [result for result in results if isinstance(result, RunInUse)]
         ((config, run),) = [result for result in results if isinstance(result, tuple)]
-        assert "holds a run already" in str(loser)
+        assert "is in use by another training of this process" in str(loser)
         assert (run.directory / "config.yaml").read_text() == config
         assert trace_of(run)["status"] == "running"
 
@@ -502,7 +501,7 @@ def _contend(directory, gate, results):
     try:
         create(directory, output_dir=directory / "mine", config=str(os.getpid()))
         results.put((os.getpid(), "won"))
-    except UsageError:
+    except (UsageError, RunInUse):
         results.put((os.getpid(), "refused"))
 
 

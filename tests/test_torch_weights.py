@@ -8,7 +8,8 @@ from safetensors import safe_open
 from torch import nn
 
 from emrun import TorchModel
-from emrun.errors import StorageError
+from emrun.errors import StateError, StorageError
+from emrun.state import save_state
 from emrun.torch_weights import FILE, load_weights, save_weights
 
 
@@ -184,10 +185,10 @@ def test_a_tensor_that_is_saved_is_not_changed(tmp_path):
 )
 def test_weights_of_another_module_are_refused_and_nothing_is_loaded(tmp_path, other, message):
     save_weights(Buffers(a=torch.zeros(2), b=torch.zeros(1)), tmp_path)
-    with pytest.raises(StorageError, match=r"model.safetensors does not fit the module") as caught:
+    with pytest.raises(StateError, match=r"model.safetensors does not fit the module") as caught:
         load_weights(other, tmp_path)
     assert message in str(caught.value)
-    assert caught.value.exit_status == 74
+    assert caught.value.exit_status == 2
     assert all(bool((tensor == 1).all()) for tensor in other.state_dict().values())
 
 
@@ -212,13 +213,28 @@ def test_a_directory_that_is_not_there_is_an_error(tmp_path):
     assert caught.value.errno == errno.EIO
 
 
-def test_state_that_is_no_tensor_is_an_error(tmp_path):
+def test_state_that_is_no_tensor_is_not_in_the_weights_but_beside_them(tmp_path):
     class Extra(nn.Module):
-        def get_extra_state(self):
-            return {"step": 3}
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+            self.step = 3
 
-    with pytest.raises(StorageError, match=r"the module's state '_extra_state' is no tensor"):
-        save_weights(Extra(), tmp_path)
+        def get_extra_state(self):
+            return {"step": self.step}
+
+        def set_extra_state(self, state):
+            self.step = state["step"]
+
+        def forward(self, x):
+            return {"loss": (x * self.weight).sum()}
+
+    model = TorchModel(Extra(), device="cpu")
+    model.save(tmp_path)
+    save_state({"model": model.state_dict()}, tmp_path)
+    model.module.step = 5
+    model.load(tmp_path)
+    assert model.module.step == 3
 
 
 def test_a_dtype_that_safetensors_does_not_know_is_an_error(tmp_path):

@@ -12,7 +12,7 @@ import torch
 from ruamel.yaml import YAML
 
 import emrun
-from emrun.errors import ConfigError, StorageError, UsageError
+from emrun.errors import ConfigError, StateError, StorageError, UsageError
 from emrun.training import create_training, evaluate, train
 
 CONFIG = {
@@ -64,6 +64,7 @@ def test_a_training_from_a_mapping_has_all_its_parts(tmp_path):
     assert training.main_loop.model is training.model
     assert training.main_loop.training_epochs_done == 2
     assert {path.name for path in training.output_dir.iterdir()} == {
+        ".lock",
         "config.yaml",
         "trace.yaml",
         "train.log",
@@ -385,7 +386,7 @@ def test_a_directory_without_a_run_cannot_be_evaluated(tmp_path):
 
 def test_weights_of_another_architecture_are_refused(tmp_path):
     training = trained(tmp_path)
-    with pytest.raises(StorageError, match="of another shape"):
+    with pytest.raises(StateError, match="of another shape"):
         evaluate(training.output_dir, "valid", ["dataset.dim=13", "model.module.args.0.in_features=13"])
 
 

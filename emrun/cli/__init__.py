@@ -9,6 +9,7 @@ import click
 from emrun import __version__
 from emrun.cli.console import end_by_signal, fail
 from emrun.cli.eval import evaluate
+from emrun.cli.resume import resume
 from emrun.cli.train import train
 
 
@@ -19,6 +20,7 @@ def emrun() -> None:
 
 
 emrun.add_command(train)
+emrun.add_command(resume)
 emrun.add_command(evaluate)
 
 

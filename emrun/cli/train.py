@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     "--output-dir", type=click.Path(path_type=Path, file_okay=False),
     help="The run directory itself; must not hold a run.",
 )  # fmt: skip
+@click.option("--auto-resume", is_flag=True, help="Go on with the run in --output-dir if it holds one.")
 @click.option("--rm", "remove", is_flag=True, help="Delete the run directory after the training.")
 @click.option("-v", "--verbose", is_flag=True, help="Show debug messages.")
 @click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only.")
 def train(
-    config: Path, overrides: tuple[str, ...], output_root: Path, output_dir: Path | None, remove: bool, verbose: bool,
-    quiet: bool,
+    config: Path, overrides: tuple[str, ...], output_root: Path, output_dir: Path | None, auto_resume: bool,
+    remove: bool, verbose: bool, quiet: bool,
 ) -> int:  # fmt: skip
     """Train from CONFIG, a file or a directory that holds config.yaml.
 
@@ -43,25 +44,38 @@ def train(
     """
     if remove and output_dir is not None and output_dir.exists():
         raise click.UsageError(f"--rm deletes the run directory, but {output_dir} was there before; remove --rm")
+    if auto_resume and output_dir is None:
+        raise click.UsageError("--auto-resume needs --output-dir, the directory in which the same command goes on")
     if verbose and quiet:
         raise click.UsageError("--verbose and --quiet exclude each other")
     with terminal_log(verbose, quiet):
+        from emrun.resuming import changes_to, resume_training
         from emrun.training import create_training
 
+        if auto_resume and output_dir is not None and (output_dir / "config.yaml").exists():
+            different = changes_to(output_dir, config, overrides)
+            if different:
+                raise click.UsageError(
+                    f"{output_dir} was started with another config; different are {', '.join(different)}. Use "
+                    f"`emrun resume {output_dir}` with overrides to go on with changes, or another --output-dir"
+                )
+            resumed = resume_training(output_dir, command=sys.argv)
+            return 0 if resumed is None else run(resumed, quiet)
         training = create_training(config, output_root, output_dir, overrides, command=sys.argv)
         try:
-            return _run(training, quiet)
+            return run(training, quiet)
         finally:
             if remove:
                 shutil.rmtree(training.output_dir, ignore_errors=True)
                 click.echo(f"deleted {training.output_dir} (--rm)", err=True)
 
 
-def _run(training: Training, quiet: bool) -> int:
+def run(training: Training, quiet: bool) -> int:
+    """Run a training, print its table and what survived it, and return the exit status."""
     from emrun import training as training_module
 
-    run = training.main_loop.run
-    metrics = run.metrics if run else []
+    directory = training.main_loop.run
+    metrics = directory.metrics if directory else []
     try:
         outcome = training_module.train(training)
     except Exception as error:
@@ -83,8 +97,7 @@ def _tell_what_survived(training: Training) -> None:
     checkpoints = directory / "checkpoints"
     names = sorted(path.name for path in checkpoints.iterdir() if path.is_symlink()) if checkpoints.is_dir() else []
     if names:
-        stream = (loop.extra_streams or [loop.train_stream_name])[0]
-        kept = f"checkpoints {', '.join(names)} are kept; evaluate with: emrun eval {directory} {stream}"
+        kept = f"checkpoints {', '.join(names)} are kept"
     else:
-        kept = f"no checkpoint was saved; the log is {directory / 'train.log'}"
-    click.echo(f"{done}; {kept}", err=True)
+        kept = "no checkpoint was saved"
+    click.echo(f"{done}; {kept}; go on with: emrun resume {directory}", err=True)

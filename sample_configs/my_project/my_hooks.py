@@ -25,3 +25,9 @@ class GradientNorm(AbstractHook):
             epoch_data["train"]["gradient_norm"] = self.largest
             if self.largest <= self.enough:
                 raise TrainingTerminated(f"gradients are as small as {self.largest:g}")
+
+    def state_dict(self):
+        return {"largest": self.largest}
+
+    def load_state_dict(self, state):
+        self.largest = state["largest"]

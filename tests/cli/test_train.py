@@ -134,7 +134,7 @@ def test_output_dir_is_the_run_directory_and_is_not_used_twice(project, emrun):
     assert emrun("train", "-q", "config.yaml", "--output-dir", "mine").returncode == 0
     again = emrun("train", "-q", "config.yaml", "--output-dir", "mine")
     assert again.returncode == 2
-    assert again.stderr == "error: mine holds a run already; choose another --output-dir\n"
+    assert again.stderr.startswith("error: mine holds a run already (finished); choose another --output-dir")
 
 
 def test_rm_deletes_the_run_directory(project, emrun):
@@ -169,8 +169,7 @@ def test_an_exception_in_user_code_shows_its_traceback_and_what_survived(project
     last = done.stderr.splitlines()[-1]
     (directory,) = (project / "log").iterdir()
     assert last == (
-        "0 epochs, 3 iterations done; checkpoints latest are kept; "
-        f"evaluate with: emrun eval log/{directory.name} valid"
+        f"0 epochs, 3 iterations done; checkpoints latest are kept; go on with: emrun resume log/{directory.name}"
     )
     assert trace(project / "log")["reason"] == "RuntimeError: it broke"
     assert "it broke" in (directory / "train.log").read_text()
@@ -241,7 +240,7 @@ def test_after_a_signal_the_process_ends_by_it_with_a_checkpoint(project, emrun,
     done = emrun("train", "config.yaml")
     assert done.returncode == -number
     assert done.stderr.splitlines()[-2] == f"interrupted by {number.name}"
-    assert "checkpoints latest are kept; evaluate with: emrun eval log/tiny_" in done.stderr.splitlines()[-1]
+    assert "checkpoints latest are kept; go on with: emrun resume log/tiny_" in done.stderr.splitlines()[-1]
     found = trace(project / "log")
     assert (found["status"], found["exit_status"], found["iterations_done"]) == ("interrupted", 128 + number, 3)
     (directory,) = (project / "log").iterdir()

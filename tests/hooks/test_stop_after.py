@@ -164,7 +164,7 @@ def test_iterations_of_its_state_count(scripted, numbers):
     loop.start_from(2, 7)
     loop.run_training()
     assert trace.trained == 2
-    assert first.state_dict() == {"iterations_done": 9}
+    assert first.state_dict()["iterations_done"] == 9
 
 
 def test_it_does_not_end_an_evaluation(scripted, numbers):

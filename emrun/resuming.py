@@ -1,0 +1,155 @@
+"""Going on with a run: its config, its newest intact checkpoint, and what was changed since."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from emrun import checkpoint
+from emrun.assembly import Training, assemble, prepare
+from emrun.config import override, read_config, with_defaults
+from emrun.errors import ConfigError, StateError, UsageError
+from emrun.files import storing, write_atomically
+from emrun.lock import RunLock
+from emrun.run_dir import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, read_trace
+from emrun.training import DRAWN
+from emrun.yaml_tree import Node, dump
+
+_LOG = logging.getLogger(__name__)
+
+
+def resume_training(
+    run_directory: str | Path,
+    overrides: Sequence[str] = (),
+    checkpoint_name: str | None = None,
+    fork: str | Path | None = None,
+    command: Sequence[str] = (),
+) -> Training | None:
+    """Build the training of a run again and bring it to a checkpoint, from where it goes on exactly.
+
+    Args:
+        run_directory: the directory of the run.
+        overrides: become part of its config; the old config is kept as `config-<n>.yaml`.
+        checkpoint_name: a name such as `best`, or a path; by default the newest that is intact. A run without any
+            begins anew.
+        fork: a directory for a new run, which goes on from the checkpoint instead.
+        command: the command line, for the trace.
+
+    Returns:
+        The training, or None when the run is finished and nothing was changed.
+
+    Raises:
+        UsageError: there is no such run or checkpoint.
+        RunInUse: somebody writes the run at the moment.
+        ConfigError: the config cannot be used.
+        StateError: the checkpoint does not fit the config.
+        StorageError: the checkpoint is damaged.
+        BaseException: what a dataset, model or hook raises while it is built. The run is as it was in all these cases.
+    """
+    source = Path(run_directory)
+    if not (source / CONFIG).exists():
+        raise UsageError(f"{source} is no run directory: it has no {CONFIG}")
+    run = Run(source, command=command, lock=RunLock(source)) if fork is None else None
+    try:
+        stored = read_config(source)
+        merged = override(stored, overrides)
+        prepared = prepare(merged)
+        changed = _changes(stored.plain(), merged.plain())
+        trace = read_trace(source)
+        if trace.get("status") == "finished" and not changed and checkpoint_name is None and run is not None:
+            _LOG.info("nothing to do: the run is finished (%s)", trace.get("reason"))
+            run.release()
+            return None
+        place = _place_to_go_on_from(source / CHECKPOINTS, checkpoint_name)
+        if fork is not None:
+            run, trace, place = _fork(source, Path(fork), place, trace, command)
+        assert run is not None  # one of the two
+        with run.logging():
+            training = assemble(prepared, run)
+            if place is not None:
+                training.main_loop.restore(place)
+                done = (training.main_loop.training_epochs_done, training.main_loop.iterations_done)
+                _LOG.info("going on from %s: %d epochs, %d iterations done", place, *done)
+            else:
+                run.rewind(0)
+                _LOG.info("%s has no checkpoint: beginning anew", source)
+            _store(run, merged, source, changed)
+            run.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
+            return training
+    except BaseException as error:
+        if run is not None:
+            run.release()
+            if fork is not None and isinstance(error, ConfigError | StateError):
+                run.remove()
+        raise
+
+
+def changes_to(run_directory: Path, config: Path, overrides: Sequence[str]) -> list[str]:
+    """Return the keys in which a config differs from the one that a run was started with."""
+    stored = read_config(run_directory).plain()
+    given = with_defaults(read_config(config, overrides), {k: stored[k] for k in DRAWN if k in stored}).plain()
+    return list(_changes(stored, given))
+
+
+def _place_to_go_on_from(checkpoints: Path, name: str | None) -> Path | None:
+    """Return the checkpoint to go on from, verified; None when there is none at all."""
+    if name is None:
+        return checkpoint.newest(checkpoints)
+    path = Path(name)
+    place = path.resolve() if path.name != name and path.is_dir() else checkpoint.find(checkpoints, name)
+    if place.parent != checkpoints.resolve():
+        raise UsageError(f"{name} is no checkpoint in {checkpoints}")
+    checkpoint.verify(place)
+    return place
+
+
+def _fork(
+    source: Path, directory: Path, place: Path | None, trace: dict[str, Any], command: Sequence[str]
+) -> tuple[Run, dict[str, Any], Path | None]:
+    """Copy what a run had at a checkpoint into a new run."""
+    run = create_run(
+        (source / CONFIG).read_text(encoding="utf-8"),
+        directory.name,
+        output_root=directory.parent,
+        output_dir=directory,
+        seed=int(trace.get("seed") or 0),
+        command=command,
+    )
+    with storing(directory, "copy a run to"):
+        for path in source.iterdir():  # metrics, and whatever hooks wrote; they are cut back to the checkpoint
+            if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
+                shutil.copy2(path, directory / path.name)
+        if place is not None:
+            shutil.copytree(source / CHECKPOINTS, directory / CHECKPOINTS, symlinks=True)
+            place = (directory / CHECKPOINTS / place.name).resolve()
+    origin = {"directory": str(source), "checkpoint": place.name if place else None}
+    return run, {"forked_from": origin, "status": trace.get("status")}, place
+
+
+def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any]) -> None:
+    """Make the changed config that of the run, and keep the old one."""
+    if not changed:
+        return
+    text = (source / CONFIG).read_text(encoding="utf-8")
+    numbers = (number for number in itertools.count(1) if not (run.directory / f"config-{number}.yaml").exists())
+    write_atomically(run.directory / f"config-{next(numbers)}.yaml", text)
+    write_atomically(run.directory / CONFIG, dump(merged, text))
+    _LOG.info("changed: %s", ", ".join(f"{key}: {old!r} -> {new!r}" for key, (old, new) in changed.items()))
+
+
+def _changes(old: Any, new: Any, key: str = "") -> dict[str, list[Any]]:
+    """Return key -> [old value, new value] for all in which two configs differ."""
+    if old == new:
+        return {}
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = dict.fromkeys((*old, *new))
+        pairs = [(f"{key}.{name}" if key else str(name), old.get(name), new.get(name)) for name in keys]
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = [(f"{key}.{index}", *each) for index, each in enumerate(zip(old, new, strict=True))]
+    else:
+        return {key: [old, new]}
+    return {name: pair for where, a, b in pairs for name, pair in _changes(a, b, where).items()}

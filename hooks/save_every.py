@@ -1,0 +1,96 @@
+"""Save a checkpoint now and then, and keep it."""
+
+from __future__ import annotations
+
+import re
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from emrun.errors import HookError
+from emrun.hooks.save_latest import SaveLatest
+from emrun.types import EpochData, Interval, Policy, check_count
+
+if TYPE_CHECKING:
+    from emrun.main_loop import MainLoop
+
+_UNITS = ("epochs", "iterations", "minutes")
+
+
+class SaveEvery(SaveLatest):
+    """Saves a checkpoint every so many epochs, iterations or minutes, and keeps all of them or the last few.
+
+        hooks:
+          - SaveEvery: {n_epochs: 10}
+          - SaveEvery: {n_epochs: 500 iterations, keep: 3}
+
+    The checkpoints are named `epoch-10`, `epoch-20`, ...; those of iterations and minutes, which are saved in the
+    middle of an epoch, `iteration-500`, ... The zeroth epoch counts as one.
+
+    Args:
+        n_epochs: how often: a number of epochs, or an interval such as `500 iterations` or `30 minutes`.
+        keep: how many of them are kept, the older ones are deleted; null for all.
+        model_name: what the names begin with; null for `epoch` or `iteration`.
+        on_failure: what to do when one cannot be saved: `error`, `warn` or `ignore`.
+
+    Raises:
+        ArgumentError: an argument cannot be used.
+        HookError: the main loop has no run directory, or another SaveEvery gives the same names.
+    """
+
+    def __init__(
+        self,
+        n_epochs: int | str = 1,
+        keep: int | None = None,
+        model_name: str | None = None,
+        on_failure: Policy = "error",
+    ) -> None:
+        super().__init__(on_failure)
+        self._interval = Interval.parse("n_epochs", n_epochs, _UNITS)
+        if keep is not None:
+            check_count("keep", keep, minimum=1)
+        self._keep = keep
+        self.name = model_name or ("epoch" if self._interval.unit == "epochs" else "iteration")
+        self._last = 0.0
+
+    def register_mainloop(self, main_loop: MainLoop) -> None:
+        """Make sure that there is a place to save to, and that nobody else uses the names."""
+        super().register_mainloop(main_loop)
+        if any(isinstance(hook, SaveEvery) and hook is not self and hook.name == self.name for hook in main_loop.hooks):
+            raise HookError(f"two SaveEvery give the names {self.name}-...; give one of them a model_name of its own")
+
+    def before_training(self) -> None:
+        """Start the clock."""
+        self._last = monotonic()
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Ask for the checkpoint when it is due by iterations or minutes."""
+        if self._interval.unit != "epochs" and self.main_loop.training and self._is_due():
+            self._request(self.main_loop.iterations_done)
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Ask for the checkpoint when it is due by epochs."""
+        if self._interval.unit == "epochs" and epoch_id % self._interval.count == 0:
+            self._request(epoch_id)
+
+    def _is_due(self) -> bool:
+        if self._interval.unit == "iterations":
+            return self.main_loop.iterations_done % self._interval.count == 0
+        now = monotonic()
+        if now - self._last < self._interval.count * 60:
+            return False
+        self._last = now
+        return True
+
+    def _request(self, number: int) -> None:
+        name = f"{self.name}-{number}"
+        self.main_loop.request_checkpoint(name, self._on_save_failure, self._superfluous(name))
+
+    def _superfluous(self, new: str) -> list[str]:
+        """Return the names of this hook beside the last ones, the new one included."""
+        run = self.main_loop.run
+        if self._keep is None or run is None or not run.checkpoints.is_dir():
+            return []
+        pattern = re.compile(re.escape(self.name) + r"-\d+")
+        names = {path.name for path in run.checkpoints.iterdir() if path.is_symlink() and pattern.fullmatch(path.name)}
+        by_number = sorted(names | {new}, key=lambda name: int(name.rpartition("-")[2]))
+        return by_number[: -self._keep]

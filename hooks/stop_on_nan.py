@@ -1,0 +1,106 @@
+"""Abort the training when a variable is not a number any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from emrun.errors import ArgumentError, HookError
+from emrun.hook import AbstractHook, TrainingAborted
+from emrun.types import EpochData, check_choice
+
+UnknownType = Literal["error", "ignore"]
+
+
+class StopOnNaN(AbstractHook):
+    """Aborts the training (exit status 3) when a variable has a NaN; the checkpoints saved before it are kept.
+
+        hooks:
+          - ComputeStats: {variables: [loss]}
+          - StopOnNaN: {variables: [loss], after_batch: true}
+
+    It stands before the hooks that save, so that nothing of the epoch with the NaN is saved.
+
+    Args:
+        variables: which variables are looked at; by default all.
+        on_unknown_type: what to do about a value that is no number: `error` or `ignore`.
+        stop_on_inf: abort when a value is infinite too.
+        after_batch: look at the variables of every batch, which waits for the device.
+        after_epoch: look at the variables of the epoch.
+
+    Raises:
+        ArgumentError: an argument cannot be used.
+        HookError: a value is no number, and the policy is `error`.
+        TrainingAborted: a value is NaN, or infinite with `stop_on_inf`.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[str] | None = None,
+        on_unknown_type: UnknownType = "ignore",
+        stop_on_inf: bool = False,
+        after_batch: bool = False,
+        after_epoch: bool = True,
+    ) -> None:
+        super().__init__()
+        check_choice("on_unknown_type", on_unknown_type, UnknownType)
+        if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
+            raise ArgumentError("variables", f"{variables!r} is no list of variables")
+        for name, value in (("stop_on_inf", stop_on_inf), ("after_batch", after_batch), ("after_epoch", after_epoch)):
+            if not isinstance(value, bool):
+                raise ArgumentError(name, f"{value!r} is neither true nor false")
+        if not (after_batch or after_epoch):
+            raise ArgumentError("after_epoch", "with after_batch false too there is nothing to look at")
+        self._variables = variables
+        self._on_unknown_type = on_unknown_type
+        self._stop_on_inf = stop_on_inf
+        self._looks_after_batch = after_batch
+        self._looks_after_epoch = after_epoch
+        self.reads = tuple(variables or ()) if after_batch else ()
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Look at the variables of the batch."""
+        if self._looks_after_batch:
+            self._check(stream_name, batch_data)
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Look at the variables of the epoch."""
+        if self._looks_after_epoch:
+            for stream, variables in epoch_data.items():
+                self._check(stream, variables)
+
+    def _check(self, stream: str, variables: Mapping[str, Any]) -> None:
+        for name, value in variables.items():
+            if self._variables is None or name in self._variables:
+                self._check_value(f"{stream}/{name}", value)
+
+    def _check_value(self, address: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, entry in value.items():
+                self._check_value(f"{address}/{key}", entry)
+            return
+        found = _not_finite(value)
+        if found is None:
+            if self._on_unknown_type == "error":
+                raise HookError(f"StopOnNaN: {address} is no number, but {type(value).__name__} (on_unknown_type)")
+            return
+        nan, inf = found
+        if nan or (inf and self._stop_on_inf):
+            done = self.main_loop.iterations_done
+            raise TrainingAborted(f"{address} is {'NaN' if nan else 'infinite'} at iteration {done} (StopOnNaN)")
+
+
+def _not_finite(value: Any) -> tuple[bool, bool] | None:
+    """Return whether a value has NaN and whether it has infinities; None when it is no number."""
+    if isinstance(value, torch.Tensor):
+        return bool(value.isnan().any()), bool(value.isinf().any())
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        return None
+    if array.dtype.kind not in "biufc":
+        return None
+    return bool(np.isnan(array).any()), bool(np.isinf(array).any())

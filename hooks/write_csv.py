@@ -1,0 +1,132 @@
+"""Write the epoch's statistics to a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from emrun.errors import ArgumentError, HookError
+from emrun.files import append_line, safe_component, storing, truncate
+from emrun.hook import AbstractHook
+from emrun.types import EpochData, check_choice
+
+_LOG = logging.getLogger(__name__)
+
+UnknownType = Literal["error", "warn", "default"]
+MissingVariable = Literal["error", "warn", "default"]
+
+
+class WriteCSV(AbstractHook):
+    """Writes a line for every epoch to a CSV file in the run directory: `epoch_id`, then `<stream>_<variable>`.
+
+        hooks:
+          - ComputeStats: {variables: [loss, {accuracy: [mean, std]}]}
+          - WriteCSV: {output_file: training.csv}
+
+    Of a variable with several aggregations the mean is written; of an array, the mean without its NaNs. The columns are
+    those of the first epoch that is written. A resumed run goes on with the same file and has no epoch twice.
+
+    Args:
+        output_file: the name of the file.
+        delimiter: the character between the columns.
+        default_value: what is written where there is no value.
+        variables: which variables are written; by default all of the first epoch.
+        on_unknown_type: what to do about a value that is no number: `error`, `warn` and write the default, or
+            `default`.
+        on_missing_variable: likewise about a variable that a stream of the epoch does not have.
+
+    Raises:
+        ArgumentError: an argument cannot be used.
+        HookError: a value is no number or missing, and the policy is `error`.
+        StorageError: the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | None = None,
+        output_file: str = "training.csv",
+        delimiter: str = ",",
+        default_value: str = "",
+        variables: Sequence[str] | None = None,
+        on_unknown_type: UnknownType = "default",
+        on_missing_variable: MissingVariable = "error",
+    ) -> None:
+        super().__init__(output_dir=output_dir)
+        check_choice("on_unknown_type", on_unknown_type, UnknownType)
+        check_choice("on_missing_variable", on_missing_variable, MissingVariable)
+        if not isinstance(output_file, str) or safe_component("output_file", output_file) != output_file:
+            raise ArgumentError("output_file", f"{output_file!r} is no plain file name")
+        if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
+            raise ArgumentError("delimiter", f"{delimiter!r} is no single character")
+        if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
+            raise ArgumentError("variables", f"{variables!r} is no list of variables")
+        self._path = Path(output_dir or ".") / output_file
+        self._delimiter = delimiter
+        self._default = default_value
+        self._variables = list(variables) if variables is not None else None
+        self._on_unknown_type = on_unknown_type
+        self._on_missing_variable = on_missing_variable
+        self._columns: list[list[str]] = []
+        self._length = 0
+
+    def before_training(self) -> None:
+        """Go back to what the file held at the checkpoint."""
+        truncate(self._path, self._length)
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Write the line, before the first one the header."""
+        if not self._columns:
+            self._columns = self._find_columns(epoch_data)
+            self._write(["epoch_id", *(f"{stream}_{name}" for stream, name in self._columns)])
+        self._write([str(epoch_id), *(self._value(stream, name, epoch_data) for stream, name in self._columns)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the columns and the length of the file in bytes."""
+        return {"columns": self._columns, "length": self._length}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back columns and length."""
+        self._columns, self._length = state["columns"], state["length"]
+
+    def _find_columns(self, epoch_data: EpochData) -> list[list[str]]:
+        found = list(dict.fromkeys(name for variables in epoch_data.values() for name in variables))
+        names = self._variables if self._variables is not None else found
+        extra = [] if self.main_loop.evaluating else self.main_loop.extra_streams
+        streams = list(dict.fromkeys([*epoch_data, *extra]))
+        return [[stream, name] for stream in streams for name in names]
+
+    def _value(self, stream: str, name: str, epoch_data: EpochData) -> str:
+        if stream not in epoch_data:  # not evaluated in this epoch
+            return self._default
+        if name not in epoch_data[stream]:
+            return self._complain(self._on_missing_variable, f"stream {stream!r} has no variable {name!r}")
+        value = epoch_data[stream][name]
+        if isinstance(value, Mapping):
+            if "mean" not in value:
+                return self._complain(self._on_missing_variable, f"{stream}/{name} has no mean")
+            value = value["mean"]
+        try:
+            array = np.asarray(value if value is not None else "", dtype=np.float64)
+            return repr(float(np.nanmean(array) if array.ndim else array))
+        except (TypeError, ValueError):
+            return self._complain(self._on_unknown_type, f"{stream}/{name} is {type(value).__name__}, not a number")
+
+    def _complain(self, policy: str, message: str) -> str:
+        if policy == "error":
+            raise HookError(f"WriteCSV: {message} (on_missing_variable and on_unknown_type decide)")
+        if policy == "warn":
+            _LOG.warning("WriteCSV: %s", message)
+        return self._default
+
+    def _write(self, cells: Sequence[str]) -> None:
+        text = io.StringIO()
+        csv.writer(text, delimiter=self._delimiter, lineterminator="").writerow(cells)
+        append_line(self._path, text.getvalue())
+        with storing(self._path, "read"):
+            self._length = self._path.stat().st_size

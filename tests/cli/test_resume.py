@@ -1,0 +1,187 @@
+"""`emrun resume` and `--auto-resume` as installed commands, with processes that are really killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from emrun import create_training
+from emrun.errors import RunInUse
+
+EMRUN = str(Path(sys.executable).with_name("emrun"))
+
+CONFIG = """\
+seed: 5
+name: tiny
+dataset: {class: Majority, n: 50}
+model:
+  module:
+    class: torch.nn.Sequential
+    args:
+      - {class: torch.nn.Linear, in_features: 11, out_features: 1}
+      - {class: torch.nn.Dropout, p: 0.2}
+      - {class: torch.nn.Flatten, start_dim: 0}
+  inputs: [x]
+  outputs: [logit]
+  loss: {class: torch.nn.BCEWithLogitsLoss, inputs: [logit, y]}
+  optimizer: {class: Adam, lr: 0.05}
+main_loop:
+  extra_streams: [valid]
+  buffer: 2
+hooks:
+  - ComputeStats: {variables: [loss]}
+  - SaveBest
+  - WriteCSV
+  - StopAfter: {epochs: 3}
+"""
+
+HOOKS = """
+import os, signal
+from emrun import AbstractHook
+
+class Interrupt(AbstractHook):
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def after_batch(self):
+        if self.main_loop.iterations_done == self.at and self.main_loop.training:
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "my_hooks.py").write_text(HOOKS)
+    return tmp_path
+
+
+def result(directory):
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "weights": (directory / "checkpoints" / "latest" / "model.safetensors").read_bytes(),
+        "best": (directory / "checkpoints" / "best" / "model.safetensors").read_bytes(),
+        "metrics": [{**line, "seconds": None} for line in lines],
+        "csv": (directory / "training.csv").read_text(),
+    }
+
+
+def trace(directory):
+    return YAML(typ="safe", pure=True).load(directory / "trace.yaml")
+
+
+def test_an_interrupted_run_goes_on_with_the_command_that_it_was_told(project, emrun):
+    emrun("train", "-q", "config.yaml", "--output-dir", "straight")
+    (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Interrupt: {at: 6}\n")
+    done = emrun("train", "-q", "config.yaml", "--output-dir", "run")
+    assert done.returncode == -signal.SIGINT
+    command = done.stderr.splitlines()[-1].partition("go on with: ")[2].split()
+    assert command == ["emrun", "resume", "run"]
+    done = emrun(*command[1:])
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-1] == "finished: 3 epochs done (StopAfter epochs: 3)"
+    assert result(project / "run") == result(project / "straight")
+    found = trace(project / "run")
+    assert (found["status"], found["epochs_done"], len(found["resumes"])) == ("finished", 3, 1)
+    assert found["resumes"][0]["before"]["status"] == "interrupted"
+    done = emrun("resume", "run")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "nothing to do: the run is finished" in done.stderr
+
+
+def test_the_same_command_starts_and_resumes(project, emrun):
+    command = ["train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume"]
+    assert emrun(*command).returncode == 0
+    first = result(project / "run")
+    assert emrun(*command).returncode == 0
+    assert result(project / "run") == first
+
+
+def test_auto_resume_with_another_config_is_refused_with_the_keys(project, emrun):
+    command = ["train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume"]
+    emrun(*command)
+    done = emrun(*command, "model.optimizer.lr=1.0")
+    assert done.returncode == 2
+    assert "different are model.optimizer.lr" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "config.yaml", "--auto-resume"], "needs --output-dir"),
+        (["resume", "nothing"], "is no run directory"),
+        (["resume", "run", "--checkpoint", "bset"], "no checkpoint 'bset'"),
+        (["resume", "run", "--checkpoint", "/etc"], "is no checkpoint in"),
+        (["resume", "run", "a"], "an override is key=value"),
+        (["resume", "run", "--fork", "run"], "holds a run already"),
+    ],
+)
+def test_wrong_usage_ends_with_status_2(project, emrun, arguments, message):
+    if arguments[0] == "resume":
+        emrun("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=0")
+    done = emrun(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_of_six_that_start_in_one_directory_one_wins(project):
+    command = [EMRUN, "train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume"]
+    processes = [
+        subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        for _ in range(6)
+    ]
+    ends = [(process.communicate(timeout=100)[1], process.returncode) for process in processes]
+    statuses = [status for _, status in ends]
+    assert set(statuses) <= {0, 75}
+    assert 0 in statuses
+    for message, status in ends:
+        if status == 75:
+            assert "is in use by" in message
+            assert "Traceback" not in message
+    assert [json.loads(line)["epoch"] for line in (project / "run" / "metrics.jsonl").read_text().splitlines()] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
+def test_a_run_in_use_is_refused_with_the_process_that_uses_it(project, emrun):
+    training = create_training(project / "config.yaml", output_dir=project / "run")
+    done = emrun("resume", "run")
+    assert done.returncode == 75
+    assert f"is in use by process {os.getpid()} on " in done.stderr
+    with pytest.raises(RunInUse, match="another training of this process"):
+        create_training(project / "config.yaml", output_dir=project / "run")
+    training.main_loop.run.release()
+    assert emrun("resume", "-q", "run").returncode == 0
+
+
+def test_a_config_or_trace_cut_at_any_byte_never_shows_a_traceback(project, emrun):
+    from emrun import resume_training
+    from emrun.errors import EmrunError
+
+    emrun("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=1")
+    for name in ("config.yaml", "trace.yaml", "metrics.jsonl"):
+        path = project / "run" / name
+        content = path.read_bytes()
+        for length in range(0, len(content), 7):
+            path.write_bytes(content[:length])
+            try:
+                training = resume_training(project / "run", ["hooks.StopAfter.epochs=1", "name=other"])
+            except EmrunError as error:
+                assert name == "config.yaml", error
+                assert error.exit_status == 2
+            else:
+                if training is not None:
+                    training.main_loop.run.release()
+            for extra in (project / "run").glob("config-*.yaml"):
+                extra.replace(project / "run" / "config.yaml")
+        path.write_bytes(content)

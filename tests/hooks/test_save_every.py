@@ -1,0 +1,111 @@
+"""SaveEvery: checkpoints by epochs, iterations and minutes, and how many of them are kept."""
+
+import json
+import time
+
+import pytest
+
+from emrun import MainLoop
+from emrun.errors import ArgumentError, HookError, StorageError
+from emrun.hooks import SaveEvery, SaveLatest, StopAfter
+
+
+def named(run):
+    """Return name -> (epoch, iteration) of a run's checkpoints, `latest` left out."""
+    manifests = {
+        path.name: json.loads((path / "manifest.json").read_text())
+        for path in run.checkpoints.iterdir()
+        if path.is_symlink() and path.name != "latest"
+    }
+    return {name: (manifest["epoch"], manifest["iteration"]) for name, manifest in sorted(manifests.items())}
+
+
+def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
+    training = train_digits(in_docstring(SaveEvery))
+    assert named(training.main_loop.run) == {"epoch-0": (0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, {f"epoch-{n}": (n, 3 * n) for n in range(6)}),
+        ({"n_epochs": 2}, {f"epoch-{n}": (n, 3 * n) for n in (0, 2, 4)}),
+        ({"n_epochs": "2 epochs", "keep": 1}, {"epoch-4": (4, 12)}),
+        ({"keep": 2}, {"epoch-4": (4, 12), "epoch-5": (5, 15)}),
+        ({"n_epochs": "4 iterations"}, {"iteration-12": (3, 12), "iteration-4": (1, 4), "iteration-8": (2, 8)}),
+        ({"n_epochs": "4 iterations", "keep": 2}, {"iteration-12": (3, 12), "iteration-8": (2, 8)}),
+        ({"n_epochs": 5, "model_name": "milestone"}, {"milestone-0": (0, 0), "milestone-5": (5, 15)}),
+    ],
+)
+def test_it_saves_when_it_is_due_and_keeps_what_it_should(scripted, numbers, run, arguments, expected):
+    MainLoop(scripted(), numbers, [SaveEvery(**arguments), SaveLatest(), StopAfter(epochs=5)], run=run).run_training()
+    assert named(run) == expected
+    directories = [path for path in run.checkpoints.iterdir() if not path.is_symlink()]
+    assert len(directories) == len(set(expected.values()) | {(5, 15)})
+
+
+def test_it_saves_by_minutes(scripted, numbers, run, monkeypatch):
+    now = iter(range(0, 6000, 60))
+    monkeypatch.setattr("emrun.hooks.save_every.monotonic", lambda: next(now))
+    assert time.monotonic() > 0
+    hooks = [SaveEvery("2 minutes"), StopAfter(epochs=2)]
+    MainLoop(scripted(), numbers, hooks, run=run).run_training()
+    assert list(named(run)) == ["iteration-2", "iteration-4", "iteration-6"]
+
+
+def test_ten_comes_after_nine(scripted, numbers, run):
+    MainLoop(scripted(), numbers, [SaveEvery(keep=2), StopAfter(epochs=11)], run=run).run_training()
+    assert list(named(run)) == ["epoch-10", "epoch-11"]
+
+
+def test_two_of_them_do_not_delete_each_others(scripted, numbers, run):
+    hooks = [SaveEvery(keep=1, model_name="recent"), SaveEvery(2), StopAfter(epochs=5)]
+    MainLoop(scripted(), numbers, hooks, run=run).run_training()
+    assert list(named(run)) == ["epoch-0", "epoch-2", "epoch-4", "recent-5"]
+
+
+def test_two_of_the_same_name_are_refused(scripted, numbers, run):
+    with pytest.raises(HookError, match=r"two SaveEvery give the names epoch-\.\.\.; give one of them a model_name"):
+        MainLoop(scripted(), numbers, [SaveEvery(), SaveEvery(2)], run=run)
+
+
+def test_when_one_cannot_be_saved_the_older_ones_stay(scripted, numbers, run, caplog):
+    model = scripted()
+    hook = SaveEvery(keep=1, on_failure="warn")
+    real, fails = model.save, {1, 2}
+    model.save = lambda directory: (
+        real(directory) if hook.main_loop.training_epochs_done not in fails else (_ for _ in ()).throw(OSError("full"))
+    )
+    seen = []
+    hook.before_epoch = lambda epoch_id: seen.append(list(named(run)) if run.checkpoints.exists() else [])
+    MainLoop(model, numbers, [hook, StopAfter(epochs=4)], run=run).run_training()
+    assert seen == [[], ["epoch-0"], ["epoch-0"], ["epoch-0"], ["epoch-3"]]
+    assert caplog.text.count("no checkpoint was saved") == 2
+    assert list(named(run)) == ["epoch-4"]
+
+
+def test_when_one_cannot_be_saved_the_training_fails(scripted, numbers, run):
+    model = scripted()
+    model.save = lambda directory: (_ for _ in ()).throw(OSError("full"))
+    with pytest.raises(StorageError, match="full"):
+        MainLoop(model, numbers, [SaveEvery(), StopAfter(epochs=2)], run=run).run_training()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_epochs": 0}, "n_epochs: 0 is no interval; write for example '5 epochs'"),
+        ({"n_epochs": "5 hours"}, "n_epochs: '5 hours' is no interval"),
+        ({"keep": 0}, "keep: "),
+        ({"on_failure": "stop"}, "stop"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused(arguments, message):
+    with pytest.raises(ArgumentError) as caught:
+        SaveEvery(**arguments)
+    assert message in str(caught.value)
+
+
+def test_it_needs_a_run_directory(scripted, numbers):
+    with pytest.raises(HookError, match="SaveEvery saves checkpoints, but the main loop has no run directory"):
+        MainLoop(scripted(), numbers, [SaveEvery()])

@@ -1,0 +1,120 @@
+"""StopOnNaN: aborts with status 3, before anything of the epoch is saved."""
+
+import numpy as np
+import pytest
+import torch
+
+from emrun import AbstractHook, TrainingAborted, create_training
+from emrun.errors import ArgumentError, HookError
+from emrun.hooks import StopOnNaN
+from emrun.training import train as run_training
+
+CONFIG = {
+    "seed": 1,
+    "dataset": {"class": "Majority", "n": 50},
+    "model": {
+        "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
+        "inputs": ["x"],
+        "outputs": ["logit"],
+        "loss": {"class": "torch.nn.MSELoss", "inputs": ["logit", "logit"]},
+        "optimizer": {"class": "SGD", "lr": 0.1},
+    },
+    "main_loop": {"on_unused_sources": "ignore", "skip_zeroth_epoch": True},
+}
+
+
+class Loop:
+    iterations_done = 7
+
+
+def hook_of(**arguments):
+    hook = StopOnNaN(**arguments)
+    hook.main_loop = Loop()
+    return hook
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        NAN,
+        np.float32("nan"),
+        np.array([[1.0, NAN]]),
+        torch.tensor([1.0, NAN]),
+        [1.0, NAN],
+        {"mean": NAN},
+        [[1.0], [NAN]],
+    ],
+)
+def test_a_nan_of_any_kind_aborts_with_its_address(value):
+    with pytest.raises(TrainingAborted, match=r"train/loss.* is NaN at iteration 7") as caught:
+        hook_of().after_epoch(1, {"train": {"loss": value}})
+    assert caught.value.exit_status == 3
+
+
+@pytest.mark.parametrize("value", [1.0, 3, np.zeros((2, 2)), torch.ones(3), ["a", "b"], "text", None, [[1], [1, 2]]])
+def test_anything_else_does_not(value):
+    hook_of().after_epoch(1, {"train": {"loss": value}})
+
+
+@pytest.mark.parametrize("value", [float("inf"), np.array([-np.inf]), torch.tensor([1.0, float("inf")])])
+def test_an_infinity_aborts_when_asked_to(value):
+    hook_of().after_epoch(1, {"train": {"loss": value}})
+    with pytest.raises(TrainingAborted, match="is infinite"):
+        hook_of(stop_on_inf=True).after_epoch(1, {"train": {"loss": value}})
+
+
+def test_only_listed_variables_are_looked_at():
+    hook_of(variables=["loss"]).after_epoch(1, {"train": {"loss": 1.0, "other": NAN}})
+
+
+def test_batches_are_looked_at_only_when_asked_to():
+    hook_of().after_batch("train", {"loss": NAN})
+    with pytest.raises(TrainingAborted):
+        hook_of(after_batch=True, after_epoch=False).after_batch("train", {"loss": NAN})
+    hook_of(after_batch=True, after_epoch=False).after_epoch(1, {"train": {"loss": NAN}})
+
+
+def test_what_is_no_number_can_be_an_error():
+    with pytest.raises(HookError, match="train/name is no number, but str"):
+        hook_of(on_unknown_type="error").after_epoch(1, {"train": {"name": "x"}})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"variables": "loss"}, "variables"),
+        ({"on_unknown_type": "warn"}, "on_unknown_type"),
+        ({"stop_on_inf": 1}, "stop_on_inf"),
+        ({"after_batch": "yes"}, "after_batch"),
+        ({"after_epoch": False}, "after_epoch"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, name):
+    with pytest.raises(ArgumentError) as caught:
+        StopOnNaN(**arguments)
+    assert caught.value.argument == name
+
+
+def test_the_weights_before_the_nan_are_kept(tmp_path):
+    class Poison(AbstractHook):
+        def after_batch(self, batch_data):
+            if self.main_loop.training_epochs_done == 1:
+                batch_data["loss"] = torch.tensor(NAN)
+
+    config = {
+        **CONFIG,
+        "hooks": [{"StopOnNaN": {"variables": ["loss"], "after_batch": True}}, {"StopAfter": {"epochs": 3}}],
+    }
+    training = create_training(config, output_dir=tmp_path / "run")
+    poison = Poison()
+    poison.register_mainloop(main_loop=training.main_loop)
+    training.main_loop._listeners["after_batch"].insert(
+        0, lambda stream_name, batch_data: poison.after_batch(batch_data)
+    )
+    with pytest.raises(TrainingAborted):
+        run_training(training)
+    assert (tmp_path / "run" / "checkpoints" / "latest").readlink().name == "it-00000004"
+    assert "exit_status: 3" in (tmp_path / "run" / "trace.yaml").read_text()

@@ -1,0 +1,127 @@
+"""WriteCSV: one header, one line an epoch, whatever the values."""
+
+import csv
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from emrun.errors import ArgumentError, HookError
+from emrun.hooks import WriteCSV
+
+
+class Loop:
+    evaluating = False
+    extra_streams = ("valid",)
+
+
+def hook_of(directory, **arguments):
+    hook = WriteCSV(output_dir=str(directory), **arguments)
+    hook.main_loop = Loop()
+    hook.before_training()
+    return hook
+
+
+def rows(path, delimiter=","):
+    with path.open(newline="") as file:
+        return list(csv.reader(file, delimiter=delimiter))
+
+
+def test_an_epoch_is_a_line_under_one_header(tmp_path):
+    hook = hook_of(tmp_path)
+    for epoch in (0, 1):
+        hook.after_epoch(epoch, {"train": {"loss": {"mean": 0.5, "std": 3.0}}, "valid": {"loss": {"mean": epoch / 3}}})
+    assert rows(tmp_path / "training.csv") == [
+        ["epoch_id", "train_loss", "valid_loss"],
+        ["0", "0.5", "0.0"],
+        ["1", "0.5", repr(1 / 3)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (2, "2.0"),
+        (np.float32(0.5), "0.5"),
+        (torch.tensor(1.5), "1.5"),
+        (np.array([1.0, np.nan, 3.0]), "2.0"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_numbers_of_any_kind_are_written(tmp_path, value, written):
+    hook_of(tmp_path).after_epoch(0, {"train": {"v": value}, "valid": {"v": 1}})
+    assert rows(tmp_path / "training.csv")[1][1] == written
+
+
+def test_a_stream_that_is_not_evaluated_in_an_epoch_gets_the_default(tmp_path):
+    hook = hook_of(tmp_path, default_value="-")
+    hook.after_epoch(1, {"train": {"loss": 1}})
+    hook.after_epoch(2, {"train": {"loss": 2}, "valid": {"loss": 3}})
+    assert rows(tmp_path / "training.csv")[1:] == [["1", "1.0", "-"], ["2", "2.0", "3.0"]]
+
+
+def test_names_and_values_are_quoted(tmp_path):
+    hook_of(tmp_path, delimiter=";").after_epoch(0, {"train": {'a;"b': 1}, "valid": {'a;"b': 1}})
+    assert rows(tmp_path / "training.csv", ";")[0] == ["epoch_id", 'train_a;"b', 'valid_a;"b']
+
+
+def test_only_listed_variables_are_written(tmp_path):
+    hook = hook_of(tmp_path, variables=["loss"], output_file="other.csv")
+    hook.after_epoch(0, {"train": {"loss": 1, "b": 2}, "valid": {"loss": 1}})
+    assert rows(tmp_path / "other.csv")[0] == ["epoch_id", "train_loss", "valid_loss"]
+
+
+@pytest.mark.parametrize("value", ["text", None, {"std": 1.0}])
+@pytest.mark.parametrize("policy", ["error", "warn", "default"])
+def test_what_is_no_number_or_missing_follows_the_policies(tmp_path, value, policy, caplog):
+    hook = hook_of(tmp_path, on_unknown_type=policy, on_missing_variable=policy, default_value="?")
+    data = {"train": {"v": 1.0}, "valid": {"v": value}}
+    if policy == "error":
+        with pytest.raises(HookError, match="valid/v"):
+            hook.after_epoch(0, data)
+        return
+    with caplog.at_level(logging.WARNING):
+        hook.after_epoch(0, data)
+    assert rows(tmp_path / "training.csv")[1] == ["0", "1.0", "?"]
+    assert ("valid/v" in caplog.text) is (policy == "warn")
+
+
+def test_a_new_training_begins_the_file_anew(tmp_path):
+    (tmp_path / "training.csv").write_text("old\n")
+    hook_of(tmp_path).after_epoch(0, {"train": {"v": 1}})
+    assert rows(tmp_path / "training.csv")[0][0] == "epoch_id"
+
+
+def test_a_resumed_training_cuts_what_came_after_the_checkpoint(tmp_path):
+    first = hook_of(tmp_path)
+    first.after_epoch(0, {"train": {"v": 1}})
+    state = first.state_dict()
+    content = (tmp_path / "training.csv").read_text()
+    first.after_epoch(1, {"train": {"v": 2}})
+    second = WriteCSV(output_dir=str(tmp_path))
+    second.main_loop = Loop()
+    second.load_state_dict(state)
+    second.before_training()
+    assert (tmp_path / "training.csv").read_text() == content
+    second.after_epoch(1, {"train": {"v": 2}})
+    assert [row[0] for row in rows(tmp_path / "training.csv")] == ["epoch_id", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"output_file": "../a.csv"}, "output_file"),
+        ({"output_file": ""}, "output_file"),
+        ({"delimiter": ", "}, "delimiter"),
+        ({"delimiter": '"'}, "delimiter"),
+        ({"variables": "loss"}, "variables"),
+        ({"on_unknown_type": "ignore"}, "on_unknown_type"),
+        ({"on_missing_variable": "ignore"}, "on_missing_variable"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, name, tmp_path):
+    with pytest.raises(ArgumentError) as caught:
+        WriteCSV(output_dir=str(tmp_path), **arguments)
+    assert caught.value.argument == name

@@ -1,0 +1,488 @@
+"""Whatever interrupts a training: resumed, it ends in the same bits as one that was never stopped.
+
+Taken out once by hand, each of these made tests here fail: restoring the random states; restoring them after the
+replay of the stream instead of before it; the copy of the state that is kept during evaluations; the states of
+ComputeStats, StopAfter, SaveBest and WriteCSV; `trained` of TorchModel; the rewinding of metrics.jsonl.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from emrun import AbstractHook, create_training, resume_training
+from emrun.training import train
+
+SAMPLES = Path(__file__).parent.parent / "sample_configs"
+
+DATA = '''
+import numpy as np
+
+
+class Data:
+    """Five batches of a pass, of every kind of stream that there is."""
+
+    def __init__(self, kind, buffer_draws=True):
+        self.x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+        self.train_stream = getattr(self, kind)
+
+    def _batch(self, rows, noise=0.0):
+        x = self.x[rows] + np.float32(noise)
+        return {"x": x, "y": (x.sum(axis=1) > 0).astype(np.int64)}
+
+    def context(self, ctx):
+        for rows in ctx.batches(20, 4, shuffle=True):
+            yield self._batch(rows, ctx.rng.normal())
+
+    def plain(self):
+        for first in range(0, 20, 4):
+            yield self._batch(np.arange(first, first + 4))
+
+    def own_random(self, ctx):
+        for _ in range(5):
+            yield self._batch(ctx.rng.integers(0, 20, size=4))
+
+    def global_random(self):
+        order = np.random.permutation(20)
+        for first in range(0, 20, 4):
+            yield self._batch(order[first : first + 4])
+
+    def stateful(self):
+        return Stateful(self)
+
+    def valid_stream(self):
+        np.random.rand()
+        for first in range(0, 12, 4):
+            yield self._batch(np.arange(first, first + 4))
+
+
+class Stateful:
+    """An iterable with a state of its own, and random numbers that nothing else could restore."""
+
+    def __init__(self, data):
+        self.data, self.index, self.rng = data, 0, np.random.default_rng(int(np.random.randint(1000)))
+
+    def __iter__(self):
+        while self.index < 5:
+            rows = self.rng.integers(0, 20, size=4)
+            self.index += 1
+            yield self.data._batch(rows)
+
+    def state_dict(self):
+        return {"index": self.index, "rng": self.rng.bit_generator.state}
+
+    def load_state_dict(self, state):
+        self.index = state["index"]
+        self.rng.bit_generator.state = state["rng"]
+'''
+
+MODEL = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width), torch.nn.Dropout(0.3), torch.nn.Linear(width, 2)
+        )
+
+    def forward(self, x, y):
+        logits = self.layers(x)
+        losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
+        return {"loss": losses, "scalar": losses.mean(), "accuracy": (logits.argmax(dim=1) == y).float()}
+"""
+
+HOOKS = [
+    {"ComputeStats": {"variables": [{"loss": ["mean", "std", "median", "count"]}, "scalar", "accuracy"]}},
+    {"StopOnNaN": {"after_batch": True}},
+    {"LogVariables": {"variables": ["loss"]}},
+    "ShowProgress",
+    {"SaveBest": {"variable": "accuracy", "condition": "max"}},
+    "SaveLatest",
+    {"SaveEvery": {"n_epochs": "4 iterations", "keep": 2}},
+    "WriteCSV",
+    {"StopAfter": {"epochs": 2, "minutes": 60}},
+]
+KINDS = [  # global random numbers that are drawn in a reader thread cannot be exact
+    *((kind, buffer) for kind in ("context", "plain", "own_random") for buffer in (0, 2)),
+    ("global_random", 0),
+    ("stateful", 0),
+]
+
+
+class Interrupt(AbstractHook):
+    """Sends a signal at the n-th event, whatever it is, and lists the events."""
+
+    def __init__(self, at=None):
+        super().__init__()
+        self.at = at
+        self.events = []
+
+    def happened(self, what):
+        self.events.append(what)
+        if len(self.events) == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def before_epoch(self, epoch_id):
+        self.happened(f"before_epoch {epoch_id}")
+
+    def before_batch(self, stream_name):
+        self.happened(f"before_batch {stream_name}")
+
+    def after_update(self):
+        self.happened("after_update")
+
+    def after_batch(self, stream_name):
+        self.happened(f"after_batch {stream_name}")
+
+    def after_stream(self, stream_name):
+        self.happened(f"after_stream {stream_name}")
+
+    def after_epoch(self, epoch_id):
+        self.happened(f"after_epoch {epoch_id}")
+
+    def after_epoch_profile(self, epoch_id):
+        self.happened(f"after_epoch_profile {epoch_id}")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    (tmp_path / "resume_data.py").write_text(DATA)
+    (tmp_path / "resume_model.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def config_of(kind="context", **main_loop):
+    return {
+        "seed": 3,
+        "dataset": {"class": "resume_data.Data", "kind": kind},
+        "model": {
+            "module": {"class": "resume_model.Net"},
+            "optimizer": {"class": "Adam", "lr": 0.05},
+            "scheduler": {"class": "StepLR", "step_size": 1, "gamma": 0.5},
+        },
+        "main_loop": {"extra_streams": ["valid"], **main_loop},
+        "hooks": HOOKS,
+    }
+
+
+def interrupted(config, directory, at):
+    """Train until the n-th event; return the events."""
+    training = create_training(config, output_dir=directory)
+    hook = Interrupt(at)
+    loop = training.main_loop
+    loop.hooks = (*loop.hooks, hook)
+    hook.register_mainloop(loop)
+    loop._listeners = loop._find_listeners()
+    train(training)
+    return hook.events
+
+
+def resumed(directory):
+    training = resume_training(directory)
+    if training is not None:
+        train(training)
+
+
+def result(directory):
+    """Return all that must be the same: weights, optimizer, metrics but for times, CSV."""
+    latest = directory / "checkpoints" / "latest"
+    state = torch.load(latest / "state.pt", weights_only=True)
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    hooks = [each for each in state["hooks"] if each["class"].rpartition(".")[2] != "StopAfter"]  # its time differs
+    csv = directory / "training.csv"
+    return {
+        "weights": (latest / "model.safetensors").read_bytes(),
+        "best": (directory / "checkpoints" / "best" / "model.safetensors").read_bytes(),
+        "metrics": [{**line, "seconds": None} for line in lines],
+        "csv": csv.read_text() if csv.exists() else None,
+        "model": plain(state["model"]),
+        "loop": state["loop"],
+        "names": sorted(path.name for path in (directory / "checkpoints").iterdir() if path.is_symlink()),
+        "hooks": plain([each for each in hooks if "Interrupt" not in each["class"]]),
+        "random": plain(state["random"]),
+        "streams": plain({name: {**stream, "began": None} for name, stream in state["streams"].items()}),
+    }
+
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value
+
+
+def no_reader_is_left():
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("emrun-read")]
+
+
+@pytest.mark.parametrize("fixed_epoch_size", [None, 3], ids=["passes", "fixed"])
+@pytest.mark.parametrize(("kind", "buffer"), KINDS)
+@pytest.mark.timeout(600)
+def test_an_interrupt_at_any_event_changes_nothing(project, kind, buffer, fixed_epoch_size, recwarn):
+    config = config_of(kind, buffer=buffer, fixed_epoch_size=fixed_epoch_size)
+    events = interrupted(config, project / "straight", None)
+    expected = result(project / "straight")
+    assert expected["loop"]["phase"] == "between"
+    for at in range(1, len(events) + 1):
+        directory = project / f"at-{at}"
+        interrupted(config, directory, at)
+        resumed(directory)
+        found = result(directory)
+        assert {key: found[key] == expected[key] for key in expected} == dict.fromkeys(expected, True), events[at - 1]
+        assert no_reader_is_left()
+        shutil.rmtree(directory)
+
+
+def test_a_training_interrupted_at_every_event_in_turn_ends_the_same(project):
+    config = config_of()
+    interrupted(config, project / "straight", None)
+    directory = project / "often"
+    interrupted(config, directory, 30)
+    for _ in range(200):
+        training = resume_training(directory)
+        if training is None:
+            break
+        hook = Interrupt(7)
+        loop = training.main_loop
+        loop.hooks = (*loop.hooks, hook)
+        hook.register_mainloop(loop)
+        loop._listeners = loop._find_listeners()
+        train(training)
+    else:
+        raise AssertionError("the training makes no progress")
+    assert result(directory) == result(project / "straight")
+
+
+def test_a_hook_that_is_not_interrupted_here_is_found():
+    names = {next(iter(entry)) if isinstance(entry, dict) else entry for entry in HOOKS}
+    files = {path.stem.replace("_", "") for path in (SAMPLES.parent / "hooks").glob("[!_]*.py")}
+    assert {name.lower() for name in names} == files
+
+
+@pytest.mark.parametrize("sample", sorted(p.relative_to(SAMPLES) for p in SAMPLES.rglob("*.yaml")), ids=str)
+def test_every_sample_can_be_interrupted_in_an_epoch_and_in_an_evaluation(project, sample, monkeypatch):
+    monkeypatch.chdir(shutil.copytree(SAMPLES / sample.parent, project / "sample"))
+    monkeypatch.syspath_prepend(project / "sample")
+    for module in (project / "sample").glob("*.py"):
+        monkeypatch.setitem(sys.modules, module.stem, None)  # undone at the end, whatever is imported meanwhile
+        del sys.modules[module.stem]
+    overrides = ["hooks.StopAfter.epochs=2", "seed=1"]
+
+    def run(directory, at):
+        training = create_training(sample.name, output_dir=directory, overrides=overrides)
+        hook = Interrupt(at)
+        loop = training.main_loop
+        loop.hooks = (*loop.hooks, hook)
+        hook.register_mainloop(loop)
+        loop._listeners = loop._find_listeners()
+        train(training)
+        return hook.events
+
+    def same(directory):
+        names = [path.name for path in (project / "straight" / "checkpoints").iterdir() if path.is_symlink()]
+        pairs = [(project / "straight" / "checkpoints" / n, directory / "checkpoints" / n) for n in names]
+        lines = [
+            [json.loads(line)["streams"] for line in (d / "metrics.jsonl").read_text().splitlines()]
+            for d in (project / "straight", directory)
+        ]
+        return lines[0] == lines[1] and all(
+            (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes() for a, b in pairs
+        )
+
+    events = run(project / "straight", None)
+    first = events.index("before_epoch 1")
+    points = [first + 10, first + events[first:].index("after_stream train") + 3]
+    for at in points:
+        run(project / f"at-{at}", at)
+        resumed(project / f"at-{at}")
+        assert same(project / f"at-{at}"), events[at - 1]
+
+
+def test_a_stream_that_cannot_be_repeated_is_told_of(project, caplog):
+    (project / "wild_data.py").write_text(
+        DATA + "\nimport random\n_rng = random.SystemRandom()\n\n\nclass Wild(Data):\n"
+        "    def plain(self):\n        for _ in range(5):\n            yield self._batch([_rng.randrange(20)] * 4)\n"
+    )
+    config = {**config_of("plain"), "dataset": {"class": "wild_data.Wild", "kind": "plain"}}
+    events = interrupted(config, project / "run", None)
+    shutil.rmtree(project / "run")
+    interrupted(config, project / "run", events.index("before_epoch 1") + 8)
+    resumed(project / "run")
+    assert "this resume is not exact: stream 'train'" in caplog.text
+
+
+# what a resume may change
+
+
+def stopped(project, config=None, epochs=1):
+    directory = project / "run"
+    training = create_training(
+        config or config_of(), output_dir=directory, overrides=[f"hooks.StopAfter.epochs={epochs}"]
+    )
+    train(training)
+    return directory
+
+
+def test_a_finished_run_has_nothing_to_do(project, caplog):
+    directory = stopped(project)
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    caplog.set_level("INFO")
+    assert resume_training(directory) is None
+    assert "nothing to do" in caplog.text
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_later_end_goes_on_and_ends_like_a_longer_training(project):
+    directory = stopped(project)
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
+    train(create_training(config_of(), output_dir=project / "straight"))
+    assert result(directory) == result(project / "straight")
+    assert "epochs: 2" in (directory / "config.yaml").read_text()
+    assert "epochs: 1" in (directory / "config-1.yaml").read_text()
+    assert "hooks.8.StopAfter.epochs" in (directory / "trace.yaml").read_text()
+
+
+def test_a_new_learning_rate_scales_the_current_one(project):
+    directory = stopped(project)
+    training = resume_training(directory, ["hooks.StopAfter.epochs=2", "model.optimizer.lr=0.5"])
+    assert training.model.optimizer.param_groups[0]["lr"] == pytest.approx(0.25)  # halved once by the scheduler
+    assert training.model.scheduler.scheduler.base_lrs == [0.5]
+
+
+def test_other_arguments_that_changed_win_over_the_saved_ones(project):
+    directory = stopped(project)
+    training = resume_training(
+        directory, ["hooks.StopAfter.epochs=2", "model.optimizer.weight_decay=0.1", "model.scheduler.gamma=0.9"]
+    )
+    assert training.model.optimizer.param_groups[0]["weight_decay"] == 0.1
+    assert training.model.scheduler.scheduler.gamma == 0.9
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.optimizer={class: SGD, lr: 0.1}", "model.optimizer was Adam, is SGD"),
+        ("model.scheduler={class: ExponentialLR, gamma: 0.5}", "model.scheduler was StepLR, is ExponentialLR"),
+        ("~model.scheduler", "model.scheduler was added or removed"),
+        ("model.module.width=9", "of another shape"),
+        ("model.optimizer.momentun=1", "unknown argument"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused_and_loses_nothing(project, override, message):
+    directory = stopped(project)
+    before = {p: p.read_bytes() for p in directory.rglob("*") if p.is_file() and p.suffix not in (".log", ".json")}
+    with pytest.raises(ValueError, match=message) as caught:
+        resume_training(directory, ["hooks.StopAfter.epochs=2", override])
+    assert caught.value.exit_status == 2
+    assert {path: path.read_bytes() for path in before} == before
+    assert not (directory / "config-1.yaml").exists()
+
+
+def test_an_older_checkpoint_becomes_the_latest_and_the_metrics_go_back_to_it(project):
+    directory = stopped(project, epochs=2)
+    expected = result(directory)
+    shutil.copytree(directory, project / "copy", symlinks=True)
+    name = (directory / "checkpoints" / "best").readlink().name
+    train(resume_training(directory, checkpoint_name="best"))
+    assert result(directory) == expected
+    assert name
+
+
+def test_a_fork_leaves_the_run_alone_and_tells_where_it_came_from(project):
+    directory = stopped(project)
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork"))
+    assert {path: path.read_bytes() for path in before} == before
+    train(create_training(config_of(), output_dir=project / "straight"))
+    assert result(project / "fork") == result(project / "straight")
+    assert "forked_from" in (project / "fork" / "trace.yaml").read_text()
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(project):
+    train(create_training(config_of(), output_dir=project / "straight"))
+    training = create_training(config_of(), output_dir=project / "run")
+    training.main_loop.run.release()  # as the kernel does when the process is killed
+    resumed(project / "run")
+    assert result(project / "run") == result(project / "straight")
+    assert "status: killed" in (project / "run" / "trace.yaml").read_text()
+
+
+# damage
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "state.pt", "manifest.json"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "swapped"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_refused_by_name(project, file, damage, caplog):
+    directory = stopped(project, epochs=2)
+    places = sorted((directory / "checkpoints").glob("it-*"))
+    newest = (directory / "checkpoints" / "latest").resolve()
+    others = [place for place in places if place != newest]
+    assert others
+    path = newest / file
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-7])
+    elif damage == "flipped":
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 4
+        path.write_bytes(content)
+    elif damage == "missing":
+        path.unlink()
+    else:
+        shutil.copy(others[0] / file, path)
+    with (
+        pytest.raises(OSError, match=r"damaged|cannot be read|missing")
+        if damage != "swapped" or file != "manifest.json"
+        else pytest.raises(OSError)
+    ):
+        resume_training(directory, checkpoint_name="latest")
+    training = resume_training(directory, ["hooks.StopAfter.epochs=3"])
+    assert newest.name in caplog.text
+    assert f"going on from {others[-1].name} instead" in caplog.text
+    training.main_loop.run.release()
+
+
+@pytest.mark.parametrize("content", [b"", b"status: [", b"\xff\xfe", b"- 1\n", b"train_begin: 1\nresumes: 3\n"])
+def test_a_damaged_trace_does_not_keep_a_run_from_going_on(project, content):
+    directory = stopped(project)
+    (directory / "trace.yaml").write_bytes(content)
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
+    assert "status: finished" in (directory / "trace.yaml").read_text()
+
+
+def test_metrics_that_end_in_half_a_line_are_read_up_to_there(project):
+    directory = stopped(project)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "iter')
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
+    assert [json.loads(line)["epoch"] for line in (directory / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2]
+
+
+# states
+
+
+def test_a_state_that_cannot_be_saved_is_found_before_the_first_batch(project):
+    class Bad(AbstractHook):
+        def state_dict(self):
+            return {"a": {"b": np.zeros(3)}}
+
+    training = create_training(config_of(), output_dir=project / "run")
+    loop = training.main_loop
+    loop.hooks = (*loop.hooks, Bad())
+    with pytest.raises(ValueError, match=r"Bad.a.b is ndarray, which cannot be saved") as caught:
+        train(training)
+    assert caught.value.exit_status == 2
+    assert loop.iterations_done == 0
+    assert not (project / "run" / "metrics.jsonl").exists()
