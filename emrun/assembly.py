@@ -58,7 +58,7 @@ def prepare(merged: Node) -> Prepared:
     if problems:
         raise ConfigError(problems)
     directory = config.get("code_directory")
-    for path in (str(Path.cwd()), directory.value if directory else None):
+    for path in (directory.value if directory else None, str(Path.cwd())):
         if path and path not in sys.path:
             sys.path.append(path)
     found = Preparation()

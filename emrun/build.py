@@ -15,6 +15,7 @@ from emrun.errors import ArgumentError, ConfigError, HookError, Problem, did_you
 from emrun.hook import AbstractHook, check_events
 from emrun.model import AbstractModel
 from emrun.names import FORMER, dotted_path, normalised, short_names
+from emrun.type_hints import mismatch
 from emrun.types import Factory, Form
 from emrun.yaml_tree import Node
 
@@ -222,6 +223,14 @@ class Preparation:
         except (TypeError, ValueError):
             parameters = {}
         taken = [p.name for p in parameters.values() if p.kind is not p.KEYWORD_ONLY][:positional]
+        given = list(args.value if args else ())
+        by_position = dict(zip(taken[positional - len(given) :], given, strict=False))
+        for name, value in {**by_position, **rest}.items():
+            hint = hints.get(name) if name in parameters else None
+            problem = mismatch(value, hint, parameters[name].default) if _form_in(hint) is None and hint else None
+            if problem is not None:
+                where = f"{key}.{name}" if name in rest else f"{key}.args[{given.index(value)}]"
+                self.problems.append(Problem(value.position, where, value.censored(problem)))
         return Recipe(
             target,
             node,

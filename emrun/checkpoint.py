@@ -112,13 +112,24 @@ class Checkpointing:
             self.save_requested(epoch, iteration, phase)
 
     def go_on_from(self, place: Path, epoch: int, iteration: int, phase: str) -> None:
-        """Make the checkpoint that was loaded the latest one, under all its names; later ones lose theirs."""
-        own = _commit_of(place)
-        with storing(place.parent, "remove names in"):
-            for link in place.parent.iterdir():
-                if link.is_symlink() and _commit_of(link) > own:
+        """Make the checkpoint that was loaded the latest one, under all its names.
+
+        Names that later ones have go back to where they were, as far as that is there.
+        """
+        own = _read_manifest(place)
+        manifests = sorted(_manifests(place.parent), key=lambda pair: pair[1].commit)
+        earlier = {
+            name: path for path, manifest in manifests if manifest.commit <= own.commit for name in manifest.names
+        }
+        with storing(place.parent, "move names in"):
+            later = [path for path in place.parent.iterdir() if path.is_symlink() and _commit_of(path) > own.commit]
+            for link in later:
+                if link.name in earlier:
+                    link_atomically(link, earlier[link.name].name)
+                elif link.name != "latest":
+                    _LOG.warning("checkpoint %s is of a later time; it is given up", link.name)
                     link.unlink()
-        name_checkpoint(place, ["latest", *_read_manifest(place).names])
+        name_checkpoint(place, ["latest", *own.names])
         self._newest = ((epoch, iteration, phase), place)
 
     def _commit(self, root: Path, names: Iterable[str], given_up: Iterable[str], state: tuple[int, int, str]) -> None:
@@ -170,7 +181,7 @@ def commit(
             for path in sorted(aside.iterdir()):
                 flush_file(path)
                 files[path.name] = _describe(path)
-            number = 1 + max((manifest.commit for manifest in _manifests(root)), default=0)
+            number = 1 + max((manifest.commit for _, manifest in _manifests(root)), default=0)
             manifest = Manifest(FORMAT, number, epoch, iteration, names, files)
             write_atomically(aside / _MANIFEST, _encode(manifest))
             place = _free_place(root, iteration)
@@ -283,12 +294,12 @@ def verify(place: Path) -> Manifest:
     return manifest
 
 
-def _manifests(root: Path) -> Iterable[Manifest]:
-    """Yield the manifests of a run's checkpoints; a damaged one does not keep a new one from being saved."""
+def _manifests(root: Path) -> Iterable[tuple[Path, Manifest]]:
+    """Yield a run's checkpoints with their manifests; a damaged one does not keep a new one from being saved."""
     for path in root.iterdir():
         if _DIRECTORY.fullmatch(path.name) and not path.is_symlink():
             with suppress(StorageError):
-                yield _read_manifest(path)
+                yield path, _read_manifest(path)
 
 
 def _encode(manifest: Manifest) -> str:

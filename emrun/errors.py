@@ -52,7 +52,15 @@ class ConfigError(EmrunError, ValueError):
     exit_status = 2
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
-        self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        found = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        sources = [problem.position.source for problem in found if problem.position]
+
+        def place(problem: Problem) -> tuple[int, int, int]:
+            if problem.position is None:
+                return len(sources), 0, 0
+            return sources.index(problem.position.source), problem.position.line, problem.position.column
+
+        self.problems = tuple(sorted(found, key=place))
         super().__init__("\n".join(problem.block() for problem in self.problems))
 
 
@@ -123,10 +131,41 @@ def exit_status(error: BaseException) -> int:
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Return `; did you mean 'epochs'?` for the name nearest to `name`, or nothing when none is near."""
+    """Return `; did you mean 'epochs'?` for the name nearest to `name`, or nothing when none is near.
+
+    Near is what has about the same letters, or else is another common word for the same thing (`learning_rate`, `lr`).
+    """
     candidates = {_fold(candidate): candidate for candidate in allowed}
     near = difflib.get_close_matches(_fold(name), candidates, n=1, cutoff=0.6)
+    if not near:
+        others = next((words.split() for words in _SAME if _fold(name) in words.split()), [])
+        near = [word for word in others if word in candidates]
     return f"; did you mean {candidates[near[0]]!r}?" if near else ""
+
+
+_SAME = (  # what other tools call the same thing, without underscores
+    "lr learningrate stepsize alpha eta",
+    "epochs nepochs maxepochs numepochs numtrainepochs",
+    "iterations maxiterations steps maxsteps numsteps iters",
+    "batchsize bs trainbatchsize perdevicetrainbatchsize",
+    "weightdecay wd l2 decay",
+    "p dropout dropoutrate rate prob",
+    "hidden hiddensize hiddendim units width nunits",
+    "infeatures inputsize inputdim nin",
+    "outfeatures outputsize outputdim nout numclasses",
+    "hooks callbacks",
+    "mainloop trainer training loop",
+    "dataset data dataloader datamodule",
+    "model network net",
+    "module network net backbone",
+    "extrastreams validstreams evalstreams validation",
+    "seed randomseed rngseed manualseed",
+    "keep keeplast savetotallimit maxtokeep numbestcheckpointskept",
+    "condition mode objective",
+    "variable monitor metric",
+    "class target type name",
+    "extends defaults base bases includes",
+)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -403,10 +403,12 @@ class MainLoop:
         if train and self._phase is not _Phase.EVALUATE:
             self._phase = _Phase.TRAIN
             for stream in train:
-                self._run_stream(stream, train=True, may_be_empty=continued)
+                is_last = stream is train[-1]
+                self._run_stream(stream, train=True, is_last=is_last, may_be_empty=continued)
         if train:
             self._phase = _Phase.EVALUATE
             self._keep_copy()
+            self._end_if_due()
         for stream in evaluated:
             with preserved_randomness():
                 seed_everything(self.seed, "evaluation", stream.name)
@@ -435,7 +437,9 @@ class MainLoop:
         self._end_if_due()
         return epoch_data
 
-    def _run_stream(self, stream: StreamWrapper, *, train: bool, may_be_empty: bool = False) -> None:
+    def _run_stream(
+        self, stream: StreamWrapper, *, train: bool, is_last: bool = False, may_be_empty: bool = False
+    ) -> None:
         """Run the model on the batches of one epoch of a stream. Every line in the loop is paid for with each batch."""
         name = stream.name
         seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
@@ -477,9 +481,12 @@ class MainLoop:
             self._current = None
             if not train:
                 stream.__exit__(None, None, None)
-        self._end_if_due()
+        if not (train and stream.epoch_ended):
+            self._end_if_due()  # otherwise a resume would begin the next pass in this epoch
         if batches_run == 0 and not may_be_empty:
             checks.report_empty_stream(name, self._on_empty_stream)
+        if train and is_last:
+            self._phase = _Phase.EVALUATE
         self.notify("after_stream", stream_name=name)
 
     def _handle_news(self) -> bool:

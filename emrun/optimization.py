@@ -75,9 +75,24 @@ def _matching(name: str, groups: list[Mapping[str, Any]]) -> list[str]:
         raise ArgumentError("optimizer", f"groups: {error.pattern!r} is no regular expression: {error}") from error
 
 
-def configured_arguments(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the arguments of each group of parameters, as the config gives them to a new optimizer."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the arguments of each group of parameters as the config gives them, and the names of its parameters.
+
+    Args:
+        module: what is trained.
+        optimizer: a new one, whose scheduler is built already: some keep their own arguments in the groups.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return [
+        {key: [names.get(id(p)) for p in value] if key == "params" else _number(value) for key, value in group.items()}
+        for group in optimizer.param_groups
+    ]
+
+
+def _number(value: Any) -> Any:
+    """Return a copy of an argument; of a tensor, such as a learning rate may be, its number."""
+    is_number = isinstance(value, torch.Tensor) and value.numel() == 1
+    return value.item() if is_number else copy.deepcopy(value)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, configured: list[dict[str, Any]]) -> dict[str, Any]:
@@ -99,20 +114,20 @@ def load_optimizer_state(
         raise StateError(
             f"model.optimizer was {saved['class']}, is {type(optimizer).__name__}; a resume cannot change it"
         )
-    if len(saved["configured"]) != len(configured):
-        raise StateError("model.optimizer.groups has another number of groups; a resume cannot change that")
+    if [group["params"] for group in saved["configured"]] != [group["params"] for group in configured]:
+        raise StateError("model.optimizer.groups puts the parameters into other groups; a resume cannot change that")
     try:
         optimizer.load_state_dict(saved["state"])
     except ValueError as error:
         raise StateError(f"model.optimizer: {error}") from error
     optimizer._opt_called = True  # type: ignore[attr-defined]  # it made updates: torch warns of schedulers otherwise
     for group, old, new in zip(optimizer.param_groups, saved["configured"], configured, strict=True):
-        for key, value in new.items():
-            if key not in old or old[key] == value:
-                continue
-            if key == "lr" and "initial_lr" in group:
-                group["lr"] = group["lr"] * (value / old["lr"]) if old["lr"] else value
-                group["initial_lr"] = value
+        for key in [key for key, value in new.items() if key in old and old[key] != value]:
+            value = new[key]
+            if key == "lr" and old.get("initial_lr"):  # the scheduler has changed it since
+                value = _number(group["lr"]) * new["initial_lr"] / old["initial_lr"]
+            if isinstance(group[key], torch.Tensor):
+                group[key].fill_(value)
             else:
                 group[key] = value
 
@@ -148,9 +163,8 @@ class Scheduler:
                 f"model.scheduler was {saved['class']}, is {type(self.scheduler).__name__}; a resume cannot change it"
             )
         old, new = saved["configured"], self._configured
-        changed = {key: value for key, value in new.items() if key in old and old[key] != value}
-        self.scheduler.load_state_dict({**saved["state"], **changed})
-        if "_last_lr" in changed:
+        self.scheduler.load_state_dict(_updated(saved["state"], old, new))
+        if old.get("_last_lr") != new.get("_last_lr"):
             self.scheduler._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
 
     def step(self, epoch_data: EpochData | None) -> None:
@@ -202,6 +216,16 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
     if metric is not None and not needs_metric and "metrics" not in inspect.signature(scheduler.step).parameters:
         raise ArgumentError("scheduler", f"{type(scheduler).__name__} takes no metric")
     return Scheduler(scheduler, step_on == "update", metric)
+
+
+def _updated(state: Any, old: Any, new: Any) -> Any:
+    """Return a state with the new value wherever the old and the new configuration differ."""
+    if isinstance(state, dict) and isinstance(old, dict) and isinstance(new, dict):
+        known = {key for key in state if key in old and key in new}
+        return {key: _updated(state[key], old[key], new[key]) if key in known else state[key] for key in state}
+    if all(isinstance(each, list) for each in (state, old, new)) and len(state) == len(old) == len(new):
+        return [_updated(*each) for each in zip(state, old, new, strict=True)]
+    return state if old == new else new
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:

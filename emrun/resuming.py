@@ -53,6 +53,8 @@ def resume_training(
     source = Path(run_directory)
     if not (source / CONFIG).exists():
         raise UsageError(f"{source} is no run directory: it has no {CONFIG}")
+    if fork is not None and Path(fork).exists() and (not Path(fork).is_dir() or any(Path(fork).iterdir())):
+        raise UsageError(f"--fork makes a new run, but {fork} exists and is not empty; choose another directory")
     run = Run(source, command=command, lock=RunLock(source)) if fork is None else None
     try:
         stored = read_config(source)
@@ -84,7 +86,7 @@ def resume_training(
         if run is not None:
             run.release()
             if fork is not None and isinstance(error, ConfigError | StateError):
-                run.remove()
+                run.remove()  # it was not there before, or empty
         raise
 
 
@@ -120,7 +122,7 @@ def _fork(
         command=command,
     )
     with storing(directory, "copy a run to"):
-        for path in source.iterdir():  # metrics, and whatever hooks wrote; they are cut back to the checkpoint
+        for path in sorted(source.iterdir()):  # metrics, and whatever hooks wrote; they are cut back to the checkpoint
             if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
                 shutil.copy2(path, directory / path.name)
         if place is not None:

@@ -165,8 +165,10 @@ class Run:
         )
         if iteration is not None:
             self._trace["iterations_done"] = iteration
-        self._write_trace()
-        self.release()
+        try:
+            self._write_trace()
+        finally:
+            self.release()
 
     @contextmanager
     def logging(self) -> Iterator[None]:
@@ -190,11 +192,15 @@ class Run:
             root.setLevel(level)
             handler.close()
 
-    def remove(self) -> None:
-        """Delete the directory."""
+    def remove(self, *, only_own_files: bool = False) -> None:
+        """Delete the directory, or only what a run writes before it trains."""
         self.release()
         with storing(self.directory, "delete"):
-            shutil.rmtree(self.directory)
+            if not only_own_files:
+                shutil.rmtree(self.directory)
+                return
+            for name in (CONFIG, TRACE, LOG):
+                (self.directory / name).unlink(missing_ok=True)
 
     def _write_trace(self) -> None:
         yaml = YAML(typ="safe", pure=True)

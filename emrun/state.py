@@ -16,6 +16,7 @@ import torch
 from emrun.errors import StateError, StorageError
 
 FILE = "state.pt"
+_BITS = 2000
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
@@ -29,12 +30,14 @@ def encode(value: Any, key: str) -> Any:
     Raises:
         StateError: it is of another type; the message names its key.
     """
+    if isinstance(value, np.generic) and type(value.item()) in _PLAIN:
+        value = value.item()
     if type(value) in _PLAIN:
+        if value == b"" or (type(value) is int and value.bit_length() > _BITS):  # torch could not read it again
+            raise StateError(f"{key} is {'huge' if value else 'empty bytes'}, which cannot be saved; use a text")
         return value
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, np.generic):
-        return value.item()
+        return value.detach().as_subclass(torch.Tensor).cpu()
     if isinstance(value, Mapping):
         for name in value:
             if type(name) not in (str, int, float, bool, type(None)):
@@ -88,6 +91,16 @@ def random_state() -> dict[str, Any]:
     }
 
 
+def random_digest() -> str:
+    """Return a checksum of the states of the global generators of Python, NumPy and torch's CPU."""
+    found = hashlib.blake2b(repr(random.getstate()).encode(), digest_size=16)
+    numpy: Any = np.random.get_state(legacy=False)
+    found.update(numpy["state"]["key"].tobytes())
+    found.update(f"{numpy['state']['pos']} {numpy['has_gauss']} {numpy['gauss']}".encode())
+    found.update(torch.get_rng_state().numpy().tobytes())
+    return found.hexdigest()
+
+
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Put the global generators back into a state that `random_state` returned."""
     version, numbers, gauss = state["python"]
@@ -100,12 +113,10 @@ def set_random_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def digest(batch: Mapping[str, Any]) -> str:
+def digest(batch: Any) -> str:
     """Return a checksum of a batch: names, types, shapes and values of its sources."""
     found = hashlib.blake2b(digest_size=16)
-    for name in sorted(batch):
-        found.update(name.encode())
-        _add(found, batch[name])
+    _add(found, batch)
     return found.hexdigest()
 
 
@@ -117,6 +128,10 @@ def _add(found: Any, value: Any) -> None:
     elif isinstance(value, np.ndarray) and value.dtype != object:
         found.update(f"{value.dtype}{value.shape}".encode())
         found.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            found.update(f"{name}:".encode())
+            _add(found, value[name])
     elif isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes):
         found.update(f"list{len(value)}".encode())
         for entry in value:

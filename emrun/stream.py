@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from emrun.dataset import takes_context
 from emrun.errors import StreamError
 from emrun.read_ahead import END, INTERRUPTED, ReadAhead
-from emrun.state import digest, encode, random_state, set_random_state
+from emrun.state import digest, encode, random_digest, random_state, set_random_state
 from emrun.stream_context import StreamContext, beyond_end
 from emrun.types import Batch
 
@@ -75,7 +75,10 @@ class StreamWrapper:
         self._pass_number = 1 if training else 0
         self._batch = 0
         self._epoch_batches = 0
+        self.epoch_ended = False
+        """Whether the epoch came to its end, and was not interrupted."""
         self._last: Batch | None = None
+        self._end_of_pass: Callable[[], dict[str, Any]] | None = None
         self._is_stateful = False
         self._before_last: Any = None
         self._began: dict[str, Any] | None = None
@@ -92,15 +95,28 @@ class StreamWrapper:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on behind the last batch that was handed out."""
-        known = self._batch > 0 and self._last is not None
+        position = {"pass": self._pass_number, "batch": self._batch, "epoch_batches": self._epoch_batches}
+        if not self._batch:
+            before = self._end_of_pass() if self._end_of_pass is not None else None
+            return {**position, "end_of_pass": before}
+        return {**position, **self._describe_last(self._began, self._last, self._before_last)}
+
+    def _describe_last(self, began: Any, last: Any, before_last: Any) -> dict[str, Any]:
+        """Return the part of the state that tells how to make the last batch of a pass again."""
         return {
-            "pass": self._pass_number,
-            "batch": self._batch,
-            "epoch_batches": self._epoch_batches,
-            "began": self._began if self._batch else None,
-            "digest": digest(self._last) if known and self._last is not None else None,
-            "before_last": encode(self._before_last, f"stream {self.name!r}") if known else None,
+            "began": began,
+            "digest": digest(last) if last is not None else None,
+            "before_last": encode(before_last, f"stream {self.name!r}"),
         }
+
+    def _keep_end_of_pass(self) -> None:
+        """Keep what brings a resume to the end of the pass, from where a stream with a memory begins the next one."""
+        if not self.training or not self._batch:
+            self._end_of_pass = None
+            return
+        position = {"pass": self._pass_number, "batch": self._batch}
+        last = partial(self._describe_last, self._began, self._last, self._before_last)
+        self._end_of_pass = lambda: {**position, **last()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where another wrapper of the stream was, when `restore` is called or the stream is iterated."""
@@ -114,27 +130,45 @@ class StreamWrapper:
 
         An object with `state_dict` and `load_state_dict` is set by these; `ctx.batches` leaves out what comes before;
         other streams are read up to there, under the random states that the pass began with. The last batch before the
-        position is made again and compared.
+        position is made again and compared; between two passes, the last one of the pass before.
 
         Returns:
-            Whether that batch is the same.
+            Whether that batch is the same, and no batch depends on when it is read.
 
         Raises:
             StreamError: the stream ends before the position.
         """
         state, self._to_restore = self._to_restore, None
-        if state is None or not state["batch"]:
+        if state is None:
             return True
+        if state["batch"]:
+            return self._read_again(state)
+        before = state["end_of_pass"]
+        if before is None:  # the beginning of the training, or an empty pass
+            return True
+        self._pass_number = before["pass"]
+        try:
+            same = self._read_again(before) and next(cast("Iterator[Any]", self._iterator), END) is END
+        except StreamError:  # it has become shorter
+            same = False
+        self._next_pass()
+        self._end_of_pass = lambda: before
+        return same
+
+    def _read_again(self, state: dict[str, Any]) -> bool:
+        """Go to the position of a state by making the last batch before it again; return whether it is the same."""
         if state["began"] is not None:
             set_random_state(state["began"])
         self._batch = state["batch"] - 1
         self._begin_pass(state["before_last"])
+        before = random_digest()
         item: Any = next(cast("Iterator[Any]", self._iterator), END)
         if item is END:
             raise beyond_end(self.name, self._batch, state["batch"])
+        draws = self._buffer_size > 0 and state["batch"] > 1 and before != random_digest()  # while the model does too
         self._batch = state["batch"]
         self._last = self._opened(item)
-        return state["digest"] is None or digest(self._last) == state["digest"]
+        return not draws and (state["digest"] is None or digest(self._last) == state["digest"])
 
     def seek(self, position: StreamPosition) -> None:
         """Go to a position: `ctx.batches` leaves out what comes before it, other streams are read up to there."""
@@ -176,7 +210,8 @@ class StreamWrapper:
         elif self._to_restore is not None:
             self.restore()
         note = self.profile.setdefault(f"read_batch_{self.name}", array("d")).append
-        left = self._epoch_size - self._epoch_batches if self._epoch_size > 0 else -1
+        left = max(0, self._epoch_size - self._epoch_batches) if self._epoch_size > 0 else -1
+        self.epoch_ended = False
         while left:
             began = perf_counter()
             try:
@@ -186,6 +221,7 @@ class StreamWrapper:
                 self.close()  # a generator that raised would look like one that ended
                 raise
             if batch is END:
+                self._keep_end_of_pass()
                 if left > 0 and self._batch:  # the epoch goes on in the next pass
                     self._next_pass()
                     continue
@@ -202,6 +238,7 @@ class StreamWrapper:
             note(perf_counter() - began)
             yield batch
         self._epoch_batches = 0
+        self.epoch_ended = True
 
     def _open(self) -> Callable[[], Any]:
         """Begin the pass or go on with it; return what returns its next batch, END or INTERRUPTED."""
@@ -249,6 +286,7 @@ class StreamWrapper:
         if self._is_stateful and state is not None:
             stream.load_state_dict(state)  # type: ignore[attr-defined]
         if self._is_stateful:
+            encode(stream.state_dict(), f"stream {self.name!r}")  # type: ignore[attr-defined]  # may not be possible
             batches: Iterator[Any] = _with_states(stream)
         else:
             batches = context.counted(stream) if self._takes_context else iter(stream)

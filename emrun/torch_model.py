@@ -105,8 +105,8 @@ class TorchModel(AbstractModel):
         )  # nothing is added to what forward returns
         self._inputs = Inputs(module, InputNames.read(module, inputs), self._calculation_sources(), self.device)
         self.optimizer = build_optimizer(module, optimizer) if optimizer is not None else None
-        self._configured = configured_arguments(self.optimizer) if self.optimizer is not None else []
         self.scheduler = build_scheduler(self.optimizer, scheduler) if scheduler is not None else None
+        self._configured = configured_arguments(module, self.optimizer) if self.optimizer is not None else []
         self._main_loop: MainLoop | None = None
         self._notify_before: Callable[..., None] | None = None
         self._notify_after: Callable[..., None] | None = None

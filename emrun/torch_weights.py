@@ -29,7 +29,7 @@ def save_weights(module: torch.nn.Module, directory: Path) -> None:
     first_at: dict[tuple[object, ...], str] = {}
     storages: set[int] = set()
     for name, tensor in module.state_dict().items():
-        if not isinstance(tensor, Tensor):
+        if _is_extra(name, tensor):
             continue  # what `get_extra_state` returned; see `extra_state`
         place = (
             tensor.untyped_storage().data_ptr(),
@@ -72,7 +72,7 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
     except (SafetensorError, OSError, ValueError) as error:
         raise StorageError(errno.EIO, f"cannot read {path}: {error}") from error
     state.update({name: state[first] for name, first in tied.items() if first in state})
-    expected = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    expected = {name: value for name, value in module.state_dict().items() if not _is_extra(name, value)}
     missing = sorted(expected.keys() - state.keys())
     extra = sorted(state.keys() - expected.keys())
     wrong = [
@@ -90,4 +90,8 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
 
 def extra_state(module: torch.nn.Module) -> dict[str, Any]:
     """Return what a module's state has beside tensors: what `get_extra_state` of its parts returned."""
-    return {name: value for name, value in module.state_dict().items() if not isinstance(value, Tensor)}
+    return {name: value for name, value in module.state_dict().items() if _is_extra(name, value)}
+
+
+def _is_extra(name: str, value: Any) -> bool:
+    return name.rpartition(".")[2] == "_extra_state" or not isinstance(value, Tensor)

@@ -144,12 +144,12 @@ def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> checkpoi
 
 @contextmanager
 def _kept_or_removed(run: Run, existed: bool) -> Iterator[None]:
-    """Remove the directory of a run whose config cannot be used; tell in the trace of any other failure."""
+    """Remove a run whose config cannot be used, but not what was in its directory; tell of any other failure."""
     try:
         yield
     except BaseException as error:
-        if isinstance(error, ConfigError | UsageError) and not existed:
-            run.remove()
+        if isinstance(error, ConfigError | UsageError):
+            run.remove(only_own_files=existed)
         else:
             outcome = Outcome.of(error)
             run.end(outcome.status, outcome.exit_status, outcome.reason)

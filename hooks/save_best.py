@@ -67,12 +67,15 @@ class SaveBest(SaveLatest):
         super().after_epoch(epoch_id, epoch_data)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value so far."""
-        return {"best": self._best}
+        """Return the best value so far, and of what."""
+        return {"best": self._best, "of": [self.monitors[0], self._sign]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back the best value so far."""
-        self._best = state["best"]
+        """Take back the best value so far, unless another statistic counts now."""
+        if state["of"] == [self.monitors[0], self._sign]:
+            self._best = state["best"]
+        else:
+            _LOG.warning("SaveBest: another statistic counts now, %s; the next value is the best", self.monitors[0])
 
     def _read(self, epoch_data: EpochData) -> float:
         value: Any = epoch_data

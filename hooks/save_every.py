@@ -7,6 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from emrun.errors import HookError
+from emrun.files import safe_component
 from emrun.hooks.save_latest import SaveLatest
 from emrun.types import EpochData, Interval, Policy, check_count
 
@@ -49,7 +50,8 @@ class SaveEvery(SaveLatest):
         if keep is not None:
             check_count("keep", keep, minimum=1)
         self._keep = keep
-        self.name = model_name or ("epoch" if self._interval.unit == "epochs" else "iteration")
+        unit = "epoch" if self._interval.unit == "epochs" else "iteration"
+        self.name = safe_component("model_name", unit if model_name is None else model_name)
         self._last = 0.0
 
     def register_mainloop(self, main_loop: MainLoop) -> None:

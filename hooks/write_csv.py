@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from emrun.errors import ArgumentError, HookError
+from emrun.errors import ArgumentError, HookError, StateError
 from emrun.files import append_line, safe_component, storing, truncate
 from emrun.hook import AbstractHook
 from emrun.types import EpochData, check_choice
@@ -74,9 +74,19 @@ class WriteCSV(AbstractHook):
         self._on_missing_variable = on_missing_variable
         self._columns: list[list[str]] = []
         self._length = 0
+        self._is_known = False
 
     def before_training(self) -> None:
-        """Go back to what the file held at the checkpoint."""
+        """Go back to what the file held at the checkpoint.
+
+        Raises:
+            HookError: the file is there, but this hook was not when the checkpoint was saved.
+        """
+        if not self._is_known and self.main_loop.iterations_done and self._path.exists():
+            raise HookError(
+                f"WriteCSV: {self._path} was written before, and not by this hook; choose another output_file"
+            )
+        self._is_known = True
         truncate(self._path, self._length)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
@@ -87,12 +97,25 @@ class WriteCSV(AbstractHook):
         self._write([str(epoch_id), *(self._value(stream, name, epoch_data) for stream, name in self._columns)])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the columns and the length of the file in bytes."""
-        return {"columns": self._columns, "length": self._length}
+        """Return the columns and the length of the file in bytes, and what must not change."""
+        return {"columns": self._columns, "length": self._length, "format": self._format()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back columns and length."""
-        self._columns, self._length = state["columns"], state["length"]
+        """Take back columns and length.
+
+        Raises:
+            StateError: the file, its delimiter or variables are others.
+        """
+        for name, value in self._format().items():
+            if state["format"][name] != value:
+                raise StateError(
+                    f"WriteCSV: {name} was {state['format'][name]!r}, is {value!r}; a resume cannot change or reorder "
+                    "what is written to a file. Add another WriteCSV at the end of the hooks instead"
+                )
+        self._columns, self._length, self._is_known = state["columns"], state["length"], True
+
+    def _format(self) -> dict[str, Any]:
+        return {"output_file": self._path.name, "delimiter": self._delimiter, "variables": self._variables}
 
     def _find_columns(self, epoch_data: EpochData) -> list[list[str]]:
         found = list(dict.fromkeys(name for variables in epoch_data.values() for name in variables))

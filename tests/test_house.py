@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
-    {"errors", "lazy", "types", "yaml_tree", "files", "names", "randomness", "metrics", "running_stats"},
+    {"errors", "lazy", "types", "yaml_tree", "files", "names", "randomness", "metrics", "running_stats", "type_hints"},
     {"hook", "model", "stream_context", "state", "lock"},
     {"dataset", "interrupts", "read_ahead", "config"},
     {"stream", "outcome", "checkpoint", "run_dir", "check", "batch_checks"},

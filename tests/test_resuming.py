@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from emrun import AbstractHook, create_training, resume_training
+from emrun import AbstractHook, TrainingTerminated, create_training, resume_training
+from emrun.errors import StateError, UsageError
+from emrun.state import encode
 from emrun.training import train
 
 SAMPLES = Path(__file__).parent.parent / "sample_configs"
@@ -486,3 +488,234 @@ def test_a_state_that_cannot_be_saved_is_found_before_the_first_batch(project):
     assert caught.value.exit_status == 2
     assert loop.iterations_done == 0
     assert not (project / "run" / "metrics.jsonl").exists()
+
+
+# what a review found
+
+
+class End(AbstractHook):
+    """Ends the training at an event."""
+
+    def __init__(self, event, epoch):
+        super().__init__()
+        self.ends_at = epoch
+        setattr(self, event, self.end)
+
+    def end(self, stream_name):
+        if stream_name == "train" and self.main_loop.iterations_done == 5 * self.ends_at:
+            raise TrainingTerminated("enough")
+
+
+def train_with(training, *hooks):
+    loop = training.main_loop
+    loop.hooks = (*loop.hooks, *hooks)
+    for hook in hooks:
+        hook.register_mainloop(loop)
+    loop._listeners = loop._find_listeners()
+    train(training)
+
+
+def straight(project, config):
+    train(create_training(config, output_dir=project / "straight"))
+    return result(project / "straight")
+
+
+def test_an_end_behind_the_last_batch_of_an_epoch_does_not_add_a_pass(project):
+    """Leaving the phase `TRAIN` only after the event makes this fail."""
+    expected = straight(project, config_of())
+    train_with(create_training(config_of(), output_dir=project / "run"), End("after_stream", 1))
+    train(resume_training(project / "run", checkpoint_name="latest"))
+    assert result(project / "run") == expected
+
+
+def test_a_signal_behind_the_last_batch_of_a_pass_does_not_add_a_pass(project):
+    (project / "tail_data.py").write_text(
+        DATA + "\nimport os\nimport signal\n\n\nclass Tail(Data):\n"
+        "    def __init__(self, kind, at=0):\n        super().__init__(kind)\n        self.at, self.passes = at, 0\n\n"
+        "    def plain(self):\n        self.passes += 1\n        yield from super().plain()\n"
+        "        if self.passes == self.at:\n            os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    config = {**config_of("plain"), "dataset": {"class": "tail_data.Tail", "kind": "plain"}}
+    expected = straight(project, config)
+    train(create_training({**config, "dataset": {**config["dataset"], "at": 2}}, output_dir=project / "run"))
+    text = (project / "run" / "config.yaml").read_text()
+    assert "at: 2" in text
+    training = resume_training(project / "run", ["dataset.at=0"])
+    assert training.main_loop.iterations_done == 5
+    train(training)
+    assert result(project / "run") == expected
+
+
+MEMORY = '''
+
+class Memory(Data):
+    """The same object for every pass, with random numbers that go on."""
+
+    def stateful(self):
+        if not hasattr(self, "stream"):
+            self.stream = Endless(self)
+        return self.stream
+
+    def plain(self):
+        if not hasattr(self, "rng"):
+            self.rng = np.random.default_rng(7)
+        for _ in range(5):
+            yield self._batch(self.rng.integers(0, 20, size=4))
+
+
+class Endless(Stateful):
+    def __iter__(self):
+        self.index %= 5
+        return super().__iter__()
+'''
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_stream_with_a_state_goes_on_after_a_pass(project, epochs):
+    (project / "memory_data.py").write_text(DATA + MEMORY)
+    config = {**config_of("stateful"), "dataset": {"class": "memory_data.Memory", "kind": "stateful"}}
+    train(create_training(config, output_dir=project / "straight", overrides=["hooks.StopAfter.epochs=3"]))
+    directory = stopped(project, config, epochs)
+    train(resume_training(directory, ["hooks.StopAfter.epochs=3"]))
+    assert result(directory) == result(project / "straight")
+
+
+def test_a_stream_with_a_memory_of_its_own_is_told_of_after_a_pass(project, caplog):
+    (project / "memory_data.py").write_text(DATA + MEMORY)
+    config = {**config_of("plain"), "dataset": {"class": "memory_data.Memory", "kind": "plain"}}
+    directory = stopped(project, config, epochs=2)
+    train(resume_training(directory, ["hooks.StopAfter.epochs=3"]))
+    assert "this resume is not exact: stream 'train'" in caplog.text
+
+
+@pytest.mark.parametrize(("buffer", "told"), [(0, False), (2, True)])
+def test_global_random_numbers_in_a_reader_thread_are_told_of(project, caplog, buffer, told):
+    (project / "global_data.py").write_text(
+        DATA + "\n\nclass Global(Data):\n    def plain(self):\n        for _ in range(5):\n"
+        "            yield self._batch(np.random.randint(0, 20, size=4))\n"
+    )
+    config = {**config_of("plain", buffer=buffer), "dataset": {"class": "global_data.Global", "kind": "plain"}}
+    events = interrupted(config, project / "run", None)
+    shutil.rmtree(project / "run")
+    interrupted(config, project / "run", events.index("before_epoch 1") + 8)
+    resumed(project / "run")
+    assert ("this resume is not exact: stream 'train'" in caplog.text) == told
+
+
+def test_a_fork_into_a_directory_that_is_not_empty_is_refused(project):
+    directory = stopped(project)
+    (project / "mine").mkdir()
+    (project / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="exists and is not empty"):
+        resume_training(directory, ["model.module.width=9"], fork=project / "mine")
+    assert (project / "mine" / "thesis.txt").read_text() == "years of work"
+    with pytest.raises(ValueError, match="of another shape"):
+        resume_training(directory, ["hooks.StopAfter.epochs=2", "model.module.width=9"], fork=project / "fork")
+    assert not (project / "fork").exists()
+
+
+def test_an_earlier_checkpoint_gives_a_name_back_to_where_it_was(project):
+    config = config_of()
+    config["hooks"] = [
+        {"ComputeStats": {"variables": ["loss"]}}, {"SaveEvery": {"n_epochs": 1}}, "Scores",
+        {"StopAfter": {"epochs": 4}},
+    ]  # fmt: skip
+    (project / "my_scores.py").write_text(
+        "from emrun.hooks import SaveBest\n\n\nclass Scores(SaveBest):\n"
+        "    def _read(self, epoch_data):\n"
+        "        return [5.0, 6.0, 6.5, 4.0, 7.0][self.main_loop.training_epochs_done]\n"
+    )
+    config["hooks"][2] = "my_scores.Scores"
+    train(create_training(config, output_dir=project / "run"))
+    checkpoints = project / "run" / "checkpoints"
+    assert checkpoints.joinpath("best").readlink() == checkpoints.joinpath("epoch-3").readlink()
+    training = resume_training(project / "run", checkpoint_name="epoch-2")
+    assert checkpoints.joinpath("best").readlink() == checkpoints.joinpath("epoch-0").readlink()
+    assert sorted(path.name for path in checkpoints.iterdir() if path.is_symlink()) == [
+        "best", "epoch-0", "epoch-1", "epoch-2", "latest",
+    ]  # fmt: skip
+    training.main_loop.run.release()
+
+
+def test_what_is_written_to_a_csv_cannot_be_reordered(project):
+    config = config_of()
+    config["hooks"] = [
+        *(hook for hook in HOOKS if hook != "WriteCSV"), {"WriteCSV": {"output_file": "a.csv"}},
+        {"WriteCSV": {"output_file": "b.csv"}},
+    ]  # fmt: skip
+    directory = stopped(project, config)
+    before = (directory / "b.csv").read_bytes()
+    index = next(i for i, hook in enumerate(config["hooks"]) if "WriteCSV" in hook)
+    with pytest.raises(ValueError, match=r"output_file was 'a.csv', is 'b.csv'") as caught:
+        resume_training(directory, [f"~hooks.{index}", "hooks.StopAfter.epochs=2"])
+    assert caught.value.exit_status == 2
+    assert (directory / "b.csv").read_bytes() == before
+
+
+def test_another_statistic_begins_anew_with_its_best(project, caplog):
+    directory = stopped(project)
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2", "hooks.SaveBest={variable: loss, condition: min}"]))
+    assert "another statistic counts now" in caplog.text
+    best = json.loads((directory / "checkpoints" / "best" / "manifest.json").read_text())
+    assert best["epoch"] == 2
+
+
+def test_a_smaller_epoch_ends_at_once_when_it_is_full(project):
+    config = config_of("context", fixed_epoch_size=4)
+    events = interrupted(config, project / "run", None)
+    shutil.rmtree(project / "run")
+    first = events.index("before_epoch 1")
+    third = [index for index, event in enumerate(events) if event == "after_batch train" and index > first][2]
+    interrupted(config, project / "run", third + 1)
+    training = resume_training(project / "run", ["main_loop.fixed_epoch_size=2"])
+    assert training.main_loop.iterations_done == 3
+    train(training)
+    lines = [json.loads(line) for line in (project / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [0, 3, 5]
+
+
+def test_a_config_error_leaves_a_directory_that_was_there_as_it_was(project):
+    (project / "mine").mkdir()
+    (project / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="buffer"):
+        create_training(config_of(buffer=-1), output_dir=project / "mine")
+    assert sorted(path.name for path in (project / "mine").iterdir()) == [".lock", "notes.txt"]
+    create_training(config_of(), output_dir=project / "mine").main_loop.run.release()
+
+
+def test_a_new_peak_of_a_one_cycle_schedule_counts(project):
+    config = config_of()
+    config["model"]["scheduler"] = {"class": "OneCycleLR", "max_lr": 0.1, "total_steps": 40, "step_on": "update"}
+    directory = stopped(project, config)
+    training = resume_training(directory, ["hooks.StopAfter.epochs=2", "model.scheduler.max_lr=0.01"])
+    train(training)
+    lower = create_training(config, output_dir=project / "lower", overrides=["model.scheduler.max_lr=0.01"])
+    train(lower)
+    rates = [each.model.optimizer.param_groups[0]["lr"] for each in (training, lower)]
+    assert rates[0] == pytest.approx(rates[1])
+
+
+def test_a_tensor_as_learning_rate_goes_on(project):
+    (project / "rates.py").write_text(
+        "import torch\n\n\ndef adam(parameters):\n    return torch.optim.AdamW(parameters, lr=torch.tensor(0.1))\n"
+    )
+    config = config_of()
+    config["model"]["optimizer"] = {"class": "rates.adam"}
+    expected = straight(project, config)
+    directory = stopped(project, config)
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
+    assert result(directory) == expected
+
+
+def test_parameters_that_change_their_group_are_refused(project):
+    config = config_of()
+    config["model"]["optimizer"] = {"class": "SGD", "lr": 0.1, "groups": [{"match": "weight", "lr": 0.2}]}
+    directory = stopped(project, config)
+    with pytest.raises(ValueError, match="other groups"):
+        resume_training(directory, ["hooks.StopAfter.epochs=2", "model.optimizer.groups=[{match: bias, lr: 0.2}]"])
+
+
+@pytest.mark.parametrize("value", [b"", 2**3000, np.datetime64("2026-01-01"), np.longdouble(1)], ids=str)
+def test_what_torch_could_not_read_again_is_not_saved(value):
+    with pytest.raises(StateError, match=r"key is .*, which cannot be saved"):
+        encode(value, "key")

@@ -13,6 +13,7 @@ from emrun.hooks import WriteCSV
 
 class Loop:
     evaluating = False
+    iterations_done = 0
     extra_streams = ("valid",)
 
 
