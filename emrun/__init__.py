@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from emrun.model import AbstractModel as AbstractModel
     from emrun.resuming import resume_training as resume_training
     from emrun.torch_model import TorchModel as TorchModel
+    from emrun.training import create_dataset as create_dataset
     from emrun.training import create_training as create_training
     from emrun.training import evaluate as evaluate
     from emrun.types import Factory as Factory
@@ -32,6 +33,7 @@ __getattr__ = lazy_names(
         "Training": "assembly",
         "TrainingAborted": "hook",
         "TrainingTerminated": "hook",
+        "create_dataset": "training",
         "create_training": "training",
         "evaluate": "training",
         "resume_training": "resuming",

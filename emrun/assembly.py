@@ -57,10 +57,7 @@ def prepare(merged: Node) -> Prepared:
     problems = check_sections(config)
     if problems:
         raise ConfigError(problems)
-    directory = config.get("code_directory")
-    for path in (directory.value if directory else None, str(Path.cwd())):
-        if path and path not in sys.path:
-            sys.path.append(path)
+    find_user_modules(config)
     found = Preparation()
     found.problems += check_main_loop(config.get("main_loop"), MainLoop)
     dataset = found.section(config.value["dataset"], "dataset", ("output_dir",))
@@ -78,6 +75,34 @@ def prepare(merged: Node) -> Prepared:
     if found.problems:
         raise ConfigError(found.problems)
     return Prepared(config, dataset, model, hooks)
+
+
+def find_user_modules(config: Node) -> None:
+    """Let modules be imported from where a run was started, and from the current directory."""
+    directory = config.get("code_directory")
+    for path in (directory.value if directory else None, str(Path.cwd())):
+        if isinstance(path, str) and path and path not in sys.path:
+            sys.path.append(path)
+
+
+def build_dataset(config: Node) -> Any:
+    """Build the dataset of a config alone, with whatever else the config says unread.
+
+    Raises:
+        ConfigError: its section cannot be used.
+    """
+    config = interpolate(config)
+    section = config.get("dataset") if isinstance(config.value, dict) else None
+    if section is None or not isinstance(section.value, dict):
+        raise ConfigError(Problem(config.position, "", "missing section 'dataset'"))
+    find_user_modules(config)
+    found = Preparation()
+    recipe = found.section(section, "dataset", ("output_dir",))
+    if found.problems:
+        raise ConfigError(found.problems)
+    seed = config.get("seed")
+    seed_everything(seed.value if seed is not None and isinstance(seed.value, int) else 0, "dataset")
+    return recipe.build({"output_dir": None})
 
 
 def assemble(prepared: Prepared, run: Run, is_evaluation: bool = False) -> Training:

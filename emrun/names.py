@@ -40,9 +40,21 @@ def built_ins(kind: str) -> dict[str, str]:
 
 def class_in(path: Path) -> str | None:
     """Return the name of the class that a file is named for, None when there is no such class."""
+    found = _class_definition(path)
+    return found.name if found else None
+
+
+def documentation(name: str, kind: str) -> str:
+    """Return the docstring of a built-in, read from its file."""
+    home = built_ins(kind)[normalised(name)]
+    found = _class_definition(_HOUSE / _FOLDERS[kind] / f"{home.rpartition('.')[2]}.py")
+    return (found and ast.get_docstring(found)) or ""
+
+
+def _class_definition(path: Path) -> ast.ClassDef | None:
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.ClassDef) and normalised(statement.name) == normalised(path.stem):
-            return statement.name
+            return statement
     return None
 
 

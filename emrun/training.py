@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun import checkpoint
-from emrun.assembly import Training, assemble, prepare
+from emrun.assembly import Training, assemble, build_dataset, prepare
 from emrun.config import overlay, override, read_config, with_defaults
 from emrun.errors import ConfigError, StorageError, UsageError, did_you_mean, listed
 from emrun.hook import AbstractHook
@@ -65,6 +65,21 @@ def create_training(
     with _kept_or_removed(run, existed), run.logging():
         _LOG.info("run directory: %s", run.directory)
         return assemble(prepared, run)
+
+
+def create_dataset(config: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Any:
+    """Build the dataset of a config, with random numbers from the config's seed and without a run directory.
+
+    Args:
+        config: a file, a directory that holds `config.yaml`, or a mapping.
+        overrides: as on the command line.
+
+    Raises:
+        ConfigError: the config cannot be used.
+        BaseException: what the dataset raises while it is built.
+    """
+    source = config if isinstance(config, Mapping) else Path(config)
+    return build_dataset(read_config(source, overrides))
 
 
 def train(training: Training) -> Outcome:

@@ -7,8 +7,11 @@ import sys
 import click
 
 from emrun import __version__
+from emrun.cli.config import show_config
 from emrun.cli.console import end_by_signal, fail
+from emrun.cli.dataset import dataset
 from emrun.cli.eval import evaluate
+from emrun.cli.hooks import hooks
 from emrun.cli.resume import resume
 from emrun.cli.train import train
 
@@ -22,6 +25,9 @@ def emrun() -> None:
 emrun.add_command(train)
 emrun.add_command(resume)
 emrun.add_command(evaluate)
+emrun.add_command(show_config, "config")
+emrun.add_command(dataset)
+emrun.add_command(hooks)
 
 
 def main() -> int:

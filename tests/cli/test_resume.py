@@ -119,7 +119,7 @@ def test_auto_resume_with_another_config_is_refused_with_the_keys(project, emrun
         (["resume", "run", "--checkpoint", "bset"], "no checkpoint 'bset'"),
         (["resume", "run", "--checkpoint", "/etc"], "is no checkpoint in"),
         (["resume", "run", "a"], "an override is key=value"),
-        (["resume", "run", "--fork", "run"], "holds a run already"),
+        (["resume", "run", "--fork", "run"], "exists and is not empty"),
     ],
 )
 def test_wrong_usage_ends_with_status_2(project, emrun, arguments, message):

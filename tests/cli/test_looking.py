@@ -1,0 +1,167 @@
+"""The commands that look at a config without training: `config`, `dataset`, `hooks`."""
+
+import pytest
+from ruamel.yaml import YAML
+
+from emrun import create_dataset
+from emrun.errors import ConfigError
+from emrun.names import short_names
+from emrun.stream_context import StreamContext
+
+BASE = """\
+seed: 3
+dataset:
+  class: Digits
+  batch_size: 50
+model:
+  module: {class: torch.nn.Linear, in_features: 64, out_features: "${env:EMRUN_TEST_WIDTH,10}"}
+  optimizer: {class: SGD, lr: 0.1}
+hooks:
+  - StopAfter: {epochs: 5}
+"""
+CONFIG = """\
+extends: base.yaml
+dataset:
+  flat: true
+model:
+  optimizer: {lr: "${rate}"}
+rate: 0.5
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def test_a_config_is_printed_merged(project, emrun):
+    done = emrun("config", "config.yaml", "hooks.StopAfter.epochs=2")
+    assert done.returncode == 0, done.stderr
+    found = YAML(typ="safe").load(done.stdout)
+    assert found["dataset"] == {"class": "Digits", "batch_size": 50, "flat": True}
+    assert found["model"]["optimizer"] == {"class": "SGD", "lr": "${rate}"}
+    assert found["hooks"] == [{"StopAfter": {"epochs": 2}}]
+    assert "extends" not in found
+    assert sorted(path.name for path in project.iterdir()) == ["base.yaml", "config.yaml"]
+
+
+def test_it_can_be_trained_from_what_is_printed(project, emrun):
+    (project / "again.yaml").write_text(emrun("config", "config.yaml", "--resolved").stdout)
+    again = emrun("config", "again.yaml", "--resolved")
+    assert again.stdout == (project / "again.yaml").read_text()
+
+
+def test_interpolations_are_resolved_but_the_environment_is_not_printed(project, emrun, monkeypatch):
+    monkeypatch.setenv("EMRUN_TEST_WIDTH", "secret")
+    done = emrun("config", "config.yaml", "--resolved")
+    found = YAML(typ="safe").load(done.stdout)
+    assert found["model"]["optimizer"]["lr"] == 0.5
+    assert found["model"]["module"]["out_features"] == "${env:EMRUN_TEST_WIDTH,10}"
+    assert "secret" not in done.stdout
+
+
+def test_origins_tell_file_and_line_or_override(project, emrun):
+    done = emrun("config", "config.yaml", "--origins", "main_loop.buffer=2")
+    origins = {line.split()[0]: line.split(maxsplit=2)[2] for line in done.stdout.splitlines()}
+    assert origins["dataset.batch_size"].endswith("/base.yaml:4:15")
+    assert origins["dataset.flat"] == "config.yaml:3:9"
+    assert origins["model.optimizer.lr"] == "config.yaml:5:19"
+    assert origins["hooks.0.StopAfter.epochs"].endswith("/base.yaml:9:25")
+    assert origins["main_loop.buffer"] == "override 'main_loop.buffer=2'"
+
+
+def test_a_config_that_cannot_be_read_is_an_error(project, emrun):
+    (project / "config.yaml").write_text("a: 1\na: 2\n")
+    done = emrun("config", "config.yaml")
+    assert done.returncode == 2
+    assert done.stderr.startswith("config.yaml:2:1")
+    assert done.stdout == ""
+
+
+def test_a_method_of_the_dataset_is_called(project, emrun):
+    done = emrun("dataset", "stream_info", "config.yaml", "dataset.flat=false")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()[2:4]] == [["test", "image"], ["test", "label"]]
+    assert "(1, 8, 8)" in done.stdout
+    assert sorted(path.name for path in project.iterdir()) == ["base.yaml", "config.yaml"]
+
+
+def test_the_dataset_needs_neither_a_model_nor_an_output_directory(project, emrun):
+    (project / "mine.py").write_text(
+        "class Mine:\n    def __init__(self, n, output_dir):\n        self.n, self.output_dir = n, output_dir\n\n"
+        "    def download(self):\n        print('downloaded', self.n, self.output_dir)\n"
+    )
+    (project / "config.yaml").write_text("dataset: {class: mine.Mine, n: 7}\n")
+    done = emrun("dataset", "download", "config.yaml")
+    assert (done.returncode, done.stdout) == (0, "downloaded 7 None\n")
+
+
+def test_any_dataset_tells_of_its_streams(project, emrun):
+    (project / "mine.py").write_text("class Mine:\n    def train_stream(self):\n        yield {'x': [1, 5]}\n")
+    (project / "config.yaml").write_text("dataset: {class: mine.Mine}\n")
+    done = emrun("dataset", "stream_info", "config.yaml")
+    assert done.stdout.splitlines()[-1].split() == ["train", "x", "int64", "()", "1", "to", "5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stream_inf", "config.yaml"], "no method 'stream_inf'; did you mean 'stream_info'?"),
+        (["num_batches", "config.yaml"], "no method 'num_batches'"),
+        (["_secret", "config.yaml"], "no method '_secret'"),
+        (["stream_info", "config.yaml", "dataset.batchsize=3"], "did you mean 'batch_size'?"),
+        (["stream_info", "config.yaml", "~dataset"], "missing section 'dataset'"),
+        (["stream_info", "nothing.yaml"], "nothing.yaml"),
+    ],
+)
+def test_what_cannot_be_called_is_an_error(project, emrun, arguments, message):
+    done = emrun("dataset", *arguments)
+    assert done.returncode in (2, 74)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_dataset_can_be_made_in_python():
+    dataset = create_dataset({"seed": 1, "dataset": {"class": "Digits", "batch_size": 10}}, ["dataset.flat=true"])
+    context = StreamContext("valid", seed=0)
+    assert next(iter(dataset.valid_stream(context)))["image"].shape == (10, 64)
+    with pytest.raises(ConfigError, match="did you mean 'flat'"):
+        create_dataset({"dataset": {"class": "Digits", "flatt": True}})
+
+
+def test_the_hooks_at_hand_are_listed_with_what_they_do(emrun):
+    done = emrun("hooks")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == short_names("hook")
+    assert all(len(line.split()) > 4 for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("name", short_names("hook"))
+def test_a_hook_is_explained_with_yaml_to_paste(emrun, name):
+    done = emrun("hooks", name.upper())
+    assert done.returncode == 0
+    assert f"- {name}" in done.stdout
+    assert done.stdout.splitlines()[1] == ""
+
+
+def test_a_hook_of_ones_own_is_explained(project, emrun):
+    (project / "mine.py").write_text('class Mine:\n    """Does\n    it."""\n\n\nclass Silent:\n    pass\n')
+    assert emrun("hooks", "mine.Mine").stdout == "Does\nit.\n"
+    assert emrun("hooks", "mine.Silent").stdout == "mine.Silent has no docstring\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("StopAfte", "did you mean 'StopAfter'?"),
+        ("mine.Nothing", "no module 'mine'"),
+        ("a b", "emrun has no hook 'a b'"),
+    ],
+)
+def test_an_unknown_hook_is_an_error(emrun, name, message):
+    done = emrun("hooks", name)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
