@@ -185,3 +185,60 @@ def test_a_config_or_trace_cut_at_any_byte_never_shows_a_traceback(project, emru
             for extra in (project / "run").glob("config-*.yaml"):
                 extra.replace(project / "run" / "config.yaml")
         path.write_bytes(content)
+
+
+DYING = """
+import os, signal
+from emrun import AbstractHook
+from emrun.datasets.majority import Majority
+
+if "{where}" == "import":
+    os.kill(os.getpid(), signal.{name})
+
+
+class Data(Majority):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        if "{where}" == "constructor":
+            os.kill(os.getpid(), signal.{name})
+
+
+class InCommit(AbstractHook):
+    calls = 0
+
+    def state_dict(self):
+        self.calls += 1
+        if "{where}" == "commit" and self.calls == {at}:
+            os.kill(os.getpid(), signal.{name})
+        return {{}}
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("where", ["import", "constructor"])
+def test_a_signal_before_the_training_ends_the_process_by_it(project, emrun, where, name):
+    (project / "dying.py").write_text(DYING.format(where=where, name=name, at=0))
+    done = emrun("train", "config.yaml", "--output-dir", "run", "dataset.class=dying.Data")
+    assert done.returncode == -getattr(signal, name)
+    assert "Traceback" not in done.stderr
+    (project / "dying.py").write_text(DYING.format(where="", name=name, at=0))
+    assert (project / "run" / "config.yaml").exists() == (where == "constructor")
+    again = emrun("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume", "dataset.class=dying.Data")
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(("name", "at"), [("SIGINT", 2), ("SIGTERM", 5), ("SIGINT", 8)])
+def test_a_signal_while_a_checkpoint_is_saved_loses_nothing(project, emrun, name, at):
+    config = (project / "config.yaml").read_text() + "  - dying.InCommit\n"
+    (project / "config.yaml").write_text(config)
+    (project / "dying.py").write_text(DYING.format(where="", name=name, at=0))
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "straight").returncode == 0
+    (project / "dying.py").write_text(DYING.format(where="commit", name=name, at=at))
+    done = emrun("train", "-q", "config.yaml", "--output-dir", "run")
+    assert done.returncode == -getattr(signal, name)
+    assert "go on with: emrun resume run" in done.stderr
+    (project / "dying.py").write_text(DYING.format(where="", name=name, at=0))
+    assert emrun("resume", "-q", "run").returncode == 0
+    weights = [(project / each / "checkpoints/latest/model.safetensors").read_bytes() for each in ("run", "straight")]
+    assert weights[0] == weights[1]
+    assert (project / "run/training.csv").read_text() == (project / "straight/training.csv").read_text()
