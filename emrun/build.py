@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -224,13 +225,13 @@ class Preparation:
             parameters = {}
         taken = [p.name for p in parameters.values() if p.kind is not p.KEYWORD_ONLY][:positional]
         given = list(args.value if args else ())
-        by_position = dict(zip(taken[positional - len(given) :], given, strict=False))
-        for name, value in {**by_position, **rest}.items():
+        by_position = zip(taken[positional - len(given) :], itertools.count(), given, strict=False)
+        values = [(name, f"args[{index}]", value) for name, index, value in by_position]
+        for name, where, value in [*values, *((name, name, value) for name, value in rest.items())]:
             hint = hints.get(name) if name in parameters else None
-            problem = mismatch(value, hint, parameters[name].default) if _form_in(hint) is None and hint else None
+            problem = mismatch(value, hint, parameters[name].default) if hint and _form_in(hint) is None else None
             if problem is not None:
-                where = f"{key}.{name}" if name in rest else f"{key}.args[{given.index(value)}]"
-                self.problems.append(Problem(value.position, where, value.censored(problem)))
+                self.problems.append(Problem(value.position, f"{key}.{where}", value.censored(problem)))
         return Recipe(
             target,
             node,

@@ -163,8 +163,6 @@ _SAME = (  # what other tools call the same thing, without underscores
     "keep keeplast savetotallimit maxtokeep numbestcheckpointskept",
     "condition mode objective",
     "variable monitor metric",
-    "class target type name",
-    "extends defaults base bases includes",
 )
 
 

@@ -12,7 +12,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from emrun.errors import RunInUse
+from emrun.errors import RunInUse, StorageError
 from emrun.files import storing, write_atomically
 
 _LOCK, _OWNER = ".lock", ".owner.json"
@@ -53,7 +53,7 @@ class RunLock:
             _HELD.discard(path)
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise RunInUse(f"{directory} is in use by {_owner(directory)}; try again when it has ended") from error
-            raise
+            raise StorageError(error.errno, f"cannot lock {directory / _LOCK}: {error.strerror}") from error
         self.release = weakref.finalize(self, _release, path, descriptor)
         """Let others write the run."""
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from emrun import checkpoint
 from emrun.assembly import Training, assemble, prepare
 from emrun.config import override, read_config, with_defaults
-from emrun.errors import ConfigError, StateError, UsageError
+from emrun.errors import UsageError
 from emrun.files import storing, write_atomically
 from emrun.lock import RunLock
 from emrun.run_dir import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, read_trace
@@ -82,10 +82,10 @@ def resume_training(
             _store(run, merged, source, changed)
             run.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
             return training
-    except BaseException as error:
+    except BaseException:
         if run is not None:
             run.release()
-            if fork is not None and isinstance(error, ConfigError | StateError):
+            if fork is not None:
                 run.remove()  # it was not there before, or empty
         raise
 
@@ -121,13 +121,17 @@ def _fork(
         seed=int(trace.get("seed") or 0),
         command=command,
     )
-    with storing(directory, "copy a run to"):
-        for path in sorted(source.iterdir()):  # metrics, and whatever hooks wrote; they are cut back to the checkpoint
-            if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
-                shutil.copy2(path, directory / path.name)
-        if place is not None:
-            shutil.copytree(source / CHECKPOINTS, directory / CHECKPOINTS, symlinks=True)
-            place = (directory / CHECKPOINTS / place.name).resolve()
+    try:
+        with storing(directory, "copy a run to"):
+            for path in sorted(source.iterdir()):  # metrics, and what hooks wrote; they are cut back to the checkpoint
+                if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
+                    shutil.copy2(path, directory / path.name)
+            if place is not None:
+                shutil.copytree(source / CHECKPOINTS, directory / CHECKPOINTS, symlinks=True)
+                place = (directory / CHECKPOINTS / place.name).resolve()
+    except BaseException:
+        run.remove()
+        raise
     origin = {"directory": str(source), "checkpoint": place.name if place else None}
     return run, {"forked_from": origin, "status": trace.get("status")}, place
 

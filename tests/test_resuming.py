@@ -177,15 +177,21 @@ def config_of(kind="context", **main_loop):
     }
 
 
+def train_with(training, *hooks):
+    """Train with more hooks than the config has."""
+    loop = training.main_loop
+    loop.hooks = (*loop.hooks, *hooks)
+    for hook in hooks:
+        hook.register_mainloop(loop)
+    loop._listeners = loop._find_listeners()
+    train(training)
+
+
 def interrupted(config, directory, at):
     """Train until the n-th event; return the events."""
     training = create_training(config, output_dir=directory)
     hook = Interrupt(at)
-    loop = training.main_loop
-    loop.hooks = (*loop.hooks, hook)
-    hook.register_mainloop(loop)
-    loop._listeners = loop._find_listeners()
-    train(training)
+    train_with(training, hook)
     return hook.events
 
 
@@ -258,11 +264,7 @@ def test_a_training_interrupted_at_every_event_in_turn_ends_the_same(project):
         if training is None:
             break
         hook = Interrupt(7)
-        loop = training.main_loop
-        loop.hooks = (*loop.hooks, hook)
-        hook.register_mainloop(loop)
-        loop._listeners = loop._find_listeners()
-        train(training)
+        train_with(training, hook)
     else:
         raise AssertionError("the training makes no progress")
     assert result(directory) == result(project / "straight")
@@ -286,11 +288,7 @@ def test_every_sample_can_be_interrupted_in_an_epoch_and_in_an_evaluation(projec
     def run(directory, at):
         training = create_training(sample.name, output_dir=directory, overrides=overrides)
         hook = Interrupt(at)
-        loop = training.main_loop
-        loop.hooks = (*loop.hooks, hook)
-        hook.register_mainloop(loop)
-        loop._listeners = loop._find_listeners()
-        train(training)
+        train_with(training, hook)
         return hook.events
 
     def same(directory):
@@ -506,15 +504,6 @@ class End(AbstractHook):
             raise TrainingTerminated("enough")
 
 
-def train_with(training, *hooks):
-    loop = training.main_loop
-    loop.hooks = (*loop.hooks, *hooks)
-    for hook in hooks:
-        hook.register_mainloop(loop)
-    loop._listeners = loop._find_listeners()
-    train(training)
-
-
 def straight(project, config):
     train(create_training(config, output_dir=project / "straight"))
     return result(project / "straight")
@@ -719,3 +708,43 @@ def test_parameters_that_change_their_group_are_refused(project):
 def test_what_torch_could_not_read_again_is_not_saved(value):
     with pytest.raises(StateError, match=r"key is .*, which cannot be saved"):
         encode(value, "key")
+
+
+def test_a_new_rate_leaves_the_schedule_of_a_sequence_where_it_is(project):
+    (project / "schedules.py").write_text(
+        "from torch.optim import lr_scheduler as each\n\n\ndef sequence(optimizer):\n"
+        "    parts = [each.ConstantLR(optimizer, 1.0), each.ExponentialLR(optimizer, 0.5)]\n"
+        "    return each.SequentialLR(optimizer, parts, milestones=[2])\n"
+    )
+    config = config_of()
+    config["model"]["scheduler"] = {"class": "schedules.sequence", "step_on": "update"}
+    directory = stopped(project, config)
+    training = resume_training(directory, ["hooks.StopAfter.epochs=2", "model.optimizer.lr=0.5"])
+    before = training.model.optimizer.param_groups[0]["lr"]
+    assert before == pytest.approx(0.5 * 0.5**3)  # of five updates, three were behind the milestone
+    train(training)
+    assert training.model.optimizer.param_groups[0]["lr"] == pytest.approx(before * 0.5**5)
+
+
+def test_the_code_of_a_run_comes_before_that_of_the_current_directory(project, monkeypatch):
+    (project / "here").mkdir()
+    (project / "there").mkdir()
+    for place, width in (("here", 4), ("there", 8)):
+        (project / place / "placed_net.py").write_text(
+            f"from resume_model import Net\n\n\nclass Placed(Net):\n    width = {width}\n"
+        )
+    config = {**config_of(), "code_directory": str(project / "there")}
+    config["model"] = {**config["model"], "module": {"class": "placed_net.Placed"}}
+    monkeypatch.chdir(project / "here")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    training = create_training(config, output_dir=project / "run")
+    assert training.model.module.width == 8
+    training.main_loop.run.release()
+
+
+def test_a_fork_that_cannot_be_built_leaves_nothing(project, monkeypatch):
+    directory = stopped(project)
+    monkeypatch.setattr("emrun.resuming.shutil.copytree", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError, match="disk is full"):
+        resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork")
+    assert not (project / "fork").exists()

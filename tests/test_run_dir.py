@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 import emrun
 from emrun import run_dir
 from emrun.errors import ArgumentError, RunInUse, StorageError, UsageError, exit_status
+from emrun.lock import RunLock
 from emrun.run_dir import Run, create_evaluation, create_run, holds_run
 
 TIME = datetime(2026, 11, 20, 21, 3, 1, 987_654, tzinfo=timezone(timedelta(hours=1)))
@@ -118,6 +119,15 @@ def test_the_trace_tells_how_a_run_ended(run, status, code, reason):
     assert (trace["status"], trace["exit_status"], trace["reason"]) == (status, code, reason)
     assert trace["iterations_done"] == 77
     assert (trace["train_begin"], trace["train_end"]) == ("2026-11-20T21:03:01+01:00", "2026-11-20T21:04:01+01:00")
+
+
+def test_a_run_whose_end_cannot_be_written_is_free_again(tmp_path, monkeypatch):
+    run = create(tmp_path, output_dir=tmp_path / "mine")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(StorageError):
+            run.end("finished", 0, None)
+    RunLock(tmp_path / "mine").release()
 
 
 def test_the_first_end_counts(run):

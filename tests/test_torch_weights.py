@@ -10,7 +10,7 @@ from torch import nn
 from emrun import TorchModel
 from emrun.errors import StateError, StorageError
 from emrun.state import save_state
-from emrun.torch_weights import FILE, load_weights, save_weights
+from emrun.torch_weights import FILE, extra_state, load_weights, save_weights
 
 
 class Buffers(nn.Module):
@@ -240,3 +240,23 @@ def test_state_that_is_no_tensor_is_not_in_the_weights_but_beside_them(tmp_path)
 def test_a_dtype_that_safetensors_does_not_know_is_an_error(tmp_path):
     with pytest.raises(StorageError, match=r"cannot write .*: safetensors has no torch.complex128"):
         save_weights(Buffers(a=torch.zeros(1, dtype=torch.complex128)), tmp_path)
+
+
+def test_extra_state_that_is_a_tensor_may_change_its_shape(tmp_path):
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+            self.seen = torch.zeros(1)
+
+        def get_extra_state(self):
+            return self.seen
+
+        def set_extra_state(self, state):
+            self.seen = state
+
+    module, other = Growing(), Growing()
+    module.seen = torch.arange(7.0)
+    save_weights(module, tmp_path)
+    load_weights(other, tmp_path)
+    assert extra_state(module)["_extra_state"].tolist() == list(range(7))

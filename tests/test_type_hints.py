@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from emrun import create_training
 from emrun.config import read_config
-from emrun.errors import ConfigError
+from emrun.errors import ConfigError, Position, Problem, did_you_mean
 from emrun.type_hints import mismatch
 
 Number = int | float
@@ -141,3 +141,25 @@ def test_a_wrong_type_is_an_error_of_the_config_before_a_run_directory_is_made(t
     with pytest.raises(ConfigError, match=message):
         create_training(config, tmp_path / "log", overrides=[override])
     assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "hint"),
+    [
+        ("learning_rate", ["params", "lr", "momentum"], "; did you mean 'lr'?"),
+        ("callbacks", ["dataset", "hooks", "seed"], "; did you mean 'hooks'?"),
+        ("trainer", ["dataset", "main_loop"], "; did you mean 'main_loop'?"),
+        ("dropout_rate", ["p", "inplace"], "; did you mean 'p'?"),
+        ("learning_rate", ["momentum"], ""),
+        ("xyz", ["lr"], ""),
+    ],
+)
+def test_another_common_word_for_the_same_thing_is_understood(name, allowed, hint):
+    assert did_you_mean(name, allowed) == hint
+
+
+def test_problems_are_told_in_the_order_of_the_file():
+    places = [(9, 1), (3, 7), (3, 2)]
+    problems = [Problem(Position("a.yaml", *place), f"{place}", "wrong") for place in places]
+    told = ConfigError([Problem(None, "nowhere", "wrong"), *problems]).problems
+    assert [problem.key for problem in told] == ["(3, 2)", "(3, 7)", "(9, 1)", "nowhere"]

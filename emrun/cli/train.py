@@ -40,7 +40,7 @@ def train(
     hooks.StopAfter.epochs=3. Values are YAML; quote them for the shell.
 
     Exit status: 0 finished, 1 failed, 2 wrong usage or config, 3 ended by a guard, 74 a file could not be read or
-    written, 130 or 143 interrupted.
+    written, 75 the run is in use (try again), 130 or 143 interrupted.
     """
     if remove and output_dir is not None and output_dir.exists():
         raise click.UsageError(f"--rm deletes the run directory, but {output_dir} was there before; remove --rm")

@@ -34,6 +34,7 @@ def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
         ({"keep": 2}, {"epoch-4": (4, 12), "epoch-5": (5, 15)}),
         ({"n_epochs": "4 iterations"}, {"iteration-12": (3, 12), "iteration-4": (1, 4), "iteration-8": (2, 8)}),
         ({"n_epochs": "4 iterations", "keep": 2}, {"iteration-12": (3, 12), "iteration-8": (2, 8)}),
+        ({"keep": 1, "model_name": "my model"}, {"my_model-5": (5, 15)}),
         ({"n_epochs": 5, "model_name": "milestone"}, {"milestone-0": (0, 0), "milestone-5": (5, 15)}),
     ],
 )
