@@ -1,8 +1,7 @@
 """A training that is killed at any moment and started again by the same call ends in the same bits.
 
 The children are forked from this process, where torch is imported already. Taken out once by hand, each of these made
-a test here fail: the rename that commits a checkpoint (files written in place), the manifest's verification, restoring
-the random states.
+tests here fail: restoring the random states; giving a checkpoint the names again that its process did not live to give.
 """
 
 import json
