@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test check format bench bench-loop wheel clean
+.PHONY: setup train test check format bench bench-loop bench-startup wheel clean
 
 setup: $(INSTALLED)
 
@@ -31,11 +31,13 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: bench-loop
+bench: bench-loop bench-startup
 
 bench-loop: setup
 	$(BIN)/python benchmarks/loop.py
-	$(BIN)/python benchmarks/help.py
+
+bench-startup: setup
+	$(BIN)/python benchmarks/startup.py
 
 wheel: setup
 	$(BIN)/python -m build --wheel --outdir dist

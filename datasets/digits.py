@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from emrun.dataset import AbstractDataset
-from emrun.errors import ArgumentError, EmrunError
+from emrun.errors import ArgumentError, MissingExtra
 from emrun.stream_context import StreamContext
 from emrun.types import check_count
 
@@ -89,7 +89,7 @@ def _load() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     try:
         from sklearn.datasets import load_digits  # takes a second to import
     except ImportError as error:
-        raise EmrunError("Digits needs scikit-learn: pip install 'emrun[metrics]'") from error
+        raise MissingExtra("Digits", "scikit-learn", "metrics") from error
     data = load_digits()
     return (data.images[:, None] / 16).astype(np.float32), data.target.astype(np.int64)
 

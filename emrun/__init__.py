@@ -6,6 +6,7 @@ from emrun.lazy import lazy_names
 
 if TYPE_CHECKING:
     from emrun.assembly import Training as Training
+    from emrun.config import load_config as load_config
     from emrun.dataset import AbstractDataset as AbstractDataset
     from emrun.hook import AbstractHook as AbstractHook
     from emrun.hook import TrainingAborted as TrainingAborted
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
     from emrun.resuming import resume_training as resume_training
     from emrun.torch_model import TorchModel as TorchModel
     from emrun.training import create_dataset as create_dataset
+    from emrun.training import create_hooks as create_hooks
+    from emrun.training import create_model as create_model
     from emrun.training import create_training as create_training
     from emrun.training import evaluate as evaluate
+    from emrun.training import load_run as load_run
     from emrun.types import Factory as Factory
 
 __version__ = "0.1.0"
@@ -34,8 +38,12 @@ __getattr__ = lazy_names(
         "TrainingAborted": "hook",
         "TrainingTerminated": "hook",
         "create_dataset": "training",
+        "create_hooks": "training",
+        "create_model": "training",
         "create_training": "training",
         "evaluate": "training",
+        "load_config": "config",
+        "load_run": "training",
         "resume_training": "resuming",
     },
 )

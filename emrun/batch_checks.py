@@ -98,7 +98,7 @@ class BatchChecks:
                 if name not in variables:
                     message = (
                         f"hook {type(hook).__name__} reads {name!r}, which is neither a source nor an output"
-                        f"{did_you_mean(name, variables)}; there is {listed(variables)}"
+                        f"{did_you_mean(name, variables)} (there is {listed(variables)})"
                     )
                     raise self._error(0, message)
         self._checked.add(self._stream)
@@ -120,7 +120,8 @@ class BatchChecks:
         missing = [name for name in self._model.input_names if name not in batch]
         if missing:
             hints = "".join(did_you_mean(name, names) for name in missing)
-            message = f"the model needs {listed(missing)}, which the batch does not have{hints}; it has {listed(names)}"
+            there = listed(names)
+            message = f"the model needs {listed(missing)}, which the batch does not have{hints} (it has {there})"
             raise self._error(index, message)
         used = {*self._model.input_names, *self._model.optional_input_names}
         used.update(name for hook in self._hooks for name in hook.reads)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
-import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import CodeType
 from typing import Any
 
-from emrun.check import check_call, constructors, parameters_of
-from emrun.errors import ArgumentError, ConfigError, HookError, Problem, did_you_mean, listed
+from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem
 from emrun.hook import AbstractHook, check_events
 from emrun.model import AbstractModel
-from emrun.names import FORMER, dotted_path, normalised, short_names
-from emrun.type_hints import mismatch
+from emrun.names import no_dotted_path, no_member, no_module
+from emrun.signatures import Parameters, parameters_of
 from emrun.types import Factory, Form
 from emrun.yaml_tree import Node
-
-_KEYS = ("class", "import", "args")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +59,10 @@ class Recipe:
         call.__qualname__ = getattr(self.target, "__qualname__", str(self.target))
         return Factory(call, options=options)
 
+    def wants(self, name: str) -> bool:
+        """Tell whether it, or anything below it, takes a supplied argument."""
+        return name in self.takes or _wants((self.args, self.kwargs, self.options), name)
+
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the target, and tell where it stands in the config when that fails."""
         try:
@@ -73,7 +72,7 @@ class Recipe:
             position = node.position if node else self.node.key_position
             message = self.node.censored(error.message)
             raise ConfigError(Problem(position, f"{self.key}.{error.argument}", message)) from error
-        except HookError as error:
+        except (HookError, MissingExtra) as error:
             message = self.node.censored(str(error))
             raise ConfigError(Problem(self.node.key_position, self.key, message)) from error
         except Exception as error:
@@ -92,211 +91,79 @@ def build(value: Any, supplied: Mapping[str, Any]) -> Any:
     return value
 
 
-class Preparation:
-    """Finds what a config names and checks the arguments, without calling anything.
+def _wants(value: Any, name: str) -> bool:
+    if isinstance(value, Recipe):
+        return value.wants(name)
+    if isinstance(value, dict | list | tuple):
+        return any(_wants(child, name) for child in (value.values() if isinstance(value, dict) else value))
+    return False
 
-    All problems are collected in `problems`; what has one is prepared as None.
-    """
 
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
+class Imported:
+    """Finds what a config names by importing it: phase two of the check, and what is built."""
 
-    def section(self, node: Node, kind: str, supplied: tuple[str, ...], default: str | None = None) -> Any:
-        """Prepare a section that is one object, such as `dataset`.
+    def find(self, path: str) -> Any:
+        """Return what a dotted path names; see `locate`."""
+        return locate(path)
 
-        Args:
-            node: the section.
-            kind: `dataset` or `model`.
-            supplied: the arguments that emrun supplies to it and whatever is below it.
-            default: the class when none is given.
-        """
-        if default is not None and "class" not in node.value:
-            node = Node({"class": Node(default, node.position, node.key), **node.value}, node.position, node.key)
-        if "class" not in node.value:
-            self._problem(node, kind, f"missing key 'class'; built-in: {listed(short_names(kind))}")
-            return None
-        for name in supplied:
-            if name in node.value:
-                self._problem(node.value[name], kind, f"{name!r} is supplied by emrun; remove it")
-                return None
-        earlier = len(self.problems)
-        recipe = self._call(node, kind, kind, supplied)
-        problem = _no_model(recipe) if recipe is not None and kind == "model" else None
-        if problem is not None:
-            self.problems[earlier:] = [problem]  # what is wrong with the arguments of no model does not matter
-        return recipe
+    def classes(self, package: str) -> list[str]:
+        """Return the names of the classes that a package defines."""
+        members = vars(importlib.import_module(package))
+        return [
+            name
+            for name, each in members.items()
+            if inspect.isclass(each) and not name.startswith("_") and f"{each.__module__}.".startswith(f"{package}.")
+        ]
 
-    def hook(self, name: str, arguments: Node | None, entry: Node, key: str) -> Any:
-        """Prepare an entry of the list of hooks."""
-        supplied = ("model", "dataset", "output_dir")
-        entries = dict(arguments.value) if arguments is not None and isinstance(arguments.value, dict) else {}
-        position = arguments.key_position if arguments is not None else entry.position
-        node = Node({"class": Node(name, position, position), **entries}, position, position)
-        for argument in ("class", "import"):
-            if argument in entries:
-                self._problem(entries[argument], key, f"unknown argument {argument!r}; the entry's key is the class")
-                return None
-        for argument in supplied:
-            if argument in entries:
-                self._problem(entries[argument], key, f"{argument!r} is supplied by emrun; remove it")
-                return None
-        earlier = len(self.problems)
-        recipe = self._call(node, key, "hook", supplied)
-        if recipe is None:
-            return None
-        if not (inspect.isclass(recipe.target) and issubclass(recipe.target, AbstractHook)):
-            message = f"{name} is no subclass of emrun.AbstractHook"
-            self.problems[earlier:] = [Problem(position, key, message)]
-            return None
+    def parameters(self, target: Any) -> Parameters | None:
+        """Return what a target takes, None when that cannot be known."""
+        return parameters_of(target)
+
+    def refusal(self, target: Any, kind: str) -> str | None:
+        """Return why a target cannot be what a config names it for, None when it can."""
+        if not callable(target):
+            return "is no class or function to call; 'import' names other objects"
+        if kind == "hook" and not (inspect.isclass(target) and issubclass(target, AbstractHook)):
+            return f"{_called(target)} is no subclass of emrun.AbstractHook"
+        if kind == "model" and inspect.isclass(target) and not issubclass(target, AbstractModel):
+            name = _called(target)
+            if "torch.nn.modules.module.Module" in [_called(base) for base in target.__mro__]:
+                return f"{name} is a torch.nn.Module; write it under model.module: {{class: {name}, ...}}"
+            return f"{name} is no subclass of emrun.AbstractModel"
+        return None
+
+    def mistaken_event(self, target: Any) -> str | None:
+        """Return what is wrong with the events of a hook's class."""
         try:
-            check_events(recipe.target)
+            check_events(target)
         except HookError as error:
-            self._problem(node, key, str(error))
-            return None
-        return recipe
-
-    def value(self, node: Node, key: str, supplied: tuple[str, ...], hint: Any = None) -> Any:
-        """Prepare any value: a form, a mapping, a list or a scalar.
-
-        Args:
-            node: the value.
-            key: its key in the config, for messages.
-            supplied: the arguments that emrun supplies to what is below.
-            hint: the type of the parameter that it is for; a `Factory` is not built.
-        """
-        form = _form_in(hint)
-        if form is not None:
-            return self._form(node, key, supplied, form, allows_mapping=_allows_mapping(hint))
-        if isinstance(node.value, dict):
-            if "class" in node.value or "import" in node.value:
-                return self._call(node, key, "", supplied)
-            return {name: self.value(child, f"{key}.{name}", supplied) for name, child in node.value.items()}
-        if isinstance(node.value, list):
-            return [self.value(child, f"{key}[{index}]", supplied) for index, child in enumerate(node.value)]
-        return node.value
-
-    def _form(self, node: Node, key: str, supplied: tuple[str, ...], form: Form, *, allows_mapping: bool) -> Any:
-        if node.value is None:
-            return None
-        if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
-            return self._call(node, key, "", supplied, form)
-        if isinstance(node.value, dict) and allows_mapping:
-            return {
-                name: self._form(child, f"{key}.{name}", supplied, form, allows_mapping=False)
-                for name, child in node.value.items()
-            }
-        self._problem(node, key, f"{node.shown()!r} is no form; write {{class: NAME, argument: value}}")
+            return str(error)
         return None
 
-    def _call(
-        self, node: Node, key: str, kind: str, supplied: tuple[str, ...], form: Form | None = None
-    ) -> Recipe | None:
-        is_import = "import" in node.value
-        if is_import and "class" in node.value:
-            self._problem(node, key, "has both 'class' and 'import'; 'class' is called, 'import' is not")
+    def streams(self, target: Any) -> list[str] | None:
+        """Return the streams of a dataset's class, None when only a built dataset shows them."""
+        if not inspect.isclass(target) or hasattr(target, "__getattr__") or _may_make_streams(target):
             return None
-        target = self._find(node.value["import" if is_import else "class"], key, kind, form)
-        if target is None:
-            return None
-        if not is_import and not callable(target):
-            self._problem(node.value["class"], key, "is no class or function to call; 'import' names other objects")
-            return None
-        own_keys = form.keys if form else ()
-        options = {k: self.value(v, f"{key}.{k}", supplied) for k, v in node.value.items() if k in own_keys}
-        rest = {k: v for k, v in node.value.items() if k not in own_keys and k not in _KEYS}
-        args = node.get("args")
-        if is_import:
-            self.problems += [
-                Problem(v.key_position, key, f"unknown argument {k!r}; 'import' names an object that is not called")
-                for k, v in {**rest, **({"args": args} if args else {})}.items()
-            ]
-            return Recipe(target, node, key, True, form=form, options=options)
-        if args is not None and not isinstance(args.value, list):
-            self._problem(args, f"{key}.args", f"{args.shown()!r} is no list of positional arguments")
-            return None
-        positional = (form.supplied if form else 0) + len(args.value if args else ())
-        self.problems += check_call(
-            target, rest, key=key, node=node, positional=positional, supplied=supplied, own_keys=own_keys
-        )
-        hints = _hints(target)
-        try:
-            parameters = parameters_of(target)[0]
-        except (TypeError, ValueError):
-            parameters = {}
-        taken = [p.name for p in parameters.values() if p.kind is not p.KEYWORD_ONLY][:positional]
-        given = list(args.value if args else ())
-        by_position = zip(taken[positional - len(given) :], itertools.count(), given, strict=False)
-        values = [(name, f"args[{index}]", value) for name, index, value in by_position]
-        for name, where, value in [*values, *((name, name, value) for name, value in rest.items())]:
-            hint = hints.get(name) if name in parameters else None
-            problem = mismatch(value, hint, parameters[name].default) if hint and _form_in(hint) is None else None
-            if problem is not None:
-                self.problems.append(Problem(value.position, f"{key}.{where}", value.censored(problem)))
-        return Recipe(
-            target,
-            node,
-            key,
-            args=self.value(args, f"{key}.args", supplied) if args else [],
-            kwargs={k: self.value(v, f"{key}.{k}", supplied, hints.get(k)) for k, v in rest.items()},
-            takes=frozenset(name for name in supplied if name in parameters and name not in (*rest, *taken)),
-            form=form,
-            options=options,
-        )
-
-    def _find(self, name: Node, key: str, kind: str, form: Form | None) -> Any:
-        """Return what a name means, None when that is a problem."""
-        if not isinstance(name.value, str) or not name.value:
-            self._problem(name, key, f"{name.shown()!r} is no name of a class")
-            return None
-        text: str = name.value
-        if "." not in text:
-            if kind == "hook" and normalised(text) in FORMER:
-                self._problem(name, key, f"emrun has no hook {text!r}: {FORMER[normalised(text)]}")
-                return None
-            package = form.package if form else ""
-            if package:
-                members = _classes(package)
-                found = {normalised(member): member for member in members}.get(normalised(text))
-                if found is None:
-                    hint = did_you_mean(text, members) or f"; it has {listed(sorted(members))}."
-                    self._problem(name, key, f"{package} has no class {text!r}{hint} Another class has a dotted path")
-                    return None
-                return members[found]
-            path = dotted_path(text, kind)
-            if path is None:
-                names = short_names(kind)
-                hint = did_you_mean(text, names) or (f"; built-in: {listed(names)}." if names else ".")
-                noun = f"{kind} " if kind else "class "
-                self._problem(
-                    name, key, f"unknown {noun}{text!r}{hint} A class of your own has a dotted path: my_module.{text}"
-                )
-                return None
-            text = path
-        try:
-            return locate(text)
-        except LookupError as error:
-            self._problem(name, key, str(error.args[0]))
-            return None
-        except Exception as error:
-            error.add_note(f"while importing {text} for {key} ({name.position})")
-            raise
-
-    def _problem(self, node: Node, key: str, message: str) -> None:
-        self.problems.append(Problem(node.key_position, key, node.censored(message)))
+        return [name.removesuffix("_stream") for name in dir(target) if name.endswith("_stream")] or None
 
 
-def _no_model(recipe: Recipe) -> Problem | None:
-    """Return the problem that a class under `model` is no model, if it is none."""
-    target = recipe.target
-    if not inspect.isclass(target) or issubclass(target, AbstractModel):
-        return None
-    name = f"{target.__module__}.{target.__qualname__}"
-    bases = {f"{base.__module__}.{base.__qualname__}" for base in target.__mro__}
-    if "torch.nn.modules.module.Module" in bases:
-        message = f"{name} is a torch.nn.Module; write it under model.module: {{class: {name}, ...}}"
-    else:
-        message = f"{name} is no subclass of emrun.AbstractModel"
-    return Problem(recipe.node.value["class"].key_position, "model", message)
+def _called(target: Any) -> str:
+    return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', target)}"
+
+
+def _may_make_streams(dataset: type) -> bool:
+    """Tell whether a class's code names attributes that may be streams; then only a built dataset shows what it has."""
+    classes = [cls for cls in dataset.__mro__ if _called(cls) != "emrun.dataset.AbstractDataset"]
+    functions = [each for cls in classes for each in vars(cls).values() if inspect.isfunction(each)]
+    names = {name for function in functions for name in _names_in(function.__code__)}
+    return any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in names)
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
 
 
 def locate(path: str) -> Any:
@@ -308,77 +175,23 @@ def locate(path: str) -> Any:
     """
     parts = path.split(".")
     if not all(part.isidentifier() for part in parts):
-        raise LookupError(f"{path!r} is no dotted path such as my_module.MyClass")
+        raise no_dotted_path(path)
     found: Any = None
     for index, part in enumerate(parts):
         if found is not None and hasattr(found, part):
             found = getattr(found, part)
             continue
         if found is not None and not inspect.ismodule(found):
-            raise LookupError(_missing(found, part, path))
+            raise _missing(found, part, path)
         module = ".".join(parts[: index + 1])
         try:
             found = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise  # the module is there, but something that it imports is not
-            if found is not None:
-                raise LookupError(_missing(found, part, path)) from error
-            message = f"no module {module!r}; it is looked for in the current directory, then among installed packages"
-            raise LookupError(message) from error
+            raise (no_module(module) if found is None else _missing(found, part, path)) from error
     return found
 
 
-def _missing(owner: Any, part: str, path: str) -> str:
-    place = getattr(owner, "__file__", None)
-    name = getattr(owner, "__name__", str(owner))
-    near = did_you_mean(part, [each for each in dir(owner) if not each.startswith("_")])
-    found_at = f" (found at {place})" if place else ""
-    return f"{path}: {name}{found_at} has no {part!r}{near}"
-
-
-def _classes(package: str) -> dict[str, Any]:
-    members = vars(importlib.import_module(package))
-    return {
-        name: each
-        for name, each in members.items()
-        if inspect.isclass(each) and not name.startswith("_") and f"{each.__module__}.".startswith(f"{package}.")
-    }
-
-
-def _hints(target: Any) -> dict[str, Any]:
-    """Return the types of the parameters, those of a base to which `**kwargs` can be handed on included."""
-    found: dict[str, Any] = {}
-    try:
-        functions = constructors(target) if inspect.isclass(target) else [target]
-    except (TypeError, ValueError):  # written in C
-        return {}
-    for function in functions:
-        for name, annotation in getattr(function, "__annotations__", {}).items():
-            if name not in found:
-                found[name] = _hint(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
-    return found
-
-
-def _hint(annotation: Any, names: dict[str, Any]) -> Any:
-    owner = SimpleNamespace(__annotations__={"it": annotation})
-    try:
-        return typing.get_type_hints(owner, names, include_extras=True)["it"]
-    except Exception:  # annotations are the user's code: whatever is wrong with them, they are only hints
-        return None
-
-
-def _form_in(hint: Any) -> Form | None:
-    """Return how a parameter's `Factory` is written, None when it is no factory."""
-    if hint is Factory:
-        return Form()
-    if typing.get_origin(hint) is typing.Annotated and typing.get_args(hint)[0] is Factory:
-        return next((each for each in hint.__metadata__ if isinstance(each, Form)), Form())
-    return next((form for each in typing.get_args(hint) if (form := _form_in(each)) is not None), None)
-
-
-def _allows_mapping(hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    if inspect.isclass(origin) and issubclass(origin, Mapping):
-        return True
-    return any(_allows_mapping(each) for each in typing.get_args(hint))
+def _missing(owner: Any, part: str, path: str) -> LookupError:
+    return no_member(path, getattr(owner, "__name__", str(owner)), getattr(owner, "__file__", None), part, dir(owner))

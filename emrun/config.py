@@ -4,30 +4,82 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from emrun.errors import ConfigError, Position, Problem, did_you_mean
 from emrun.names import normalised
-from emrun.yaml_tree import MAX_DEPTH, MAX_NODES, Node, node_of, parse, read_scalar
+from emrun.yaml_tree import MAX_DEPTH, MAX_NODES, Node, dump, node_of, parse, read_scalar
 
 _INTERPOLATION = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<name>[^{}]*)\}|\$\{")
 
 
-def read_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Node:
+class Config(Mapping[str, Any]):
+    """A config that was read, with what it extends and its overrides: a mapping of plain values.
+
+    It is read-only; for one with other values, `load_config(config, ["model.optimizer.lr=0.1"])`.
+
+    Args:
+        root: the merged tree, before interpolation.
+        name: what the config is called: the stem of its file.
+        text: the text of its file, where it is a single one.
+    """
+
+    def __init__(self, root: Node, name: str, text: str | None = None) -> None:
+        self.root = root
+        self.name = name
+        self.text = text
+        plain = interpolate(root).plain()
+        self._plain: dict[str, Any] = plain if isinstance(plain, dict) else {}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._plain[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plain)
+
+    def __len__(self) -> int:
+        return len(self._plain)
+
+    def __repr__(self) -> str:
+        return dump(node_of(self.root.shown(), self.root.position))
+
+
+def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """Read a config, to look at it or to build from it.
+
+    Args:
+        source: a file, or a directory that holds `config.yaml`, or a mapping, or a config that was loaded before.
+        overrides: `key.path=value`, `~key.path` to delete.
+
+    Raises:
+        ConfigError: a file cannot be read, or an override does not fit, or a `${...}` names nothing.
+    """
+    if isinstance(source, Config):
+        return Config(override(source.root, overrides), source.name, source.text)
+    if isinstance(source, Mapping):
+        return Config(override(node_of(source, Position("config")), overrides), "run")
+    path, text = _read_text(Path(source))
+    node = parse(text, str(path))
+    extends = isinstance(node.value, dict) and node.get("extends") is not None
+    root = override(_extended(node, path, ()), overrides)
+    return Config(root, Path(source).resolve().stem, None if extends else text)
+
+
+def read_config(source: Path, overrides: Sequence[str] = ()) -> Node:
     """Read a config, with what it extends and with overrides, before interpolation.
 
     Args:
-        source: a file, or a directory that holds `config.yaml`, or a mapping.
+        source: a file, or a directory that holds `config.yaml`.
         overrides: `key.path=value`, `~key.path` to delete.
 
     Raises:
         ConfigError: a file cannot be read, or an override does not fit.
     """
-    node = node_of(source, Position("config")) if isinstance(source, Mapping) else _read_file(source, ())
-    return override(node, overrides)
+    path, text = _read_text(source)
+    return override(_extended(parse(text, str(path)), path, ()), overrides)
 
 
 def overlay(config: Node, stream: str) -> Node:
@@ -99,19 +151,24 @@ def interpolate(config: Node) -> Node:
     return _Interpolation(config).of(config, (), 1)
 
 
-def _read_file(path: Path, readers: tuple[Path, ...]) -> Node:
+def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
+    """Return the file of a config, and its text; messages call the file `name`, or else as its path is."""
     try:
-        if path.is_dir():
+        if name is None and path.is_dir():
             path = path / "config.yaml"
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError(Problem(Position(str(path)), "", f"cannot be read: {error.strerror}")) from error
+        raise ConfigError(Problem(Position(name or str(path)), "", f"cannot be read: {error.strerror}")) from error
     try:
-        text = content.decode("utf-8").removeprefix("\ufeff")
+        return path, content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8").removeprefix("\ufeff").split("\n")
-        raise ConfigError(Problem(Position(str(path), len(before), len(before[-1]) + 1), "", "is not UTF-8")) from error
-    node = parse(text, str(path))
+        position = Position(name or str(path), len(before), len(before[-1]) + 1)
+        raise ConfigError(Problem(position, "", "is not UTF-8")) from error
+
+
+def _extended(node: Node, path: Path, readers: tuple[Path, ...]) -> Node:
+    """Return what a file says, merged with what it extends."""
     if not isinstance(node.value, dict):
         raise ConfigError(Problem(node.position, "", "a config is a mapping with the keys dataset, model, ..."))
     extends = node.value.get("extends")
@@ -132,9 +189,16 @@ def _read_file(path: Path, readers: tuple[Path, ...]) -> Node:
             ) from error
         if other in (*readers, path.resolve()):
             raise ConfigError(Problem(name.position, "extends", f"{name.value} extends itself"))
-        base = _read_file(other, (*readers, path.resolve()))
+        _, text = _read_text(other, _shown(other))
+        base = _extended(parse(text, _shown(other)), other, (*readers, path.resolve()))
         merged = base if merged is None else merge(merged, base)
     return node if merged is None else merge(merged, node)
+
+
+def _shown(path: Path) -> str:
+    """Return a path as a message shows it: relative where it is below the current directory."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _path_of(text: str, position: Position) -> list[str]:

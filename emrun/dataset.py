@@ -36,12 +36,12 @@ class AbstractDataset:
         """
         rows: list[list[str]] = []
         for name in stream_names(self):
-            sources: dict[str, _SourceInfo] = {}
+            sources: dict[str, SourceInfo] = {}
             for index, batch in enumerate(open_stream(self, name, StreamContext(name, seed=0))):
                 if index >= max_batches:
                     break
                 for source, values in batch.items():
-                    sources.setdefault(source, _SourceInfo()).add(values)
+                    sources.setdefault(source, SourceInfo()).add(values)
             rows += [[name, source, *info.row()] for source, info in sources.items()]
             if not sources:
                 rows.append([name, "no batches", "", "", ""])
@@ -65,7 +65,7 @@ def stream_function(dataset: Any, name: str) -> Any:
         names = stream_names(dataset)
         raise AttributeError(
             f"dataset {type(dataset).__name__} has no method '{name}{_SUFFIX}'{did_you_mean(name, names)}"
-            f"; its streams: {listed(names)}"
+            f" (its streams: {listed(names)})"
         )
     return function
 
@@ -85,10 +85,12 @@ def open_stream(dataset: Any, name: str, context: StreamContext) -> Any:
     return function(context) if takes_context(function) else function()
 
 
-class _SourceInfo:
-    """What the batches showed of one source."""
+class SourceInfo:
+    """What batches showed of one source, or of one output of a model."""
 
     def __init__(self) -> None:
+        self.is_scalar = False
+        self.has_gaps = False  # values that are not finite
         self.dtypes: set[str] = set()
         self.shapes: set[tuple[int, ...]] = set()
         self.ragged = False
@@ -96,6 +98,7 @@ class _SourceInfo:
         self.high = -np.inf
 
     def add(self, values: Any) -> None:
+        """Take note of the values of a batch."""
         dtype = getattr(values, "dtype", None)
         if hasattr(values, "detach"):  # a tensor: NumPy knows neither its gradient nor its device nor bfloat16
             values = values.detach().cpu()
@@ -107,13 +110,19 @@ class _SourceInfo:
             self.dtypes.add(type(values[0]).__name__)
             return
         self.dtypes.add(str(dtype or array.dtype))
+        self.is_scalar = array.ndim == 0
         self.shapes.add(array.shape[1:])
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            self.has_gaps = True
+            array = array[np.isfinite(array)]
         if array.dtype.kind in _NUMERIC_KINDS and array.size:
             self.low = min(self.low, float(array.min()))
             self.high = max(self.high, float(array.max()))
 
     def row(self) -> list[str]:
+        """Return dtype, shape without the batch axis, and range."""
         ragged = self.ragged or len(self.shapes) > 1
         shape = "ragged" if ragged else str(next(iter(self.shapes), ()))
         span = f"{self.low:g} to {self.high:g}" if self.low <= self.high else ""
-        return [", ".join(sorted(self.dtypes)), shape, span]
+        parts = [span] if span else []
+        return [", ".join(sorted(self.dtypes)), shape, ", ".join([*parts, *(["not finite"] if self.has_gaps else [])])]

@@ -94,6 +94,15 @@ class UsageError(EmrunError, ValueError):
     exit_status = 2
 
 
+class MissingExtra(EmrunError, ImportError):
+    """A library that only some hook, dataset or model needs is not installed; the message has the command."""
+
+    exit_status = 2
+
+    def __init__(self, what: str, library: str, extra: str) -> None:
+        super().__init__(f"{what} needs {library}, which is not installed: pip install 'emrun[{extra}]'")
+
+
 class StreamError(EmrunError, ValueError):
     """A stream or one of its batches that breaks its contract: empty, ragged, without a source that the model needs.
 
@@ -135,12 +144,18 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
 
     Near is what has about the same letters, or else is another common word for the same thing (`learning_rate`, `lr`).
     """
+    near = nearest(name, allowed)
+    return f"; did you mean {near!r}?" if near is not None else ""
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str | None:
+    """Return the name nearest to `name`, None when none is near; see `did_you_mean`."""
     candidates = {_fold(candidate): candidate for candidate in allowed}
     near = difflib.get_close_matches(_fold(name), candidates, n=1, cutoff=0.6)
     if not near:
         others = next((words.split() for words in _SAME if _fold(name) in words.split()), [])
         near = [word for word in others if word in candidates]
-    return f"; did you mean {candidates[near[0]]!r}?" if near else ""
+    return candidates[near[0]] if near else None
 
 
 _SAME = (  # what other tools call the same thing, without underscores

@@ -153,10 +153,20 @@ def check_events(hook_class: type) -> None:
     for name in dir(hook_class):
         if name in EVENTS:
             _check_parameters(hook_class, name)
-        elif not name.startswith("_") and name not in dir(AbstractHook) and callable(getattr(hook_class, name)):
-            near = [event for event in EVENTS if _one_edit_apart(name, event)]
-            if near:
-                raise HookError(f"{hook_class.__name__}.{name} is no event of a hook; did you mean {near[0]!r}?")
+        elif (near := misspelt_event(name)) is not None and callable(getattr(hook_class, name)):
+            raise HookError(no_event(hook_class.__name__, name, near))
+
+
+def misspelt_event(name: str) -> str | None:
+    """Return the event that a method's name is one edit away from, None when it is one or is far from all."""
+    if name in EVENTS or name.startswith("_") or name in dir(AbstractHook):
+        return None
+    return next((event for event in EVENTS if _one_edit_apart(name, event)), None)
+
+
+def no_event(hook_class: str, name: str, near: str) -> str:
+    """Return the message about a method whose name is nearly that of an event."""
+    return f"{hook_class}.{name} is no event of a hook; did you mean {near!r}?"
 
 
 def check_monitors(hooks: Sequence[Any], streams: Sequence[str]) -> None:
@@ -175,7 +185,7 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str]) -> None:
             if stream not in streams:
                 raise HookError(
                     f"{type(hook).__name__} monitors {address}, but stream {stream!r} is not run"
-                    f"{did_you_mean(stream, streams)}; the streams are {listed(streams)} (main_loop.extra_streams)",
+                    f"{did_you_mean(stream, streams)} (main_loop runs {listed(streams)}: main_loop.extra_streams)",
                     index,
                 )
             writers = [i for i, other in enumerate(hooks) if _writes(other, statistic)]
@@ -183,8 +193,8 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str]) -> None:
                 written = sorted({name for other in hooks for name in getattr(other, "writes", ())})
                 raise HookError(
                     f"{type(hook).__name__} monitors {address}, but no hook writes {statistic!r}"
-                    f"{did_you_mean(statistic, written)}; written are {listed(written)}. Add it to ComputeStats, or to "
-                    "`writes` of the hook that adds it",
+                    f"{did_you_mean(statistic, written)} (written are {listed(written)}); add it to ComputeStats, or "
+                    "to `writes` of the hook that adds it",
                     index,
                 )
             if writers[0] > index:

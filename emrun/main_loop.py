@@ -101,10 +101,10 @@ class MainLoop:
         self.outcome: Outcome | None = None
         self.training = False
         self.evaluating = False
-        self._intervals = _read_extra_streams(extra_streams, train_stream_name)
+        self.intervals = _read_extra_streams(extra_streams, train_stream_name)
         self._buffer = buffer
-        self._on_empty_stream = on_empty_stream
-        self._fixed_batch_size = fixed_batch_size
+        self.on_empty_stream = on_empty_stream
+        self.fixed_batch_size = fixed_batch_size
         self._fixed_epoch_size = fixed_epoch_size
         self._skip_zeroth_epoch = skip_zeroth_epoch
         self._epochs_done = 0
@@ -115,7 +115,7 @@ class MainLoop:
         self._profile: Profile = {}
         self._news = False  # a signal, a termination or a request for a checkpoint: looked at after each batch
         self._entered = False
-        self._checks = BatchChecks(model, self.hooks, on_empty_batch, on_unused_sources)
+        self.checks = BatchChecks(model, self.hooks, on_empty_batch, on_unused_sources)
         self._checkpointing = Checkpointing(run.checkpoints if run else None, self._save)
         self._phase = _Phase.BEFORE
         self._copy: dict[str, Any] | None = None  # the state that a checkpoint gets while the loop evaluates
@@ -144,12 +144,12 @@ class MainLoop:
     @property
     def extra_streams(self) -> list[str]:
         """Names of the streams that are evaluated after the train stream."""
-        return list(self._intervals)
+        return list(self.intervals)
 
     @property
     def batch_length(self) -> int:
         """How many examples the current batch has."""
-        return self._checks.batch_length
+        return self.checks.batch_length
 
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: Iterable[str] = ()) -> None:
         """Ask for a checkpoint, which is saved when the event is over for all hooks; in an evaluation, do nothing.
@@ -311,7 +311,7 @@ class MainLoop:
         Raises:
             StreamError: an output has the name of a source, or a hook reads a variable that is neither.
         """
-        self._checks.check_outputs(outputs)
+        self.checks.check_outputs(outputs)
 
     def close(self) -> None:
         """End the passes that were begun; positions are kept."""
@@ -445,8 +445,8 @@ class MainLoop:
         seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
         hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
         stream.profile = self._profile
-        checks, run, clock = self._checks, self.model.run, perf_counter
-        check_batch, fixed_batch_size = checks.begin(name), self._fixed_batch_size
+        checks, run, clock = self.checks, self.model.run, perf_counter
+        check_batch, fixed_batch_size = checks.begin(name), self.fixed_batch_size
         announce = partial(self.notify, "before_batch") if self._listeners["before_batch"] else None
         report = partial(self.notify, "after_batch") if self._listeners["after_batch"] else None
         batches_run = 0
@@ -484,7 +484,7 @@ class MainLoop:
         if not (train and stream.epoch_ended):
             self._end_if_due()  # otherwise a resume would begin the next pass in this epoch
         if batches_run == 0 and not may_be_empty:
-            checks.report_empty_stream(name, self._on_empty_stream)
+            checks.report_empty_stream(name, self.on_empty_stream)
         if train and is_last:
             self._phase = _Phase.EVALUATE
         self.notify("after_stream", stream_name=name)
@@ -579,7 +579,7 @@ class MainLoop:
 
     def _due_streams(self, epoch_id: int) -> list[StreamWrapper]:
         """Return the extra streams that are evaluated in an epoch."""
-        due = [name for name, interval in self._intervals.items() if interval is None or epoch_id % interval == 0]
+        due = [name for name, interval in self.intervals.items() if interval is None or epoch_id % interval == 0]
         return [self._stream(name, train=False) for name in due]
 
     def _find_listeners(self) -> dict[str, list[Callable[..., Any]]]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from emrun import checkpoint
-from emrun.assembly import Training, assemble, prepare
-from emrun.config import override, read_config, with_defaults
+from emrun.assembly import Training, assemble
+from emrun.build import Imported
+from emrun.config import Config, override, read_config, with_defaults
 from emrun.errors import UsageError
 from emrun.files import storing, write_atomically
 from emrun.lock import RunLock
+from emrun.preparation import prepare
 from emrun.run_dir import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, read_trace
 from emrun.training import DRAWN
 from emrun.yaml_tree import Node, dump
@@ -59,7 +61,7 @@ def resume_training(
     try:
         stored = read_config(source)
         merged = override(stored, overrides)
-        prepared = prepare(merged)
+        prepared = prepare(merged, Imported())
         changed = _changes(stored.plain(), merged.plain())
         trace = read_trace(source)
         if trace.get("status") == "finished" and not changed and checkpoint_name is None and run is not None:
@@ -71,7 +73,7 @@ def resume_training(
             run, trace, place = _fork(source, Path(fork), place, trace, command)
         assert run is not None  # one of the two
         with run.logging():
-            training = assemble(prepared, run)
+            training = assemble(prepared, run.directory, run)
             if place is not None:
                 training.main_loop.restore(place)
                 done = (training.main_loop.training_epochs_done, training.main_loop.iterations_done)
@@ -90,10 +92,10 @@ def resume_training(
         raise
 
 
-def changes_to(run_directory: Path, config: Path, overrides: Sequence[str]) -> list[str]:
+def changes_to(run_directory: Path, config: Config) -> list[str]:
     """Return the keys in which a config differs from the one that a run was started with."""
     stored = read_config(run_directory).plain()
-    given = with_defaults(read_config(config, overrides), {k: stored[k] for k in DRAWN if k in stored}).plain()
+    given = with_defaults(config.root, {k: stored[k] for k in DRAWN if k in stored}).plain()
     return list(_changes(stored, given))
 
 

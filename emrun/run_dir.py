@@ -32,7 +32,7 @@ from emrun.types import EpochData
 _LOG = logging.getLogger(__name__)
 
 CONFIG, TRACE, METRICS, LOG, CHECKPOINTS = "config.yaml", "trace.yaml", "metrics.jsonl", "train.log", "checkpoints"
-_LOG_FORMAT = "%(asctime)s.%(msecs)03d: %(levelname)-8s@%(module)-12s: %(message)s"
+_LOG_FORMAT = "%(asctime)s.%(msecs)03d: %(levelname)-8s@%(module)-14s: %(message)s"
 _FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
 _DEFAULT_FORMAT = "{name}_{timestamp}"
 

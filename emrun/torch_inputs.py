@@ -64,7 +64,7 @@ class InputNames:
             unknown = [name for name in inputs if name not in named]
             if unknown and not takes_any:
                 hint = did_you_mean(str(unknown[0]), named)
-                message = f"{kind}.forward has no parameter {unknown[0]!r}{hint}; it has {listed(list(named))}"
+                message = f"{kind}.forward has no parameter {unknown[0]!r}{hint} (it has {listed(list(named))})"
                 raise ArgumentError("inputs", message)
             return cls(tuple((source, parameter) for parameter, source in inputs.items()))
         if all(name in named for name in inputs) and len(set(inputs)) == len(inputs):

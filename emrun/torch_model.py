@@ -324,7 +324,7 @@ class TorchModel(AbstractModel):
                 there = list(returned)
                 hint = "".join(did_you_mean(name, there) for name in missing)
                 raise ArgumentError(
-                    "outputs", f"forward returns no {listed(missing)}{hint}; it returns {listed(there)}"
+                    "outputs", f"forward returns no {listed(missing)}{hint} (it returns {listed(there)})"
                 )
             return {name: returned[name] for name in names}
         if names is None:
@@ -383,7 +383,7 @@ class _Calculation:
             there = [*outputs, *inputs]
             message = f"model.{self.key} needs {error.args[0]!r}, which is neither an output nor a source"
             hint = did_you_mean(str(error.args[0]), there)
-            raise StreamError(f"{message}{hint}; there is {listed(there)}", first_batch=True) from None
+            raise StreamError(f"{message}{hint} (there is {listed(there)})", first_batch=True) from None
         return self._function(*arguments)
 
 

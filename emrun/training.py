@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from emrun import checkpoint
-from emrun.assembly import Training, assemble, build_dataset, prepare
-from emrun.config import overlay, override, read_config, with_defaults
+from emrun.assembly import Training, assemble, build_dataset, build_hooks, build_model
+from emrun.build import Imported
+from emrun.config import load_config, overlay, override, read_config, with_defaults
 from emrun.errors import ConfigError, StorageError, UsageError, did_you_mean, listed
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
 from emrun.outcome import Outcome
+from emrun.preparation import prepare
 from emrun.randomness import draw_seed
 from emrun.run_dir import CHECKPOINTS, CONFIG, Run, create_evaluation, create_run, holds_run
 from emrun.types import EpochData
-from emrun.yaml_tree import dump, parse
+from emrun.yaml_tree import Node, dump
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,22 +53,27 @@ def create_training(
         StorageError: the directory cannot be written.
         BaseException: what a dataset, model or hook raises while it is built; the trace tells of it.
     """
-    source = config if isinstance(config, Mapping) else Path(config)
-    merged = read_config(source, overrides)
-    merged = with_defaults(merged, dict(zip(DRAWN, (draw_seed(), str(Path.cwd())), strict=True)))
-    prepared = prepare(merged)
+    loaded = load_config(config, overrides)
+    merged = with_defaults(loaded.root, dict(zip(DRAWN, (draw_seed(), str(Path.cwd())), strict=True)))
+    prepared = prepare(merged, Imported())
     existed = output_dir is not None and Path(output_dir).exists()
+    had_root = output_dir is not None or Path(output_root).exists()
     run = create_run(
-        dump(merged, _template(source)),
-        prepared.get("name", None) or _name_of(source),
+        dump(merged, loaded.text),
+        prepared.get("name", None) or loaded.name,
         output_root=Path(output_root),
         output_dir=None if output_dir is None else Path(output_dir),
         seed=prepared.get("seed", 0),
         command=command,
     )
-    with _kept_or_removed(run, existed), run.logging():
-        _LOG.info("run directory: %s", run.directory)
-        return assemble(prepared, run)
+    try:
+        with _kept_or_removed(run, existed), run.logging():
+            _LOG.info("run directory: %s", run.directory)
+            return assemble(prepared, run.directory, run)
+    except (ConfigError, UsageError):
+        if not had_root:
+            _remove_if_empty(run.directory.parent)
+        raise
 
 
 def create_dataset(config: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Any:
@@ -78,8 +87,66 @@ def create_dataset(config: str | Path | Mapping[str, Any], overrides: Sequence[s
         ConfigError: the config cannot be used.
         BaseException: what the dataset raises while it is built.
     """
-    source = config if isinstance(config, Mapping) else Path(config)
-    return build_dataset(read_config(source, overrides))
+    return build_dataset(load_config(config, overrides).root)
+
+
+def create_model(
+    config: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), dataset: Any = None
+) -> AbstractModel:
+    """Build the model of a config, with random numbers from the config's seed and without a run directory.
+
+    Args:
+        config: a file, a directory that holds `config.yaml`, or a mapping, of which only the model's section is needed.
+        overrides: as on the command line.
+        dataset: for a model that takes it; by default that of the config is built.
+
+    Raises:
+        ConfigError: the config cannot be used.
+        BaseException: what the model raises while it is built.
+    """
+    return build_model(load_config(config, overrides).root, dataset)
+
+
+def create_hooks(
+    config: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), model: Any = None, dataset: Any = None
+) -> tuple[AbstractHook, ...]:
+    """Build the hooks of a config, without a run directory: those that write into one say so when they begin.
+
+    Args:
+        config: a file, a directory that holds `config.yaml`, or a mapping, of which only the hooks' section is needed.
+        overrides: as on the command line.
+        model: for hooks that take it.
+        dataset: likewise.
+
+    Raises:
+        ConfigError: the config cannot be used.
+        BaseException: what a hook raises while it is built.
+    """
+    return build_hooks(load_config(config, overrides).root, model, dataset)
+
+
+def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> Training:
+    """Return a run's dataset and its model with the weights of a checkpoint, to look at; the run stays as it is.
+
+    Its main loop has no hooks and writes nothing; `evaluate` has the statistics of a stream.
+
+    Args:
+        run_directory: the directory of the run.
+        checkpoint_name: a name such as `latest`; by default `best`, or else `latest`.
+
+    Raises:
+        UsageError: there is no such run or checkpoint.
+        ConfigError: its config cannot be used.
+        StorageError: the checkpoint is damaged or does not fit.
+        BaseException: what the dataset or the model raises.
+    """
+    directory = Path(run_directory)
+    prepared = replace(prepare(_config_of(directory), Imported()), hooks=[])
+    checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
+    training = assemble(prepared, directory, run=None, is_evaluation=True)
+    manifest = _load(training.model, directory / CHECKPOINTS, checkpoint_name)
+    training.main_loop.start_from(manifest.epoch, manifest.iteration)
+    return training
 
 
 def train(training: Training) -> Outcome:
@@ -91,10 +158,7 @@ def train(training: Training) -> Outcome:
     run = training.main_loop.run
     assert run is not None  # create_training made one
     with run.logging():
-        if not any(_can_end(hook) for hook in training.hooks):
-            _LOG.warning(
-                "no hook ends the training, only an interrupt will; add for example `- StopAfter: {epochs: 20}`"
-            )
+        warn_of_no_end(training.hooks)
         outcome = training.main_loop.run_training()
         _LOG.info("%s: %s", outcome.status, outcome.reason)
         return outcome
@@ -128,20 +192,25 @@ def evaluate(
         BaseException: what a dataset, model or hook raises.
     """
     directory = Path(run_directory)
-    if not holds_run(directory):
-        raise UsageError(f"{directory} is no run directory: it has no {CONFIG}")
-    source = Path(config) if config is not None else directory / CONFIG
-    merged = override(overlay(read_config(source), stream), overrides)
-    prepared = prepare(merged)
+    own = _config_of(directory)
+    merged = override(overlay(own if config is None else read_config(Path(config)), stream), overrides)
+    prepared = prepare(merged, Imported())
     checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
     run = create_evaluation(directory, stream, dump(merged), command)
     with _kept_or_removed(run, existed=False), run.logging():
-        training = assemble(prepared, run, is_evaluation=True)
+        training = assemble(prepared, run.directory, run, is_evaluation=True)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
             raise _unknown_stream(training.dataset, stream)
         manifest = _load(training.model, directory / CHECKPOINTS, checkpoint_name)
         training.main_loop.start_from(manifest.epoch, manifest.iteration)
         return training.main_loop.run_evaluation(stream)
+
+
+def _config_of(directory: Path) -> Node:
+    """Return the config of a run, before interpolation."""
+    if not holds_run(directory):
+        raise UsageError(f"{directory} is no run directory: it has no {CONFIG}")
+    return read_config(directory / CONFIG)
 
 
 def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> checkpoint.Manifest:
@@ -155,6 +224,11 @@ def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> checkpoi
         except StorageError:
             if checkpoint.find(checkpoints, name) == place:
                 raise
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # another run is there by now
+        directory.rmdir()
 
 
 @contextmanager
@@ -174,23 +248,16 @@ def _kept_or_removed(run: Run, existed: bool) -> Iterator[None]:
 def _unknown_stream(dataset: Any, stream: str) -> UsageError:
     there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
     near = did_you_mean(stream, there)
-    return UsageError(f"dataset {type(dataset).__name__} has no stream {stream!r}{near}; it has {listed(there)}")
+    return UsageError(f"dataset {type(dataset).__name__} has no stream {stream!r}{near} (it has {listed(there)})")
+
+
+def warn_of_no_end(hooks: Sequence[AbstractHook]) -> None:
+    """Log a warning when no hook can end a training."""
+    if not any(_can_end(hook) for hook in hooks):
+        _LOG.warning("no hook ends the training, only an interrupt will; add for example `- StopAfter: {epochs: 20}`")
 
 
 def _can_end(hook: AbstractHook) -> bool:
     """Tell whether a hook's code names `TrainingTerminated`."""
     functions = [each for cls in type(hook).__mro__ for each in vars(cls).values() if inspect.isfunction(each)]
     return any("TrainingTerminated" in function.__code__.co_names for function in functions)
-
-
-def _template(source: Path | Mapping[str, Any]) -> str | None:
-    """Return the text of a single config file, whose comments are kept; several files have no common text."""
-    if isinstance(source, Mapping):
-        return None
-    path = source / CONFIG if source.is_dir() else source
-    text = path.read_text(encoding="utf-8-sig")
-    return text if parse(text, str(path)).get("extends") is None else None
-
-
-def _name_of(source: Path | Mapping[str, Any]) -> str:
-    return "run" if isinstance(source, Mapping) else source.resolve().stem

@@ -10,9 +10,10 @@ import typing
 from typing import Any
 
 from emrun.errors import listed
+from emrun.types import Factory, Form
 from emrun.yaml_tree import Node
 
-_SCALARS: dict[Any, tuple[type, ...]] = {
+SCALARS: dict[Any, tuple[type, ...]] = {
     bool: (bool,),
     int: (int,),
     float: (int, float),
@@ -21,8 +22,8 @@ _SCALARS: dict[Any, tuple[type, ...]] = {
     type(None): (type(None),),
 }
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", complex: "a number", str: "a text"}
-_NO_TEXT = frozenset(("torch.Tensor", "torch.nn.modules.module.Module", "numpy.ndarray"))
-_SEQUENCES = (list, tuple, set, frozenset, collections.abc.Iterable, collections.abc.Collection)
+NO_TEXT = frozenset(("torch.Tensor", "torch.nn.modules.module.Module", "numpy.ndarray"))
+SEQUENCES = (list, tuple, set, frozenset, collections.abc.Iterable, collections.abc.Collection)
 
 
 def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty) -> str | None:
@@ -64,8 +65,8 @@ def _accepts(node: Node, hint: Any) -> bool:
         return any(_accepts(node, each) for each in arguments)
     if origin is typing.Literal:
         return any(value == each and type(value) is type(each) for each in arguments)
-    if hint in _SCALARS:
-        return isinstance(value, _SCALARS[hint]) and (hint is bool or not isinstance(value, bool))
+    if hint in SCALARS:
+        return isinstance(value, SCALARS[hint]) and (hint is bool or not isinstance(value, bool))
     kind = origin or hint
     if not inspect.isclass(kind):
         return True
@@ -74,10 +75,10 @@ def _accepts(node: Node, hint: Any) -> bool:
     if issubclass(kind, collections.abc.Mapping):
         inner = arguments[1] if len(arguments) == 2 else Any
         return isinstance(value, dict) and all(_accepts(child, inner) for child in value.values())
-    if kind in _SEQUENCES or (kind is not str and issubclass(kind, collections.abc.Sequence)):
+    if kind in SEQUENCES or (kind is not str and issubclass(kind, collections.abc.Sequence)):
         return _accepts_sequence(value, kind, arguments)
     if isinstance(value, str):
-        return _NO_TEXT.isdisjoint(f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
+        return NO_TEXT.isdisjoint(f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
     return True
 
 
@@ -119,7 +120,7 @@ def _describe(hint: Any) -> str:
         return "a mapping" + (f" whose values are {_plural(arguments[1])}" if len(arguments) == 2 else "")
     if kind is tuple and arguments and arguments[-1] is not Ellipsis:
         return f"a list of {len(arguments)}: {', '.join(map(_describe, arguments))}"
-    if kind in _SEQUENCES or (inspect.isclass(kind) and issubclass(kind, collections.abc.Sequence)):
+    if kind in SEQUENCES or (inspect.isclass(kind) and issubclass(kind, collections.abc.Sequence)):
         return "a list" + (f" of {_plural(arguments[0])}" if arguments else "")
     return str(getattr(kind, "__name__", kind))
 
@@ -143,3 +144,20 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def form_in(hint: Any) -> Form | None:
+    """Return how a parameter's `Factory` is written, None when it is no factory."""
+    if hint is Factory:
+        return Form()
+    if typing.get_origin(hint) is typing.Annotated and typing.get_args(hint)[0] is Factory:
+        return next((each for each in hint.__metadata__ if isinstance(each, Form)), Form())
+    return next((form for each in typing.get_args(hint) if (form := form_in(each)) is not None), None)
+
+
+def allows_mapping(hint: Any) -> bool:
+    """Tell whether a hint is a mapping, or has one among its alternatives."""
+    origin = typing.get_origin(hint)
+    if inspect.isclass(origin) and issubclass(origin, collections.abc.Mapping):
+        return True
+    return any(allows_mapping(each) for each in typing.get_args(hint))

@@ -125,5 +125,6 @@ def _check_aggregation(name: Any) -> None:
         hint = did_you_mean(str(name), RUNNING)
         allowed = ", ".join(RUNNING)
         raise ArgumentError(
-            "variables", f"{name!r} is no aggregation{hint}; it is one of {allowed}, or a function of NumPy like median"
+            "variables",
+            f"{name!r} is no aggregation{hint} (one of {allowed}, or a function of NumPy like median)",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -14,6 +15,8 @@ tqdm.monitor_interval = 0  # no monitor thread
 
 class ShowProgress(AbstractHook):
     """Shows a bar with the remaining time for each stream; nothing when standard error is no terminal.
+
+    Nor with `--no-progress` or `--quiet`, or the environment variable TQDM_DISABLE.
 
         hooks:
           - ShowProgress
@@ -48,7 +51,7 @@ class ShowProgress(AbstractHook):
                 unit="batch",
                 leave=False,
                 file=sys.stderr,
-                disable=not sys.stderr.isatty(),
+                disable=not sys.stderr.isatty() or bool(os.environ.get("TQDM_DISABLE")),
                 dynamic_ncols=True,
             )
         self._count += 1

@@ -1,8 +1,10 @@
 """What tests share: the installed command in a process of its own, and small configs."""
 
 import os
+import pty
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,38 @@ def emrun(tmp_path):
             timeout=timeout,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def emrun_on_terminal(tmp_path):
+    """Run the installed command with standard error on a terminal; return exit status, output, what that shows."""
+
+    def run(*arguments, env=None):
+        leader, follower = pty.openpty()
+        termios.tcsetwinsize(follower, (24, 80))
+        process = subprocess.Popen(
+            [str(EMRUN), *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "TERM": "xterm", **(env or {})},
+            stdin=follower,
+            stdout=subprocess.PIPE,
+            stderr=follower,
+        )
+        os.close(follower)
+        parts = []
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:  # how Linux tells that nobody has the terminal open any more
+                break
+            if not part:
+                break
+            parts.append(part)
+        os.close(leader)
+        output, _ = process.communicate(timeout=60)
+        return process.returncode, output.decode(), b"".join(parts).decode()
 
     return run
 

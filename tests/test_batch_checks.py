@@ -213,7 +213,7 @@ def test_missing_sources_are_an_error_with_what_there_is_and_what_may_be_meant()
         checks_of("image", "label").begin("train")({"images": [1], "id": [2]})
     assert str(raised.value) == (
         "stream 'train', batch 0 of the epoch: the model needs image, label, which the batch does not have; did you "
-        "mean 'images'?; it has images, id"
+        "mean 'images'? (it has images, id)"
     )
 
 
@@ -300,7 +300,7 @@ def test_a_hook_that_reads_what_is_not_there_is_an_error_with_what_is_there():
         checked(hooks=[Reader("loss"), Reader("x", "los")])
     assert str(raised.value) == (
         "stream 'train', batch 0 of the epoch: hook Reader reads 'los', which is neither a source nor an output; did "
-        "you mean 'loss'?; there is x, y, loss"
+        "you mean 'loss'? (there is x, y, loss)"
     )
     assert raised.value.exit_status == 2
 

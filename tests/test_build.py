@@ -6,10 +6,11 @@ from typing import Annotated
 
 import pytest
 
-from emrun.build import Preparation, build, locate
+from emrun.build import Imported, build, locate
 from emrun.config import interpolate
 from emrun.errors import ConfigError
 from emrun.hook import AbstractHook
+from emrun.preparation import Preparation
 from emrun.training import create_training
 from emrun.types import Factory, Form
 from emrun.yaml_tree import parse
@@ -141,7 +142,7 @@ def prepare(user):
     """Prepare a value written in YAML; return it, not built yet, and the problems."""
 
     def run(text, supplied=(), hint=None):
-        found = Preparation()
+        found = Preparation(Imported())
         node = interpolate(parse(text, "c.yaml"))
         value = found.value(node.get("it"), "it", supplied, hint)
         return value, [str(problem) for problem in found.problems]
@@ -382,7 +383,7 @@ def test_a_plain_factory_hint_has_a_form_too(prepare, hint):
         ("{class: mine.Outer.Iner}", "c.yaml:1:6: it: mine.Outer.Iner: Outer has no 'Iner'; did you mean 'Inner'?"),
         (
             "{class: not_there.Point}",
-            "c.yaml:1:6: it: no module 'not_there'; it is looked for in the current directory",
+            "c.yaml:1:6: it: no module 'not_there' (looked for in the current directory",
         ),
         ("{class: os.pth.join}", "has no 'pth'; did you mean 'path'?"),
         ("[1, {class: mine.Point, x: 1, a: {class: mine.Point}}]", "it[1]: unknown argument 'a'"),
@@ -461,7 +462,7 @@ def test_any_other_error_of_a_constructor_keeps_its_type_and_tells_the_position(
 def test_an_error_within_a_users_module_is_not_swallowed(write_module, code, kind):
     write_module(code)
     with pytest.raises(kind) as caught:
-        Preparation().value(parse("it: {class: mine.Thing}", "c.yaml").get("it"), "it", ())
+        Preparation(Imported()).value(parse("it: {class: mine.Thing}", "c.yaml").get("it"), "it", ())
     assert caught.value.__notes__ == ["while importing mine.Thing for it (c.yaml:1:13)"]
 
 
@@ -480,7 +481,7 @@ def test_a_name_below_a_module_that_is_no_package_is_missing_there():
 @pytest.fixture
 def section(user):
     def run(text, kind, supplied=("dataset", "output_dir"), default=None):
-        found = Preparation()
+        found = Preparation(Imported())
         recipe = found.section(parse(text, "c.yaml"), kind, supplied, default)
         return recipe, [str(problem) for problem in found.problems]
 
@@ -543,7 +544,7 @@ def hook(user):
     """Prepare an entry of the hooks."""
 
     def run(name, arguments=None):
-        found = Preparation()
+        found = Preparation(Imported())
         text = f"- {name}: {arguments}" if arguments else f"- {name}"
         entry = parse(text, "c.yaml").value[0]
         recipe = found.hook(name, entry.get(name), entry, "hooks[0]")

@@ -1,13 +1,11 @@
 """A config against the sections that emrun knows, and signatures."""
 
-import inspect
-
 import pytest
 
-from emrun.check import check_call, check_main_loop, check_sections, parameters_of
+from emrun.check import check_call, check_main_loop, check_sections
 from emrun.config import interpolate
-from emrun.hook import AbstractHook
 from emrun.main_loop import MainLoop
+from emrun.signatures import parameters_of
 from emrun.yaml_tree import parse
 
 MINIMAL = "dataset: {class: D}\nmodel: {class: M}\n"
@@ -105,7 +103,7 @@ def test_what_came_from_the_environment_is_shown_as_the_config_says_it(monkeypat
 
 
 def main_loop_problems(text):
-    return [str(problem) for problem in check_main_loop(parse(text, "c.yaml"), MainLoop)]
+    return [str(problem) for problem in check_main_loop(parse(text, "c.yaml"), parameters_of(MainLoop))]
 
 
 def test_arguments_of_the_main_loop_are_its_keys():
@@ -124,62 +122,22 @@ def test_unknown_keys_are_left_to_the_main_loop_where_the_policy_says_so(policy)
 @pytest.mark.parametrize("policy", ["error", "warn", "ignore", "[x]"])
 @pytest.mark.parametrize("key", ["model", "dataset", "hooks", "run", "seed", "self", "3", "null"])
 def test_what_the_main_loop_gets_from_emrun_and_what_is_no_name_is_always_refused(policy, key):
-    (problem,) = main_loop_problems(f"{{{key}: 3, on_incorrect_config: {policy}}}")
-    assert "unknown argument" in problem
+    problems = main_loop_problems(f"{{{key}: 3, on_incorrect_config: {policy}}}")
+    assert sum("unknown argument" in problem for problem in problems) == 1
 
 
 @pytest.mark.parametrize("section", [None, parse("~", "c.yaml")])
 def test_no_section_for_the_main_loop_is_no_problem(section):
-    assert check_main_loop(section, MainLoop) == []
+    assert check_main_loop(section, parameters_of(MainLoop)) == []
 
 
-# Signatures
-
-
-class Base(AbstractHook):
-    def __init__(self, needed, limit=1, **kwargs):
-        super().__init__(**kwargs)
-
-
-class Closed(Base):
-    def __init__(self, own):
-        super().__init__(own)
-
-
-class Open(Base):
-    def __init__(self, own, limit, **kwargs):
-        super().__init__(own, **kwargs)
-
-
-def test_a_hook_that_takes_keyword_arguments_has_the_parameters_of_its_base():
-    parameters, takes_any = parameters_of(Open)
-    assert list(parameters) == ["own", "limit", "needed", "model", "dataset", "output_dir"]
-    assert not takes_any
-
-
-def test_what_the_base_needs_the_hook_may_supply_itself():
-    parameters, _ = parameters_of(Open)
-    needed = [name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
-    assert needed == ["own", "limit"]
-
-
-def test_a_hook_that_takes_none_has_only_its_own_parameters():
-    assert list(parameters_of(Closed)[0]) == ["own"]
-
-
-def test_any_other_class_with_keyword_arguments_takes_all():
-    class Free:
-        def __init__(self, a, *rest, **kwargs):
-            pass
-
-    parameters, takes_any = parameters_of(Free)
-    assert list(parameters) == ["a"]
-    assert takes_any
+# Calls
 
 
 def call_problems(target, text, positional=0, supplied=()):
     node = parse(text, "c.yaml")
-    found = check_call(target, node.value, key="it", node=node, positional=positional, supplied=supplied)
+    parameters = parameters_of(target)
+    found = check_call(parameters, node.value, key="it", node=node, first=positional, supplied=supplied)
     return [str(problem) for problem in found]
 
 

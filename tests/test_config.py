@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emrun.config import hook_entry, interpolate, merge, overlay, override, read_config, with_defaults
+from emrun.config import hook_entry, interpolate, load_config, merge, overlay, override, read_config, with_defaults
 from emrun.errors import ConfigError, Position
 from emrun.yaml_tree import MAX_DEPTH, dump, node_of, parse
 
@@ -48,7 +48,7 @@ def test_a_directory_stands_for_its_config_file(write):
 
 
 def test_a_mapping_is_a_config_too():
-    assert read_config({"a": {"b": (1, 2)}}, ["a.c=3"]).plain() == {"a": {"b": [1, 2], "c": 3}}
+    assert load_config({"a": {"b": (1, 2)}}, ["a.c=3"]) == {"a": {"b": [1, 2], "c": 3}}
 
 
 def test_a_byte_order_mark_is_no_part_of_the_config(tmp_path):

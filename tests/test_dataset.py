@@ -58,7 +58,7 @@ def test_a_stream_that_is_not_there_is_an_error_with_what_is_there_and_what_may_
     with pytest.raises(AttributeError) as raised:
         stream_function(Reviews(), "vaild")
     assert str(raised.value) == (
-        "dataset Reviews has no method 'vaild_stream'; did you mean 'valid'?; its streams: empty, train, valid"
+        "dataset Reviews has no method 'vaild_stream'; did you mean 'valid'? (its streams: empty, train, valid)"
     )
 
 

@@ -299,8 +299,8 @@ def test_what_an_earlier_hook_writes_may_be_monitored(written, address):
         ([Writes("loss/mean"), Monitors("valid/los/mean")], "but no hook writes 'los/mean'; did you mean 'loss/mean'?"),
         ([Writes("loss/mean"), Monitors("valid/loss/std")], "no hook writes 'loss/std'"),
         ([Writes("loss/mean"), Monitors("valid/loss")], "no hook writes 'loss'; did you mean 'loss/mean'?"),
-        ([AbstractHook(), Monitors("valid/loss")], "written are nothing. Add it to ComputeStats, or to `writes` of"),
-        ([Writes("loss"), Monitors("vaild/loss")], "stream 'vaild' is not run; did you mean 'valid'?; the streams are"),
+        ([AbstractHook(), Monitors("valid/loss")], "(written are nothing); add it to ComputeStats, or to `writes` of"),
+        ([Writes("loss"), Monitors("vaild/loss")], "stream 'vaild' is not run; did you mean 'valid'? (main_loop runs"),
         ([AbstractHook(), Monitors("valid/loss"), Writes("loss")], "move it behind Writes"),
     ],
 )

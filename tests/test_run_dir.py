@@ -299,7 +299,7 @@ def test_the_log_of_the_block_is_written(run, root_logger):
         logging.getLogger("my_hooks").debug("too much")
     logging.getLogger("my_hooks").warning("after")
     (line,) = (run.directory / "train.log").read_text(encoding="utf-8").splitlines()
-    assert line.endswith(": INFO    @test_run_dir: größe 3")
+    assert line.endswith(": INFO    @test_run_dir  : größe 3")
 
 
 def test_a_level_below_info_is_kept(run, root_logger):

@@ -268,7 +268,7 @@ def test_a_module_that_takes_any_keywords_gets_a_mapping_by_name():
     ("module", "inputs", "message"),
     [
         (Anything(), None, "inputs: Anything.forward takes any arguments; list the sources it gets"),
-        (Two(), {"aa": "x"}, "no parameter 'aa'; did you mean 'a'?; it has a, b"),
+        (Two(), {"aa": "x"}, "no parameter 'aa'; did you mean 'a'? (it has a, b)"),
         (Two(), ["x", "y", "z"], "Two.forward takes 2 arguments, not 3"),
         (Two(), ["a"], "Two.forward: missing a required argument: 'b'"),
         (Two(), ["x"], "Two.forward: missing a required argument: 'b'"),
@@ -482,7 +482,7 @@ def test_outputs_names_what_forward_returns(function, outputs, expected):
         (lambda x: (x, x), ["p"], "['p'] names 1 values, but forward returns 2"),
         (lambda x: x, ["p", "q"], "['p', 'q'] names 2 values, but forward returns 1"),
         (lambda x: x, None, "forward returns Tensor, not a mapping; name what it returns"),
-        (lambda x: {"logits": x}, ["logit"], "forward returns no logit; did you mean 'logits'?; it returns logits"),
+        (lambda x: {"logits": x}, ["logit"], "forward returns no logit; did you mean 'logits'? (it returns logits)"),
     ],
 )
 def test_outputs_that_forward_does_not_return_are_an_error(function, outputs, message):

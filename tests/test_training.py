@@ -201,14 +201,30 @@ class Made:
 
     def batches(self):
         yield {"x": [[0.0] * 11] * 2, "y": [0.0, 1.0]}
+
+class Inside(Made):
+    def __init__(self, name):
+        [setattr(self, each, self.batches) for each in [name]]
+
+class Below(Made):
+    def __init__(self, name):
+        object.__setattr__(self, name, self.batches)
+
+class Elsewhere(Made):
+    def __init__(self, name):
+        install(self, name)
+
+def install(dataset, name):
+    setattr(dataset, name, dataset.batches)
 """
 
 
-def test_streams_that_a_constructor_makes_are_found_when_the_dataset_is_built(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["Made", "Inside", "Below", "Elsewhere"])
+def test_streams_that_a_constructor_makes_are_found_when_the_dataset_is_built(tmp_path, monkeypatch, kind):
     (tmp_path / "made_streams.py").write_text(MADE_STREAMS)
     monkeypatch.syspath_prepend(tmp_path)
     config = {**CONFIG, "main_loop": {}, "hooks": [{"StopAfter": {"epochs": 1}}]}
-    good = {"class": "made_streams.Made", "name": "train_stream"}
+    good = {"class": f"made_streams.{kind}", "name": "train_stream"}
     assert trained(tmp_path / "log", config={**config, "dataset": good}).main_loop.training_epochs_done == 1
     with pytest.raises(ConfigError, match="no method 'train_stream'"):
         create_training({**config, "dataset": {**good, "name": "tarin_stream"}}, tmp_path / "wrong")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emrun import create_training
-from emrun.config import read_config
+from emrun.config import load_config
 from emrun.errors import ConfigError, Position, Problem, did_you_mean
 from emrun.type_hints import mismatch
 
@@ -28,7 +28,7 @@ class Colour(enum.Enum):
 
 
 def node(value):
-    return read_config({"x": value}).get("x")
+    return load_config({"x": value}).root.get("x")
 
 
 RIGHT = [

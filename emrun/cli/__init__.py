@@ -7,6 +7,7 @@ import sys
 import click
 
 from emrun import __version__
+from emrun.cli.check import check
 from emrun.cli.config import show_config
 from emrun.cli.console import end_by_signal, fail
 from emrun.cli.dataset import dataset
@@ -25,6 +26,7 @@ def emrun() -> None:
 emrun.add_command(train)
 emrun.add_command(resume)
 emrun.add_command(evaluate)
+emrun.add_command(check)
 emrun.add_command(show_config, "config")
 emrun.add_command(dataset)
 emrun.add_command(hooks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,18 +14,35 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Print a config as emrun reads it.")
-@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
 @click.option("--resolved", is_flag=True, help="With ${...} replaced; what comes from the environment stays as it is.")
-@click.option("--origins", is_flag=True, help="A line for each value, with the file and line or override it is from.")
-def show_config(config: Path, overrides: tuple[str, ...], resolved: bool, origins: bool) -> int:
+@click.option(
+    "--origins",
+    is_flag=True,
+    help="A line for each value: its file and line, its override, or whose default.",
+)
+@click.option("--schema", is_flag=True, help="Print a JSON schema of configs, for editors, instead of a config.")
+def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool, origins: bool, schema: bool) -> int:
     """Print CONFIG, a file or a directory that holds config.yaml, merged with what it extends and the overrides.
 
-    It is read, but not checked against the classes that it names.
+    It is read, but not checked against the classes that it names; --origins looks into their sources for defaults.
     """
+    if schema:
+        if config is not None or resolved or origins:
+            raise click.UsageError(
+                "--schema describes all configs: it takes no CONFIG and no other option", click.get_current_context()
+            )
+        from emrun.schema import config_schema
+
+        click.echo(json.dumps(config_schema(), indent=2))
+        return 0
+    if config is None:
+        raise click.UsageError("Missing argument 'CONFIG'.", click.get_current_context())
     from tabulate import tabulate
 
     from emrun.config import interpolate, read_config
+    from emrun.preparation import defaults_of
     from emrun.yaml_tree import dump, node_of
 
     merged = read_config(config, overrides)
@@ -32,10 +50,22 @@ def show_config(config: Path, overrides: tuple[str, ...], resolved: bool, origin
         merged = interpolate(merged)
     if origins:
         rows = [(key, repr(node.shown()), str(node.position)) for key, node in _leaves(merged)]
+        for key, value, kind in defaults_of(merged):
+            rows.insert(_place(key, rows), (key, repr(value), f"default of {kind}"))
         click.echo(tabulate(rows, tablefmt="plain", disable_numparse=True))
     else:
         click.echo(dump(node_of(merged.shown(), merged.position)), nl=False)
     return 0
+
+
+def _place(key: str, rows: list[tuple[str, str, str]]) -> int:
+    """Return where a key belongs among the rows: behind the last of its mapping."""
+    while "." in key:
+        key = key.rpartition(".")[0]
+        found = [index for index, row in enumerate(rows) if row[0] == key or row[0].startswith(f"{key}.")]
+        if found:
+            return found[-1] + 1
+    return len(rows)
 
 
 def _leaves(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:

@@ -7,13 +7,13 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
 
-from emrun.errors import ConfigError, exit_status
+from emrun.errors import ConfigError, Problem, exit_status
 
 
 class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
@@ -30,12 +30,38 @@ class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
-        return text if record.levelno <= logging.INFO else f"{record.levelname.lower()}: {text}"
+        if record.levelno <= logging.INFO:
+            return text
+        word = f"{record.levelname.lower()}:"
+        if has_colours(self.stream):
+            word = click.style(word, fg="yellow" if record.levelno == logging.WARNING else "red", bold=True)
+        return f"{word} {text}"
+
+
+def has_colours(stream: Any) -> bool:
+    """Tell whether a stream is a terminal that is to show colours (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how much a command shows: `verbose`, `quiet` and `progress`."""
+    options = (
+        click.option("-v", "--verbose", is_flag=True, help="Show debug messages."),
+        click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only, and no bars."),
+        click.option("--no-progress", "progress", flag_value=False, default=True, help="Show no bars."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @contextmanager
-def terminal_log(verbose: bool, quiet: bool) -> Iterator[None]:
-    """Show the log on standard error."""
+def terminal_log(*, verbose: bool = False, quiet: bool = False, progress: bool = True) -> Iterator[None]:
+    """Show the log on standard error; without `progress`, tqdm shows no bars, whoever asks for one."""
+    if verbose and quiet:
+        raise click.UsageError("--verbose and --quiet exclude each other")
+    if quiet or not progress:
+        os.environ["TQDM_DISABLE"] = "1"
     root = logging.getLogger()
     handler = _TerminalHandler(sys.stderr)
     handler.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
@@ -55,13 +81,28 @@ def fail(error: BaseException) -> int:
     if status == 1:
         traceback.print_exception(error)
     elif isinstance(error, ConfigError):
-        click.echo(str(error), err=True)
+        for problem in error.problems:
+            _print_error(_coloured(problem))
         if len(error.problems) > 1:
-            click.echo(f"{len(error.problems)} errors", err=True)
+            _print_error(f"{len(error.problems)} errors")
     else:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        click.echo(f"error: {error}{notes}", err=True)
+        _print_error(f"{click.style('error:', fg='red', bold=True)} {error}{notes}")
     return status
+
+
+def _print_error(text: str) -> None:
+    click.echo(text, err=True, color=has_colours(sys.stderr))
+
+
+def _coloured(problem: Problem) -> str:
+    """Return the block of a problem with its position bold and its caret red."""
+    head, *quoted = problem.block().split("\n")
+    where = str(problem.position or "")
+    lines = [click.style(where, bold=True) + head[len(where) :]]
+    if quoted:
+        lines += [*quoted[:-1], click.style(quoted[-1], fg="red", bold=True)]
+    return "\n".join(lines)
 
 
 def end_by_signal(number: int) -> NoReturn:

@@ -18,7 +18,7 @@ def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
 
     Every dataset has stream_info: a table of its streams' sources.
     """
-    with terminal_log(verbose=False, quiet=False):
+    with terminal_log():
         from emrun.dataset import AbstractDataset
         from emrun.errors import did_you_mean, listed
         from emrun.training import create_dataset
@@ -32,7 +32,7 @@ def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
         if method not in methods:
             hint = did_you_mean(method, methods)
             kind = type(built).__name__
-            raise click.UsageError(f"dataset {kind} has no method {method!r}{hint}; it has {listed(methods)}")
+            raise click.UsageError(f"dataset {kind} has no method {method!r}{hint} (it has {listed(methods)})")
         found = getattr(built, method)()
         if found is not None:
             click.echo(found)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import end_by_signal, results, terminal_log
+from emrun.cli.console import end_by_signal, output_options, results, terminal_log
 
 
 @click.command("eval", short_help="Evaluate a run on streams.")
@@ -15,10 +15,15 @@ from emrun.cli.console import end_by_signal, results, terminal_log
 @click.argument("arguments", metavar="STREAM... [OVERRIDE...]", nargs=-1, required=True)
 @click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use this config, not the run's.")
 @click.option("--checkpoint", metavar="NAME", help="Which checkpoint; by default best, or else latest.")
-@click.option("-v", "--verbose", is_flag=True, help="Show debug messages.")
-@click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only.")
+@output_options
 def evaluate(
-    directory: Path, arguments: tuple[str, ...], config: Path | None, checkpoint: str | None, verbose: bool, quiet: bool
+    directory: Path,
+    arguments: tuple[str, ...],
+    config: Path | None,
+    checkpoint: str | None,
+    verbose: bool,
+    quiet: bool,
+    progress: bool,
 ) -> int:
     """Evaluate the checkpoint of the run in DIRECTORY on streams of its dataset.
 
@@ -29,7 +34,13 @@ def evaluate(
     streams = [each for each in arguments if each not in overrides]
     if not streams:
         raise click.UsageError("name a stream to evaluate, e.g. valid")
-    with terminal_log(verbose, quiet):
+    with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
+        if config is not None or (directory / "config.yaml").exists():
+            from emrun.config import overlay, override, read_config
+            from emrun.preparation import check_statically
+
+            for stream in streams:
+                check_statically(override(overlay(read_config(config or directory), stream), overrides))
         from emrun.interrupts import Interrupted
         from emrun.training import evaluate as evaluate_stream
 

@@ -8,35 +8,46 @@ import click
 @click.command(short_help="List the hooks at hand, or explain one.")
 @click.argument("name", required=False)
 def hooks(name: str | None) -> int:
-    """List the hooks that come with emrun; with NAME, tell what it does, its arguments and the YAML to paste.
+    """List the hooks of emrun and of installed packages; with NAME, tell what it does and the YAML to paste.
 
     NAME is one of them, or a dotted path such as my_hooks.Mine, found in the current directory.
     """
     import inspect
-    import sys
-    from pathlib import Path
 
     from tabulate import tabulate
 
     from emrun.errors import did_you_mean, listed
-    from emrun.names import documentation, dotted_path, short_names
+    from emrun.names import (
+        NotThere,
+        built_ins,
+        documentation,
+        dotted_path,
+        find_user_modules,
+        normalised,
+        plugins,
+        short_names,
+    )
 
     if name is None:
-        rows = [(each, documentation(each, "hook").partition("\n")[0]) for each in short_names("hook")]
+        rows = [(each, documentation(each, "hook").partition("\n")[0]) for each in short_names("hook", installed=False)]
+        for each, paths in plugins("hook").items():
+            is_hidden = normalised(each) in built_ins("hook")
+            rows.append((each, f"{' or '.join(paths)}{', by its dotted path only' * (is_hidden or len(paths) > 1)}"))
         click.echo(tabulate(rows, tablefmt="plain"))
         return 0
-    if dotted_path(name, "hook") is not None:
+    if normalised(name) in built_ins("hook"):
         click.echo(documentation(name, "hook"))
         return 0
-    if "." not in name:
-        known = short_names("hook")
-        raise click.UsageError(f"emrun has no hook {name!r}{did_you_mean(name, known)}; it has {listed(known)}")
     from emrun.build import locate
 
-    sys.path.append(str(Path.cwd()))
+    find_user_modules()
     try:
-        found = locate(name)
-    except LookupError as error:
-        raise click.UsageError(str(error.args[0])) from error
+        path = name if "." in name else dotted_path(name, "hook")
+        if path is None:
+            known = short_names("hook")
+            raise click.UsageError(f"there is no hook {name!r}{did_you_mean(name, known)} (there is {listed(known)})")
+        found = locate(path)
+    except NotThere as error:
+        raise click.UsageError(str(error)) from error
     click.echo(inspect.getdoc(found) or f"{name} has no docstring")
     return 0

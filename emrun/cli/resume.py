@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import terminal_log
+from emrun.cli.console import output_options, terminal_log
 from emrun.cli.train import run
 
 
@@ -19,10 +19,15 @@ from emrun.cli.train import run
     "--fork", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
     help="Leave the run as it is and go on in a new one.",
 )  # fmt: skip
-@click.option("-v", "--verbose", is_flag=True, help="Show debug messages.")
-@click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only.")
+@output_options
 def resume(
-    directory: Path, overrides: tuple[str, ...], checkpoint: str | None, fork: Path | None, verbose: bool, quiet: bool
+    directory: Path,
+    overrides: tuple[str, ...],
+    checkpoint: str | None,
+    fork: Path | None,
+    verbose: bool,
+    quiet: bool,
+    progress: bool,
 ) -> int:
     """Go on with the run in DIRECTORY exactly where its newest checkpoint was saved.
 
@@ -31,7 +36,12 @@ def resume(
 
     A finished run has nothing to do and ends with status 0.
     """
-    with terminal_log(verbose, quiet):
+    with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
+        if (directory / "config.yaml").exists():
+            from emrun.config import read_config
+            from emrun.preparation import check_statically
+
+            check_statically(read_config(directory, overrides))
         from emrun.resuming import resume_training
 
         training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.cli.console import end_by_signal, fail, summary, terminal_log
+from emrun.cli.console import end_by_signal, fail, output_options, summary, terminal_log
 
 if TYPE_CHECKING:
     from emrun.assembly import Training
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--auto-resume", is_flag=True, help="Go on with the run in --output-dir if it holds one.")
 @click.option("--rm", "remove", is_flag=True, help="Delete the run directory after the training.")
-@click.option("-v", "--verbose", is_flag=True, help="Show debug messages.")
-@click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only.")
+@output_options
 def train(
     config: Path, overrides: tuple[str, ...], output_root: Path, output_dir: Path | None, auto_resume: bool,
-    remove: bool, verbose: bool, quiet: bool,
+    remove: bool, verbose: bool, quiet: bool, progress: bool,
 ) -> int:  # fmt: skip
     """Train from CONFIG, a file or a directory that holds config.yaml.
 
@@ -46,14 +45,17 @@ def train(
         raise click.UsageError(f"--rm deletes the run directory, but {output_dir} was there before; remove --rm")
     if auto_resume and output_dir is None:
         raise click.UsageError("--auto-resume needs --output-dir, the directory in which the same command goes on")
-    if verbose and quiet:
-        raise click.UsageError("--verbose and --quiet exclude each other")
-    with terminal_log(verbose, quiet):
+    with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
+        from emrun.config import load_config
+        from emrun.preparation import check_statically
+
+        loaded = load_config(config, overrides)
+        check_statically(loaded.root, evaluations=True)
         from emrun.resuming import changes_to, resume_training
         from emrun.training import create_training
 
         if auto_resume and output_dir is not None and (output_dir / "config.yaml").exists():
-            different = changes_to(output_dir, config, overrides)
+            different = changes_to(output_dir, loaded)
             if different:
                 raise click.UsageError(
                     f"{output_dir} was started with another config; different are {', '.join(different)}. Use "
@@ -61,7 +63,7 @@ def train(
                 )
             resumed = resume_training(output_dir, command=sys.argv)
             return 0 if resumed is None else run(resumed, quiet)
-        training = create_training(config, output_root, output_dir, overrides, command=sys.argv)
+        training = create_training(loaded, output_root, output_dir, command=sys.argv)
         try:
             return run(training, quiet)
         finally:

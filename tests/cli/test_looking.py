@@ -1,11 +1,14 @@
 """The commands that look at a config without training: `config`, `dataset`, `hooks`."""
 
+import json
+
 import pytest
 from ruamel.yaml import YAML
 
 from emrun import create_dataset
 from emrun.errors import ConfigError
 from emrun.names import short_names
+from emrun.schema import config_schema
 from emrun.stream_context import StreamContext
 
 BASE = """\
@@ -65,11 +68,54 @@ def test_interpolations_are_resolved_but_the_environment_is_not_printed(project,
 def test_origins_tell_file_and_line_or_override(project, emrun):
     done = emrun("config", "config.yaml", "--origins", "main_loop.buffer=2")
     origins = {line.split()[0]: line.split(maxsplit=2)[2] for line in done.stdout.splitlines()}
-    assert origins["dataset.batch_size"].endswith("/base.yaml:4:15")
+    assert origins["dataset.batch_size"] == "base.yaml:4:15"
     assert origins["dataset.flat"] == "config.yaml:3:9"
     assert origins["model.optimizer.lr"] == "config.yaml:5:19"
-    assert origins["hooks.0.StopAfter.epochs"].endswith("/base.yaml:9:25")
+    assert origins["hooks.0.StopAfter.epochs"] == "base.yaml:9:25"
     assert origins["main_loop.buffer"] == "override 'main_loop.buffer=2'"
+    assert origins["dataset.shift"] == "default of Digits"
+    assert origins["model.optimizer.momentum"] == "default of SGD"
+    assert origins["model.module.bias"] == "default of torch.nn.Linear"
+    assert origins["main_loop.skip_zeroth_epoch"] == "default of MainLoop"
+    assert origins["hooks.0.StopAfter.minutes"] == "default of StopAfter"
+    keys = list(origins)
+    assert keys.index("dataset.shift") < keys.index("model.module.class")
+    assert not {"model.optimizer.params", "hooks.0.StopAfter.model"} & set(keys)
+
+
+def test_origins_of_a_config_that_cannot_be_used_are_told_as_far_as_it_goes(project, emrun):
+    for wrong in ("model=3", "dataset.class=Nothing", "hooks=3", "hooks=[3]", "main_loop=3", "name=${env:EMRUN_UNSET}"):
+        done = emrun("config", "config.yaml", "--origins", wrong)
+        assert done.returncode == 0, done.stderr
+        assert f"override '{wrong}'" in done.stdout
+        assert "default of " in done.stdout
+
+
+def test_the_schema_is_printed_without_a_config_and_without_torch(tmp_path, emrun):
+    done = emrun("config", "--schema", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == config_schema()
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "emrun.schema" in imported
+    assert "torch" not in imported
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--schema", "config.yaml"], "it takes no CONFIG and no other option"),
+        (["--schema", "--resolved"], "it takes no CONFIG and no other option"),
+        (["--origins", "--schema"], "it takes no CONFIG and no other option"),
+        ([], "Missing argument 'CONFIG'."),
+        (["--origins"], "Missing argument 'CONFIG'."),
+    ],
+)
+def test_a_schema_is_of_all_configs_and_anything_else_of_one(project, emrun, arguments, message):
+    done = emrun("config", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.startswith("Usage: emrun config")
 
 
 def test_a_config_that_cannot_be_read_is_an_error(project, emrun):
@@ -157,7 +203,7 @@ def test_a_hook_of_ones_own_is_explained(project, emrun):
     [
         ("StopAfte", "did you mean 'StopAfter'?"),
         ("mine.Nothing", "no module 'mine'"),
-        ("a b", "emrun has no hook 'a b'"),
+        ("a b", "there is no hook 'a b'"),
     ],
 )
 def test_an_unknown_hook_is_an_error(emrun, name, message):

@@ -228,7 +228,7 @@ def test_what_the_first_batch_shows_ends_with_status_2(project, emrun):
     done = emrun("train", "config.yaml", "hooks.ComputeStats.variables=[los]")
     assert done.returncode == 2
     assert (
-        "'los', which is neither a source nor an output; did you mean 'loss'?; there is x, y, logit, loss"
+        "'los', which is neither a source nor an output; did you mean 'loss'? (there is x, y, logit, loss)"
         in done.stderr
     )
     assert "Traceback" not in done.stderr
@@ -309,3 +309,14 @@ def test_user_modules_are_found_in_the_directory_where_the_run_was_started(proje
     (directory,) = (project / "log").iterdir()
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     assert emrun("eval", directory, "valid", cwd=elsewhere).returncode == 0
+
+
+def test_a_missing_extra_names_its_pip_command(emrun, tmp_path):
+    (tmp_path / "hidden" / "sklearn").mkdir(parents=True)
+    (tmp_path / "hidden" / "sklearn" / "__init__.py").write_text("raise ImportError('hidden')")
+    (tmp_path / "c.yaml").write_text(CONFIG.replace("Majority, n: 50", "Digits"))
+    done = emrun("train", "c.yaml", env={"PYTHONPATH": str(tmp_path / "hidden")})
+    assert done.returncode == 2
+    message = "Digits needs scikit-learn, which is not installed: pip install 'emrun[metrics]'"
+    assert f"c.yaml:3:1: dataset: {message}\n    dataset: {{class: Digits}}" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -123,7 +123,7 @@ def test_it_tells_what_it_reads_and_writes():
         ([3], "3 is neither a name nor {name: [aggregation, ...]}"),
         ([{"loss": []}], "{'loss': []} is neither a name nor"),
         ([{"loss": 3}], "{'loss': 3} is neither a name nor"),
-        ([{"loss": ["men"]}], "'men' is no aggregation; did you mean 'mean'?; it is one of mean, sum, min,"),
+        ([{"loss": ["men"]}], "'men' is no aggregation; did you mean 'mean'? (one of mean, sum, min,"),
         ([{"loss": ["nan_count"]}], "'nan_count' is no aggregation; did you mean 'nancount'?"),
         ([{"loss": ["sort"]}], "'sort' is no aggregation"),
         ([{"loss": ["pi"]}], "'pi' is no aggregation"),

@@ -1,14 +1,8 @@
 """ShowProgress: a bar on a terminal, nothing elsewhere."""
 
 import io
-import os
-import pty
 import re
-import subprocess
-import sys
-import termios
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +11,6 @@ from tqdm import TMonitor
 from emrun import AbstractHook, MainLoop
 from emrun.hooks import ShowProgress, StopAfter, show_progress
 
-EMRUN = Path(sys.executable).with_name("emrun")
 CONFIG = """
 seed: 1
 dataset: {class: Digits, flat: true}
@@ -64,32 +57,24 @@ def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring, terminal):
     assert bars(terminal.getvalue()) == {(0, "train"): 15, (0, "valid"): 2, (1, "train"): 15, (1, "valid"): 2}
 
 
-def test_a_terminal_shows_a_bar_for_each_stream(tmp_path):
+def test_a_terminal_shows_a_bar_for_each_stream(tmp_path, emrun_on_terminal):
     (tmp_path / "config.yaml").write_text(CONFIG)
-    leader, follower = pty.openpty()
-    termios.tcsetwinsize(follower, (24, 80))
-    process = subprocess.Popen(
-        [EMRUN, "train", "config.yaml"], cwd=tmp_path, stdin=follower, stdout=subprocess.PIPE, stderr=follower
-    )
-    os.close(follower)
-    parts = []
-    while True:
-        try:
-            part = os.read(leader, 65536)
-        except OSError:  # how Linux tells that nobody has the terminal open any more
-            break
-        if not part:
-            break
-        parts.append(part)
-    os.close(leader)
-    table, _ = process.communicate(timeout=60)
-    text = b"".join(parts).decode()
-    assert process.returncode == 0
+    status, table, text = emrun_on_terminal("train", "config.yaml")
+    assert status == 0
     assert bars(text) == {(0, "train"): 45, (0, "valid"): 6, (1, "train"): 45, (1, "valid"): 6}
     assert "epoch 1  valid  loss" in text  # log lines stand above the bar
-    assert "epoch 1 " not in table.decode()
+    assert "epoch 1 " not in table
     lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
     assert not [line for line in lines if "batch" in line]  # no bar is left
+
+
+@pytest.mark.parametrize("option", ["--no-progress", "-q"])
+def test_a_terminal_shows_no_bar_when_none_is_wanted(tmp_path, emrun_on_terminal, option):
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    status, _, text = emrun_on_terminal("train", option, "config.yaml")
+    assert status == 0
+    assert not bars(text)
+    assert ("epoch 1  valid  loss" in text) is (option == "--no-progress")
 
 
 def test_nothing_is_written_when_standard_error_is_no_terminal(tmp_path, emrun):

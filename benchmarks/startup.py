@@ -1,0 +1,131 @@
+"""How long emrun takes to begin: the help, phase one of the check, the first update; whole processes, alternating.
+
+    python benchmarks/startup.py [--pairs 20]
+
+Medians of the pairs' ratios and differences are printed beside the budgets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+HELP_BUDGET = 2.0  # times the import of click
+CHECK_BUDGET = 0.5  # seconds more than the help
+UPDATE_BUDGET = 1.3  # times importing torch and making one SGD step
+
+ROOT = Path(__file__).parent.parent
+EMRUN = str(Path(sys.executable).with_name("emrun"))
+HELP = [EMRUN, "--help"]
+CLICK = [sys.executable, "-c", "import click"]
+
+FIRST_UPDATE = """\
+dataset: {class: first_update.Random}
+model:
+  module: {class: torch.nn.Linear, in_features: 64, out_features: 10}
+  inputs: [x]
+  outputs: [logits]
+  loss: {class: torch.nn.CrossEntropyLoss, inputs: [logits, y]}
+  optimizer: {class: SGD, lr: 0.1}
+main_loop: {skip_zeroth_epoch: true}
+hooks:
+  - ComputeStats: {variables: [loss]}
+  - LogVariables
+  - first_update.Exit
+  - StopAfter: {epochs: 1}
+"""
+
+CODE = """\
+import os
+import numpy as np
+from emrun import AbstractHook
+
+class Random:
+    def train_stream(self):
+        generator = np.random.default_rng(0)
+        yield {"x": generator.random((32, 64), dtype="float32"), "y": generator.integers(0, 10, 32)}
+
+class Exit(AbstractHook):
+    def after_update(self):
+        os._exit(0)
+"""
+
+RAW = """\
+import os
+import numpy as np
+import torch
+
+generator = np.random.default_rng(0)
+x, y = torch.from_numpy(generator.random((32, 64), dtype="float32")), torch.from_numpy(generator.integers(0, 10, 32))
+module = torch.nn.Linear(64, 10)
+optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+torch.nn.functional.cross_entropy(module(x), y).backward()
+optimizer.step()
+os._exit(0)
+"""
+
+
+def seconds(command: list[str], directory: Path, status: int = 0) -> float:
+    """Return how long a command takes, which must end with the status."""
+    began = perf_counter()
+    done = subprocess.run(command, cwd=directory, check=False, capture_output=True)
+    taken = perf_counter() - began
+    assert done.returncode == status, done.stderr.decode()
+    return taken
+
+
+def pairs(ours: list[str], base: list[str], directory: Path, count: int, status: int = 0) -> list[tuple[float, float]]:
+    """Return the seconds of two commands, run in turn."""
+    seconds(ours, directory, status), seconds(base, directory)  # files into the cache
+    return [(seconds(ours, directory, status), seconds(base, directory)) for _ in range(count)]
+
+
+def show(what: str, figures: list[tuple[float, float]], base: str, budget: float, *, ratio: bool) -> None:
+    """Print the median of the ratios or differences beside the budget."""
+    a, b = (statistics.median(column) for column in zip(*figures, strict=True))
+    found = statistics.median(x / y if ratio else x - y for x, y in figures)
+    unit = "times" if ratio else "s more"
+    verdict = "held" if found <= budget else "NOT HELD"
+    print(f"{what} {a:.3f} s, {base} {b:.3f} s: {found:.2f} {unit}, budget {budget}, {verdict}", flush=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=20)
+    count = parser.parse_args().pairs
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        (directory / "config.yaml").write_text(FIRST_UPDATE)
+        (directory / "first_update.py").write_text(CODE)
+        (directory / "raw.py").write_text(RAW)
+        show("emrun --help", pairs(HELP, CLICK, directory, count), "import click", HELP_BUDGET, ratio=True)
+        check = [EMRUN, "check", "--static"]
+        sample = [*check, str(ROOT / "sample_configs" / "digits_convnet.yaml")]
+        show("check --static", pairs(sample, HELP, directory, count), "--help", CHECK_BUDGET, ratio=False)
+        wrong = ROOT / "tests" / "wrong_configs"
+        slowest: tuple[float, list[tuple[float, float]], str] = (0.0, [], "")
+        for path in sorted(wrong.glob("*.yaml")):
+            if path.read_text(encoding="utf-8").startswith(("# phase: one", "# phase: reading")):
+                figures = pairs([*check, path.name, *overrides(path)], HELP, wrong, max(3, count // 5), status=2)
+                slowest = max(slowest, (statistics.median(x - y for x, y in figures), figures, path.stem))
+        if slowest[1]:
+            show(f"the slowest wrong config ({slowest[2]})", slowest[1], "--help", CHECK_BUDGET, ratio=False)
+        train, raw = [EMRUN, "train", "-q", "config.yaml"], [sys.executable, "raw.py"]
+        show("first update", pairs(train, raw, directory, count), "raw torch", UPDATE_BUDGET, ratio=True)
+
+
+def overrides(path: Path) -> list[str]:
+    """Return the overrides that a wrong config names in its first lines."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    marked = [line.removeprefix("# overrides: ") for line in lines if line.startswith("# overrides: ")]
+    return [word for line in marked for word in line.split()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""`emrun check`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from emrun.cli.console import fail, terminal_log
+
+if TYPE_CHECKING:
+    from emrun.config import Config
+    from emrun.errors import ConfigError
+
+_MOST_ROWS = 30
+
+
+@click.command(short_help="Find what is wrong with a config, without training.")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@click.option("--static", is_flag=True, help="Only what can be known without importing anything; takes no time.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def check(config: Path, overrides: tuple[str, ...], static: bool, as_json: bool) -> int:
+    """Find what is wrong with CONFIG, and show what its data and its model agree on.
+
+    The config is checked against all that it names. Then the first two batches of every stream are made, a copy of the
+    model makes a step with them, evaluates them, and is saved and loaded again. Nothing is written, nothing is changed;
+    hooks are built, but hear of no event of a training.
+
+    Exit status: 0 nothing is wrong, 1 the dataset or the model failed, 2 something is wrong.
+    """
+    with terminal_log(quiet=True):
+        from emrun.errors import ConfigError
+
+        sys.dont_write_bytecode = True
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what is temporary goes
+        try:
+            with redirect_stdout(sys.stderr) if as_json else nullcontext():  # what the user's code prints
+                contract = _check(config, overrides, static)
+        except ConfigError as error:
+            if as_json:
+                click.echo(json.dumps({"problems": _problems(error), "contract": None}, indent=2))
+                return error.exit_status
+            raise
+        except Exception as error:
+            if as_json:
+                problem = {"file": None, "line": None, "column": None, "key": None, "message": str(error)}
+                click.echo(json.dumps({"problems": [problem], "contract": None}, indent=2))
+            return fail(error)
+    if as_json:
+        click.echo(json.dumps({"problems": [], "contract": contract}, indent=2))
+    elif contract is None:
+        click.echo(f"{config}: nothing is wrong, as far as can be known without importing what it names")
+    else:
+        _show(contract)
+        click.echo(f"\n{config}: nothing is wrong; tried a step, evaluations, saving and loading")
+    return 0
+
+
+def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, Any] | None:
+    from emrun.config import load_config
+    from emrun.preparation import check_statically
+
+    config = load_config(path, overrides)
+    check_statically(config.root, evaluations=True)
+    return None if static else _try_out(config)
+
+
+def _try_out(config: Config) -> dict[str, Any]:
+    from emrun.contract import try_out
+
+    return try_out(config)
+
+
+def _problems(error: ConfigError) -> list[dict[str, Any]]:
+    return [
+        {
+            "file": problem.position.source if problem.position else None,
+            "line": problem.position.line if problem.position else None,
+            "column": problem.position.column if problem.position else None,
+            "key": problem.key,
+            "message": problem.message,
+        }
+        for problem in error.problems
+    ]
+
+
+def _show(contract: dict[str, Any]) -> None:
+    """Print the contract as tables."""
+    from tabulate import tabulate
+
+    rows = []
+    for name, stream in contract["streams"].items():
+        count = stream["batches"]
+        head = [name, f"{stream['runs']}{f', {count} batches' if count is not None else ''}"]
+        for source, seen in stream["sources"].items():
+            used_by = ", ".join(seen["used_by"]) or ("nothing" if stream["runs"] != "not run by main_loop" else "")
+            rows.append([*head, source, seen["dtype"], seen["shape"], seen["range"], used_by])
+            head = ["", ""]
+        if not stream["sources"]:
+            rows.append([*head, "no batches", "", "", "", ""])
+    headers = ["stream", "", "source", "dtype", "shape", "range", "used by"]
+    click.echo(tabulate(rows, headers=headers, disable_numparse=True))
+    rows = [[name, seen["dtype"], seen["shape"], seen["range"]] for name, seen in contract["outputs"].items()]
+    click.echo("\n" + tabulate(rows, headers=["output", "dtype", "shape", "range"], disable_numparse=True))
+    if contract["parameters"]:
+        _show_parameters(contract["parameters"])
+    memory = ", ".join(f"{what} {_size(size)}" for what, size in contract["memory"].items() if size)
+    click.echo(f"\nmemory: {memory}")
+    seconds = contract["seconds_per_epoch"]
+    if seconds:
+        parts = ", ".join(f"{name} {value:.2g} s" for name, value in seconds.items())
+        click.echo(f"an epoch takes about {sum(seconds.values()):.2g} s, judged by the first batches: {parts}")
+    for note in contract["notes"]:
+        click.echo(f"warning: {note}", err=True)
+
+
+def _show_parameters(parameters: list[dict[str, Any]]) -> None:
+    from tabulate import tabulate
+
+    rows = []
+    for part in parameters[:_MOST_ROWS]:
+        shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in part["shapes"].items())
+        trained = {0: "no", part["count"]: "yes"}.get(part["trained"], f"{part['trained']:,}")
+        rows.append([part["module"], part["class"], shapes, f"{part['count']:,}", trained])
+    rest = parameters[_MOST_ROWS:]
+    if rest:
+        rows.append([f"{len(rest)} more", "", "(--json lists all)", f"{sum(each['count'] for each in rest):,}", ""])
+    total = sum(part["count"] for part in parameters)
+    rows.append(["all", "", "", f"{total:,}", f"{sum(part['trained'] for part in parameters):,}"])
+    headers = ["module", "class", "shapes", "parameters", "trained"]
+    align = ("left", "left", "left", "right", "right")
+    click.echo("\n" + tabulate(rows, headers=headers, disable_numparse=True, colalign=align))
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -1,0 +1,272 @@
+"""`emrun check`: the real command on configs that are right, and on such that are wrong in ways only data show."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EMRUN = Path(sys.executable).with_name("emrun")
+ROOT = Path(__file__).parent.parent.parent
+
+CONFIG = """\
+seed: 5
+dataset: {class: Majority, n: 50}
+model:
+  module:
+    class: torch.nn.Sequential
+    args:
+      - {class: torch.nn.Linear, in_features: 11, out_features: 1}
+      - {class: torch.nn.Flatten, start_dim: 0}
+  inputs: [x]
+  outputs: [logit]
+  loss: {class: torch.nn.BCEWithLogitsLoss, inputs: [logit, y]}
+  optimizer: {class: SGD, lr: 0.5, momentum: 0.9}
+main_loop:
+  extra_streams: [valid]
+hooks:
+  - ComputeStats: {variables: [loss]}
+  - StopAfter: {epochs: 2}
+"""
+
+CODE = """
+import numpy as np
+import torch
+from emrun import AbstractHook, TorchModel
+
+class Data:
+    def train_stream(self):
+        for i in range(3):
+            yield {"x": np.full((4, 2), i, "float32"), "y": np.ones(4, "float32")}
+    def valid_stream(self):
+        yield {"x": np.ones((4, 3), "float32"), "y": np.ones(4, "float32")}
+    def test_stream(self):
+        raise OSError("not downloaded")
+    def empty_stream(self):
+        return iter(())
+    def late_stream(self):
+        yield {"x": np.ones((0, 2), "float32"), "y": np.ones(0, "float32")}
+        yield {"x": np.ones((0, 2), "float32"), "y": np.ones(0, "float32")}
+        yield {"x": np.ones((4, 2), "float32"), "y": np.ones(4, "float32")}
+    def nan_stream(self):
+        yield {"x": np.array([[1, np.nan]] * 4, "float32"), "y": np.ones(4, "float32")}
+
+class Net(torch.nn.Module):
+    def __init__(self, forgetful=False):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 1)
+        self.forgetful, self.steps = forgetful, 0
+    def forward(self, x, y):
+        if self.training and self.forgetful:
+            self.steps += 1
+        return {"loss": (self.inner(x)[:, 0] - y) ** 2 + self.steps}
+
+class Late(TorchModel):
+    def before_training(self):
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1)
+    def register_mainloop(self, main_loop):
+        super().register_mainloop(main_loop)
+        self.steps_of = main_loop.train_stream_name
+    def train_step(self, inputs):
+        assert self.steps_of == "train"
+        return super().train_step(inputs)
+
+class Loud(AbstractHook):
+    def before_training(self):
+        raise RuntimeError("called")
+    before_update = after_batch = after_epoch = after_training = before_batch = before_training
+"""
+
+OWN = """\
+dataset: {class: code.Data}
+model:
+  module: {class: code.Net}
+  optimizer: {class: SGD, lr: 0.1}
+hooks:
+  - code.Loud
+  - StopAfter: {epochs: 1}
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A directory with configs and code of its own, and one for temporary files."""
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    (tmp_path / "own.yaml").write_text(OWN.replace("code.", "my_code."))
+    (tmp_path / "my_code.py").write_text(CODE)
+    (tmp_path / "tmp").mkdir()
+    return tmp_path
+
+
+def changed(project, old, new, name="own.yaml"):
+    path = project / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def files_of(project):
+    """Return all paths with the times of files; torch makes a folder for its compiler when it feels like it."""
+    paths = [path for path in project.rglob("*") if not path.name.startswith("torchinductor")]
+    return {path: path.is_file() and path.stat().st_mtime_ns for path in paths}
+
+
+def test_a_right_config_shows_its_contract_and_leaves_no_trace(project, emrun):
+    before = files_of(project)
+    done = emrun("check", "c.yaml", env={"TMPDIR": str(project / "tmp")})
+    assert done.returncode == 0, done.stderr
+    assert files_of(project) == before
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert any(
+        line.startswith("train trained on, ") and "batches x float32 (B, 11) 0 to 1 model" in line for line in lines
+    )
+    assert any(line.startswith("valid evaluated") for line in lines)
+    assert any(line.startswith("loss float32 scalar ") for line in lines)
+    assert "0 Linear weight (1, 11), bias (1,) 12 yes" in lines
+    assert "all 12 12" in lines
+    assert any(line.startswith("memory: parameters 48 B, gradients 48 B, optimizer 48 B, peak of ") for line in lines)
+    assert any(line.startswith("an epoch takes about ") for line in lines)
+    assert lines[-1] == "c.yaml: nothing is wrong; tried a step, evaluations, saving and loading"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("sample_configs/*.yaml")), ids=lambda path: path.stem)
+def test_every_sample_config_passes(path, emrun):
+    done = emrun("check", path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_overrides_count(project, emrun):
+    done = emrun("check", "c.yaml", "hooks.StopAfter.epoch=3")
+    assert done.returncode == 2
+    assert "override 'hooks.StopAfter.epoch=3': hooks[1].StopAfter: unknown argument 'epoch'" in done.stderr
+
+
+def test_static_imports_neither_torch_nor_the_users_code(project, emrun):
+    (project / "my_code.py").write_text("raise RuntimeError('imported')\n" + CODE)
+    command = [sys.executable, "-X", "importtime", "-m", "emrun", "check", "--static", "own.yaml"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "own.yaml: nothing is wrong, as far as can be known without importing what it names\n"
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "emrun.preparation" in imported
+    assert not imported & {"torch", "numpy", "my_code", "emrun.hooks.stop_after"}
+    changed(project, "code.Net}", "code.Net, deep: 3}")
+    assert emrun("check", "--static", "own.yaml").returncode == 2
+
+
+def test_json_tells_the_same_to_programs(project, emrun):
+    found = json.loads(emrun("check", "c.yaml", "--json").stdout)
+    assert found["problems"] == []
+    contract = found["contract"]
+    assert contract["streams"]["train"]["sources"]["x"]["used_by"] == ["model"]
+    assert contract["outputs"]["loss"]["shape"] == "scalar"
+    assert contract["parameters"][0]["shapes"] == {"weight": [1, 11], "bias": [1]}
+    assert contract["memory"]["parameters"] == 48
+    assert set(contract["seconds_per_epoch"]) == {"train", "valid"}
+    changed(project, "lr: 0.5", "lrr: 0.5", "c.yaml")
+    done = emrun("check", "c.yaml", "--json")
+    assert done.returncode == 2
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert (problem["file"], problem["line"], problem["column"]) == ("c.yaml", 12, 27)
+    assert problem["message"].startswith("unknown argument 'lrr'; did you mean 'lr'?")
+
+
+def test_hooks_are_built_but_not_called_and_other_streams_only_looked_at(project, emrun):
+    done = emrun("check", "own.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "test    not run by main_loop" not in done.stdout
+    assert "warning: stream 'test', which main_loop does not run: OSError: not downloaded" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("code.Net}", "code.Net, forgetful: true}", "the model does not come back from a checkpoint as it was: output"),
+        ("hooks:", "hooks:\n  - ComputeStats: {variables: [accuracy]}", "reads 'accuracy', which is neither a source"),
+        ("hooks:", "hooks:\n  - SaveBest: {variable: loss}", "monitors valid/loss/mean, but stream 'valid' is not run"),
+        ("hooks:", "main_loop: {extra_streams: [empty]}\nhooks:", "stream 'empty' has no batch for the model"),
+        ("hooks:", "main_loop: {on_unused_sources: error}\nhooks:", None),
+        ("hooks:", "main_loop: {fixed_batch_size: 3}\nhooks:", "stream 'train' has no batch for the model"),
+        ("code.Net}", "code.Net, deep: 3}", "unknown argument 'deep'"),
+        ("  optimizer:", "  inputs: [x, z]\n  optimizer:", "the model needs z, which the batch does not have"),
+        ("  optimizer: {class: SGD, lr: 0.1}\n", "", "a model that is trained needs one"),
+    ],
+)
+def test_what_only_data_show_is_found_without_training(project, emrun, old, new, message):
+    changed(project, old, new)
+    done = emrun("check", "own.yaml", env={"TMPDIR": str(project / "tmp")})
+    assert done.returncode == (0 if message is None else 2), done.stderr
+    assert (message or "") in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not any(path.parent.name == "tmp" for path in files_of(project))
+
+
+@pytest.mark.parametrize(
+    "old, new, where, message",
+    [
+        ("hooks:", "main_loop: {extra_streams: [late], on_empty_batch: ignore}\nhooks:", "out", "late evaluated"),
+        ("hooks:", "eval: {tets: {seed: 1}}\nhooks:", "err", "the dataset has no stream 'tets'; did you mean 'test'?"),
+        (
+            "hooks:",
+            "main_loop: {extra_streams: [nan]}\nhooks:",
+            "err",
+            "stream 'nan': source 'x' has values",
+        ),
+        ("hooks:", "main_loop: {extra_streams: [nan]}\nhooks:", "err", "output 'loss' has values that are not finite"),
+        ("model:\n", "model:\n  class: my_code.Late\n", "out", "nothing is wrong"),
+    ],
+)
+def test_what_may_be_a_mistake_is_told_and_what_is_none_is_not(project, emrun, old, new, where, message):
+    changed(project, old, new)
+    done = emrun("check", "own.yaml")
+    assert done.returncode == 0, done.stderr
+    assert message in " ".join((done.stdout if where == "out" else done.stderr).split())
+
+
+@pytest.mark.parametrize("wrong", ["{}['DATA_ROOT']", "[][0]", "(_ for _ in ()).throw(KeyError())"])
+def test_an_error_of_the_users_module_is_no_error_of_the_config(project, emrun, wrong):
+    with (project / "my_code.py").open("a") as file:
+        file.write(f"ROOT = {wrong}\n")
+    for command in ("check", "train"):
+        done = emrun(command, "own.yaml")
+        assert done.returncode == 1
+        assert "my_code.py" in done.stderr  # in the traceback
+        assert "while importing my_code.Data for dataset (own.yaml:1:" in done.stderr
+
+
+def test_json_is_json_whatever_the_users_code_prints(project, emrun):
+    with (project / "my_code.py").open("a") as file:
+        file.write("print('hello')\nData.num_batches = {'train': np.int64(3), 'valid': float('inf')}\n")
+    done = emrun("check", "own.yaml", "--json")
+    assert json.loads(done.stdout)["contract"]["streams"]["train"]["batches"] == 3
+    assert "hello" in done.stderr
+
+
+def test_a_check_that_is_terminated_leaves_no_trace_either(project):
+    with (project / "my_code.py").open("a") as file:
+        file.write("import os, signal\nData.valid_stream = lambda self: os.kill(os.getpid(), signal.SIGTERM)\n")
+    changed(project, "hooks:", "main_loop: {extra_streams: [valid]}\nhooks:")
+    before = files_of(project)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(
+        [EMRUN, "check", "own.yaml"],
+        cwd=project,
+        env={**environment, "TMPDIR": str(project / "tmp")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 143
+    assert files_of(project) == before
+
+
+def test_what_fails_in_the_users_code_has_its_traceback_and_the_stream(project, emrun):
+    changed(project, "hooks:", "main_loop: {extra_streams: [valid]}\nhooks:")
+    done = emrun("check", "own.yaml")
+    assert done.returncode == 1
+    assert "shapes cannot be multiplied" in done.stderr
+    assert "while trying the first batches of stream 'valid'" in done.stderr

@@ -1,0 +1,113 @@
+"""Packages that add hooks, datasets and models: a small one, installed for real."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLUGIN = Path(__file__).parent / "plugin"
+CONFIG = """\
+dataset: {class: Squares, n: 20}
+model: {class: constant, value: 1.0}
+hooks:
+  - CountBatches: {word: pieces}
+  - StopAfter: {epochs: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Install the package into a directory of its own; return it."""
+    place = tmp_path_factory.mktemp("plugin")
+    shutil.copytree(PLUGIN, place / "source")
+    target = place / "installed"
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+    command = [sys.executable, "-m", "pip", "install", *options, str(place / "source")]
+    subprocess.run(command, check=True, capture_output=True, timeout=110)
+    return target
+
+
+@pytest.fixture
+def emrun(installed, tmp_path):
+    """Run the command with the package installed, in an empty directory."""
+
+    def run(*arguments, config=CONFIG, more=()):
+        (tmp_path / "c.yaml").write_text(config)
+        paths = os.pathsep.join([str(installed), *map(str, more), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)}
+        command = [Path(sys.executable).with_name("emrun"), *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def test_a_package_adds_a_hook_a_dataset_and_a_model_under_short_names(emrun):
+    done = emrun("train", "c.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "12 pieces" in done.stderr  # the zeroth epoch and two of training, of four batches each
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (
+            "CountBatches: {wrd: x}",
+            "c.yaml:4:20: hooks[0].CountBatches: unknown argument 'wrd'; did you mean 'word'?",
+        ),
+        ("CountBatchs: {word: pieces}", "unknown hook 'CountBatchs'; did you mean 'CountBatches'?"),
+        ("Broken", "c.yaml:4:5: hooks[0].Broken: emrun_extras.nowhere.Broken: emrun_extras (found at"),
+    ],
+)
+def test_what_is_wrong_with_a_plugin_is_told_like_anything_else(emrun, wrong, message):
+    done = emrun("train", "c.yaml", config=CONFIG.replace("CountBatches: {word: pieces}", wrong))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_name_of_emrun_itself_stays_what_it_is(emrun):
+    done = emrun("hooks", "StopAfter")
+    assert done.stdout.startswith("Ends the training successfully")
+
+
+def test_the_hooks_of_packages_are_listed_and_explained(emrun):
+    assert "CountBatches  emrun_extras.hooks.CountBatches" in emrun("hooks").stdout
+    assert emrun("hooks", "count_batches").stdout.startswith("Logs how many batches were run.")
+    done = emrun("hooks", "CountBatch")
+    assert done.returncode == 2
+    assert "did you mean 'CountBatches'?" in done.stderr
+
+
+def test_a_name_that_two_packages_provide_is_an_error_that_lists_both(emrun, tmp_path):
+    other = tmp_path / "other" / "more_extras-1.0.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: more-extras\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[emrun.hooks]\ncount_batches = more_extras:Count\n")
+    for command in (["train", "c.yaml"], ["hooks", "CountBatches"]):
+        done = emrun(*command, more=[other.parent])
+        assert done.returncode == 2, done.stderr
+        assert "several packages provide hook 'CountBatches': " in done.stderr
+        assert "emrun_extras.hooks.CountBatches" in done.stderr
+        assert "more_extras.Count" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert emrun("train", "c.yaml", config=CONFIG.replace("  - CountBatches: {word: pieces}\n", "")).returncode == 0
+    listed = emrun("hooks", more=[other.parent])
+    assert listed.returncode == 0
+    assert ", by its dotted path only" in next(line for line in listed.stdout.splitlines() if "more_extras" in line)
+    assert emrun("config", "--schema", more=[other.parent]).returncode == 0
+
+
+def test_entry_points_are_not_read_when_every_name_is_emruns_own(tmp_path):
+    module = "{class: torch.nn.Linear, in_features: 1, out_features: 1}"
+    text = f"dataset: {{class: Digits}}\nmodel: {{module: {module}}}\nhooks: [{{StopAfter: {{epochs: 1}}}}]\n"
+    (tmp_path / "c.yaml").write_text(text)
+    code = (
+        "import sys; from emrun.config import load_config; from emrun.preparation import check_statically\n"
+        "check_statically(load_config('c.yaml').root); print('importlib.metadata' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"

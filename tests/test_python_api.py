@@ -1,0 +1,153 @@
+"""emrun from Python: what a script or a notebook writes, with files and with mappings."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import emrun
+from emrun.errors import ArgumentError, ConfigError, UsageError
+
+SAMPLE = Path(__file__).parent.parent / "sample_configs" / "digits_mlp.yaml"
+ONE_EPOCH = ["hooks.StopAfter.epochs=1"]
+
+
+def files_below(directory):
+    return {path: path.lstat().st_mtime_ns for path in directory.rglob("*")}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The directory of a finished run of one epoch."""
+    training = emrun.create_training(SAMPLE, tmp_path / "log", overrides=ONE_EPOCH)
+    training.main_loop.run_training()
+    return training.output_dir
+
+
+def test_a_loaded_config_is_a_mapping_of_plain_values():
+    config = emrun.load_config(SAMPLE, ["model.optimizer.lr=0.5"])
+    assert config["model"]["optimizer"]["lr"] == 0.5
+    assert list(config)[:2] == ["seed", "name"]
+    assert len(config) == len(list(config))
+    assert "lr: 0.5" in repr(config)
+    changed = emrun.load_config(config, ["model.optimizer.lr=0.25"])
+    assert (changed["model"]["optimizer"]["lr"], config["model"]["optimizer"]["lr"]) == (0.25, 0.5)
+
+
+def test_a_loaded_config_shows_no_secret(monkeypatch, tmp_path):
+    monkeypatch.setenv("EMRUN_TEST_TOKEN", "hunter2")
+    (tmp_path / "c.yaml").write_text("dataset: {class: D, token: '${env:EMRUN_TEST_TOKEN}'}")
+    config = emrun.load_config(tmp_path / "c.yaml")
+    assert config["dataset"]["token"] == "hunter2"
+    assert "hunter2" not in repr(config)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["file", "config"])
+def test_a_training_from_a_file_keeps_its_comments_and_its_name(tmp_path, loaded):
+    source = emrun.load_config(SAMPLE) if loaded else SAMPLE
+    training = emrun.create_training(source, tmp_path, overrides=ONE_EPOCH)
+    try:
+        assert training.output_dir.name.startswith("digits_mlp_")
+        text = (training.output_dir / "config.yaml").read_text()
+        assert text.startswith("# Handwritten digits")
+        assert "StopAfter: {epochs: 1}" in text
+    finally:
+        training.main_loop.run.release()
+
+
+def test_dataset_model_and_hooks_are_built_alone_and_fit_together():
+    config = emrun.load_config(SAMPLE)
+    dataset = emrun.create_dataset(config)
+    model = emrun.create_model(config)
+    hooks = emrun.create_hooks({"hooks": [{"ComputeStats": {"variables": ["loss", "accuracy"]}}]})
+    with emrun.MainLoop(model, dataset, hooks) as loop:
+        first = loop.epoch(train_streams=["train"], eval_streams=["valid"])
+        batches = [{"image": np.zeros((3, 64), "float32"), "label": np.zeros(3, int)}]
+        second = loop.epoch(["train"], [loop.get_stream("valid"), batches])
+    assert second["train"]["loss"]["mean"] < first["train"]["loss"]["mean"]
+    assert second["valid"]["accuracy"]["mean"] > 0.5
+    assert set(second) == {"train", "valid", "unnamed_eval_1"}
+    assert loop.training_epochs_done == 2
+
+
+def test_a_main_loop_works_in_a_notebook_which_has_an_event_loop_of_its_own():
+    async def cell():
+        config = emrun.load_config(SAMPLE)
+        hooks = emrun.create_hooks(config, ["hooks=[{ComputeStats: {variables: [loss]}}, ShowProgress]"])
+        with emrun.MainLoop(emrun.create_model(config), emrun.create_dataset(config), hooks, buffer=2) as loop:
+            return loop.epoch(["train"])
+
+    assert asyncio.run(cell())["train"]["loss"]["mean"] < 2.2
+
+
+def test_a_model_needs_only_its_section_and_gets_the_dataset_it_takes(tmp_path, monkeypatch):
+    (tmp_path / "sized.py").write_text(
+        "import torch\n"
+        "class Sized(torch.nn.Module):\n"
+        "    def __init__(self, dataset):\n"
+        "        super().__init__()\n"
+        "        self.weight = torch.nn.Parameter(torch.zeros(dataset.num_batches['valid']))\n"
+        "    def forward(self, image):\n"
+        "        return {'loss': image.mean()}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    section = {"module": {"class": "sized.Sized"}}
+    model = emrun.create_model({"dataset": {"class": "Digits", "batch_size": 60}, "model": section})
+    assert model.module.weight.shape == (3,)
+    given = emrun.create_dataset({"dataset": {"class": "Digits", "batch_size": 90}})
+    assert emrun.create_model({"model": section}, dataset=given).module.weight.shape == (2,)
+    with pytest.raises(ConfigError, match="missing section 'dataset'"):
+        emrun.create_model({"model": section})
+
+
+def test_the_same_seed_builds_the_same_model():
+    one, other = emrun.create_model(SAMPLE), emrun.create_model(SAMPLE)
+    for a, b in zip(one.module.parameters(), other.module.parameters(), strict=True):
+        assert torch.equal(a, b)
+    another = emrun.create_model(SAMPLE, ["seed=43"])
+    assert not torch.equal(next(one.module.parameters()), next(another.module.parameters()))
+
+
+@pytest.mark.parametrize(
+    "create, config, message",
+    [
+        (emrun.create_model, {"model": {"module": {"class": "torch.nn.Linear", "in_feature": 1}}}, "in_features"),
+        (emrun.create_model, {}, "missing section 'model'"),
+        (emrun.create_model, {"model": 3}, "model: 3 is not a mapping"),
+        (emrun.create_hooks, {"hooks": [{"StopAfter": {"epoch": 1}}]}, "did you mean 'epochs'"),
+        (emrun.create_hooks, {"hooks": [{"A": 1, "B": 2}]}, "is no hook"),
+        (emrun.create_hooks, {"hooks": {"StopAfter": {}}}, "is not a list"),
+        (emrun.create_dataset, {"dataset": {"class": "Digit"}}, "did you mean 'Digits'"),
+    ],
+)
+def test_what_is_wrong_with_a_section_is_told(create, config, message):
+    with pytest.raises(ConfigError, match=message):
+        create(config)
+
+
+def test_a_loaded_run_has_its_weights_and_stays_as_it_is(run):
+    before = files_below(run)
+    loaded = emrun.load_run(run, "latest")
+    assert loaded.main_loop.training_epochs_done == 1
+    assert loaded.hooks == ()
+    batch = next(iter(loaded.main_loop.get_stream("test")))
+    outputs = loaded.model.run(batch, False, "test")
+    assert outputs["accuracy"].double().mean() > 0.5
+    assert loaded.main_loop.run_evaluation("valid") == {"valid": {}}
+    assert files_below(run) == before
+    fresh = emrun.create_model(run)
+    assert not np.allclose(fresh.run(batch, False, "test")["logits"], outputs["logits"])
+
+
+def test_a_run_that_is_not_there_cannot_be_loaded(tmp_path, run):
+    with pytest.raises(UsageError, match="is no run directory"):
+        emrun.load_run(tmp_path)
+    with pytest.raises(UsageError, match="nope"):
+        emrun.load_run(run, "nope")
+
+
+def test_a_wrong_argument_of_the_main_loop_is_told_from_python():
+    with pytest.raises(ArgumentError, match="buffer"):
+        emrun.MainLoop(emrun.create_model(SAMPLE), emrun.create_dataset(SAMPLE), buffer=-1)

@@ -1,0 +1,97 @@
+"""Wrong configs, one for each thing that can be wrong with one, beside the very text that emrun prints about them.
+
+The first comment of each tells when the mistake is found: while `reading`, in phase `one` (nothing imported), in phase
+`two` (classes imported), or while `building`. A second one may hold overrides.
+"""
+
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from emrun.config import load_config
+from emrun.errors import ConfigError
+from emrun.preparation import check_statically
+
+HOME = Path(__file__).parent / "wrong_configs"
+NAMES = sorted(path.stem for path in HOME.glob("*.yaml"))
+
+
+def comment(name, word):
+    """Return what the comment `# word: ...` of a wrong config says."""
+    text = (HOME / f"{name}.yaml").read_bytes().decode("latin-1")  # one of them is wrong in that it is not UTF-8
+    found = re.search(rf"^# {word}: (.*)$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def phase_is(*phases):
+    return pytest.mark.parametrize("name", [name for name in NAMES if comment(name, "phase") in phases])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A directory with the files that wrong configs name, to which the configs themselves are copied."""
+    shutil.copytree(HOME / "parts", tmp_path / "parts", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def expected(name, folder):
+    return (HOME / f"{name}.txt").read_text(encoding="utf-8").replace("FOLDER", str(folder))
+
+
+def check(name, folder):
+    """Do what the command does before it imports torch, and return what is found."""
+    shutil.copy(HOME / f"{name}.yaml", folder)
+    try:
+        check_statically(load_config(f"{name}.yaml", shlex.split(comment(name, "overrides"))).root, evaluations=True)
+    except ConfigError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_prints_the_problem_and_ends_with_status_2(emrun, folder, name):
+    shutil.copy(HOME / f"{name}.yaml", folder)
+    done = emrun("train", "--quiet", f"{name}.yaml", *shlex.split(comment(name, "overrides")))
+    assert done.stderr == expected(name, folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert not (folder / "log").exists()
+
+
+@phase_is("reading", "one")
+def test_it_is_found_without_importing_anything(folder, name):
+    error = check(name, folder)
+    assert error is not None
+    count = f"{len(error.problems)} errors\n" if len(error.problems) > 1 else ""
+    assert f"{error}\n{count}" == expected(name, folder)
+    assert "parts.classes" not in sys.modules
+
+
+@phase_is("two", "building")
+def test_phase_one_says_nothing_of_what_it_cannot_know(folder, name):
+    assert check(name, folder) is None
+
+
+def test_every_wrong_config_has_its_text_and_tells_its_phase():
+    assert sorted(path.stem for path in HOME.glob("*.txt")) == NAMES
+    assert {comment(name, "phase") for name in NAMES} == {"reading", "one", "two", "building"}
+    assert len(NAMES) >= 100
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "five_mistakes"])
+def test_a_mistake_is_reported_once(name):
+    text = (HOME / f"{name}.txt").read_text(encoding="utf-8")
+    assert not text.endswith(" errors\n")
+
+
+def test_five_mistakes_are_five_blocks_in_the_order_of_the_file():
+    *blocks, count = (HOME / "five_mistakes.txt").read_text(encoding="utf-8").splitlines()
+    lines = [int(block.split(":")[1]) for block in blocks[::3]]
+    assert (len(blocks), count) == (15, "5 errors")
+    assert len(lines) == 5
+    assert lines == sorted(set(lines))

@@ -1,0 +1,54 @@
+"""What wrong configs name; there is nothing wrong with most of it."""
+
+import functools
+from collections.abc import Sequence
+
+from emrun import AbstractHook
+
+THREE = 3
+
+
+class Numbers:
+    """A dataset."""
+
+    def __init__(self, count: int, sizes: Sequence[int] = ()):
+        self.count, self.sizes = count, sizes
+
+    def train_stream(self):
+        yield {"x": [[0.0] * 11] * self.count, "y": [0.0] * self.count}
+
+    @classmethod
+    def small(cls):
+        return cls(2)
+
+
+class Count:
+    def __init__(self, start: int = 0):
+        self.start = start
+
+
+class Loss:
+    def __call__(self, logit, y):
+        return (logit.flatten() - y).square()
+
+
+@functools.lru_cache
+def Decorated(count):
+    return Numbers(count)
+
+
+class Dynamic:
+    """A dataset whose streams are made when it is built."""
+
+    def __init__(self):
+        self.__dict__["train_stream"] = lambda: [{"x": [[0.0] * 11], "y": [0.0]}]
+
+
+class Misspelt(AbstractHook):
+    def after_bach(self):
+        pass
+
+
+class WrongParameter(AbstractHook):
+    def after_epoch(self, epoch):
+        pass
