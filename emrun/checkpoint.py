@@ -105,11 +105,15 @@ class Checkpointing:
             if "warn" in names.values():
                 _LOG.warning("no checkpoint was saved: %s", error)
 
-    def save_latest(self, epoch: int, iteration: int, phase: str) -> None:
-        """Save what was requested, and the state that the training ends with as `latest`; see `save_requested`."""
+    def request_latest(self) -> None:
+        """Ask for the checkpoint `latest`, as whoever asked for it last; without a run, do nothing."""
         if self._root is not None:
             self.requested["latest"] = self._latest_policy
-            self.save_requested(epoch, iteration, phase)
+
+    def save_latest(self, epoch: int, iteration: int, phase: str) -> None:
+        """Save what was requested, and the state that the training ends with as `latest`; see `save_requested`."""
+        self.request_latest()
+        self.save_requested(epoch, iteration, phase)
 
     def go_on_from(self, place: Path, epoch: int, iteration: int, phase: str) -> None:
         """Make the checkpoint that was loaded the latest one, under all its names.

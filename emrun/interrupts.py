@@ -1,4 +1,4 @@
-"""Signals that ask a training to end, turned into a flag."""
+"""Signals that ask a training to end or to save a checkpoint, turned into flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from types import FrameType
 from emrun.hook import TrainingTerminated
 
 _LOG = logging.getLogger(__name__)
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_SAVING = signal.SIGUSR1
 
 
 class Interrupted(TrainingTerminated):
@@ -23,28 +24,31 @@ class Interrupted(TrainingTerminated):
 
 
 class Interrupts:
-    """Notices the first SIGINT or SIGTERM between `install` and `restore`.
+    """Notices the first SIGINT or SIGTERM, and every SIGUSR1, between `install` and `restore`.
 
-    The handler sets `signal`, calls `wake` and restores the default action, so that the second signal ends the process
-    at once, whatever it is doing.
+    The handler of the first two sets `signal`, calls `wake` and restores the default action, so that the second signal
+    ends the process at once, whatever it is doing. That of SIGUSR1 sets `wants_checkpoint` and calls `wake`.
 
     Args:
-        wake: called by the handler to end a wait; must not block.
+        wake: called by the handlers to end a wait; must not block.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.signal: int | None = None
+        self.wants_checkpoint = False
         self._wake = wake
         self._previous: dict[signal.Signals, object] = {}
 
     def install(self) -> None:
         """Install the handlers; outside the main thread, where Python does not allow it, only say so."""
         self.signal = None
+        self.wants_checkpoint = False
         if threading.current_thread() is not threading.main_thread():
-            _LOG.info("not in the main thread: SIGINT and SIGTERM are not handled by this training")
+            _LOG.info("not in the main thread: SIGINT, SIGTERM and SIGUSR1 are not handled by this training")
             return
-        for number in _SIGNALS:
-            self._previous[number] = signal.signal(number, self._handle)
+        for number in _ENDING:
+            self._previous[number] = signal.signal(number, self._end)
+        self._previous[_SAVING] = signal.signal(_SAVING, self._save)
 
     def restore(self) -> None:
         """Put the handlers back that were there before."""
@@ -57,8 +61,12 @@ class Interrupts:
         if self.signal is not None:
             raise Interrupted(self.signal)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _end(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
-        for each in _SIGNALS:
+        for each in _ENDING:
             signal.signal(each, signal.SIG_DFL)
+        self._wake()
+
+    def _save(self, number: int, frame: FrameType | None) -> None:
+        self.wants_checkpoint = True
         self._wake()

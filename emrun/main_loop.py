@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import logging
+import signal
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -26,7 +27,17 @@ from emrun.randomness import preserved_randomness, seed_everything
 from emrun.run_dir import Run
 from emrun.state import encode, load_state, random_state, save_state, set_random_state
 from emrun.stream import StreamWrapper
-from emrun.types import Batch, EpochData, Interval, Policy, Profile, check_choice, check_count
+from emrun.types import (
+    Batch,
+    EpochData,
+    InterruptPolicy,
+    Interval,
+    Policy,
+    Profile,
+    check_choice,
+    check_count,
+    check_exit_status,
+)
 
 _LOG = logging.getLogger(__name__)
 _DEFERRED = ("before_update", "after_update")  # a termination in these takes effect when the update is done
@@ -56,6 +67,12 @@ class MainLoop:
         fixed_batch_size: batches of another length are dropped.
         fixed_epoch_size: how many batches of the train stream make an epoch, whatever the length of a pass.
         skip_zeroth_epoch: do not evaluate before the training.
+        on_interrupt: after what the first SIGINT or SIGTERM ends the training, with a checkpoint: the current `batch`,
+            or the current `epoch`, its evaluations and hooks included. The second one ends the process at once. SIGUSR1
+            saves the checkpoint `latest` after the current batch, and the training goes on.
+        preempt_exit_code: the exit status of the command when SIGTERM ended the training and its checkpoint is saved,
+            such as the 75 on which a cluster starts the command again; null for ending by the signal. Ctrl-C (SIGINT)
+            always ends the process by the signal, so that a shell's loop stops too.
         run: the run directory; without one, no trace, metrics or checkpoints are written.
         seed: the seed of streams and evaluations.
         unknown: see `on_incorrect_config`.
@@ -80,6 +97,8 @@ class MainLoop:
         fixed_batch_size: int | None = None,
         fixed_epoch_size: int | None = None,
         skip_zeroth_epoch: bool = False,
+        on_interrupt: InterruptPolicy = "batch",
+        preempt_exit_code: int | None = None,
         run: Run | None = None,
         seed: int = 0,
         **unknown: Any,
@@ -88,7 +107,10 @@ class MainLoop:
         for name in unknown:
             _refuse_unknown(name, on_incorrect_config)
         check_choice("on_empty_stream", on_empty_stream, Policy)
+        check_choice("on_interrupt", on_interrupt, InterruptPolicy)
         check_count("buffer", buffer)
+        if preempt_exit_code is not None:
+            check_exit_status("preempt_exit_code", preempt_exit_code)
         for argument, value in (("fixed_batch_size", fixed_batch_size), ("fixed_epoch_size", fixed_epoch_size)):
             if value is not None:
                 check_count(argument, value, minimum=1)
@@ -110,8 +132,11 @@ class MainLoop:
         self._epochs_done = 0
         self._iterations_done = 0
         self._streams: dict[tuple[str, bool], StreamWrapper] = {}
+        self._on_interrupt = on_interrupt
+        self._preempt_exit_code = preempt_exit_code
         self._interrupts = Interrupts(self._wake_stream)
         self._termination: TrainingTerminated | None = None
+        self._is_ending = False  # whether the log says that a signal ends the training after this epoch
         self._profile: Profile = {}
         self._news = False  # a signal, a termination or a request for a checkpoint: looked at after each batch
         self._entered = False
@@ -324,6 +349,7 @@ class MainLoop:
             raise UsageError("the main loop is entered already")
         self._entered = True
         self._termination = None
+        self._is_ending = False
         self.outcome = None
         try:
             self._interrupts.install()
@@ -361,7 +387,7 @@ class MainLoop:
                 self._checkpointing.save_latest(*self._point)
             except BaseException as saving_error:
                 failure = saving_error
-        self.outcome = Outcome.of(failure or error)
+        self.outcome = Outcome.of(failure or error, None if self.evaluating else self._preempt_exit_code)
         if failure is not None:
             self._call_all("on_error", error=failure)
         hook_error = self._call_all("after_training", success=failure is None)
@@ -408,7 +434,7 @@ class MainLoop:
         if train:
             self._phase = _Phase.EVALUATE
             self._keep_copy()
-            self._end_if_due()
+            self._end_if_due(in_epoch=True)
         for stream in evaluated:
             with preserved_randomness():
                 seed_everything(self.seed, "evaluation", stream.name)
@@ -431,6 +457,7 @@ class MainLoop:
             ended = ended or error
         if self.run is not None:
             self.run.record_epoch(self._epochs_done, self._iterations_done, perf_counter() - began, epoch_data)
+        self._request_by_signal()
         self._checkpointing.save_requested(*self._point)
         if ended is not None:
             raise ended
@@ -482,7 +509,7 @@ class MainLoop:
             if not train:
                 stream.__exit__(None, None, None)
         if not (train and stream.epoch_ended):
-            self._end_if_due()  # otherwise a resume would begin the next pass in this epoch
+            self._end_if_due(in_epoch=True)  # otherwise a resume would begin the next pass in this epoch
         if batches_run == 0 and not may_be_empty:
             checks.report_empty_stream(name, self.on_empty_stream)
         if train and is_last:
@@ -492,10 +519,29 @@ class MainLoop:
     def _handle_news(self) -> bool:
         """Save what was requested during a batch; return whether the stream ends here."""
         self._news = False
-        ends = self._interrupts.signal is not None or self._termination is not None
+        ends = self._is_interrupted() or self._termination is not None
         if not ends:
+            if self._interrupts.signal is not None and not self._is_ending:
+                self._is_ending = True
+                name = signal.Signals(self._interrupts.signal).name
+                _LOG.info("%s: the training ends after this epoch; another one ends it at once", name)
+            self._request_by_signal()
             self._checkpointing.save_requested(*self._point)
         return ends
+
+    def _request_by_signal(self) -> None:
+        """Ask for the checkpoint that a signal wants."""
+        if self._interrupts.wants_checkpoint:
+            self._interrupts.wants_checkpoint = False
+            if self.run is None or self.evaluating:
+                _LOG.warning("SIGUSR1: there is no training to save a checkpoint of")
+                return
+            _LOG.info("SIGUSR1: saving a checkpoint at iteration %d", self._iterations_done)
+            self._checkpointing.request_latest()
+
+    def _is_interrupted(self) -> bool:
+        """Tell whether a signal ends the epoch where it is."""
+        return self._interrupts.signal is not None and (self._on_interrupt == "batch" or self.evaluating)
 
     def _go_on(self) -> None:
         """Bring streams and random states to where the checkpoint that was loaded had them."""
@@ -546,9 +592,10 @@ class MainLoop:
         self.model.save(directory)
         save_state(self._copy if self._copy is not None else self._encoded_state(), directory)
 
-    def _end_if_due(self) -> None:
+    def _end_if_due(self, *, in_epoch: bool = False) -> None:
         """Raise what ends the training: a signal, or a termination that waited for the end of an update."""
-        self._interrupts.raise_if_any()
+        if not in_epoch or self._is_interrupted():
+            self._interrupts.raise_if_any()
         if self._termination is not None and not self.evaluating:
             raise self._termination
 
@@ -567,7 +614,7 @@ class MainLoop:
             name,
             seed=self.seed,
             training=train,
-            interrupted=lambda: self._interrupts.signal is not None,
+            interrupted=self._is_interrupted,
         )
 
     def _resolve(self, stream: StreamLike, unnamed: str, train: bool) -> StreamWrapper:

@@ -18,7 +18,7 @@ class Outcome:
         status: `finished`, `interrupted` or `failed`.
         reason: why, in one line; None for an evaluation or a block that came to its end.
         exit_status: what the command line ends with.
-        signal_number: the number of the signal that interrupted it.
+        signal_number: the number of the signal that interrupted it and that the process is to end by, if it is.
     """
 
     status: str
@@ -27,10 +27,17 @@ class Outcome:
     signal_number: int | None = None
 
     @classmethod
-    def of(cls, error: BaseException | None) -> Outcome:
-        """Return the outcome of a training that ended with this error, or None."""
+    def of(cls, error: BaseException | None, preempt_exit_code: int | None = None) -> Outcome:
+        """Return the outcome of a training that ended with this error, or None.
+
+        Args:
+            error: the error.
+            preempt_exit_code: the exit status after SIGTERM, instead of ending by that signal.
+        """
         if error is None:
             return cls("finished", None, 0)
+        if isinstance(error, Interrupted) and error.signal == signal.SIGTERM and preempt_exit_code is not None:
+            return cls("interrupted", error.reason, preempt_exit_code)
         if isinstance(error, Interrupted):
             return cls("interrupted", error.reason, 128 + error.signal, error.signal)
         if isinstance(error, TrainingTerminated):

@@ -22,6 +22,9 @@ Profile = dict[str, "array[float]"]
 Policy = Literal["error", "warn", "ignore"]
 """What to do about something that should not be."""
 
+InterruptPolicy = Literal["batch", "epoch"]
+"""After what the first SIGINT or SIGTERM ends a training."""
+
 
 def check_choice(argument: str, value: object, allowed: object) -> None:
     """Raise `ArgumentError` unless `value` is one of the values of the `Literal` type `allowed`."""
@@ -34,6 +37,12 @@ def check_count(argument: str, value: object, minimum: int = 0) -> None:
     """Raise `ArgumentError` unless `value` is a whole number of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ArgumentError(argument, f"{value!r} is not a whole number of at least {minimum}")
+
+
+def check_exit_status(argument: str, value: object) -> None:
+    """Raise `ArgumentError` unless `value` is a number that a process can exit with."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
+        raise ArgumentError(argument, f"{value!r} is no exit status; it is a whole number from 0 to 255")
 
 
 def check_names(argument: str, value: object) -> None:

@@ -99,13 +99,29 @@ def test_a_signal_ends_the_training_as_a_termination(interrupts, number):
     assert exit_status(raised.value) != 0
 
 
+@pytest.mark.parametrize("ending", [None, signal.SIGTERM])
+def test_sigusr1_asks_for_a_checkpoint_as_often_as_it_comes(interrupts, woken, ending):
+    interrupts.install()
+    if ending is not None:
+        os.kill(os.getpid(), ending)
+    assert not interrupts.wants_checkpoint
+    for _ in range(2):
+        woken.clear()
+        interrupts.wants_checkpoint = False
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (interrupts.wants_checkpoint, woken) == (True, [True])
+    assert interrupts.signal == ending
+    interrupts.restore()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
 def test_outside_the_main_thread_nothing_is_installed_and_the_log_says_so(interrupts, handlers, caplog):
     with caplog.at_level(logging.INFO):
         thread = threading.Thread(target=lambda: (interrupts.install(), interrupts.restore()))
         thread.start()
         thread.join()
     assert {number: signal.getsignal(number) for number in SIGNALS} == handlers
-    assert caplog.messages == ["not in the main thread: SIGINT and SIGTERM are not handled by this training"]
+    assert caplog.messages == ["not in the main thread: SIGINT, SIGTERM and SIGUSR1 are not handled by this training"]
 
 
 CHILD = """

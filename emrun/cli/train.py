@@ -39,7 +39,7 @@ def train(
     hooks.StopAfter.epochs=3. Values are YAML; quote them for the shell.
 
     Exit status: 0 finished, 1 failed, 2 wrong usage or config, 3 ended by a guard, 74 a file could not be read or
-    written, 75 the run is in use (try again), 130 or 143 interrupted.
+    written, 75 the run is in use (try again), 130 or 143 interrupted (or what main_loop.preempt_exit_code says).
     """
     if remove and output_dir is not None and output_dir.exists():
         raise click.UsageError(f"--rm deletes the run directory, but {output_dir} was there before; remove --rm")
@@ -86,10 +86,11 @@ def run(training: Training, quiet: bool) -> int:
         return status
     if metrics and not quiet:
         click.echo(summary(metrics))
-    if outcome.signal_number is not None:
+    if outcome.status == "interrupted":
         click.echo(str(outcome.reason), err=True)
         _tell_what_survived(training)
-        end_by_signal(outcome.signal_number)
+        if outcome.signal_number is not None:
+            end_by_signal(outcome.signal_number)
     return outcome.exit_status
 
 

@@ -52,7 +52,34 @@ class Interrupt(AbstractHook):
     def after_batch(self):
         if self.main_loop.iterations_done == self.at and self.main_loop.training:
             os.kill(os.getpid(), signal.SIGINT)
+
+
+class Signal(AbstractHook):
+    # plan: [[signal, stream, iterations done, batch of the stream], ...]
+
+    def __init__(self, plan):
+        super().__init__()
+        self.plan = plan
+        self.batch = 0
+
+    def before_epoch(self):
+        self.batch = 0
+
+    def after_stream(self):
+        self.batch = 0
+
+    def after_batch(self, stream_name):
+        self.batch += 1
+        for number, *where in self.plan:
+            if where == [stream_name, self.main_loop.iterations_done, self.batch]:
+                os.kill(os.getpid(), number)
 """
+
+
+def sending(*plan):
+    """Return the entry of a config's hooks that sends these signals."""
+    text = ", ".join(f"[{int(number)}, {', '.join(map(str, where))}]" for number, *where in plan)
+    return f"  - my_hooks.Signal: {{plan: [{text}]}}\n"
 
 
 @pytest.fixture
@@ -242,3 +269,120 @@ def test_a_signal_while_a_checkpoint_is_saved_loses_nothing(project, emrun, name
     weights = [(project / each / "checkpoints/latest/model.safetensors").read_bytes() for each in ("run", "straight")]
     assert weights[0] == weights[1]
     assert (project / "run/training.csv").read_text() == (project / "straight/training.csv").read_text()
+
+
+# what the config says about signals: eight train batches and two of `valid` make an epoch
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Return the result of a training without any signal."""
+    directory = tmp_path_factory.mktemp("straight")
+    (directory / "config.yaml").write_text(CONFIG)
+    command = [EMRUN, "train", "-q", "config.yaml", "--output-dir", "run", "dataset.n=100"]
+    subprocess.run(command, cwd=directory, timeout=100, check=True)
+    return result(directory / "run")
+
+
+def send(project, emrun, plan, *overrides):
+    """Train with signals; take the hook that sends them out of the run again."""
+    (project / "config.yaml").write_text(CONFIG + sending(*plan))
+    done = emrun("train", "config.yaml", "--no-progress", "--output-dir", "run", "dataset.n=100", *overrides)
+    (project / "run/config.yaml").write_text((project / "run/config.yaml").read_text().replace(sending(*plan), ""))
+    return done
+
+
+@pytest.mark.parametrize(
+    ("plan", "iterations"),
+    [
+        ([[signal.SIGINT, "train", 11, 3]], 16),
+        ([[signal.SIGTERM, "valid", 16, 1]], 16),
+        ([[signal.SIGTERM, "train", 8, 8]], 8),
+        ([[signal.SIGINT, "valid", 0, 2]], 0),  # in the zeroth epoch
+    ],
+    ids=["train", "evaluation", "boundary", "zeroth"],
+)
+def test_with_on_interrupt_epoch_the_epoch_comes_to_its_end(project, emrun, expected, plan, iterations):
+    done = send(project, emrun, plan, "main_loop.on_interrupt=epoch")
+    name = plan[0][0].name
+    assert done.returncode == -plan[0][0]
+    assert f"{name}: the training ends after this epoch" in done.stderr
+    assert done.stderr.splitlines()[-2] == f"interrupted by {name}"
+    found = trace(project / "run")
+    assert (found["status"], found["iterations_done"], found["epochs_done"]) == (
+        "interrupted",
+        iterations,
+        iterations // 8,
+    )
+    assert result_of_epochs(project / "run") == list(range(iterations // 8 + 1))
+    assert emrun("resume", "-q", "run").returncode == 0
+    assert result(project / "run") == expected
+
+
+def result_of_epochs(directory):
+    return [json.loads(line)["epoch"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_with_on_interrupt_epoch_the_second_signal_ends_the_process_at_once(project, emrun, expected):
+    plan = [[signal.SIGINT, "train", 11, 3], [signal.SIGTERM, "train", 13, 5]]
+    done = send(project, emrun, plan, "main_loop.on_interrupt=epoch")
+    assert done.returncode == -signal.SIGTERM
+    found = trace(project / "run")
+    assert (found["status"], found["epochs_done"]) == ("running", 1)
+    assert emrun("resume", "-q", "run").returncode == 0
+    assert result(project / "run") == expected
+
+
+@pytest.mark.parametrize(
+    ("saving", "killing", "checkpoint"),
+    [
+        (["train", 3, 3], ["train", 5, 5], "it-00000003"),
+        (["valid", 8, 1], ["valid", 8, 2], "it-00000008"),
+        (["valid", 0, 1], ["valid", 0, 2], "it-00000000"),
+    ],
+    ids=["train", "evaluation", "zeroth"],
+)
+def test_sigusr1_saves_a_checkpoint_and_the_training_goes_on(project, emrun, expected, saving, killing, checkpoint):
+    done = send(project, emrun, [[signal.SIGUSR1, *saving], [signal.SIGKILL, *killing]])
+    assert done.returncode == -signal.SIGKILL
+    assert "SIGUSR1: saving a checkpoint" in done.stderr
+    assert (project / "run" / "checkpoints" / "latest").readlink().name == checkpoint
+    assert emrun("resume", "-q", "run").returncode == 0
+    assert trace(project / "run")["resumes"][0]["checkpoint"] == checkpoint
+    assert result(project / "run") == expected
+
+
+def test_sigusr1_changes_nothing_of_a_training_that_is_not_killed(project, emrun, expected):
+    done = send(project, emrun, [[signal.SIGUSR1, "train", 3, 3], [signal.SIGUSR1, "valid", 8, 1]])
+    assert (done.returncode, result(project / "run")) == (0, expected)
+
+
+@pytest.mark.parametrize(
+    ("number", "returncode"), [(signal.SIGTERM, 75), (signal.SIGINT, -signal.SIGINT)], ids=["SIGTERM", "SIGINT"]
+)
+def test_after_sigterm_the_command_exits_with_the_status_that_the_config_says(
+    project, emrun, expected, number, returncode
+):
+    done = send(project, emrun, [[number, "train", 5, 5]], "main_loop.preempt_exit_code=75")
+    assert done.returncode == returncode
+    assert done.stderr.splitlines()[-2] == f"interrupted by {number.name}"
+    assert "go on with: emrun resume run" in done.stderr.splitlines()[-1]
+    found = trace(project / "run")
+    assert (found["status"], found["exit_status"]) == ("interrupted", 75 if returncode == 75 else 128 + number)
+    assert emrun("resume", "-q", "run").returncode == 0
+    assert result(project / "run") == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("main_loop.on_interrupt=epochs", "'epochs' is not one of batch, epoch"),
+        ("main_loop.preempt_exit_code=256", "256 is no exit status; it is a whole number from 0 to 255"),
+        ("main_loop.preempt_exit_code=true", "preempt_exit_code"),
+    ],
+)
+def test_a_wrong_value_about_signals_is_told_with_what_is_allowed(project, emrun, override, message):
+    done = emrun("train", "config.yaml", "--output-dir", "run", override)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (project / "run").exists()
