@@ -233,6 +233,18 @@ class MainLoop:
         """
         return self._stream(name, train=name == self.train_stream_name)
 
+    def change_hooks(self, hooks: Iterable[AbstractHook]) -> None:
+        """Take other hooks before the training begins; those that are new to the loop are registered.
+
+        Raises:
+            HookError: a new one is registered elsewhere.
+        """
+        before, self.hooks = self.hooks, tuple(hooks)
+        for hook in self.hooks:
+            if not any(hook is other for other in before):
+                hook.register_mainloop(main_loop=self)
+        self._listeners = self._find_listeners()
+
     def check_hooks(self) -> None:
         """Check that what hooks read of the epoch's data is written by a hook before them, in a stream that is run.
 
@@ -273,6 +285,7 @@ class MainLoop:
             What the hooks wrote of the stream.
 
         Raises:
+            Interrupted: a signal ended it.
             BaseException: what made it fail, after `on_error` and `after_training` of every hook.
         """
         self.evaluating = True
@@ -280,6 +293,7 @@ class MainLoop:
         try:
             with nullcontext() if self._entered else self:
                 epoch_data = self._run_epoch([], [self._stream(stream_name, train=False)], 0)
+            self._interrupts.raise_if_any()  # one that ended the block ended there
         finally:
             self.evaluating = False
         return epoch_data

@@ -22,6 +22,7 @@ FLOORS = [
     {"assembly"},
     {"training"},
     {"resuming", "contract"},
+    {"probe", "verifying"},
     {"cli"},
 ]
 
@@ -153,6 +154,7 @@ def test_every_file_has_its_test():
             "outcome": "main_loop",
             "model": "main_loop",
             "preparation": "build",
+            "probe": "verifying",
         }
         if not mentions:
             assert (ROOT / "tests" / f"test_{covered_with.get(path.stem, path.stem)}.py").exists(), path

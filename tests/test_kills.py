@@ -61,10 +61,7 @@ def start_or_resume(directory, epochs=3):
         training = create_training(CONFIG, output_dir=directory, overrides=[f"hooks.StopAfter.epochs={epochs}"])
     if training is None:
         return
-    loop, hook = training.main_loop, SaveOften()
-    loop.hooks = (*loop.hooks, hook)
-    hook.register_mainloop(loop)
-    loop._listeners = loop._find_listeners()
+    training.main_loop.change_hooks([*training.main_loop.hooks, SaveOften()])
     train(training)
 
 

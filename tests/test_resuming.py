@@ -180,10 +180,7 @@ def config_of(kind="context", **main_loop):
 def train_with(training, *hooks):
     """Train with more hooks than the config has."""
     loop = training.main_loop
-    loop.hooks = (*loop.hooks, *hooks)
-    for hook in hooks:
-        hook.register_mainloop(loop)
-    loop._listeners = loop._find_listeners()
+    loop.change_hooks([*loop.hooks, *hooks])
     train(training)
 
 

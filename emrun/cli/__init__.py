@@ -15,6 +15,7 @@ from emrun.cli.eval import evaluate
 from emrun.cli.hooks import hooks
 from emrun.cli.resume import resume
 from emrun.cli.train import train
+from emrun.cli.verify_resume import verify_resume
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -30,6 +31,7 @@ emrun.add_command(check)
 emrun.add_command(show_config, "config")
 emrun.add_command(dataset)
 emrun.add_command(hooks)
+emrun.add_command(verify_resume)
 
 
 def main() -> int:

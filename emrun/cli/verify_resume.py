@@ -1,0 +1,79 @@
+"""`emrun verify-resume`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from emrun.cli.console import fail, terminal_log
+
+if TYPE_CHECKING:
+    from emrun.verifying import Row, Verification
+
+
+@click.command(short_help="Prove that an interrupted training ends as if nothing had happened.")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@click.option("--kill", is_flag=True, help="Interrupt by SIGKILL, two iterations after a checkpoint, not by SIGTERM.")
+@click.option(
+    "--at", metavar="ITERATION", type=click.IntRange(min=1), multiple=True,
+    help="Interrupt after this iteration; may be given several times. By default: in the middle of an epoch, at its "
+    "end, in an evaluation and, with fixed_epoch_size, at the end of a pass.",
+)  # fmt: skip
+@click.option("--full-epochs", is_flag=True, help="Do not shorten epochs of more than 20 iterations.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+def verify_resume(
+    config: Path, overrides: tuple[str, ...], kill: bool, at: tuple[int, ...], full_epochs: bool, quiet: bool
+) -> int:
+    """Prove, on CONFIG, that an interrupted training equals an uninterrupted one, or name the first difference.
+
+    Trains a little more than two epochs, twice, in temporary directories. Then for each point once more: interrupted
+    there and resumed, each in a process of its own. Compared are, batch by batch, what goes in and out, learning rates
+    and random states; and at the end parameters, optimizer, positions, hooks and metrics. Evaluations run whole, hooks
+    run too, but StopAfter ends nothing. Epochs of more than 20 iterations are cut to 8.
+
+    Exit status: 0 exact, 1 not exact, or a training failed, 2 something is wrong with the config or the command.
+    """
+    with terminal_log(quiet=quiet):
+        from emrun.config import load_config
+        from emrun.preparation import check_statically
+        from emrun.verifying import VerificationFailed, verify
+
+        check_statically(load_config(config, overrides).root)
+        try:
+            found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs)
+        except VerificationFailed as error:
+            if error.exit_status == 1:
+                click.echo(str(error).rstrip(), err=True)
+                return error.exit_status
+            return fail(error)
+    _show(found)
+    return 0 if found.is_exact else 1
+
+
+def _show(found: Verification) -> None:
+    from tabulate import tabulate
+
+    headers = ["interrupted at", "iteration", "by", "resumed at", "result"]
+    click.echo(tabulate([_cells(row) for row in found.rows], headers=headers, disable_numparse=True))
+    causes = dict.fromkeys(row.difference.cause for row in found.rows if row.difference and row.difference.cause)
+    for cause in causes:
+        click.echo(f"\nlikely cause: {cause}")
+    for note in found.notes:
+        click.echo(f"\nnote: {note}")
+    if found.is_exact:
+        count = len(found.rows)
+        click.echo(f"\nexact: interrupted at {count} point{'s' * (count > 1)}, compared {found.iterations} iterations")
+    elif found.rows[0].point is None:
+        click.echo("\nnot exact: even without an interruption, the training does not repeat itself")
+    else:
+        click.echo("\nnot exact")
+
+
+def _cells(row: Row) -> list[str]:
+    point = row.point
+    where = ["(not at all: the same training, repeated)", ""] if point is None else [point.name, str(point.iteration)]
+    resumed = "" if row.resumed_at is None else str(row.resumed_at)
+    return [*where, row.how, resumed, "exact" if row.difference is None else row.difference.what]
