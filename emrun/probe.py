@@ -30,6 +30,7 @@ _TAIL = 2  # iterations of the third epoch
 _TRIED = 4  # batches of a stream, to see whether it draws global random numbers
 _STOPS = "emrun.hooks.stop_after.StopAfter"  # the limits of the config do not count here
 _WEIGHTS = ".safetensors"
+_TRUSTED = ("emrun.", "torch.")  # their states are complete, what else they keep is their own business
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 
 
@@ -248,13 +249,14 @@ def _private(training: Training) -> dict[str, str]:
     module = getattr(training.model, "module", None)
     for name, part in module.named_modules() if isinstance(module, torch.nn.Module) else ():
         found |= _attributes(part, f"module {name!r} ({type(part).__name__})" if name else f"module {_kind(part)}")
-    if _kind(training.model) != "TorchModel":
-        found |= _attributes(training.model, f"model {_kind(training.model)}")
+    found |= _attributes(training.model, f"model {_kind(training.model)}")
     found |= _attributes(training.dataset, f"dataset {_kind(training.dataset)}")
     return found
 
 
 def _attributes(owner: Any, what: str) -> dict[str, str]:
+    if type(owner).__module__.startswith(_TRUSTED):
+        return {}
     own = {name: value for name, value in getattr(owner, "__dict__", {}).items() if name not in _OF_MODULES}
     texts = {f"{what}, attribute {name!r}": _text(value) for name, value in own.items()}
     return {name: text for name, text in texts.items() if text is not None}
@@ -301,7 +303,7 @@ def _draws(training: Training) -> dict[str, list[str]]:
 def _forgetful(loop: MainLoop) -> list[str]:
     """Return the names of the user's hooks that have no state of their own."""
     kinds = [type(hook) for hook in loop.hooks if not isinstance(hook, Probe)]
-    own = [kind for kind in kinds if not kind.__module__.startswith("emrun.")]
+    own = [kind for kind in kinds if not kind.__module__.startswith(_TRUSTED)]
     return [kind.__name__ for kind in own if kind.state_dict is AbstractHook.state_dict]
 
 

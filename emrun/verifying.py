@@ -35,6 +35,7 @@ _PARTS = {  # of the end, in the order in which a difference is looked for
 }
 _MAY_VARY = ("hooks", "metrics")  # may hold times; what differs between two straight runs is left out
 _CHILD = "import sys; sys.path[:] = {path!r}; from emrun.probe import main; main(sys.argv[1])"
+_SETTINGS = {"TQDM_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # nothing beside the config's modules
 
 Event = dict[str, Any]
 
@@ -205,15 +206,15 @@ def _usual(straight: _Recording) -> Iterator[Point]:
     stream = batches[0]["stream"] if batches else ""
     pairs = itertools.pairwise(batches)
     passes = [one["iteration"] for one, next_one in pairs if one["pass"] != next_one["pass"]]
-    first, second = (*ends, straight.end)[:2]
-    inside = sorted(range(first + 1, second), key=lambda iteration: abs(2 * iteration - first - second))
-    middles = [iteration for iteration in inside if iteration not in passes]
-    if middles:
-        yield Point("the middle of an epoch", middles[0], stream)
+    for first, last in ((*ends, straight.end)[:2], (0, ends[0])):
+        inside = [iteration for iteration in range(first + 1, last) if iteration not in passes]
+        if inside:
+            yield Point("the middle of an epoch", inside[(len(inside) - 1) // 2], stream)
+            break
     within = [iteration for iteration in passes if iteration not in ends]
     if within:
         yield Point("the end of a pass", within[0], stream)
-    if 0 < ends[0] < straight.end:
+    if ends[0]:
         yield Point("the last batch of an epoch", ends[0], stream)
     for end in ends[:2]:
         evaluated = [each for each in straight.of("batch") if not each["training"] and each["iteration"] == end]
@@ -297,6 +298,8 @@ class _Trainings:
         self._place = place
         self._config = config
         self._overrides = overrides
+        self._temporary = place / "temporary"  # torch leaves a directory in it
+        self._temporary.mkdir()
 
     def run(
         self,
@@ -329,7 +332,7 @@ class _Trainings:
         }
         done = subprocess.run(
             [sys.executable, "-P", "-c", _CHILD.format(path=sys.path), json.dumps(job)],
-            env={**os.environ, "TQDM_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, **_SETTINGS, "TMPDIR": str(self._temporary)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -343,9 +346,9 @@ class _Trainings:
             if event["kind"] == "error":
                 raise VerificationFailed(event["text"].replace(str(self._place / name), "RUN_DIR"), event["status"])
         was_killed = number == signal.SIGKILL and done.returncode == -signal.SIGKILL
-        if done.returncode and not was_killed:
-            last = (done.stderr.strip().splitlines() or [""])[-1]
-            raise VerificationFailed(f"a training ended with status {done.returncode}: {last}", 1)
+        if not was_killed and (done.returncode or not {"final", "long"} & {event["kind"] for event in events}):
+            last = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
+            raise VerificationFailed(f"a training ended by itself, with status {done.returncode}{last}", 1)
         return _Recording(events, done.returncode)
 
 
@@ -480,7 +483,7 @@ class _Causes:
     def _of_state(self, found: _Found, other: _Recording) -> str | None:
         """Name what is kept in attributes that no checkpoint has."""
         now = other.one("private").get("attributes", {})
-        different = sorted(name for name in _varying(self._private, now) if name not in self._vary)
+        different = sorted(name for name in _varying(self._private, now) if now and name not in self._vary)
         order = {"batch": "dataset", "rates": "hook", "outputs": "module"}.get(found.part, "")
         different.sort(key=lambda name: not name.startswith(order))
         hints = {
@@ -490,9 +493,9 @@ class _Causes:
             "dataset": "the dataset keeps state that does not come from ctx; derive it from ctx.epoch and ctx.rng",
         }
         if different:
-            name = different[0]
-            values = _both(self._private.get(name), now.get(name))
-            return f"{hints[name.split()[0]]}: {name}{values}"
+            kind = different[0].split()[0]
+            shown = [f"{name}{_both(self._private.get(name), now.get(name))}" for name in different[:3]]
+            return f"{hints[kind]}: {'; '.join(shown)}"
         if found.part == "batch":
             return f"stream {found.detail!r} depends on more than ctx and the random state that a pass begins with"
         forgetful: Iterable[str] = self._straight.one("private").get("forgetful", ())

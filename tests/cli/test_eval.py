@@ -1,6 +1,18 @@
 """`emrun eval` as an installed command in a process of its own."""
 
 import json
+import signal
+
+INTERRUPT = """
+import os
+from emrun import AbstractHook
+
+
+class Interrupt(AbstractHook):
+    def after_batch(self):
+        if self.main_loop.evaluating:
+            os.kill(os.getpid(), 15)
+"""
 
 
 def test_an_evaluation_prints_a_table_of_each_stream_and_what_the_training_wrote(emrun, tmp_path):
@@ -28,3 +40,24 @@ def test_an_evaluation_prints_a_table_of_each_stream_and_what_the_training_wrote
     assert rows[2] == ["valid", "size", f"{last['streams']['valid']['size']['mean']:.6g}"]
     assert [row[0] for row in rows[2:]] == ["valid", "train"]
     assert sorted(path.name for path in (tmp_path / "run" / "eval").iterdir()) == ["train-1", "valid-1"]
+
+
+def test_a_signal_ends_an_evaluation_and_the_process_by_it(emrun, tmp_path):
+    (tmp_path / "my_hooks.py").write_text(INTERRUPT)
+    config = {
+        "dataset": {"class": "Majority", "n": 50},
+        "model": {
+            "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
+            "inputs": ["x"],
+            "outputs": ["logits"],
+            "loss": {"class": "torch.nn.MSELoss", "inputs": ["logits", "logits"]},
+            "optimizer": {"class": "SGD", "lr": 0.1},
+        },
+        "main_loop": {"on_unused_sources": "ignore", "on_interrupt": "epoch", "preempt_exit_code": 75},
+        "hooks": ["my_hooks.Interrupt", {"StopAfter": {"epochs": 1}}],
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
+    done = emrun("eval", "-q", "run", "train")
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
+    assert done.stderr == "interrupted by SIGTERM; the evaluation is not complete\n"

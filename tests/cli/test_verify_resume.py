@@ -1,0 +1,225 @@
+"""`emrun verify-resume` as an installed command, on trainings that are exact and on some that are not."""
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)  # up to ten processes, each of which imports torch
+
+CODE = '''
+import random
+import time
+
+import numpy as np
+import torch
+
+from emrun import AbstractHook
+
+
+class Data:
+    """Six batches a pass, made in a way that is good or bad."""
+
+    def __init__(self, kind="good"):
+        self.x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+        self.train_stream = getattr(self, kind)
+
+    def _batch(self, rows, noise=0.0):
+        x = self.x[rows] + np.float32(noise)
+        return {"x": x, "y": (x.sum(axis=1) > 0).astype(np.float32)}
+
+    def good(self, ctx):
+        for rows in ctx.batches(24, 4, shuffle=True):
+            yield self._batch(rows, ctx.rng.normal())
+
+    def augmented(self, ctx):
+        for rows in ctx.batches(24, 4, shuffle=True):
+            yield self._batch(rows, np.random.normal())
+
+    def timed(self):
+        order = list(range(24))
+        random.Random(time.time_ns()).shuffle(order)
+        for first in range(0, 24, 4):
+            yield self._batch(order[first : first + 4])
+
+    def broken(self):
+        yield self._batch([0])
+        raise RuntimeError("the disk of the data is gone")
+
+    def valid_stream(self, ctx):
+        for rows in ctx.batches(12, 4):
+            yield self._batch(rows)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1)
+        )
+
+    def forward(self, x):
+        return self.layers(x)[:, 0]
+
+
+class CountingNet(Net):
+    """Changes its output with the number of its calls, which no checkpoint has."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, x):
+        self.steps += self.training
+        return super().forward(x) * (1 + 0.1 * self.steps)
+
+
+class Warmup(AbstractHook):
+    """Raises the learning rate by a counter, which no checkpoint has."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.optimizer, self.count = model.optimizer, 0
+
+    def after_update(self):
+        self.count += 1
+        self.optimizer.param_groups[0]["lr"] = 0.01 * self.count
+
+
+class Clock(AbstractHook):
+    """Keeps a time, which is another one in every training."""
+
+    def state_dict(self):
+        return {"time": time.time_ns()}
+'''
+
+CONFIG = """\
+seed: 3
+dataset: {class: my_code.Data}
+model:
+  module: {class: my_code.Net}
+  inputs: [x]
+  outputs: [logit]
+  loss: {class: torch.nn.BCEWithLogitsLoss, inputs: [logit, y]}
+  optimizer: {class: Adam, lr: 0.05}
+  scheduler: {class: StepLR, step_size: 1, gamma: 0.5}
+main_loop:
+  extra_streams: [valid]
+hooks:
+  - ComputeStats: {variables: [loss]}
+  - WriteCSV
+  - StopAfter: {epochs: 1}
+"""
+
+
+@pytest.fixture
+def verify(emrun, tmp_path):
+    """Run the command in a folder with a config and its code, which has nothing else in it afterwards."""
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "my_code.py").write_text(CODE)
+    (tmp_path / "temporary").mkdir()
+
+    def run(*arguments):
+        done = emrun(
+            "verify-resume", "-q", "config.yaml", *arguments, env={"TMPDIR": str(tmp_path / "temporary")}, timeout=280
+        )
+        left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+        assert left == ["config.yaml", "my_code.py", "temporary"]
+        return done
+
+    return run
+
+
+def rows(done):
+    """Return the lines of the table: the point, the iteration, by what, resumed at, the result."""
+    head, _, *lines = done.stdout.split("\n\n")[0].splitlines()
+    starts = [head.index(title) for title in ("interrupted at", "iteration", "by", "resumed at", "result")]
+    ends = [*starts[1:], None]
+    return [[line[start:end].strip() for start, end in zip(starts, ends, strict=True)] for line in lines]
+
+
+def test_a_good_training_is_exact_at_every_point(verify):
+    done = verify("main_loop.buffer=2", "main_loop.fixed_epoch_size=4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert rows(done) == [
+        ["the middle of an epoch", "5", "SIGTERM", "5", "exact"],
+        ["the end of a pass", "6", "SIGTERM", "6", "exact"],
+        ["the last batch of an epoch", "4", "SIGTERM", "4", "exact"],
+        ["an evaluation (valid)", "4", "SIGTERM", "4", "exact"],
+    ]
+    assert done.stdout.splitlines()[-1] == "exact: interrupted at 4 points, compared 10 iterations"
+
+
+def test_a_killed_training_goes_on_from_its_checkpoint_and_long_epochs_are_cut(emrun, tmp_path):
+    sample = "{class: Majority, n: 300, batch_size: 10}"
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("{class: my_code.Data}", sample).replace(
+        "{class: my_code.Net}", "{class: torch.nn.Sequential, args: [{class: torch.nn.Linear, in_features: 11, "
+        "out_features: 1}, {class: torch.nn.Flatten, start_dim: 0}]}"
+    ))  # fmt: skip
+    done = emrun("verify-resume", "-q", "--kill", "--at", "11", "config.yaml", timeout=280)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert rows(done) == [["as told", "11", "SIGKILL", "9", "exact"]]
+    assert "verified with main_loop.fixed_epoch_size=8" in done.stdout
+    assert "compared 18 iterations" in done.stdout
+
+
+def test_a_stream_that_draws_global_random_numbers_in_a_thread_is_named(verify):
+    done = verify("dataset.kind=augmented", "main_loop.buffer=4")
+    assert done.returncode == 1
+    assert rows(done)[-1][-1] != "exact"
+    assert (
+        "likely cause: stream 'train' draws from the global random state of numpy in a read-ahead thread "
+        "(main_loop.buffer: 4)"
+    ) in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("not exact")
+
+
+def test_a_stream_shuffled_by_the_time_is_named_before_any_interruption(verify):
+    done = verify("dataset.kind=timed")
+    assert done.returncode == 1
+    assert rows(done) == [
+        [
+            "(not at all: the same training, repeated)",
+            "",
+            "",
+            "",
+            "evaluation of train at iteration 0, batch 1: another batch",
+        ]
+    ]
+    assert "likely cause: stream 'train' is another one each time it is read" in done.stdout
+
+
+def test_a_module_with_state_outside_parameters_and_buffers_is_named(verify):
+    done = verify("--at", "9", "model.module.class=my_code.CountingNet")
+    assert done.returncode == 1
+    ((*_, resumed, result),) = rows(done)
+    assert (resumed, result[:25]) == ("9", "iteration 10: output loss")
+    assert "likely cause: the model keeps state outside parameters and buffers" in done.stdout
+    assert "module CountingNet, attribute 'steps' (14 straight, 5 otherwise)" in done.stdout
+
+
+def test_a_hook_that_changes_the_learning_rate_by_a_counter_is_named_and_one_with_a_clock_is_not(verify):
+    done = verify("--at", "9", "hooks=[ComputeStats: {variables: [loss]}, my_code.Clock, my_code.Warmup]")
+    assert done.returncode == 1
+    assert rows(done)[0][-1] == "iteration 10: learning rate (0.1 straight, 0.01 otherwise)"
+    assert "a hook keeps state that its state_dict() leaves out: hook Warmup, attribute 'count' (14" in done.stdout
+    assert "note: not compared, as it differs without interruption: state of hook Clock.time" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--at", "14"], "--at 14 is beyond the end: the verification is 14 iterations long, so that it can interrupt"),
+        (["--at", "0"], "0 is not in the range x>=1"),
+        (["--at", "middle"], "'middle' is not a valid integer"),
+        (["main_loop.bufer=1"], "did you mean 'buffer'"),
+    ],
+)
+def test_wrong_usage_ends_with_status_2(verify, arguments, message):
+    done = verify(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_training_that_fails_by_itself_is_told_with_its_traceback(verify):
+    done = verify("dataset.kind=broken")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "RuntimeError: the disk of the data is gone" in done.stderr
