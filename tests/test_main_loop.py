@@ -553,6 +553,93 @@ def test_a_signal_in_the_zeroth_epoch_ends_it():
     assert len(loop.model.calls) == 1
 
 
+class SendAt(AbstractHook):
+    """Sends a signal after an iteration of the training, or after the first batch of an evaluated stream."""
+
+    def __init__(self, number, iteration, stream="train"):
+        super().__init__()
+        self.number, self.iteration, self.stream = number, iteration, stream
+
+    def after_batch(self, stream_name):
+        if (self.main_loop.iterations_done, stream_name) == (self.iteration, self.stream):
+            os.kill(os.getpid(), self.number)
+            self.iteration = -1
+
+
+@pytest.mark.parametrize("buffer", [0, 2])
+def test_with_on_interrupt_epoch_a_signal_ends_the_training_after_the_current_epoch(buffer, caplog):
+    caplog.set_level(logging.INFO)
+    hook = recording_hook()
+    send = SendAt(signal.SIGTERM, 4)
+    loop = loop_of(send, hook, buffer=buffer, on_interrupt="epoch", extra_streams=["valid"], skip_zeroth_epoch=True)
+    outcome = loop.run_training()
+    assert (loop.training_epochs_done, loop.iterations_done) == (2, 6)
+    assert names(hook)[-3:] == ["after_epoch", "after_epoch_profile", "after_training"]
+    assert (outcome.status, outcome.reason) == ("interrupted", "interrupted by SIGTERM")
+    assert caplog.messages.count("SIGTERM: the training ends after this epoch; another one ends it at once") == 1
+
+
+def test_with_on_interrupt_epoch_a_signal_still_ends_an_evaluation_at_once():
+    loop = loop_of(SendAt(signal.SIGINT, 0, "valid"), on_interrupt="epoch")
+    with pytest.raises(TrainingTerminated, match="interrupted by SIGINT"):
+        loop.run_evaluation("valid")
+    assert len(loop.model.calls) == 1
+
+
+@pytest.mark.parametrize(("iteration", "stream"), [(2, "train"), (3, "valid"), (0, "valid")])
+def test_sigusr1_saves_the_latest_checkpoint_and_goes_on(tmp_path, iteration, stream, caplog):
+    caplog.set_level(logging.INFO)
+    seen = []
+
+    class Look(AbstractHook):
+        def before_batch(self):
+            latest = tmp_path / "checkpoints" / "latest"
+            seen.append(latest.readlink().name if latest.exists() else None)
+
+    before = signal.getsignal(signal.SIGUSR1)
+    loop = trained(SendAt(signal.SIGUSR1, iteration, stream), Look(), run=Run(tmp_path), extra_streams=["valid"])
+    assert loop.outcome.status == "finished"
+    assert [name for name in dict.fromkeys(seen) if name is not None] == [f"it-{iteration:08d}"]
+    assert f"SIGUSR1: saving a checkpoint at iteration {iteration}" in caplog.messages
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_sigusr1_without_a_run_directory_only_warns(caplog):
+    assert trained(SendAt(signal.SIGUSR1, 2)).outcome.status == "finished"
+    assert "SIGUSR1: there is no training to save a checkpoint of" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGTERM, (75, None)), (signal.SIGINT, (128 + signal.SIGINT, signal.SIGINT))]
+)
+def test_preempt_exit_code_is_the_exit_status_after_sigterm_only(number, expected):
+    outcome = loop_of(SendAt(number, 2), preempt_exit_code=75).run_training()
+    assert (outcome.status, outcome.exit_status, outcome.signal_number) == ("interrupted", *expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"on_interrupt": "batches"}, "on_interrupt: 'batches' is not one of batch, epoch"),
+        *(({"preempt_exit_code": code}, "is no exit status; it is a whole number from 0 to 255") for code in (
+            -1, 256, True, 7.5, "75")),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_about_signals_are_refused(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        loop_of(**arguments)
+
+
+def test_hooks_can_be_changed_before_the_training():
+    first, second = recording_hook(), recording_hook()
+    loop = loop_of(first, StopAfter(epochs=1))
+    loop.change_hooks([second, *loop.hooks[1:]])
+    loop.run_training()
+    assert (names(first), "after_batch" in names(second)) == ([], True)
+    with pytest.raises(HookError, match="registered in a main loop already"):
+        loop_of().change_hooks([second])
+
+
 def test_outside_the_main_thread_training_works_without_handlers(caplog):
     with caplog.at_level(logging.INFO):
         thread = threading.Thread(target=trained)
