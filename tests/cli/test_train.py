@@ -54,7 +54,7 @@ class Interrupt(AbstractHook):
         self.number, self.times = number, times
 
     def after_batch(self):
-        if self.main_loop.iterations_done == 3:
+        if self.main_loop.iterations_done == 3 and self.main_loop.training:  # not in `eval`
             for _ in range(self.times):
                 os.kill(os.getpid(), self.number)
 
