@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -15,7 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from emrun.errors import ArgumentError, HookError, StorageError, UsageError, listed
-from emrun.files import flush_directory, flush_file, link_atomically, safe_component, storing, write_atomically
+from emrun.files import (
+    describe,
+    flush_directory,
+    flush_file,
+    json_digest,
+    link_atomically,
+    safe_component,
+    storing,
+    write_atomically,
+)
 from emrun.types import Policy
 
 _LOG = logging.getLogger(__name__)
@@ -136,6 +144,11 @@ class Checkpointing:
         name_checkpoint(place, ["latest", *own.names])
         self._newest = ((epoch, iteration, phase), place)
 
+    @property
+    def newest(self) -> tuple[str, int] | None:
+        """The directory's name and the iteration of the checkpoint that was saved or loaded last."""
+        return (self._newest[1].name, self._newest[0][1]) if self._newest is not None else None
+
     def _commit(self, root: Path, names: Iterable[str], given_up: Iterable[str], state: tuple[int, int, str]) -> None:
         if self._newest is not None and self._newest[0] == state and self._newest[1].is_dir():
             name_checkpoint(self._newest[1], names, given_up)
@@ -184,7 +197,7 @@ def commit(
             files = {}
             for path in sorted(aside.iterdir()):
                 flush_file(path)
-                files[path.name] = _describe(path)
+                files[path.name] = describe(path)
             number = 1 + max((manifest.commit for _, manifest in _manifests(root)), default=0)
             manifest = Manifest(FORMAT, number, epoch, iteration, names, files)
             write_atomically(aside / _MANIFEST, _encode(manifest))
@@ -292,7 +305,7 @@ def verify(place: Path) -> Manifest:
         if name != Path(name).name or not path.is_file():
             raise StorageError(f"checkpoint {place}: {name} is missing; the checkpoint is damaged")
         with storing(path, "read"):
-            found = _describe(path)
+            found = describe(path)
         if found != expected:
             raise StorageError(f"checkpoint {place}: {name} differs from its manifest; the checkpoint is damaged")
     return manifest
@@ -307,14 +320,14 @@ def _manifests(root: Path) -> Iterable[tuple[Path, Manifest]]:
 
 
 def _encode(manifest: Manifest) -> str:
-    return json.dumps({**asdict(manifest), "sha256": _digest(asdict(manifest))}, indent=2) + "\n"
+    return json.dumps({**asdict(manifest), "sha256": json_digest(asdict(manifest))}, indent=2) + "\n"
 
 
 def _read_manifest(place: Path) -> Manifest:
     try:
         content = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
         known = content["format"] <= FORMAT
-        intact = content.pop("sha256", None) == _digest(content)
+        intact = content.pop("sha256", None) == json_digest(content)
         manifest = Manifest(**content) if known and intact else None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise StorageError(f"checkpoint {place}: {_MANIFEST} cannot be read ({error})") from error
@@ -326,15 +339,6 @@ def _read_manifest(place: Path) -> Manifest:
     if place.resolve().name.split("-")[1:2] != [f"{manifest.iteration:08d}"]:
         raise StorageError(f"checkpoint {place}: {_MANIFEST} is that of another one; the checkpoint is damaged")
     return manifest
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": path.stat().st_size}
 
 
 def _free_place(root: Path, iteration: int) -> Path:

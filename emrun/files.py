@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from emrun.errors import ArgumentError, StorageError
 
@@ -42,6 +45,17 @@ def write_atomically(path: Path, text: str) -> None:
         finally:
             aside.unlink(missing_ok=True)
         flush_directory(path.parent)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return what tells a file from a damaged one: `{"sha256": ..., "size": bytes}`."""
+    with path.open("rb") as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": path.stat().st_size}
+
+
+def json_digest(content: dict[str, Any]) -> str:
+    """Return the checksum of what a JSON file holds, the order of its keys aside."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def append_line(path: Path, line: str) -> None:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from emrun.batch_checks import BatchChecks
+from emrun.capsule import Draws, Step, keep_failure
 from emrun.checkpoint import Checkpointing
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError, UsageError, did_you_mean
@@ -146,6 +147,10 @@ class MainLoop:
         self._copy: dict[str, Any] | None = None  # the state that a checkpoint gets while the loop evaluates
         self._random_to_restore: dict[str, Any] | None = None
         self._current: StreamWrapper | None = None
+        self._draws = Draws()
+        self._failed_call: tuple[str, int] | None = None  # the event that raised, and the index of its listener
+        self.capsule: Path | None = None
+        """Where the batch that made the training fail is kept."""
         self._listeners = self._find_listeners()
         for hook in self.hooks:
             hook.register_mainloop(main_loop=self)
@@ -170,6 +175,11 @@ class MainLoop:
     def extra_streams(self) -> list[str]:
         """Names of the streams that are evaluated after the train stream."""
         return list(self.intervals)
+
+    @property
+    def stream_name(self) -> str | None:
+        """The name of the stream whose batches are run at the moment."""
+        return self._current.name if self._current is not None else None
 
     @property
     def batch_length(self) -> int:
@@ -331,6 +341,9 @@ class MainLoop:
                 call(**arguments)
             except TrainingTerminated as error:
                 ended.append(error)
+            except Exception:
+                self._failed_call = event, self._listeners[event].index(call)
+                raise
         if ended and not self.evaluating:
             reasons = "; ".join(dict.fromkeys(error.reason for error in ended))
             termination = ended[0] if len(ended) == 1 else TrainingTerminated(reasons)
@@ -481,42 +494,12 @@ class MainLoop:
     def _run_stream(
         self, stream: StreamWrapper, *, train: bool, is_last: bool = False, may_be_empty: bool = False
     ) -> None:
-        """Run the model on the batches of one epoch of a stream. Every line in the loop is paid for with each batch."""
-        name = stream.name
-        seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
-        hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
-        stream.profile = self._profile
-        checks, run, clock = self.checks, self.model.run, perf_counter
-        check_batch, fixed_batch_size = checks.begin(name), self.fixed_batch_size
-        announce = partial(self.notify, "before_batch") if self._listeners["before_batch"] else None
-        report = partial(self.notify, "after_batch") if self._listeners["after_batch"] else None
-        batches_run = 0
+        """Run the model on the batches of one epoch of a stream, and tell the hooks that it is over."""
         self.training = train
+        self._failed_call = None
         self._current = stream.__enter__()  # a train stream reads ahead during the evaluations too, see `_stop`
         try:
-            for batch in stream:
-                length = check_batch(batch)
-                if length == 0:
-                    continue
-                if fixed_batch_size is not None and length != fixed_batch_size:
-                    _LOG.debug("stream %r: dropped a batch of %d examples: %s", name, length, ", ".join(batch))
-                    continue
-                if announce is not None:
-                    announce(stream_name=name, batch=batch)
-                began = clock()
-                outputs = run(batch, train, name)
-                seconds.append(clock() - began)
-                if batches_run == 0:
-                    checks.check_outputs(outputs)
-                batches_run += 1
-                if train:
-                    self._iterations_done += 1
-                if report is not None:
-                    began = clock()
-                    report(stream_name=name, batch_data={**batch, **outputs})
-                    hook_seconds.append(clock() - began)
-                if self._news and self._handle_news():
-                    break
+            batches_run = self._run_batches(stream, train)
         finally:
             self.training = False
             self._current = None
@@ -525,10 +508,87 @@ class MainLoop:
         if not (train and stream.epoch_ended):
             self._end_if_due(in_epoch=True)  # otherwise a resume would begin the next pass in this epoch
         if batches_run == 0 and not may_be_empty:
-            checks.report_empty_stream(name, self.on_empty_stream)
+            self.checks.report_empty_stream(stream.name, self.on_empty_stream)
         if train and is_last:
             self._phase = _Phase.EVALUATE
-        self.notify("after_stream", stream_name=name)
+        self.notify("after_stream", stream_name=stream.name)
+
+    def _run_batches(self, stream: StreamWrapper, train: bool) -> int:
+        """Run the model on the batches of a stream, return on how many. Each batch pays for every line in the loop."""
+        name = stream.name
+        seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
+        hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
+        stream.profile = self._profile
+        checks, run, clock = self.checks, self.model.run, perf_counter
+        check_batch, fixed_batch_size = checks.begin(name), self.fixed_batch_size
+        announce = partial(self.notify, "before_batch") if self._listeners["before_batch"] else None
+        report = partial(self.notify, "after_batch") if self._listeners["after_batch"] else None
+        note_randomness = self._draws.take_all if self.run is not None else None
+        handled: Batch | None = None
+        batches_run = 0
+        try:
+            for batch in stream:
+                length = check_batch(batch)
+                if length == 0:
+                    continue
+                if fixed_batch_size is not None and length != fixed_batch_size:
+                    _LOG.debug("stream %r: dropped a batch of %d examples: %s", name, length, ", ".join(batch))
+                    continue
+                handled = batch
+                if note_randomness is not None:
+                    note_randomness()
+                if announce is not None:
+                    announce(stream_name=name, batch=batch)
+                began = clock()
+                outputs = run(batch, train, name)
+                seconds.append(clock() - began)
+                if batches_run == 0:
+                    checks.check_outputs(outputs)
+                    note_randomness = note_randomness and self._draws.watch()
+                batches_run += 1
+                if train:
+                    self._iterations_done += 1
+                if report is not None:
+                    began = clock()
+                    report(stream_name=name, batch_data={**batch, **outputs})
+                    hook_seconds.append(clock() - began)
+                handled = None
+                if self._news and self._handle_news():
+                    break
+        except Exception as error:
+            if handled is not None and self.run is not None:
+                self._keep_failure(error, handled, stream, train)
+            raise
+        return batches_run
+
+    def _keep_failure(self, error: Exception, batch: Batch, stream: StreamWrapper, train: bool) -> None:
+        """Write a capsule of the batch that was being handled."""
+        event, index = self._failed_call or (None, 0)
+        listening = [hook for hook in self.hooks if event is not None and listener(hook, event) is not None]
+        hook = listening[index] if index < len(listening) else None
+        step = Step(
+            stream=stream.name,
+            train=train,
+            evaluating=self.evaluating,
+            epoch=self._epochs_done,
+            iteration=self._iterations_done - (train and event == "after_batch"),
+            pass_number=stream.position.pass_number,
+            batch=stream.position.batch - 1,
+            event=event,
+            hook=self.hooks.index(hook) if hook is not None else None,
+            hook_class=type(hook).__qualname__ if hook is not None else None,
+        )
+        assert self.run is not None  # what the caller looked at
+        self.capsule = keep_failure(
+            self.run.directory,
+            error,
+            step,
+            batch,
+            self.model,
+            draws=self._draws,
+            hook=hook,
+            checkpoint=self._checkpointing.newest,
+        )
 
     def _handle_news(self) -> bool:
         """Save what was requested during a batch; return whether the stream ends here."""

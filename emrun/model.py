@@ -19,6 +19,9 @@ class AbstractModel(ABC):
     optional_input_names: Sequence[str] = ()
     """Sources that the model uses when a batch has them."""
 
+    has_updated: bool = True
+    """Whether the last `run` with `train` may have changed the weights; a model that knows better overrides it."""
+
     @property
     @abstractmethod
     def input_names(self) -> Sequence[str]:

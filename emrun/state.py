@@ -6,7 +6,7 @@ import errno
 import hashlib
 import io
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +78,33 @@ def load_state(directory: Path) -> dict[str, Any]:
     return state
 
 
+def _python_state() -> Any:
+    version, numbers, gauss = random.getstate()
+    return version, torch.tensor(numbers), gauss
+
+
+def _numpy_state() -> Any:
+    state: Any = np.random.get_state(legacy=False)
+    state["state"]["key"] = torch.from_numpy(state["state"]["key"].astype(np.int64))
+    return state
+
+
+def _cuda_states() -> Any:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+
+GENERATORS: Mapping[str, Callable[[], Any]] = {
+    "python": _python_state,
+    "numpy": _numpy_state,
+    "torch": torch.get_rng_state,
+    "cuda": _cuda_states,
+}
+"""The global generators, `cuda` for those of all devices: name -> what returns its state, in types to be saved."""
+
+
 def random_state() -> dict[str, Any]:
     """Return the states of the global generators of Python, NumPy and torch (all CUDA devices)."""
-    numpy: Any = np.random.get_state(legacy=False)
-    numpy["state"]["key"] = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
-    version, numbers, gauss = random.getstate()
-    return {
-        "python": (version, torch.tensor(numbers), gauss),
-        "numpy": numpy,
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
-    }
+    return {name: take() for name, take in GENERATORS.items()}
 
 
 def random_digest() -> str:

@@ -113,6 +113,9 @@ class TorchModel(AbstractModel):
         self._stream: str | None = None  # the stream of the step before, None at the beginning of an epoch
         self._check_pending = False
         self._trained = False
+        self._updated = False
+        self.step_outputs: Mapping[str, Any] | None = None
+        """The outputs of the batch of an update, for `before_update` and `after_update`."""
 
     @property
     def input_names(self) -> Sequence[str]:
@@ -129,6 +132,12 @@ class TorchModel(AbstractModel):
         """Names of the outputs, as far as they are known before the first batch."""
         total = ["loss"] if self._sums_terms else []
         return [*(self._outputs or ()), *self._terms, *total, *self._metrics]
+
+    @property
+    def has_updated(self) -> bool:  # type: ignore[override]
+        """Whether the last `run` with `train` may have changed the weights."""
+        own = type(self)
+        return self._updated or own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
 
     def register_mainloop(self, main_loop: MainLoop) -> None:
         """Take note of the loop whose hooks listen to the updates."""
@@ -171,6 +180,7 @@ class TorchModel(AbstractModel):
                 return self.forward(inputs)
         if stream is not self._stream:
             self._stream, self._check_pending, self._trained = stream, True, True
+        self._updated = False
         if self.optimizer is not None:
             clear_gradients(self.optimizer)
         outputs = self.train_step(inputs)
@@ -199,7 +209,9 @@ class TorchModel(AbstractModel):
         if type(loss) is not Tensor or loss.dim():
             loss = _mean_loss(outputs)
         self.backward(loss)
+        self.step_outputs = outputs
         self.update(self.optimizer)
+        self.step_outputs = None  # they hold the graph, whose memory the next step needs
         return outputs
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -250,6 +262,7 @@ class TorchModel(AbstractModel):
             raise _NO_OPTIMIZER
         if self._notify_before is not None:
             self._notify_before()
+        self._updated = True
         optimizer.step()
         if self._notify_after is not None:
             self._notify_after()

@@ -203,7 +203,13 @@ def evaluate(
             raise _unknown_stream(training.dataset, stream)
         manifest = _load(training.model, directory / CHECKPOINTS, checkpoint_name)
         training.main_loop.start_from(manifest.epoch, manifest.iteration)
-        return training.main_loop.run_evaluation(stream)
+        try:
+            return training.main_loop.run_evaluation(stream)
+        except Exception:
+            if training.main_loop.capsule is not None:
+                place = training.main_loop.capsule
+                _LOG.warning("the batch that failed is kept; do its step again with: emrun replay %s", place)
+            raise
 
 
 def _config_of(directory: Path) -> Node:

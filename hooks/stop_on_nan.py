@@ -18,6 +18,9 @@ UnknownType = Literal["error", "ignore"]
 class StopOnNaN(AbstractHook):
     """Aborts the training (exit status 3) when a variable has a NaN; the checkpoints saved before it are kept.
 
+    With `after_batch` it also looks before each update, at the outputs and the gradients, so that the update is never
+    made: the weights before it are kept with the batch, and `emrun replay` names the examples that cause it.
+
         hooks:
           - ComputeStats: {variables: [loss]}
           - StopOnNaN: {variables: [loss], after_batch: true}
@@ -28,13 +31,14 @@ class StopOnNaN(AbstractHook):
         variables: which variables are looked at; by default all.
         on_unknown_type: what to do about a value that is no number: `error` or `ignore`.
         stop_on_inf: abort when a value is infinite too.
-        after_batch: look at the variables of every batch, which waits for the device.
+        after_batch: look at the variables of every batch, and at the gradients of every update, which waits for the
+            device. Gradients are looked at whatever `variables` says.
         after_epoch: look at the variables of the epoch.
 
     Raises:
         ArgumentError: an argument cannot be used.
         HookError: a value is no number, and the policy is `error`.
-        TrainingAborted: a value is NaN, or infinite with `stop_on_inf`.
+        TrainingAborted: a value or a gradient is NaN, or infinite with `stop_on_inf`.
     """
 
     def __init__(
@@ -61,6 +65,16 @@ class StopOnNaN(AbstractHook):
         self._looks_after_epoch = after_epoch
         self.reads = tuple(variables or ()) if after_batch else ()
 
+    def before_update(self, model: Any) -> None:
+        """Look at the outputs and the gradients of the batch while the weights are still those before it."""
+        if self._looks_after_batch:
+            iteration = self.main_loop.iterations_done + 1  # that of the batch, which is not done yet
+            stream = str(self.main_loop.stream_name)
+            self._check(stream, getattr(model, "step_outputs", None) or {}, iteration)
+            module = getattr(model, "module", None)
+            if isinstance(module, torch.nn.Module):
+                self._check_gradients(stream, module, iteration)
+
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Look at the variables of the batch."""
         if self._looks_after_batch:
@@ -72,15 +86,22 @@ class StopOnNaN(AbstractHook):
             for stream, variables in epoch_data.items():
                 self._check(stream, variables)
 
-    def _check(self, stream: str, variables: Mapping[str, Any]) -> None:
+    def _check(self, stream: str, variables: Mapping[str, Any], iteration: int | None = None) -> None:
         for name, value in variables.items():
             if self._variables is None or name in self._variables:
-                self._check_value(f"{stream}/{name}", value)
+                self._check_value(f"{stream}/{name}", value, iteration)
 
-    def _check_value(self, address: str, value: Any) -> None:
+    def _check_gradients(self, stream: str, module: torch.nn.Module, iteration: int) -> None:
+        named = [(name, _values(each.grad)) for name, each in module.named_parameters() if each.grad is not None]
+        norm = torch.nn.utils.get_total_norm([gradient for _, gradient in named])  # waits for the device once
+        if not norm.isfinite():
+            for name, gradient in named:
+                self._check_value(f"{stream}/gradient of {name}", gradient, iteration)
+
+    def _check_value(self, address: str, value: Any, iteration: int | None) -> None:
         if isinstance(value, Mapping):
             for key, entry in value.items():
-                self._check_value(f"{address}/{key}", entry)
+                self._check_value(f"{address}/{key}", entry, iteration)
             return
         found = _not_finite(value)
         if found is None:
@@ -89,8 +110,12 @@ class StopOnNaN(AbstractHook):
             return
         nan, inf = found
         if nan or (inf and self._stop_on_inf):
-            done = self.main_loop.iterations_done
+            done = self.main_loop.iterations_done if iteration is None else iteration
             raise TrainingAborted(f"{address} is {'NaN' if nan else 'infinite'} at iteration {done} (StopOnNaN)")
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _not_finite(value: Any) -> tuple[bool, bool] | None:

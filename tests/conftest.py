@@ -2,6 +2,7 @@
 
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import termios
@@ -74,3 +75,10 @@ def run_directory():
         return trace.parent
 
     return find
+
+
+@pytest.fixture
+def doomed(tmp_path):
+    """Return a project whose training fails in many ways, by the arguments of its parts."""
+    shutil.copytree(ROOT / "tests" / "doomed", tmp_path, dirs_exist_ok=True)
+    return tmp_path

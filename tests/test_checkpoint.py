@@ -438,7 +438,7 @@ def test_a_manifest_that_was_changed_is_noticed(place, changes):
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "sub/file"])
 def test_a_manifest_names_no_file_outside_of_its_checkpoint(place, name, monkeypatch):
-    monkeypatch.setattr("emrun.checkpoint._digest", lambda content: "intact")  # as if emrun had written it
+    monkeypatch.setattr("emrun.checkpoint.json_digest", lambda content: "intact")  # as if emrun had written it
     (place.parent / "secret").write_bytes(b"")
     empty = {"sha256": hashlib.sha256(b"").hexdigest(), "size": 0}
     rewrite(place, files={name: empty}, sha256="intact")

@@ -12,8 +12,10 @@ import pytest
 from emrun.errors import ArgumentError, StorageError, exit_status
 from emrun.files import (
     append_line,
+    describe,
     flush_directory,
     flush_file,
+    json_digest,
     link_atomically,
     safe_component,
     storing,
@@ -288,3 +290,13 @@ def test_a_name_of_which_nothing_is_left_or_that_is_too_long_is_an_error(name):
     with pytest.raises(ArgumentError, match=r"^stream: .* cannot name a file or a directory") as raised:
         safe_component("stream", name)
     assert raised.value.exit_status == 2
+
+
+def test_a_file_is_described_by_its_checksum_and_size(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert describe(tmp_path / "a") == {"sha256": expected, "size": 3}
+
+
+def test_the_digest_of_json_does_not_depend_on_the_order_of_its_keys():
+    assert json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1}) != json_digest({"a": 1, "b": 3})

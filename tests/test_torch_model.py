@@ -1105,3 +1105,35 @@ def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch):
     training = create_training(config, output_root=tmp_path / "log")
     assert training.main_loop.run_training().status == "finished"
     assert training.main_loop.run_evaluation("test")["test"]["accuracy"]["mean"] > 0.5
+
+
+class Look(AbstractHook):
+    """Notes at each update what the model says of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def before_update(self, model):
+        self.seen.append((list(model.step_outputs), model.has_updated, self.main_loop.stream_name))
+
+    def after_update(self, model):
+        self.seen.append((list(model.step_outputs), model.has_updated, self.main_loop.stream_name))
+
+
+def test_a_hook_sees_the_outputs_before_the_update_and_whether_it_was_made():
+    look = Look()
+    model = TorchModel(Affine(), optimizer=SGD, device="cpu")
+    run(model, XY, look)
+    outputs = ["predicted", "loss"]
+    assert look.seen == [(outputs, False, "train"), (outputs, True, "train")] * 2
+    assert model.step_outputs is None
+
+
+def test_a_model_with_its_own_scheme_of_training_may_always_have_updated():
+    class Own(TorchModel):
+        def train_step(self, inputs):
+            return super().train_step(inputs)
+
+    assert Own(Affine(), optimizer=SGD, device="cpu").has_updated
+    assert not TorchModel(Affine(), optimizer=SGD, device="cpu").has_updated

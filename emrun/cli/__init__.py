@@ -13,6 +13,7 @@ from emrun.cli.console import end_by_signal, fail
 from emrun.cli.dataset import dataset
 from emrun.cli.eval import evaluate
 from emrun.cli.hooks import hooks
+from emrun.cli.replay import replay
 from emrun.cli.resume import resume
 from emrun.cli.train import train
 from emrun.cli.verify_resume import verify_resume
@@ -32,6 +33,7 @@ emrun.add_command(show_config, "config")
 emrun.add_command(dataset)
 emrun.add_command(hooks)
 emrun.add_command(verify_resume)
+emrun.add_command(replay)
 
 
 def main() -> int:

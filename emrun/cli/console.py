@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -103,6 +104,12 @@ def _coloured(problem: Problem) -> str:
     if quoted:
         lines += [*quoted[:-1], click.style(quoted[-1], fg="red", bold=True)]
     return "\n".join(lines)
+
+
+def tell_of_capsule(capsule: Path | None) -> None:
+    """Say where the batch that made it fail is kept, if it is."""
+    if capsule is not None:
+        click.echo(f"the batch that failed is kept; do its step again with: emrun replay {capsule}", err=True)
 
 
 def end_by_signal(number: int) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.cli.console import end_by_signal, fail, output_options, summary, terminal_log
+from emrun.cli.console import end_by_signal, fail, output_options, summary, tell_of_capsule, terminal_log
 
 if TYPE_CHECKING:
     from emrun.assembly import Training
@@ -82,6 +82,7 @@ def run(training: Training, quiet: bool) -> int:
         outcome = training_module.train(training)
     except Exception as error:
         status = fail(error)
+        tell_of_capsule(training.main_loop.capsule)
         _tell_what_survived(training)
         return status
     if metrics and not quiet:

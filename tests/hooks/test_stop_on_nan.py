@@ -118,3 +118,64 @@ def test_the_weights_before_the_nan_are_kept(tmp_path):
         run_training(training)
     assert (tmp_path / "run" / "checkpoints" / "latest").readlink().name == "it-00000004"
     assert "exit_status: 3" in (tmp_path / "run" / "trace.yaml").read_text()
+
+
+def test_it_aborts_before_the_update_so_that_the_weights_stay_as_they_were(tmp_path):
+    config = {**CONFIG, "hooks": [{"StopOnNaN": {"after_batch": True}}, {"StopAfter": {"epochs": 3}}]}
+    training = create_training(config, output_dir=tmp_path / "run")
+    before = [parameter.clone() for parameter in training.model.module.parameters()]
+    batches = [{"x": torch.full((2, 11), NAN)}]
+    with (
+        pytest.raises(TrainingAborted, match="unnamed_train_0/logit is NaN at iteration 1"),
+        training.main_loop as loop,
+    ):
+        loop.epoch([batches])
+    assert not training.model.has_updated
+    after = list(training.model.module.parameters())
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+class Gradients:
+    """A model with a module whose gradients are set by hand."""
+
+    def __init__(self, *gradients):
+        self.module = torch.nn.Linear(2, 1)
+        for parameter, gradient in zip(self.module.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+
+
+class Training:
+    iterations_done = 7
+    stream_name = "train"
+
+
+def looking(**arguments):
+    hook = StopOnNaN(after_batch=True, **arguments)
+    hook.main_loop = Training()
+    return hook
+
+
+def test_a_gradient_aborts_with_the_name_of_its_parameter_and_the_iteration_of_its_batch():
+    model = Gradients(torch.tensor([[1.0, NAN]]), torch.ones(1))
+    with pytest.raises(TrainingAborted, match="train/gradient of weight is NaN at iteration 8"):
+        looking(variables=["loss"]).before_update(model)
+
+
+def test_gradients_that_are_huge_or_sparse_or_missing_do_not():
+    looking(stop_on_inf=True).before_update(Gradients(torch.tensor([[1e30, 1e30]]), None))
+    sparse = torch.sparse_coo_tensor([[0], [1]], [1.0], (1, 2), check_invariants=True)
+    looking(stop_on_inf=True).before_update(Gradients(sparse, None))
+    looking().before_update(Gradients(None, None))
+
+
+def test_an_infinite_gradient_aborts_when_asked_to():
+    model = Gradients(torch.tensor([[1.0, float("inf")]]), torch.ones(1))
+    looking().before_update(model)
+    with pytest.raises(TrainingAborted, match="train/gradient of weight is infinite"):
+        looking(stop_on_inf=True).before_update(model)
+
+
+def test_updates_are_looked_at_only_when_asked_to():
+    hook = StopOnNaN()
+    hook.main_loop = Training()
+    hook.before_update(Gradients(torch.tensor([[1.0, NAN]]), None))

@@ -1,0 +1,180 @@
+"""`emrun replay` as an installed command, on runs that really failed."""
+
+import json
+import math
+import os
+
+import pytest
+from safetensors.numpy import load_file
+
+
+@pytest.fixture
+def fail(doomed, emrun):
+    """Train with overrides, into `run`; return the finished process."""
+
+    def train(*overrides, env=None):
+        return emrun("train", "-q", "config.yaml", *overrides, "--output-dir", "run", env=env)
+
+    return train
+
+
+def facts(doomed, number=1):
+    return json.loads((doomed / "run" / "failures" / str(number) / "failure.json").read_text())
+
+
+def files(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_the_example_with_a_nan_is_named_and_the_weights_before_it_are_kept(doomed, fail, emrun):
+    done = fail("dataset.bad=[13]")
+    assert done.returncode == 3
+    assert "the batch that failed is kept; do its step again with: emrun replay run/failures/1\n" in done.stderr
+    found = facts(doomed)
+    assert found["weights"] == "before the step"
+    assert found["message"] == "train/loss is NaN at iteration 4 (StopOnNaN)"
+    assert (found["step"]["iteration"], found["step"]["batch"]) == (3, 3)
+    assert found["checkpoint"] == {"name": "it-00000003", "iteration": 3}
+    weights = load_file(doomed / "run/failures/1/model.safetensors")
+    assert all(math.isfinite(values.sum()) for values in weights.values())
+    before = files(doomed / "run")
+    for where in ("run", "run/failures/1"):
+        done = emrun("replay", where)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == [
+            "training on stream 'train', batch 3 of the pass, after 0 epochs and 3 iterations",
+            "then: emrun.hook.TrainingAborted: train/loss is NaN at iteration 4 (StopOnNaN)",
+            "now: emrun.hook.TrainingAborted: train/loss is NaN at iteration 4 (StopOnNaN)",
+            "weights: before the step",
+            "random states before the step: it draws from none",
+            "note: of the hooks, only StopOnNaN is called",
+            "reproduced",
+            "cause: example 13",
+            "source 'x' has values that are not finite in example 13",
+        ]
+        assert done.stderr == ""
+    assert files(doomed / "run") == before
+
+
+def test_an_error_of_the_model_is_raised_again_with_its_traceback(doomed, fail, emrun):
+    done = fail("dataset.labels=[9, 30]")
+    assert done.returncode == 1
+    done = emrun("replay", "run", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert 'parts.py", line ' in done.stderr
+    assert done.stderr.rstrip().endswith("RuntimeError: a label is 7, with")
+    assert "cause: examples 9, 30\n" in done.stdout
+    assert "note" not in done.stdout
+
+
+UNLUCKY = ("model.module.unlucky=1.0", "model.module.dropout=0.5", "hooks.StopAfter.epochs=100")
+
+
+def test_a_failure_that_depends_on_chance_is_repeated_with_the_same_chance(doomed, fail, emrun):
+    """With another state of torch's generator in the capsule, the step goes through, as the next test shows."""
+    assert fail(*UNLUCKY).returncode == 1
+    assert facts(doomed)["random_before_step"] == ["torch"]
+    assert facts(doomed)["step"]["iteration"] > 0
+    done = emrun("replay", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "random states before the step: torch\n" in done.stdout
+
+
+def test_a_failure_in_an_evaluation(doomed, fail, emrun):
+    done = fail("dataset.bad=[0]", "dataset.stream=valid")
+    assert done.returncode == 3
+    done = emrun("replay", "run")
+    assert done.returncode == 0
+    assert done.stdout.startswith(
+        "evaluation on stream 'valid', batch 3 of the pass, after 0 epochs and 6 iterations\n"
+    )
+    assert "cause: example 0\n" in done.stdout
+
+
+def test_a_failure_of_emrun_eval_is_kept_with_the_evaluation(doomed, fail, emrun):
+    assert fail().returncode == 0
+    done = emrun("eval", "-q", "run", "valid", "dataset.bad=[31]", "dataset.stream=valid")
+    assert done.returncode == 3
+    assert "emrun replay run/eval/valid-1/failures/1" in done.stderr
+    done = emrun("replay", "run/eval/valid-1")
+    assert done.returncode == 0, done.stderr
+    assert "cause: example 31\n" in done.stdout
+    assert not (doomed / "run" / "failures").exists()
+
+
+def test_what_the_environment_holds_is_not_in_a_capsule(doomed, fail, emrun):
+    fail("dataset.labels=[1]", "model.module.secret=${env:TOKEN}", env={"TOKEN": "s3cr3t-t0ken"})
+    assert (doomed / "run/failures/1").is_dir()
+    for content in files(doomed / "run/failures").values():
+        assert b"s3cr3t-t0ken" not in content
+    done = emrun("replay", "run", env={"TOKEN": "s3cr3t-t0ken"})
+    assert done.returncode == 0
+    assert "s3cr3t-t0ken" not in done.stdout
+
+
+def test_a_mended_model_is_told_from_the_failing_one(doomed, fail, emrun):
+    fail("dataset.labels=[9]")
+    source = (doomed / "parts.py").read_text()
+    (doomed / "parts.py").write_text(source.replace("label.max() > 2", "False").replace("(label)", "(label % 3)"))
+    (doomed / "parts.py").write_text(
+        (doomed / "parts.py").read_text().replace("logits, label, red", "logits, label % 3, red")
+    )
+    done = emrun("replay", "run")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "now: it goes through\n" in done.stdout
+    assert "\nnot reproduced\n" in done.stdout
+
+
+def test_a_capsule_that_is_damaged_is_refused_in_one_line(doomed, fail, emrun):
+    fail("dataset.bad=[13]")
+    path = doomed / "run/failures/1/state.pt"
+    path.write_bytes(path.read_bytes()[:-1])
+    done = emrun("replay", "run")
+    assert done.returncode == 74
+    assert "capsule run/failures/1: state.pt is missing or differs; the capsule is damaged" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_directory_that_cannot_be_written_does_not_hide_the_error(doomed, emrun, fail):
+    source = (doomed / "parts.py").read_text()
+    failing = "        if label.max() > 2:\n"
+    in_the_way = failing + "            open('run/failures', 'w').close()\n"
+    (doomed / "parts.py").write_text(source.replace(failing, in_the_way))
+    done = fail("dataset.labels=[9]")
+    assert done.returncode == 1
+    assert "RuntimeError: a label is 7" in done.stderr
+    assert "warning: the batch that failed could not be kept: StorageError: " in done.stderr
+    assert "emrun replay" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["dataset.raises=interrupt"],
+        ["dataset.raises=a broken file"],  # no batch is at hand
+        ["model.outputs=[logits]"],
+        ["model.inputs=[x, labl]"],
+        ["hooks.StopAfter={iterations: 2}"],
+    ],
+)
+def test_what_is_no_failure_of_a_step_leaves_no_capsule(doomed, fail, emrun, overrides):
+    fail(*overrides)
+    assert not (doomed / "run" / "failures").exists()
+
+
+def test_wrong_usage_is_told(doomed, fail, emrun):
+    fail()
+    done = emrun("replay", "run")
+    assert done.returncode == 2
+    assert "run has no failures: no batch made it fail" in done.stderr
+    done = emrun("replay", os.devnull)
+    assert done.returncode == 2
+    assert "is neither a run directory nor a capsule" in done.stderr
+
+
+def test_a_capsule_elsewhere_than_in_its_run_has_no_config_to_build_the_model_from(doomed, fail, emrun):
+    fail("dataset.bad=[13]")
+    (doomed / "run/failures/1").rename(doomed / "sent")
+    done = emrun("replay", "sent")
+    assert done.returncode == 2
+    assert "does not lie in the failures of a run" in done.stderr
