@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test check format bench bench-loop bench-startup wheel clean
+.PHONY: setup train test campaign check format bench bench-loop bench-startup bench-checkpoint wheel clean
 
 setup: $(INSTALLED)
 
@@ -22,6 +22,9 @@ train: setup
 test: setup
 	$(BIN)/pytest -n 2
 
+campaign: setup
+	$(BIN)/pytest -n 2 -m campaign
+
 check: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -31,13 +34,16 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: bench-loop bench-startup
+bench: bench-loop bench-startup bench-checkpoint
 
 bench-loop: setup
 	$(BIN)/python benchmarks/loop.py
 
 bench-startup: setup
 	$(BIN)/python benchmarks/startup.py
+
+bench-checkpoint: setup
+	$(BIN)/python benchmarks/checkpoint.py
 
 wheel: setup
 	$(BIN)/python -m build --wheel --outdir dist

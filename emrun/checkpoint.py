@@ -13,18 +13,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import ArgumentError, HookError, StorageError, UsageError, listed
+from emrun.errors import StorageError, UsageError, listed
 from emrun.files import (
     describe,
     flush_directory,
     flush_file,
     json_digest,
     link_atomically,
-    safe_component,
     storing,
     write_atomically,
 )
-from emrun.types import Policy
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,104 +56,28 @@ class Manifest:
     files: dict[str, dict[str, Any]]
 
 
-class Checkpointing:
-    """Saves the checkpoints that hooks request, at the points where the loop has nothing left to do for an event.
+def go_back_to(place: Path) -> None:
+    """Make a checkpoint the latest one, under all its names.
 
-    Args:
-        root: the directory of the run's checkpoints, None when there is no run.
-        save: writes a checkpoint's files into a directory.
+    Names that later ones have go back to where they were, as far as that is there.
     """
+    own = _read_manifest(place)
+    manifests = sorted(_manifests(place.parent), key=lambda pair: pair[1].commit)
+    earlier = {name: path for path, manifest in manifests if manifest.commit <= own.commit for name in manifest.names}
+    with storing(place.parent, "move names in"):
+        later = [path for path in place.parent.iterdir() if path.is_symlink() and _commit_of(path) > own.commit]
+        for link in later:
+            if link.name in earlier:
+                link_atomically(link, earlier[link.name].name)
+            elif link.name != "latest":
+                _LOG.warning("checkpoint %s is of a later time; it is given up", link.name)
+                link.unlink()
+    name_checkpoint(place, ["latest", *own.names])
 
-    def __init__(self, root: Path | None, save: Callable[[Path], None]) -> None:
-        self.requested: dict[str, Policy] = {}
-        self._root = root
-        self._save = save
-        self._given_up: set[str] = set()
-        self._latest_policy: Policy = "error"
-        self._newest: tuple[Any, Path] | None = None
 
-    def request(self, name: str, on_failure: Policy, instead_of: Iterable[str] = ()) -> None:
-        """Ask for a checkpoint of this name at the next opportunity, which gives up other names.
-
-        Raises:
-            HookError: there is no run to save it in.
-            ArgumentError: it cannot be a name.
-        """
-        if self._root is None:
-            raise HookError(f"checkpoint {name!r} cannot be saved: this main loop has no run directory")
-        if _DIRECTORY.fullmatch(safe_component("checkpoint", name)):
-            raise ArgumentError("checkpoint", f"{name!r} is how emrun names the directories themselves")
-        self.requested[safe_component("checkpoint", name)] = on_failure
-        self._given_up.update(instead_of)
-        if name == "latest":
-            self._latest_policy = on_failure
-
-    def save_requested(self, epoch: int, iteration: int, phase: str) -> None:
-        """Save what was requested: one checkpoint, with all the names.
-
-        Args:
-            epoch: training epochs done.
-            iteration: batches of the train stream run.
-            phase: what tells the states at one iteration apart.
-
-        Raises:
-            StorageError: it could not be saved, and a name was requested that way.
-        """
-        if not self.requested or self._root is None:
-            return
-        names, self.requested = self.requested, {}
-        given_up, self._given_up = self._given_up - names.keys(), set()
-        try:
-            self._commit(self._root, names, given_up, (epoch, iteration, phase))
-        except StorageError as error:
-            if "error" in names.values():
-                raise
-            if "warn" in names.values():
-                _LOG.warning("no checkpoint was saved: %s", error)
-
-    def request_latest(self) -> None:
-        """Ask for the checkpoint `latest`, as whoever asked for it last; without a run, do nothing."""
-        if self._root is not None:
-            self.requested["latest"] = self._latest_policy
-
-    def save_latest(self, epoch: int, iteration: int, phase: str) -> None:
-        """Save what was requested, and the state that the training ends with as `latest`; see `save_requested`."""
-        self.request_latest()
-        self.save_requested(epoch, iteration, phase)
-
-    def go_on_from(self, place: Path, epoch: int, iteration: int, phase: str) -> None:
-        """Make the checkpoint that was loaded the latest one, under all its names.
-
-        Names that later ones have go back to where they were, as far as that is there.
-        """
-        own = _read_manifest(place)
-        manifests = sorted(_manifests(place.parent), key=lambda pair: pair[1].commit)
-        earlier = {
-            name: path for path, manifest in manifests if manifest.commit <= own.commit for name in manifest.names
-        }
-        with storing(place.parent, "move names in"):
-            later = [path for path in place.parent.iterdir() if path.is_symlink() and _commit_of(path) > own.commit]
-            for link in later:
-                if link.name in earlier:
-                    link_atomically(link, earlier[link.name].name)
-                elif link.name != "latest":
-                    _LOG.warning("checkpoint %s is of a later time; it is given up", link.name)
-                    link.unlink()
-        name_checkpoint(place, ["latest", *own.names])
-        self._newest = ((epoch, iteration, phase), place)
-
-    @property
-    def newest(self) -> tuple[str, int] | None:
-        """The directory's name and the iteration of the checkpoint that was saved or loaded last."""
-        return (self._newest[1].name, self._newest[0][1]) if self._newest is not None else None
-
-    def _commit(self, root: Path, names: Iterable[str], given_up: Iterable[str], state: tuple[int, int, str]) -> None:
-        if self._newest is not None and self._newest[0] == state and self._newest[1].is_dir():
-            name_checkpoint(self._newest[1], names, given_up)
-        else:
-            epoch, iteration, _ = state
-            place = commit(root, self._save, epoch=epoch, iteration=iteration, names=names, given_up=given_up)
-            self._newest = (state, place)
+def is_directory_name(name: str) -> bool:
+    """Tell whether a name is one that emrun gives to the directories of checkpoints."""
+    return bool(_DIRECTORY.fullmatch(name))
 
 
 def commit(

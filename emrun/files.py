@@ -14,6 +14,8 @@ from typing import Any
 
 from emrun.errors import ArgumentError, StorageError
 
+_CHUNK = 2**24  # large: between two of them a writer in a thread waits for the interpreter lock
+
 
 @contextmanager
 def storing(path: Path, what: str) -> Iterator[None]:
@@ -49,8 +51,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 def describe(path: Path) -> dict[str, Any]:
     """Return what tells a file from a damaged one: `{"sha256": ..., "size": bytes}`."""
+    found = hashlib.sha256()
     with path.open("rb") as file:
-        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": path.stat().st_size}
+        while chunk := file.read(_CHUNK):
+            found.update(chunk)
+    return {"sha256": found.hexdigest(), "size": path.stat().st_size}
 
 
 def json_digest(content: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from emrun.batch_checks import BatchChecks
 from emrun.capsule import Draws, Step, keep_failure
-from emrun.checkpoint import Checkpointing
+from emrun.checkpointing import Checkpointing
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError, UsageError, did_you_mean
 from emrun.hook import EVENTS, AbstractHook, TrainingTerminated, check_monitors, listener
@@ -142,7 +142,7 @@ class MainLoop:
         self._news = False  # a signal, a termination or a request for a checkpoint: looked at after each batch
         self._entered = False
         self.checks = BatchChecks(model, self.hooks, on_empty_batch, on_unused_sources)
-        self._checkpointing = Checkpointing(run.checkpoints if run else None, self._save)
+        self._checkpointing = Checkpointing(run.checkpoints if run else None, self._stage, self._take_notice)
         self._phase = _Phase.BEFORE
         self._copy: dict[str, Any] | None = None  # the state that a checkpoint gets while the loop evaluates
         self._random_to_restore: dict[str, Any] | None = None
@@ -200,6 +200,14 @@ class MainLoop:
         if not self.evaluating:
             self._checkpointing.request(name, on_failure, instead_of)
             self._news = True
+
+    def wait_for_checkpoints(self) -> None:
+        """Return when what was requested before this event is on disk, for a hook that does something with it.
+
+        Raises:
+            StorageError: it could not be saved, and it was requested that way.
+        """
+        self._checkpointing.wait()
 
     def start_from(self, epochs_done: int, iterations_done: int) -> None:
         """Count on from where a model that was loaded has come to."""
@@ -409,11 +417,15 @@ class MainLoop:
         failure = None if isinstance(error, TrainingTerminated) else error
         for stream in self._streams.values():
             stream.__exit__(None, None, None)
-        if failure is None and not self.evaluating:
-            try:
+        try:
+            if failure is None and not self.evaluating:
                 self._checkpointing.save_latest(*self._point)
-            except BaseException as saving_error:
-                failure = saving_error
+            else:
+                self._checkpointing.wait()
+        except BaseException as saving_error:
+            if failure is not None:
+                _LOG.warning("the last checkpoint was not saved: %s", saving_error)
+            failure = failure or saving_error
         self.outcome = Outcome.of(failure or error, None if self.evaluating else self._preempt_exit_code)
         if failure is not None:
             self._call_all("on_error", error=failure)
@@ -579,6 +591,10 @@ class MainLoop:
             hook_class=type(hook).__qualname__ if hook is not None else None,
         )
         assert self.run is not None  # what the caller looked at
+        try:
+            self.wait_for_checkpoints()
+        except Exception as saving_error:  # the failure of the step is what the training ends with
+            _LOG.warning("the last checkpoint was not saved: %s", saving_error)
         self.capsule = keep_failure(
             self.run.directory,
             error,
@@ -640,7 +656,8 @@ class MainLoop:
     def _keep_copy(self) -> None:
         """Keep the state for checkpoints that are saved during the evaluations that follow."""
         if self.run is not None and not self.evaluating:
-            self._copy = copy.deepcopy(self._encoded_state())
+            state = self._encoded_state()  # evaluations do not change the model's part, which may be large
+            self._copy = {key: value if key == "model" else copy.deepcopy(value) for key, value in state.items()}
 
     def _encoded_state(self) -> dict[str, Any]:
         """Return the state of the training beside the weights, the random states last."""
@@ -662,9 +679,24 @@ class MainLoop:
             "random": random_state(),
         }
 
-    def _save(self, directory: Path) -> None:
-        self.model.save(directory)
-        save_state(self._copy if self._copy is not None else self._encoded_state(), directory)
+    def _stage(self) -> tuple[Callable[[Path], None], bool]:
+        """Return what writes the state as it is now, and whether another thread may do so."""
+        state = self._copy if self._copy is not None else self._encoded_state()
+        write_weights = self.model.stage()
+        in_background = write_weights is not None
+        if in_background:
+            state = copy.deepcopy(state)
+        writers = (write_weights or self.model.save, partial(save_state, state))
+
+        def write(directory: Path) -> None:
+            for each in writers:
+                each(directory)
+
+        return write, in_background
+
+    def _take_notice(self) -> None:
+        """Let the loop look after the batch at what happened elsewhere."""
+        self._news = True
 
     def _end_if_due(self, *, in_epoch: bool = False) -> None:
         """Raise what ends the training: a signal, or a termination that waited for the end of an update."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,14 @@ class AbstractModel(ABC):
     @abstractmethod
     def save(self, directory: Path) -> None:
         """Write the weights into an existing, empty directory."""
+
+    def stage(self) -> Callable[[Path], None] | None:
+        """Return what writes the weights as they are now, later and in another thread, while the training goes on.
+
+        Returns:
+            A function that does what `save` would do now; None where the training has to wait for `save`.
+        """
+        return None
 
     @abstractmethod
     def load(self, directory: Path) -> None:

@@ -152,6 +152,7 @@ class Probe(AbstractHook):
         if point is not None:
             here = (done, stream_name, None if loop.training else self._batch)
             if here == (point["iteration"], point["stream"], point["batch"]):
+                loop.wait_for_checkpoints()  # so that a killed training goes on from the same one every time
                 os.kill(os.getpid(), point["signal"])
         if not loop.training:
             return

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -57,9 +56,32 @@ def save_state(state: Mapping[str, Any], directory: Path) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    content = io.BytesIO()  # torch reports a full disk as something else
-    torch.save(dict(state), content)
-    (directory / FILE).write_bytes(content.getbuffer())
+    with (directory / FILE).open("wb") as file:
+        output = _Output(file)
+        try:
+            torch.save(dict(state), output)  # type: ignore[arg-type]  # it needs no more
+        except Exception:
+            if output.error is not None:
+                raise output.error from None
+            raise
+
+
+class _Output:
+    """A file that keeps the error of a write, which torch reports as something else."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.error: OSError | None = None
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def load_state(directory: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from emrun.optimization import (
 )
 from emrun.state import load_state
 from emrun.torch_inputs import InputNames, Inputs
-from emrun.torch_weights import extra_state, load_weights, save_weights
+from emrun.torch_weights import collect_weights, extra_state, load_weights, write_weights
 from emrun.types import Batch, EpochData, Factory, Form, check_names
 
 if TYPE_CHECKING:
@@ -310,7 +310,13 @@ class TorchModel(AbstractModel):
         Raises:
             StorageError: they cannot be written.
         """
-        save_weights(self.module, directory)
+        write_weights(collect_weights(self.module), directory)
+
+    def stage(self) -> Callable[[Path], None] | None:
+        """Copy the weights; return what writes them in any thread, None when a subclass saves in its own way."""
+        if getattr(self.save, "__func__", None) is not TorchModel.save:
+            return None
+        return partial(write_weights, collect_weights(self.module, copied=True))
 
     def load(self, directory: Path) -> None:
         """Read the weights from `model.safetensors`, and what the module keeps beside them from `state.pt`.

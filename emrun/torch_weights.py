@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,20 @@ FILE = "model.safetensors"
 _TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ
 
 
-def save_weights(module: torch.nn.Module, directory: Path) -> None:
-    """Write a module's parameters and buffers to `model.safetensors`; tied ones once.
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A module's parameters and buffers on the CPU; names of tied ones -> the name under which they are."""
 
-    Raises:
-        StorageError: the file cannot be written.
+    tensors: Mapping[str, Tensor]
+    tied: Mapping[str, str]
+
+
+def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> Weights:
+    """Return a module's parameters and buffers, tied ones once.
+
+    Args:
+        module: the module.
+        copied: as they are now, whatever happens to the module's.
     """
     weights: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -44,11 +55,22 @@ def save_weights(module: torch.nn.Module, directory: Path) -> None:
         first_at[place] = name
         own = tensor.detach().cpu().contiguous()
         storage = own.untyped_storage().data_ptr()
-        weights[name] = own.clone() if storage in storages else own  # safetensors refuses tensors that share memory
+        is_shared = storage in storages or (copied and storage == place[0])
+        weights[name] = own.clone() if is_shared else own  # safetensors refuses tensors that share memory
         storages.add(storage)
+    return Weights(weights, tied)
+
+
+def write_weights(weights: Weights, directory: Path) -> None:
+    """Write weights to `model.safetensors`.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
     path = directory / FILE
+    metadata = {_TIED: json.dumps(weights.tied, sort_keys=True)} if weights.tied else None
     try:
-        save_file(weights, path, metadata={_TIED: json.dumps(tied, sort_keys=True)} if tied else None)
+        save_file(dict(weights.tensors), path, metadata=metadata)
     except KeyError as error:
         raise StorageError(errno.EINVAL, f"cannot write {path}: safetensors has no {error}") from error
     except SafetensorError as error:
@@ -58,7 +80,7 @@ def save_weights(module: torch.nn.Module, directory: Path) -> None:
 
 
 def load_weights(module: torch.nn.Module, directory: Path) -> None:
-    """Read the weights that `save_weights` wrote into a module of the same structure.
+    """Read the weights that `write_weights` wrote into a module of the same structure.
 
     Raises:
         StorageError: the file cannot be read.

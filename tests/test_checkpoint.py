@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import json
-import logging
 import os
 import random
 import re
@@ -14,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from emrun.checkpoint import FORMAT, Checkpointing, Manifest, commit, find, name_checkpoint, verify
-from emrun.errors import ArgumentError, HookError, StorageError, UsageError, exit_status
+import emrun.checkpoint
+from emrun.checkpoint import FORMAT, Manifest, commit, find, name_checkpoint, verify
+from emrun.errors import StorageError, UsageError, exit_status
 
 FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
 
@@ -370,10 +370,10 @@ def test_a_file_of_another_checkpoint_is_noticed(root, place):
 
 
 def test_a_file_that_cannot_be_read_is_a_storage_error(place, monkeypatch):
-    def fails(*arguments):
+    def fails(path):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(hashlib, "file_digest", fails)
+    monkeypatch.setattr(emrun.checkpoint, "describe", fails)
     with pytest.raises(StorageError, match=r"cannot read .*: Input/output error"):
         verify(place)
 
@@ -497,124 +497,3 @@ def test_a_name_is_no_path(named, name):
     (named / ".tmp-1").mkdir()
     with pytest.raises(UsageError, match="no checkpoint"):
         find(named, name.format(root=named / "latest"))
-
-
-# Requests
-
-
-@pytest.fixture
-def saved():
-    return []
-
-
-@pytest.fixture
-def checkpointing(root, saved):
-    def note(directory):
-        saved.append(directory)
-        save(directory)
-
-    return Checkpointing(root, note)
-
-
-def test_what_was_requested_becomes_one_checkpoint_with_all_the_names(checkpointing, root, saved):
-    checkpointing.request("latest", "error")
-    checkpointing.request("best", "error")
-    assert not root.exists()
-    checkpointing.save_requested(1, 10, "between")
-    assert names_in(root) == ["best", "it-00000010", "latest"]
-    assert len(saved) == 1
-    checkpointing.save_requested(1, 11, "between")
-    assert len(saved) == 1
-
-
-def test_a_second_request_in_the_same_state_only_names_it(checkpointing, root, saved):
-    checkpointing.request("best", "error")
-    checkpointing.save_requested(1, 10, "between")
-    checkpointing.request("epoch-1", "error")
-    checkpointing.save_requested(1, 10, "between")
-    checkpointing.save_latest(1, 10, "between")
-    assert len(saved) == 1
-    assert {(root / name).readlink().name for name in ("best", "epoch-1", "latest")} == {"it-00000010"}
-
-
-def test_the_same_iteration_in_another_epoch_is_another_state(checkpointing, root, saved):
-    for epoch, name in ((0, "batch-10"), (1, "latest")):
-        checkpointing.request(name, "error")
-        checkpointing.save_requested(epoch, 10, "between")
-    assert len(saved) == 2
-    assert names_in(root) == ["batch-10", "it-00000010", "it-00000010-2", "latest"]
-
-
-def test_the_state_at_the_end_is_saved_as_latest(checkpointing, root):
-    checkpointing.save_latest(2, 20, "between")
-    assert verify(find(root, "latest")).epoch == 2
-
-
-def test_a_name_is_made_safe(checkpointing, root):
-    checkpointing.request("../a b", "error")
-    checkpointing.save_requested(0, 1, "between")
-    assert names_in(root) == ["_a_b", "it-00000001"]
-
-
-@pytest.mark.parametrize("name", ["it-00000001", "it-00000001-2", "it-123456789"])
-def test_a_name_cannot_be_that_of_a_directory(checkpointing, name):
-    with pytest.raises(ArgumentError, match="is how emrun names the directories themselves"):
-        checkpointing.request(name, "error")
-
-
-@pytest.mark.parametrize("name", ["", "..", "x" * 101])
-def test_a_name_that_cannot_be_one_is_an_error(checkpointing, name):
-    with pytest.raises(ArgumentError, match="cannot name a file"):
-        checkpointing.request(name, "error")
-
-
-def test_without_a_run_a_request_is_an_error_and_the_end_is_not():
-    checkpointing = Checkpointing(None, save)
-    with pytest.raises(HookError, match="checkpoint 'best' cannot be saved: this main loop has no run directory"):
-        checkpointing.request("best", "error")
-    checkpointing.save_requested(1, 1, "between")
-    checkpointing.save_latest(1, 1, "between")
-
-
-def broken(root):
-    def fails(directory):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    return Checkpointing(root, fails)
-
-
-@pytest.mark.parametrize("policies", [["error"], ["ignore", "error"], ["error", "warn"]], ids=str)
-def test_a_checkpoint_that_cannot_be_saved_is_an_error_if_anyone_wants_it_so(root, policies):
-    checkpointing = broken(root)
-    for index, policy in enumerate(policies):
-        checkpointing.request(f"name-{index}", policy)
-    with pytest.raises(StorageError, match="the disk is full"):
-        checkpointing.save_requested(1, 1, "between")
-
-
-@pytest.mark.parametrize(("policies", "count"), [(["ignore"], 0), (["warn"], 1), (["warn", "ignore", "warn"], 1)])
-def test_a_checkpoint_that_cannot_be_saved_may_be_a_warning_or_nothing(root, policies, count, caplog):
-    checkpointing = broken(root)
-    for index, policy in enumerate(policies):
-        checkpointing.request(f"name-{index}", policy)
-    with caplog.at_level(logging.INFO):
-        checkpointing.save_requested(1, 1, "between")
-    assert len(caplog.messages) == count
-    assert all("no checkpoint was saved: " in message for message in caplog.messages)
-    checkpointing.save_requested(1, 2, "between")  # it is not tried again
-
-
-def test_after_a_failure_the_state_can_be_saved_again(root):
-    attempts = []
-
-    def save_the_second_time(directory):
-        attempts.append(directory)
-        if len(attempts) == 1:
-            raise OSError(errno.EIO, "Input/output error")
-        save(directory)
-
-    checkpointing = Checkpointing(root, save_the_second_time)
-    checkpointing.request("latest", "warn")
-    checkpointing.save_requested(1, 1, "between")
-    checkpointing.save_latest(1, 1, "between")
-    assert verify(find(root, "latest")).iteration == 1

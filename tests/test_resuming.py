@@ -233,8 +233,14 @@ def no_reader_is_left():
     return not [thread for thread in threading.enumerate() if thread.name.startswith("emrun-read")]
 
 
-@pytest.mark.parametrize("fixed_epoch_size", [None, 3], ids=["passes", "fixed"])
-@pytest.mark.parametrize(("kind", "buffer"), KINDS)
+SWEEPS = [
+    pytest.param(*kind, size, marks=() if size is None or kind in (KINDS[0], KINDS[-1]) else pytest.mark.campaign)
+    for size in (None, 3)
+    for kind in KINDS
+]
+
+
+@pytest.mark.parametrize(("kind", "buffer", "fixed_epoch_size"), SWEEPS)
 @pytest.mark.timeout(600)
 def test_an_interrupt_at_any_event_changes_nothing(project, kind, buffer, fixed_epoch_size, recwarn):
     config = config_of(kind, buffer=buffer, fixed_epoch_size=fixed_epoch_size)

@@ -10,7 +10,11 @@ from torch import nn
 from emrun import TorchModel
 from emrun.errors import StateError, StorageError
 from emrun.state import save_state
-from emrun.torch_weights import FILE, extra_state, load_weights, save_weights
+from emrun.torch_weights import FILE, collect_weights, extra_state, load_weights, write_weights
+
+
+def save_weights(module, directory):
+    write_weights(collect_weights(module), directory)
 
 
 class Buffers(nn.Module):

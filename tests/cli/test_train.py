@@ -68,6 +68,11 @@ class FillDisk(AbstractHook):
         def save(directory):
             raise OSError(28, "No space left on device", str(directory))
         model.save = save
+
+class FillDiskInTheBackground(FillDisk):
+    def __init__(self, model):
+        super().__init__(model)
+        model.stage = lambda: model.save
 """
 
 
@@ -266,8 +271,9 @@ def test_a_signal_to_the_process_group_stops_a_shell_loop(project):
     assert len(list((project / "log").iterdir())) == 1
 
 
-def test_a_full_disk_ends_with_status_74_and_says_so(project, emrun):
-    (project / "config.yaml").write_text(CONFIG + "  - my_hooks.FillDisk\n")
+@pytest.mark.parametrize("hook", ["FillDisk", "FillDiskInTheBackground"])
+def test_a_full_disk_ends_with_status_74_and_says_so(project, emrun, hook):
+    (project / "config.yaml").write_text(CONFIG + f"  - my_hooks.{hook}\n")
     done = emrun("train", "-q", "config.yaml")
     assert done.returncode == 74
     assert "the disk is full" in done.stderr.splitlines()[0]

@@ -1,0 +1,265 @@
+"""When checkpoints are saved: requests, names, the thread that writes, and what goes wrong in it."""
+
+import errno
+import logging
+import threading
+
+import pytest
+import torch
+
+from emrun import TorchModel
+from emrun.checkpoint import find, verify
+from emrun.checkpointing import Checkpointing
+from emrun.errors import ArgumentError, HookError, StorageError
+from emrun.types import Factory
+
+
+def save(directory):
+    (directory / "state.pt").write_bytes(b"state")
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+def names_in(root):
+    return sorted(path.name for path in root.iterdir())
+
+
+@pytest.fixture
+def saved():
+    return []
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "in the background"])
+def background(request):
+    return request.param
+
+
+@pytest.fixture
+def checkpointing(root, saved, background):
+    def note(directory):
+        saved.append(directory)
+        save(directory)
+
+    return Checkpointing(root, lambda: (note, background))
+
+
+def test_what_was_requested_becomes_one_checkpoint_with_all_the_names(checkpointing, root, saved):
+    checkpointing.request("latest", "error")
+    checkpointing.request("best", "error")
+    assert not root.exists()
+    checkpointing.save_requested(1, 10, "between")
+    checkpointing.wait()
+    assert names_in(root) == ["best", "it-00000010", "latest"]
+    assert len(saved) == 1
+    checkpointing.save_requested(1, 11, "between")
+    checkpointing.wait()
+    assert len(saved) == 1
+
+
+def test_a_second_request_in_the_same_state_only_names_it(checkpointing, root, saved):
+    checkpointing.request("best", "error")
+    checkpointing.save_requested(1, 10, "between")
+    checkpointing.wait()
+    checkpointing.request("epoch-1", "error")
+    checkpointing.save_requested(1, 10, "between")
+    checkpointing.wait()
+    checkpointing.save_latest(1, 10, "between")
+    assert len(saved) == 1
+    assert {(root / name).readlink().name for name in ("best", "epoch-1", "latest")} == {"it-00000010"}
+
+
+def test_the_same_iteration_in_another_epoch_is_another_state(checkpointing, root, saved):
+    for epoch, name in ((0, "batch-10"), (1, "latest")):
+        checkpointing.request(name, "error")
+        checkpointing.save_requested(epoch, 10, "between")
+    checkpointing.wait()
+    assert len(saved) == 2
+    assert names_in(root) == ["batch-10", "it-00000010", "it-00000010-2", "latest"]
+
+
+def test_the_state_at_the_end_is_saved_as_latest(checkpointing, root):
+    checkpointing.save_latest(2, 20, "between")
+    assert verify(find(root, "latest")).epoch == 2
+
+
+def test_a_name_is_made_safe(checkpointing, root):
+    checkpointing.request("../a b", "error")
+    checkpointing.save_requested(0, 1, "between")
+    checkpointing.wait()
+    assert names_in(root) == ["_a_b", "it-00000001"]
+
+
+@pytest.mark.parametrize("name", ["it-00000001", "it-00000001-2", "it-123456789"])
+def test_a_name_cannot_be_that_of_a_directory(checkpointing, name):
+    with pytest.raises(ArgumentError, match="is how emrun names the directories themselves"):
+        checkpointing.request(name, "error")
+
+
+@pytest.mark.parametrize("name", ["", "..", "x" * 101])
+def test_a_name_that_cannot_be_one_is_an_error(checkpointing, name):
+    with pytest.raises(ArgumentError, match="cannot name a file"):
+        checkpointing.request(name, "error")
+
+
+def test_without_a_run_a_request_is_an_error_and_the_end_is_not():
+    checkpointing = Checkpointing(None, lambda: (save, True))
+    with pytest.raises(HookError, match="checkpoint 'best' cannot be saved: this main loop has no run directory"):
+        checkpointing.request("best", "error")
+    checkpointing.save_requested(1, 1, "between")
+    checkpointing.save_latest(1, 1, "between")
+
+
+def broken(root):
+    def fails(directory):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return Checkpointing(root, lambda: (fails, False))
+
+
+@pytest.mark.parametrize("policies", [["error"], ["ignore", "error"], ["error", "warn"]], ids=str)
+def test_a_checkpoint_that_cannot_be_saved_is_an_error_if_anyone_wants_it_so(root, policies):
+    checkpointing = broken(root)
+    for index, policy in enumerate(policies):
+        checkpointing.request(f"name-{index}", policy)
+    with pytest.raises(StorageError, match="the disk is full"):
+        checkpointing.save_requested(1, 1, "between")
+
+
+@pytest.mark.parametrize(("policies", "count"), [(["ignore"], 0), (["warn"], 1), (["warn", "ignore", "warn"], 1)])
+def test_a_checkpoint_that_cannot_be_saved_may_be_a_warning_or_nothing(root, policies, count, caplog):
+    checkpointing = broken(root)
+    for index, policy in enumerate(policies):
+        checkpointing.request(f"name-{index}", policy)
+    with caplog.at_level(logging.INFO):
+        checkpointing.save_requested(1, 1, "between")
+    assert len(caplog.messages) == count
+    assert all("no checkpoint was saved: " in message for message in caplog.messages)
+    checkpointing.save_requested(1, 2, "between")  # it is not tried again
+
+
+def test_after_a_failure_the_state_can_be_saved_again(root, background):
+    attempts = []
+
+    def save_the_second_time(directory):
+        attempts.append(directory)
+        if len(attempts) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+        save(directory)
+
+    checkpointing = Checkpointing(root, lambda: (save_the_second_time, background))
+    checkpointing.request("latest", "warn")
+    checkpointing.save_requested(1, 1, "between")
+    checkpointing.save_latest(1, 1, "between")
+    assert verify(find(root, "latest")).iteration == 1
+
+
+class Gate:
+    """Writes a checkpoint when it is opened."""
+
+    def __init__(self, error=None):
+        self.open = threading.Event()
+        self.began = threading.Event()
+        self.error = error
+
+    def __call__(self, directory):
+        self.began.set()
+        assert self.open.wait(60)
+        if self.error is not None:
+            raise self.error
+        save(directory)
+
+
+def test_the_loop_does_not_wait_for_what_is_written(root):
+    gate = Gate()
+    checkpointing = Checkpointing(root, lambda: (gate, True))
+    checkpointing.request("latest", "error")
+    checkpointing.save_requested(1, 10, "between")
+    assert gate.began.wait(60)
+    assert [name for name in names_in(root) if not name.startswith(".")] == []  # nothing is there before the rename
+    gate.open.set()
+    checkpointing.wait()
+    assert names_in(root) == ["it-00000010", "latest"]
+
+
+def test_only_one_is_in_flight_and_the_next_one_waits_for_it(root):
+    running, most = [], []
+
+    def write(directory):
+        running.append(1)
+        most.append(len(running))
+        save(directory)
+        running.pop()
+
+    checkpointing = Checkpointing(root, lambda: (write, True))
+    for iteration in range(20):
+        checkpointing.request("latest", "error")
+        checkpointing.save_requested(1, iteration, "train")
+    checkpointing.save_latest(1, 20, "between")
+    assert most == [1] * 21
+    assert names_in(root) == ["it-00000020", "latest"]
+
+
+def test_what_goes_wrong_in_the_background_is_told_at_once_and_raised_by_the_next_call(root):
+    told = threading.Event()
+    gate = Gate(OSError(errno.ENOSPC, "No space left on device"))
+    checkpointing = Checkpointing(root, lambda: (gate, True), told.set)
+    checkpointing.request("best", "error")
+    checkpointing.save_requested(1, 10, "train")
+    gate.open.set()
+    assert told.wait(60)
+    with pytest.raises(StorageError, match="the disk is full"):
+        checkpointing.wait()
+    checkpointing.wait()  # it is raised once
+
+
+def test_an_error_of_the_model_is_raised_as_it_is(root):
+    gate = Gate(ZeroDivisionError("in the model"))
+    checkpointing = Checkpointing(root, lambda: (gate, True))
+    checkpointing.request("latest", "ignore")
+    checkpointing.save_requested(1, 10, "train")
+    gate.open.set()
+    with pytest.raises(ZeroDivisionError, match="in the model"):
+        checkpointing.save_latest(1, 11, "train")
+
+
+def test_the_same_state_is_only_named_also_while_it_is_written(root):
+    gate = Gate()
+    checkpointing = Checkpointing(root, lambda: (gate, True))
+    checkpointing.request("latest", "error")
+    checkpointing.save_requested(1, 10, "between")
+    assert gate.began.wait(60)
+    gate.open.set()
+    gate.began.clear()
+    checkpointing.request("best", "error")
+    checkpointing.save_latest(1, 10, "between")
+    assert not gate.began.is_set()
+    assert (root / "best").readlink() == (root / "latest").readlink()
+
+
+class Counting(TorchModel):
+    """Saves a file more."""
+
+    def save(self, directory):
+        super().save(directory)
+        (directory / "more.txt").write_text("more")
+
+
+def test_a_model_that_saves_in_its_own_way_is_waited_for(tmp_path):
+    optimizer = Factory(torch.optim.SGD, lr=0.1)
+    for kind, stages in ((TorchModel, True), (Counting, False)):
+        model = kind(torch.nn.Linear(1, 1), outputs=["y"], optimizer=optimizer)
+        assert (model.stage() is not None) is stages
+
+
+def test_what_was_staged_does_not_change_with_the_model(tmp_path):
+    model = TorchModel(torch.nn.Linear(3, 2), outputs=["y"])
+    before = model.module.weight.detach().clone()
+    write = model.stage()
+    with torch.no_grad():
+        model.module.weight.add_(1)
+    write(tmp_path)
+    model.load(tmp_path)
+    assert torch.equal(model.module.weight, before)
