@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,6 +75,12 @@ def terminal_log(*, verbose: bool = False, quiet: bool = False, progress: bool =
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
+
+
+def ignore_early_requests() -> None:
+    """Ignore SIGUSR1, which asks for a checkpoint, until there is a training to save; by default it would kill."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def fail(error: BaseException) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import output_options, terminal_log
+from emrun.cli.console import ignore_early_requests, output_options, terminal_log
 from emrun.cli.train import run
 
 
@@ -36,6 +36,7 @@ def resume(
 
     A finished run has nothing to do and ends with status 0.
     """
+    ignore_early_requests()
     with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
         if (directory / "config.yaml").exists():
             from emrun.config import read_config

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.cli.console import end_by_signal, fail, output_options, summary, tell_of_capsule, terminal_log
+from emrun.cli.console import (
+    end_by_signal,
+    fail,
+    ignore_early_requests,
+    output_options,
+    summary,
+    tell_of_capsule,
+    terminal_log,
+)
 
 if TYPE_CHECKING:
     from emrun.assembly import Training
@@ -45,6 +53,7 @@ def train(
         raise click.UsageError(f"--rm deletes the run directory, but {output_dir} was there before; remove --rm")
     if auto_resume and output_dir is None:
         raise click.UsageError("--auto-resume needs --output-dir, the directory in which the same command goes on")
+    ignore_early_requests()
     with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
         from emrun.config import load_config
         from emrun.preparation import check_statically

@@ -355,6 +355,14 @@ def test_sigusr1_saves_a_checkpoint_and_the_training_goes_on(project, emrun, exp
     assert result(project / "run") == expected
 
 
+@pytest.mark.parametrize("where", ["import", "constructor"])
+def test_sigusr1_before_there_is_anything_to_save_is_ignored(project, emrun, where):
+    (project / "dying.py").write_text(DYING.format(where=where, name="SIGUSR1", at=0))
+    options = ["--output-dir", "run", "dataset.class=dying.Data", "hooks.StopAfter.epochs=1"]
+    assert emrun("train", "-q", "config.yaml", *options).returncode == 0
+    assert emrun("resume", "-q", "run", "hooks.StopAfter.epochs=2").returncode == 0
+
+
 def test_sigusr1_changes_nothing_of_a_training_that_is_not_killed(project, emrun, expected):
     done = send(project, emrun, [[signal.SIGUSR1, "train", 3, 3], [signal.SIGUSR1, "valid", 8, 1]])
     assert (done.returncode, result(project / "run")) == (0, expected)
