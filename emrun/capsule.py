@@ -21,7 +21,15 @@ import torch
 import emrun
 from emrun.config import interpolate, read_config
 from emrun.errors import StateError, StorageError, UsageError, exit_status
-from emrun.files import describe, flush_directory, flush_file, json_digest, storing, write_atomically
+from emrun.files import (
+    describe,
+    flush_directory,
+    flush_file,
+    json_digest,
+    make_directory,
+    storing,
+    write_atomically,
+)
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.model import AbstractModel
 from emrun.run_dir import CONFIG, holds_run
@@ -189,7 +197,7 @@ def _write(
 ) -> Path:
     root = run_directory / FAILURES
     with storing(root, "write"):
-        root.mkdir(exist_ok=True)
+        make_directory(root, exist_ok=True)
         for left in root.glob(f"{_ASIDE}*"):  # by a process that was killed
             shutil.rmtree(left)
         aside = root / f"{_ASIDE}{os.getpid()}"

@@ -110,7 +110,9 @@ def commit(
     """
     names = sorted(names)
     with storing(root, "write a checkpoint in"):
-        root.mkdir(exist_ok=True)
+        if not root.exists():
+            root.mkdir()  # without those above it: a run that was removed does not come back as its checkpoints alone
+            flush_directory(root.parent)
         aside = root / f"{_ASIDE}{os.getpid()}"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()

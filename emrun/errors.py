@@ -121,6 +121,10 @@ class StorageError(EmrunError, OSError):
     exit_status = 74
 
 
+class DownloadError(EmrunError):
+    """A file that a server does not give, or not the right one, or an archive that is refused."""
+
+
 class RunInUse(EmrunError):
     """A run that another process, or another training of this one, writes at the moment."""
 

@@ -49,6 +49,18 @@ def write_atomically(path: Path, text: str) -> None:
         flush_directory(path.parent)
 
 
+def make_directory(path: Path, *, exist_ok: bool = False) -> None:
+    """Make a directory and those above it, and flush their names to disk.
+
+    Raises:
+        FileExistsError: it exists, and may not.
+    """
+    new = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=exist_ok)
+    for each in new:
+        flush_directory(each.parent)
+
+
 def describe(path: Path) -> dict[str, Any]:
     """Return what tells a file from a damaged one: `{"sha256": ..., "size": bytes}`."""
     found = hashlib.sha256()
@@ -66,12 +78,15 @@ def json_digest(content: dict[str, Any]) -> str:
 def append_line(path: Path, line: str) -> None:
     """Append a line to a file and flush it to disk; a line that cannot be written whole is taken back."""
     with storing(path, "write"):
-        size = path.stat().st_size if path.exists() else 0
+        is_new = not path.exists()
+        size = 0 if is_new else path.stat().st_size
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
                 file.flush()
                 os.fsync(file.fileno())
+            if is_new:
+                flush_directory(path.parent)
         except OSError:
             with suppress(OSError):
                 os.truncate(path, size)

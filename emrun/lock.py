@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import socket
+import struct
+import sys
 import threading
 import weakref
 from contextlib import suppress
@@ -16,6 +18,7 @@ from emrun.errors import RunInUse, StorageError
 from emrun.files import storing, write_atomically
 
 _LOCK, _OWNER = ".lock", ".owner.json"
+_FLOCK = "hhqqi"  # Linux' struct flock: l_type, l_whence, l_start, l_len, l_pid
 _REGISTRY = threading.Lock()
 _HELD: set[Path] = set()  # POSIX locks do not keep a process from locking a file twice
 
@@ -47,13 +50,11 @@ class RunLock:
             _HELD.discard(path)
             raise
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            _lock(descriptor, directory)
+        except BaseException:
             os.close(descriptor)
             _HELD.discard(path)
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise RunInUse(f"{directory} is in use by {_owner(directory)}; try again when it has ended") from error
-            raise StorageError(error.errno, f"cannot lock {directory / _LOCK}: {error.strerror}") from error
+            raise
         self.release = weakref.finalize(self, _release, path, descriptor)
         """Let others write the run."""
         try:
@@ -63,6 +64,21 @@ class RunLock:
             raise
 
 
+def _lock(descriptor: int, directory: Path) -> None:
+    """Lock the file; raise `RunInUse` with the process that has done so already."""
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise StorageError(error.errno, f"cannot lock {directory / _LOCK}: {error.strerror}") from error
+            pid = _holder(descriptor)
+            if pid is not None:
+                owner = _owner(directory, pid)
+                raise RunInUse(f"{directory} is in use by {owner}; try again when it has ended") from error
+
+
 def _release(path: Path, descriptor: int) -> None:
     with suppress(OSError):  # the directory may be gone
         (path / _OWNER).unlink()
@@ -70,9 +86,20 @@ def _release(path: Path, descriptor: int) -> None:
     _HELD.discard(path)
 
 
-def _owner(directory: Path) -> str:
-    try:
+def _holder(descriptor: int) -> int | None:
+    """Return the process that holds the lock, 0 where the system does not tell; None when it has just ended."""
+    if sys.platform != "linux":
+        return 0
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, *_, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else max(pid, 0)
+
+
+def _owner(directory: Path, pid: int) -> str:
+    """Return who holds the lock; its file may not be written yet, or be that of one before, which was killed."""
+    here = socket.gethostname()
+    with suppress(OSError, ValueError, KeyError, TypeError):
         owner = json.loads((directory / _OWNER).read_text(encoding="utf-8"))
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it is just beginning, or just ending
-        return "another process"
+        if pid in (0, owner["pid"]) or owner["host"] != here:
+            return f"process {owner['pid']} on {owner['host']}"
+    return f"process {pid} on {here}" if pid else "another process"

@@ -12,9 +12,10 @@ import platform
 import shutil
 import socket
 import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +26,7 @@ from ruamel.yaml.error import YAMLError
 
 import emrun
 from emrun.errors import UsageError
-from emrun.files import append_line, safe_component, storing, truncate, write_atomically
+from emrun.files import append_line, make_directory, safe_component, storing, truncate, write_atomically
 from emrun.lock import RunLock
 from emrun.types import EpochData
 
@@ -175,7 +176,7 @@ class Run:
         """Write the log of the block, from every module, into `train.log`; an error that ends it with its traceback."""
         root = logging.getLogger()
         with storing(self.directory / LOG, "write"):
-            handler = logging.FileHandler(self.directory / LOG, encoding="utf-8")
+            handler = _LogFile(self.directory / LOG, encoding="utf-8")
         handler.setFormatter(logging.Formatter(_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
         level = root.level
         root.addHandler(handler)
@@ -190,7 +191,8 @@ class Run:
         finally:
             root.removeHandler(handler)
             root.setLevel(level)
-            handler.close()
+            with suppress(OSError):  # what could not be written was told of
+                handler.close()
 
     def remove(self, *, only_own_files: bool = False) -> None:
         """Delete the directory, or only what a run writes before it trains."""
@@ -209,6 +211,17 @@ class Run:
         text = io.StringIO()
         yaml.dump(self._trace, text)
         write_atomically(self.directory / TRACE, text.getvalue())
+
+
+class _LogFile(logging.FileHandler):
+    """Writes the log; when that is not possible any more it says so once, and the training goes on without."""
+
+    _failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._failed:
+            self._failed = True
+            _LOG.warning("cannot write %s: %s", self.baseFilename, sys.exc_info()[1])
 
 
 def create_run(
@@ -241,7 +254,7 @@ def create_run(
     directory = output_dir or output_root / _directory_name(name, clock)
     with storing(directory, "create"):
         if output_dir is not None:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory, exist_ok=True)
         else:
             others = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
             directory = _make_free(itertools.chain((directory,), others))
@@ -298,7 +311,7 @@ def create_evaluation(
     """
     root = run_directory / "eval"
     with storing(root, "create"):
-        root.mkdir(exist_ok=True)
+        make_directory(root, exist_ok=True)
         stem = safe_component("stream", stream)
         directory = _make_free(root / f"{stem}-{number}" for number in itertools.count(1))
     write_atomically(directory / CONFIG, config_text)
@@ -316,7 +329,7 @@ def _make_free(candidates: Iterable[Path]) -> Path:
     """Make the first of these directories that does not exist."""
     for place in candidates:
         try:
-            place.mkdir(parents=True)
+            make_directory(place)
         except FileExistsError:
             continue
         return place

@@ -224,6 +224,12 @@ def test_a_commit_that_fails_at_any_step_leaves_the_old_or_the_new_checkpoint(
     assert outcomes[-1] == 2
 
 
+def test_a_run_that_was_removed_does_not_come_back_as_its_checkpoints(tmp_path):
+    with pytest.raises(StorageError):
+        commit(tmp_path / "gone" / "checkpoints", lambda place: None, epoch=0, iteration=0, names=["latest"])
+    assert not (tmp_path / "gone").exists()
+
+
 def test_a_full_disk_is_reported_with_the_place(root, monkeypatch):
     def full(directory):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -17,6 +17,7 @@ from emrun.files import (
     flush_file,
     json_digest,
     link_atomically,
+    make_directory,
     safe_component,
     storing,
     write_atomically,
@@ -186,13 +187,13 @@ def test_writing_into_a_directory_that_is_gone_is_a_storage_error(tmp_path):
 # Lines
 
 
-def test_a_line_is_appended_and_flushed(tmp_path, monkeypatch):
+def test_a_line_is_appended_and_flushed_and_the_name_of_a_new_file_too(tmp_path, monkeypatch):
     flushed = []
     monkeypatch.setattr(os, "fsync", flushed.append)
     for line in ("a", "häß"):
         append_line(tmp_path / "metrics.jsonl", line)
     assert (tmp_path / "metrics.jsonl").read_bytes() == "a\nhäß\n".encode()
-    assert len(flushed) == 2
+    assert len(flushed) == 3
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -300,3 +301,14 @@ def test_a_file_is_described_by_its_checksum_and_size(tmp_path):
 
 def test_the_digest_of_json_does_not_depend_on_the_order_of_its_keys():
     assert json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1}) != json_digest({"a": 1, "b": 3})
+
+
+def test_a_new_directory_is_flushed_with_those_above_it(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    make_directory(tmp_path / "a" / "b")
+    assert flushed == [tmp_path / "a", tmp_path]
+    with pytest.raises(FileExistsError):
+        make_directory(tmp_path / "a" / "b")
+    make_directory(tmp_path / "a" / "b", exist_ok=True)
+    assert len(flushed) == 2

@@ -2,6 +2,7 @@
 
 import gc
 import signal
+import socket
 import subprocess
 import sys
 
@@ -87,7 +88,18 @@ def test_a_child_process_does_not_inherit_it(tmp_path):
     child.communicate()
 
 
-def test_a_damaged_owner_file_is_no_problem(tmp_path, holder):
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux who holds the lock")
+@pytest.mark.parametrize("content", ["{", "", "3", '{"pid": 0, "host": "here"}'])
+def test_a_damaged_or_older_owner_file_is_no_problem(tmp_path, holder, content):
+    (tmp_path / ".owner.json").write_text(content.replace("here", socket.gethostname()))
+    with pytest.raises(RunInUse, match=f"in use by process {holder.pid} on "):
+        RunLock(tmp_path)
+
+
+def test_where_the_system_does_not_tell_who_holds_it_the_owner_file_does(tmp_path, holder, monkeypatch):
+    monkeypatch.setattr("emrun.lock._holder", lambda descriptor: 0)
+    with pytest.raises(RunInUse, match=f"in use by process {holder.pid} on "):
+        RunLock(tmp_path)
     (tmp_path / ".owner.json").write_text("{")
-    with pytest.raises(RunInUse, match="another process"):
+    with pytest.raises(RunInUse, match="in use by another process"):
         RunLock(tmp_path)

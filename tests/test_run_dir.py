@@ -456,6 +456,7 @@ def test_a_path_that_is_a_file_is_a_storage_error(tmp_path):
 
 
 def test_a_config_that_cannot_be_written_leaves_no_run(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
         with pytest.raises(StorageError, match=r"cannot write .*the disk is full"):

@@ -119,6 +119,26 @@ def tell_of_capsule(capsule: Path | None) -> None:
         click.echo(f"the batch that failed is kept; do its step again with: emrun replay {capsule}", err=True)
 
 
+@contextmanager
+def unwound_by_sigterm() -> Iterator[None]:
+    """End the process by SIGTERM only when the block has cleaned up behind it."""
+
+    class Terminated(BaseException):
+        pass
+
+    def unwind(number: int, frame: Any) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not cut the cleaning short
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    except Terminated:
+        end_by_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def end_by_signal(number: int) -> NoReturn:
     """End the process by a signal, so that whoever waits for it, such as a shell's loop, stops too."""
     sys.stdout.flush()

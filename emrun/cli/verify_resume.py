@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.cli.console import fail, terminal_log
+from emrun.cli.console import fail, terminal_log, unwound_by_sigterm
 
 if TYPE_CHECKING:
     from emrun.verifying import Row, Verification
@@ -43,7 +43,8 @@ def verify_resume(
 
         check_statically(load_config(config, overrides).root)
         try:
-            found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs)
+            with unwound_by_sigterm():
+                found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs)
         except VerificationFailed as error:
             if error.exit_status == 1:
                 click.echo(str(error).rstrip(), err=True)

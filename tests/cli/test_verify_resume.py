@@ -1,6 +1,15 @@
 """`emrun verify-resume` as an installed command, on trainings that are exact and on some that are not."""
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+
+EMRUN = Path(sys.executable).with_name("emrun")
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
 
 pytestmark = pytest.mark.timeout(300)  # up to ten processes, each of which imports torch
 
@@ -223,3 +232,20 @@ def test_a_training_that_fails_by_itself_is_told_with_its_traceback(verify):
     done = verify("dataset.kind=broken")
     assert (done.returncode, done.stdout) == (1, "")
     assert "RuntimeError: the disk of the data is gone" in done.stderr
+
+
+def test_sigterm_ends_it_and_leaves_nothing_behind(tmp_path):
+    (tmp_path / "temporary").mkdir()
+    process = subprocess.Popen(
+        [EMRUN, "verify-resume", SAMPLES / "majority.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list((tmp_path / "temporary").glob("emrun-verify-*/*.jsonl")):  # a training writes its record
+        assert process.poll() is None
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in errors) == (-signal.SIGTERM, False)
+    assert list((tmp_path / "temporary").iterdir()) == []
