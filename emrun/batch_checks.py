@@ -34,7 +34,7 @@ class BatchChecks:
         check_choice("on_unused_sources", on_unused_sources, Policy)
         self.batch_length = 0
         self._model = model
-        self._hooks = hooks
+        self.hooks = hooks
         self._on_empty_batch = on_empty_batch
         self._on_unused_sources = on_unused_sources
         self._warned: set[str] = set()
@@ -93,7 +93,7 @@ class BatchChecks:
             message = f"{listed(overlap)}: a source and an output have the same name; rename one (model.outputs)"
             raise self._error(0, message)
         variables = [*self._sources, *outputs]
-        for hook in self._hooks:
+        for hook in self.hooks:
             for name in hook.reads:
                 if name not in variables:
                     message = (
@@ -124,7 +124,7 @@ class BatchChecks:
             message = f"the model needs {listed(missing)}, which the batch does not have{hints} (it has {there})"
             raise self._error(index, message)
         used = {*self._model.input_names, *self._model.optional_input_names}
-        used.update(name for hook in self._hooks for name in hook.reads)
+        used.update(name for hook in self.hooks for name in hook.reads)
         unused = [name for name in names if name not in used and name not in self._warned]
         if unused and self._on_unused_sources != "ignore":
             message = f"nothing reads the sources {listed(unused)} (main_loop.on_unused_sources decides)"

@@ -51,7 +51,8 @@ class AbstractDataset:
 def stream_names(dataset: Any) -> list[str]:
     """Return the names of a dataset's streams."""
     names = [name for name in dir(type(dataset)) if name.endswith(_SUFFIX) and not name.startswith("_")]
-    return [name.removesuffix(_SUFFIX) for name in names if callable(getattr(type(dataset), name, None))]
+    methods = [name for name in names if callable(getattr(type(dataset), name, None))]
+    return [name.removesuffix(_SUFFIX) for name in methods if callable(getattr(dataset, name))]  # or replaced by None
 
 
 def stream_function(dataset: Any, name: str) -> Any:

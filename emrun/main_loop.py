@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import enum
 import logging
 import signal
 from array import array
@@ -19,6 +17,7 @@ from emrun.batch_checks import BatchChecks
 from emrun.capsule import Draws, Step, keep_failure
 from emrun.checkpointing import Checkpointing
 from emrun.dataset import stream_function
+from emrun.dataset_streams import DatasetStreams, StreamLike
 from emrun.errors import ArgumentError, UsageError, did_you_mean
 from emrun.hook import EVENTS, AbstractHook, TrainingTerminated, check_monitors, listener
 from emrun.interrupts import Interrupts
@@ -26,24 +25,23 @@ from emrun.model import AbstractModel
 from emrun.outcome import Outcome
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.run_dir import Run
-from emrun.state import encode, load_state, random_state, save_state, set_random_state
 from emrun.stream import StreamWrapper
+from emrun.training_state import Phase, TrainingState
 from emrun.types import (
     Batch,
     EpochData,
     InterruptPolicy,
-    Interval,
     Policy,
     Profile,
+    StartMethod,
     check_choice,
     check_count,
     check_exit_status,
+    check_seconds,
 )
 
 _LOG = logging.getLogger(__name__)
 _DEFERRED = ("before_update", "after_update")  # a termination in these takes effect when the update is done
-
-StreamLike = str | StreamWrapper | Iterable[Batch]
 
 
 class MainLoop:
@@ -59,7 +57,13 @@ class MainLoop:
         hooks: called in this order, the model after them.
         train_stream_name: the stream that the model learns from.
         extra_streams: names of the streams that are evaluated after it; `{name: '5 epochs'}` for not each time.
-        buffer: how many batches of a stream a thread reads ahead; 0 for none.
+        buffer: how many batches of a stream are read ahead, by a thread or the workers; 0 for none, or two for each of
+            the workers.
+        workers: how many processes read a stream whose rows come from `ctx.batches`, in turn; another stream is read by
+            one. Batches and their order do not depend on it, unless a stream draws from global random states.
+        start_method: how the processes are started; null for Python's default.
+        stream_timeout: how many seconds the loop waits for one batch before the stream is said to hang, which is an
+            error; null for no limit. Needs `buffer` or `workers`.
         on_empty_batch: what to do about a batch without sources or of length 0, which no model and hook gets to see:
             `error`, `warn` or `ignore`.
         on_empty_stream: likewise about a stream without any batch for the model.
@@ -91,6 +95,7 @@ class MainLoop:
         train_stream_name: str = "train",
         extra_streams: Sequence[str | Mapping[str, Any]] = (),
         buffer: int = 0,
+        workers: int = 0,
         on_empty_batch: Policy = "error",
         on_empty_stream: Policy = "error",
         on_unused_sources: Policy = "warn",
@@ -100,6 +105,8 @@ class MainLoop:
         skip_zeroth_epoch: bool = False,
         on_interrupt: InterruptPolicy = "batch",
         preempt_exit_code: int | None = None,
+        start_method: StartMethod | None = None,
+        stream_timeout: float | None = None,
         run: Run | None = None,
         seed: int = 0,
         **unknown: Any,
@@ -110,6 +117,11 @@ class MainLoop:
         check_choice("on_empty_stream", on_empty_stream, Policy)
         check_choice("on_interrupt", on_interrupt, InterruptPolicy)
         check_count("buffer", buffer)
+        check_count("workers", workers)
+        if start_method is not None:
+            check_choice("start_method", start_method, StartMethod)
+        if stream_timeout is not None:
+            check_seconds("stream_timeout", stream_timeout)
         if preempt_exit_code is not None:
             check_exit_status("preempt_exit_code", preempt_exit_code)
         for argument, value in (("fixed_batch_size", fixed_batch_size), ("fixed_epoch_size", fixed_epoch_size)):
@@ -124,15 +136,24 @@ class MainLoop:
         self.outcome: Outcome | None = None
         self.training = False
         self.evaluating = False
-        self.intervals = _read_extra_streams(extra_streams, train_stream_name)
-        self._buffer = buffer
+        self._streams = DatasetStreams(
+            dataset,
+            train_stream_name,
+            extra_streams,
+            buffer=buffer,
+            workers=workers,
+            start_method=start_method,
+            timeout=stream_timeout,
+            fixed_epoch_size=fixed_epoch_size,
+            seed=seed,
+            interrupted=self._is_interrupted,
+        )
+        self.intervals = self._streams.intervals
+        self._state = TrainingState(model, self.hooks, self._streams, run)
         self.on_empty_stream = on_empty_stream
         self.fixed_batch_size = fixed_batch_size
-        self._fixed_epoch_size = fixed_epoch_size
+        self.fixed_epoch_size = fixed_epoch_size
         self._skip_zeroth_epoch = skip_zeroth_epoch
-        self._epochs_done = 0
-        self._iterations_done = 0
-        self._streams: dict[tuple[str, bool], StreamWrapper] = {}
         self._on_interrupt = on_interrupt
         self._preempt_exit_code = preempt_exit_code
         self._interrupts = Interrupts(self._wake_stream)
@@ -142,10 +163,7 @@ class MainLoop:
         self._news = False  # a signal, a termination or a request for a checkpoint: looked at after each batch
         self._entered = False
         self.checks = BatchChecks(model, self.hooks, on_empty_batch, on_unused_sources)
-        self._checkpointing = Checkpointing(run.checkpoints if run else None, self._stage, self._take_notice)
-        self._phase = _Phase.BEFORE
-        self._copy: dict[str, Any] | None = None  # the state that a checkpoint gets while the loop evaluates
-        self._random_to_restore: dict[str, Any] | None = None
+        self._checkpointing = Checkpointing(run.checkpoints if run else None, self._state.stage, self._take_notice)
         self._current: StreamWrapper | None = None
         self._draws = Draws()
         self._failed_call: tuple[str, int] | None = None  # the event that raised, and the index of its listener
@@ -159,17 +177,12 @@ class MainLoop:
     @property
     def training_epochs_done(self) -> int:
         """How many training epochs are complete."""
-        return self._epochs_done
+        return self._state.epochs_done
 
     @property
     def iterations_done(self) -> int:
         """How many batches of training streams the model has run on."""
-        return self._iterations_done
-
-    @property
-    def fixed_epoch_size(self) -> int | None:
-        """How many batches make a training epoch, None for a pass of the train stream."""
-        return self._fixed_epoch_size
+        return self._state.iterations_done
 
     @property
     def extra_streams(self) -> list[str]:
@@ -211,8 +224,7 @@ class MainLoop:
 
     def start_from(self, epochs_done: int, iterations_done: int) -> None:
         """Count on from where a model that was loaded has come to."""
-        self._epochs_done, self._iterations_done = epochs_done, iterations_done
-        self._phase = _Phase.BETWEEN if epochs_done or iterations_done else _Phase.BEFORE
+        self._state.start_from(epochs_done, iterations_done)
 
     def restore(self, place: Path) -> None:
         """Load a checkpoint: weights and state of the model, hooks, counters, positions of the streams.
@@ -226,22 +238,8 @@ class MainLoop:
             StateError: it does not fit the model, the hooks or the streams.
             StorageError: it cannot be read.
         """
-        state = load_state(place)
-        self.model.load(place)
-        self.model.load_state_dict(state["model"])
-        loop = state["loop"]
-        self.start_from(loop["epochs_done"], loop["iterations_done"])
-        self._phase = _Phase(loop["phase"])
-        for (name, occurrence), hook in _occurrences(self.hooks).items():
-            found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
-            if found:
-                hook.load_state_dict(found[0]["state"])
-        for name, position in state["streams"].items():
-            self._stream(name, train=True).load_state_dict(position)
-        self._random_to_restore = state["random"]
-        if self.run is not None:
-            self.run.rewind(state["metrics"])
-        self._checkpointing.go_on_from(place, *self._point)
+        self._state.load(place)
+        self._checkpointing.go_on_from(place, *self._state.point)
 
     def get_stream(self, name: str) -> StreamWrapper:
         """Return the wrapper of a stream, made when it is first asked for.
@@ -249,7 +247,7 @@ class MainLoop:
         Raises:
             AttributeError: the dataset has no method `<name>_stream`.
         """
-        return self._stream(name, train=name == self.train_stream_name)
+        return self._streams.get(name, train=name == self.train_stream_name)
 
     def change_hooks(self, hooks: Iterable[AbstractHook]) -> None:
         """Take other hooks before the training begins; those that are new to the loop are registered.
@@ -258,6 +256,7 @@ class MainLoop:
             HookError: a new one is registered elsewhere.
         """
         before, self.hooks = self.hooks, tuple(hooks)
+        self._state.hooks = self.checks.hooks = self.hooks
         for hook in self.hooks:
             if not any(hook is other for other in before):
                 hook.register_mainloop(main_loop=self)
@@ -280,19 +279,20 @@ class MainLoop:
         Raises:
             BaseException: what made it fail, after `on_error` and `after_training` of every hook.
         """
+        state, streams = self._state, self._streams
         self.check_hooks()
         for name in (self.train_stream_name, *self.extra_streams):
             stream_function(self.dataset, name)
         with self:
             self._end_if_due()
             if self.run is not None:
-                self._encoded_state()  # what cannot be saved is found before the first batch
-            self._go_on()
-            if self._phase is _Phase.BEFORE and not self._skip_zeroth_epoch:
-                self._run_epoch([], [self._stream(self.train_stream_name, train=False), *self._due_streams(0)], 0)
+                state.encoded()  # what cannot be saved is found before the first batch
+            state.go_on()
+            if state.phase is Phase.BEFORE and not self._skip_zeroth_epoch:
+                self._run_epoch([], [streams.get(self.train_stream_name, train=False), *streams.due(0)], 0)
             while True:
-                train = self._stream(self.train_stream_name, train=True)
-                self._run_epoch([train], self._due_streams(self._epochs_done + 1), self._epochs_done + 1)
+                train = streams.get(self.train_stream_name, train=True)
+                self._run_epoch([train], streams.due(state.epochs_done + 1), state.epochs_done + 1)
         self.close()
         return cast(Outcome, self.outcome)
 
@@ -310,7 +310,7 @@ class MainLoop:
         epoch_data: EpochData = {}
         try:
             with nullcontext() if self._entered else self:
-                epoch_data = self._run_epoch([], [self._stream(stream_name, train=False)], 0)
+                epoch_data = self._run_epoch([], [self._streams.get(stream_name, train=False)], 0)
             self._interrupts.raise_if_any()  # one that ended the block ended there
         finally:
             self.evaluating = False
@@ -333,9 +333,10 @@ class MainLoop:
         if not self._entered:
             raise UsageError("an epoch runs inside `with main_loop:`, which calls before_training and after_training")
         self._end_if_due()
-        train = [self._resolve(stream, f"unnamed_train_{i}", True) for i, stream in enumerate(train_streams)]
-        evaluated = [self._resolve(stream, f"unnamed_eval_{i}", False) for i, stream in enumerate(eval_streams)]
-        return self._run_epoch(train, evaluated, self._epochs_done + bool(train))
+        resolve = self._streams.resolve
+        train = [resolve(stream, f"unnamed_train_{i}", train=True) for i, stream in enumerate(train_streams)]
+        evaluated = [resolve(stream, f"unnamed_eval_{i}", train=False) for i, stream in enumerate(eval_streams)]
+        return self._run_epoch(train, evaluated, self._state.epochs_done + bool(train))
 
     def notify(self, event: str, **arguments: Any) -> None:
         """Call an event of all hooks that listen to it, then of the model; models call it for their update events.
@@ -375,8 +376,7 @@ class MainLoop:
 
     def close(self) -> None:
         """End the passes that were begun; positions are kept."""
-        for stream in self._streams.values():
-            stream.close()
+        self._streams.close()
 
     def __enter__(self) -> MainLoop:
         """Install the signal handlers and call `before_training` of the hooks."""
@@ -415,11 +415,10 @@ class MainLoop:
     def _stop(self, error: BaseException | None) -> BaseException | None:
         """End the session; return what made it fail, if anything did."""
         failure = None if isinstance(error, TrainingTerminated) else error
-        for stream in self._streams.values():
-            stream.__exit__(None, None, None)
+        self._streams.stop()
         try:
             if failure is None and not self.evaluating:
-                self._checkpointing.save_latest(*self._point)
+                self._checkpointing.save_latest(*self._state.point)
             else:
                 self._checkpointing.wait()
         except BaseException as saving_error:
@@ -434,7 +433,7 @@ class MainLoop:
             failure = hook_error
             self.outcome = Outcome.of(failure)
         if self.run is not None:
-            self.run.end(self.outcome.status, self.outcome.exit_status, self.outcome.reason, self._iterations_done)
+            self.run.end(self.outcome.status, self.outcome.exit_status, self.outcome.reason, self.iterations_done)
         return failure
 
     def _call_all(self, event: str, **arguments: Any) -> BaseException | None:
@@ -452,37 +451,37 @@ class MainLoop:
         return first if event != "on_error" else None
 
     def _run_epoch(self, train: list[StreamWrapper], evaluated: list[StreamWrapper], epoch_id: int) -> EpochData:
-        streams = [*train, *evaluated]
-        names = [stream.name for stream in streams]
+        state = self._state
+        names = [stream.name for stream in (*train, *evaluated)]
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(f"two streams of the epoch are named {name!r}")
         began = perf_counter()
         self._profile = {}
         epoch_data: EpochData = {name: {} for name in names}
-        if not train:
-            self._keep_copy()
-        continued = bool(train) and self._phase in (_Phase.TRAIN, _Phase.EVALUATE)
+        if not (train or self.evaluating):
+            state.keep_copy()
+        continued = bool(train) and state.phase in (Phase.TRAIN, Phase.EVALUATE)
         if not continued:
             self.notify("before_epoch", epoch_id=epoch_id)
-        if train and self._phase is not _Phase.EVALUATE:
-            self._phase = _Phase.TRAIN
+        if train and state.phase is not Phase.EVALUATE:
+            state.phase = Phase.TRAIN
             for stream in train:
                 is_last = stream is train[-1]
                 self._run_stream(stream, train=True, is_last=is_last, may_be_empty=continued)
         if train:
-            self._phase = _Phase.EVALUATE
-            self._keep_copy()
+            state.phase = Phase.EVALUATE
+            state.keep_copy()
             self._end_if_due(in_epoch=True)
         for stream in evaluated:
             with preserved_randomness():
                 seed_everything(self.seed, "evaluation", stream.name)
                 self._run_stream(stream, train=False)
         if train:
-            self._epochs_done += 1
-        self._copy = None
+            state.epochs_done += 1
+        state.drop_copy()
         if not self.evaluating:
-            self._phase = _Phase.BETWEEN
+            state.phase = Phase.BETWEEN
         hooks_began = perf_counter()
         ended: TrainingTerminated | None = None
         try:
@@ -495,9 +494,9 @@ class MainLoop:
         except TrainingTerminated as error:
             ended = ended or error
         if self.run is not None:
-            self.run.record_epoch(self._epochs_done, self._iterations_done, perf_counter() - began, epoch_data)
+            self.run.record_epoch(state.epochs_done, state.iterations_done, perf_counter() - began, epoch_data)
         self._request_by_signal()
-        self._checkpointing.save_requested(*self._point)
+        self._checkpointing.save_requested(*state.point)
         if ended is not None:
             raise ended
         self._end_if_due()
@@ -515,14 +514,14 @@ class MainLoop:
         finally:
             self.training = False
             self._current = None
-            if not train:
+            if not (train and stream is self._streams.trained.get(stream.name)):  # `_stop` ends the others
                 stream.__exit__(None, None, None)
         if not (train and stream.epoch_ended):
             self._end_if_due(in_epoch=True)  # otherwise a resume would begin the next pass in this epoch
         if batches_run == 0 and not may_be_empty:
             self.checks.report_empty_stream(stream.name, self.on_empty_stream)
         if train and is_last:
-            self._phase = _Phase.EVALUATE
+            self._state.phase = Phase.EVALUATE
         self.notify("after_stream", stream_name=stream.name)
 
     def _run_batches(self, stream: StreamWrapper, train: bool) -> int:
@@ -531,7 +530,7 @@ class MainLoop:
         seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
         hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
         stream.profile = self._profile
-        checks, run, clock = self.checks, self.model.run, perf_counter
+        checks, run, state, clock = self.checks, self.model.run, self._state, perf_counter
         check_batch, fixed_batch_size = checks.begin(name), self.fixed_batch_size
         announce = partial(self.notify, "before_batch") if self._listeners["before_batch"] else None
         report = partial(self.notify, "after_batch") if self._listeners["after_batch"] else None
@@ -559,7 +558,7 @@ class MainLoop:
                     note_randomness = note_randomness and self._draws.watch()
                 batches_run += 1
                 if train:
-                    self._iterations_done += 1
+                    state.iterations_done += 1
                 if report is not None:
                     began = clock()
                     report(stream_name=name, batch_data={**batch, **outputs})
@@ -582,8 +581,8 @@ class MainLoop:
             stream=stream.name,
             train=train,
             evaluating=self.evaluating,
-            epoch=self._epochs_done,
-            iteration=self._iterations_done - (train and event == "after_batch"),
+            epoch=self._state.epochs_done,
+            iteration=self._state.iterations_done - (train and event == "after_batch"),
             pass_number=stream.position.pass_number,
             batch=stream.position.batch - 1,
             event=event,
@@ -616,7 +615,7 @@ class MainLoop:
                 name = signal.Signals(self._interrupts.signal).name
                 _LOG.info("%s: the training ends after this epoch; another one ends it at once", name)
             self._request_by_signal()
-            self._checkpointing.save_requested(*self._point)
+            self._checkpointing.save_requested(*self._state.point)
         return ends
 
     def _request_by_signal(self) -> None:
@@ -626,73 +625,12 @@ class MainLoop:
             if self.run is None or self.evaluating:
                 _LOG.warning("SIGUSR1: there is no training to save a checkpoint of")
                 return
-            _LOG.info("SIGUSR1: saving a checkpoint at iteration %d", self._iterations_done)
+            _LOG.info("SIGUSR1: saving a checkpoint at iteration %d", self._state.iterations_done)
             self._checkpointing.request_latest()
 
     def _is_interrupted(self) -> bool:
         """Tell whether a signal ends the epoch where it is."""
         return self._interrupts.signal is not None and (self._on_interrupt == "batch" or self.evaluating)
-
-    def _go_on(self) -> None:
-        """Bring streams and random states to where the checkpoint that was loaded had them."""
-        if self._random_to_restore is None:
-            return
-        for (name, train), stream in self._streams.items():
-            if train and not stream.restore():
-                _LOG.warning(
-                    "this resume is not exact: stream %r gave another batch before the position than the one that "
-                    "was trained on; it draws random numbers of its own, its data changed, or the model or a hook "
-                    "changes batches in place",
-                    name,
-                )
-        set_random_state(self._random_to_restore)
-        self._random_to_restore = None
-
-    @property
-    def _point(self) -> tuple[int, int, str]:
-        """What tells the states of the training apart."""
-        return self._epochs_done, self._iterations_done, self._phase.value
-
-    def _keep_copy(self) -> None:
-        """Keep the state for checkpoints that are saved during the evaluations that follow."""
-        if self.run is not None and not self.evaluating:
-            state = self._encoded_state()  # evaluations do not change the model's part, which may be large
-            self._copy = {key: value if key == "model" else copy.deepcopy(value) for key, value in state.items()}
-
-    def _encoded_state(self) -> dict[str, Any]:
-        """Return the state of the training beside the weights, the random states last."""
-        hooks = [
-            {"class": name, "occurrence": occurrence, "state": encode(hook.state_dict(), f"state of hook {name}")}
-            for (name, occurrence), hook in _occurrences(self.hooks).items()
-        ]
-        streams = {name: stream.state_dict() for (name, train), stream in self._streams.items() if train}
-        return {
-            "loop": {
-                "epochs_done": self._epochs_done,
-                "iterations_done": self._iterations_done,
-                "phase": self._phase.value,
-            },
-            "model": encode(self.model.state_dict(), "state of the model"),
-            "hooks": hooks,
-            "streams": streams,
-            "metrics": self.run.metrics_length if self.run is not None else 0,
-            "random": random_state(),
-        }
-
-    def _stage(self) -> tuple[Callable[[Path], None], bool]:
-        """Return what writes the state as it is now, and whether another thread may do so."""
-        state = self._copy if self._copy is not None else self._encoded_state()
-        write_weights = self.model.stage()
-        in_background = write_weights is not None
-        if in_background:
-            state = copy.deepcopy(state)
-        writers = (write_weights or self.model.save, partial(save_state, state))
-
-        def write(directory: Path) -> None:
-            for each in writers:
-                each(directory)
-
-        return write, in_background
 
     def _take_notice(self) -> None:
         """Let the loop look after the batch at what happened elsewhere."""
@@ -704,36 +642,6 @@ class MainLoop:
             self._interrupts.raise_if_any()
         if self._termination is not None and not self.evaluating:
             raise self._termination
-
-    def _stream(self, name: str, *, train: bool) -> StreamWrapper:
-        key = (name, train)
-        if key not in self._streams:
-            cut = self._fixed_epoch_size if name == self.train_stream_name else None
-            self._streams[key] = self._wrap(stream_function(self.dataset, name), name, train, cut or -1)
-        return self._streams[key]
-
-    def _wrap(self, function: Callable[..., Any], name: str, train: bool, epoch_size: int = -1) -> StreamWrapper:
-        return StreamWrapper(
-            function,
-            self._buffer,
-            epoch_size,
-            name,
-            seed=self.seed,
-            training=train,
-            interrupted=self._is_interrupted,
-        )
-
-    def _resolve(self, stream: StreamLike, unnamed: str, train: bool) -> StreamWrapper:
-        if isinstance(stream, str):
-            return self._stream(stream, train=train)
-        if isinstance(stream, StreamWrapper):
-            return stream
-        return self._wrap(lambda: stream, unnamed, train)
-
-    def _due_streams(self, epoch_id: int) -> list[StreamWrapper]:
-        """Return the extra streams that are evaluated in an epoch."""
-        due = [name for name, interval in self.intervals.items() if interval is None or epoch_id % interval == 0]
-        return [self._stream(name, train=False) for name in due]
 
     def _find_listeners(self) -> dict[str, list[Callable[..., Any]]]:
         """Return what to call at each event: the hooks that override it, in order, then the model."""
@@ -749,41 +657,6 @@ class MainLoop:
         self._news = True
         if self._current is not None:
             self._current.wake()
-
-
-class _Phase(enum.Enum):
-    """Where in an epoch the training is."""
-
-    BEFORE = "before"  # the zeroth epoch is not complete
-    TRAIN = "train"  # in the train stream
-    EVALUATE = "evaluate"  # behind the train stream, the extra streams not complete
-    BETWEEN = "between"  # between two epochs
-
-
-def _occurrences(hooks: Sequence[AbstractHook]) -> dict[tuple[str, int], AbstractHook]:
-    """Return (class, how many of it came before) -> hook: by this their states are matched."""
-    found: dict[tuple[str, int], AbstractHook] = {}
-    for hook in hooks:
-        name = f"{type(hook).__module__}.{type(hook).__qualname__}"
-        occurrence = sum(each == name for each, _ in found)
-        found[name, occurrence] = hook
-    return found
-
-
-def _read_extra_streams(entries: Sequence[str | Mapping[str, Any]], train_stream_name: str) -> dict[str, int | None]:
-    """Return name -> every how many epochs, None for every one."""
-    if isinstance(entries, str) or not isinstance(entries, Sequence):
-        raise ArgumentError("extra_streams", f"{entries!r} is no list of streams")
-    intervals: dict[str, int | None] = {}
-    for entry in entries:
-        pairs = list(entry.items()) if isinstance(entry, Mapping) else [(entry, None)]
-        if len(pairs) != 1 or not isinstance(pairs[0][0], str):
-            raise ArgumentError("extra_streams", f"{entry!r} is no stream; write a name, or `name: 5 epochs`")
-        name, interval = pairs[0]
-        if name in intervals or name == train_stream_name:
-            raise ArgumentError("extra_streams", f"stream {name!r} is evaluated already")
-        intervals[name] = None if interval is None else int(Interval.parse("extra_streams", interval).count)
-    return intervals
 
 
 def _refuse_unknown(name: str, policy: Policy) -> None:

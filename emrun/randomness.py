@@ -28,13 +28,19 @@ def draw_seed() -> int:
     return secrets.randbelow(2**31)
 
 
-def seed_everything(seed: int, *key: Key) -> None:
-    """Seed the global generators of Python, NumPy and, if it is imported, torch (all devices)."""
+def seed_everything(seed: int, *key: Key, devices: bool = True) -> None:
+    """Seed the global generators of Python, NumPy and, if it is imported, torch.
+
+    Args:
+        seed: see `derived_seed`.
+        key: likewise.
+        devices: torch's generators of GPUs too; before a GPU is used that costs a millisecond.
+    """
     value = derived_seed(seed, *key)
     random.seed(value)
     np.random.seed(value % 2**32)
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(value % 2**63)
+        (torch if devices else torch.default_generator).manual_seed(value % 2**63)
 
 
 @contextmanager

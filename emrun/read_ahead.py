@@ -7,11 +7,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE = 1.0  # seconds that a reader gets to end before it is left behind as a daemon
-_LOOK_AGAIN = 1.0  # seconds; Python runs no handler for a signal that arrives just before a wait begins
+_LOOK_AGAIN = 0.5  # seconds; Python runs no handler for a signal that arrives just before a wait begins
 
 END = object()
 """What `ReadAhead.get` returns at the end of the pass."""
@@ -40,13 +41,22 @@ class ReadAhead:
         size: how many batches are read ahead in all, at least 1.
         name: the name of the stream, for the thread's name and the log.
         interrupted: tells whether a wait for the next batch is to be given up.
+        watch: called about every half a second of a wait with the seconds it lasts; may raise what ends it.
     """
 
-    def __init__(self, batches: Iterator[Any], size: int, name: str, interrupted: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        size: int,
+        name: str,
+        interrupted: Callable[[], bool],
+        watch: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._batches = batches
         self._size = size
         self._name = name
         self._interrupted = interrupted
+        self._watch = watch
         self._queue: deque[Any] = deque()
         self._items = threading.Lock()
         self._items.acquire()
@@ -69,15 +79,19 @@ class ReadAhead:
         """Return the next batch, `END` at the end of the pass, or `INTERRUPTED` when the wait was.
 
         Raises:
-            BaseException: what the stream raised, with its traceback, after the batches that came before it.
+            BaseException: what the stream raised, with its traceback, after the batches that came before it; or what
+                `watch` raised.
         """
         queue = self._queue
+        began = None
         while not queue:
             self._loop_waits = True
             if not queue:  # the reader looks at the flag after it appended: one of the two sees the other
                 if self._interrupted():
                     return INTERRUPTED
-                self._items.acquire(timeout=_LOOK_AGAIN)
+                began = began or monotonic()
+                if not self._items.acquire(timeout=_LOOK_AGAIN):
+                    self._watch(monotonic() - began)
         item = queue.popleft()
         if self._reader_waits and len(queue) <= self._size // 2:
             self._reader_waits = False
@@ -108,6 +122,14 @@ class ReadAhead:
             _LOG.warning("stream %r does not stop; its reader thread is left behind", self._name)
             return False
         return True
+
+    def leave(self) -> None:
+        """Let the reader end, whose batches have come to an end already."""
+        thread, self._thread = self._thread, None
+        self._stopping = True
+        _wake(self._space)
+        if thread is not None:
+            thread.join(_PATIENCE)
 
     def _read(self) -> None:
         queue, batches, size = self._queue, self._batches, self._size

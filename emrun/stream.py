@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
+import faulthandler
+import logging
+import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from functools import partial
@@ -11,12 +12,16 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple, cast
 
-from emrun.dataset import takes_context
 from emrun.errors import StreamError
+from emrun.randomness import preserved_randomness
 from emrun.read_ahead import END, INTERRUPTED, ReadAhead
 from emrun.state import digest, encode, random_digest, random_state, set_random_state
-from emrun.stream_context import StreamContext, beyond_end
-from emrun.types import Batch
+from emrun.stream_context import BeyondEnd, beyond_end
+from emrun.stream_pass import StreamPass, WithState, checked_for_reuse
+from emrun.types import Batch, StartMethod
+from emrun.workers import Workers
+
+_LOG = logging.getLogger(__name__)
 
 
 class StreamPosition(NamedTuple):
@@ -44,10 +49,17 @@ class StreamWrapper:
         seed: the seed of the run.
         training: whether passes are numbered and continued; an evaluation is always the same pass 0.
         interrupted: tells whether to stop waiting for a batch; the epoch then ends early.
+        workers: how many processes read the stream; 0 for none. Streams without `ctx.batches` are read by one of them,
+            objects with a state by a thread. `buffer_size` then says how many batches are read ahead in all, 0 for two
+            each.
+        start_method: how they are started: fork, forkserver or spawn; None for Python's default.
+        timeout: seconds that the loop waits for one batch before that is an error; None for no limit. Without a buffer
+            or workers nobody looks at the clock, nor while a resume reads up to its position.
 
     Raises:
-        ValueError: on iteration outside a `with` block with a buffer.
-        StreamError: the stream function returns no iterable, or breaks the contract of `ctx.batches`.
+        ValueError: on iteration outside a `with` block with a buffer or workers.
+        StreamError: the stream function returns no iterable, or breaks the contract of `ctx.batches`; a worker process
+            ended before its time, or no batch came in time.
         BaseException: on iteration, what the stream raises, after the batches that came before it.
     """
 
@@ -62,16 +74,23 @@ class StreamWrapper:
         seed: int = 0,
         training: bool = True,
         interrupted: Callable[[], bool] = lambda: False,
+        workers: int = 0,
+        start_method: StartMethod | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.name = name
         self.profile: MutableMapping[str, Any] = {} if profile is None else profile
         self.training = training
         self._stream_fn = stream_fn
-        self._takes_context = takes_context(stream_fn)
         self._buffer_size = buffer_size
         self._epoch_size = epoch_size
         self._seed = seed
         self._interrupted = interrupted
+        self._worker_count = workers
+        self._start_method = start_method
+        self._timeout = timeout
+        self._workers: Workers | None = None
+        self._has_state: bool | None = None  # not known yet
         self._pass_number = 1 if training else 0
         self._batch = 0
         self._epoch_batches = 0
@@ -79,11 +98,10 @@ class StreamWrapper:
         """Whether the epoch came to its end, and was not interrupted."""
         self._last: Batch | None = None
         self._end_of_pass: Callable[[], dict[str, Any]] | None = None
-        self._is_stateful = False
         self._before_last: Any = None
         self._began: dict[str, Any] | None = None
         self._to_restore: dict[str, Any] | None = None
-        self._iterator: Iterator[Batch] | None = None
+        self._iterator: Iterator[Any] | None = None
         self._reader: ReadAhead | None = None
         self._read: Callable[[], Any] | None = None
         self._entered = False
@@ -149,7 +167,7 @@ class StreamWrapper:
         self._pass_number = before["pass"]
         try:
             same = self._read_again(before) and next(cast("Iterator[Any]", self._iterator), END) is END
-        except StreamError:  # it has become shorter
+        except BeyondEnd:  # it has become shorter
             same = False
         self._next_pass()
         self._end_of_pass = lambda: before
@@ -165,7 +183,8 @@ class StreamWrapper:
         item: Any = next(cast("Iterator[Any]", self._iterator), END)
         if item is END:
             raise beyond_end(self.name, self._batch, state["batch"])
-        draws = self._buffer_size > 0 and state["batch"] > 1 and before != random_digest()  # while the model does too
+        in_thread = self._reader is not None and self._workers is None
+        draws = in_thread and state["batch"] > 1 and before != random_digest()  # while the model does too
         self._batch = state["batch"]
         self._last = self._opened(item)
         return not draws and (state["digest"] is None or digest(self._last) == state["digest"])
@@ -182,16 +201,23 @@ class StreamWrapper:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the reader; position and batches that it read are kept."""
+        """Stop the reader; position and batches that a thread read are kept. Worker processes end."""
         self._entered = False
         self._read = None
-        if self._reader is not None and not self._reader.stop():
+        if self._workers is not None:
+            self.close()
+        elif self._reader is not None and not self._reader.stop():
             self._reader = self._iterator = None
 
     def close(self) -> None:
         """Stop the reader and drop what was read ahead; the position is kept."""
-        reader, iterator = self._reader, self._iterator
-        self._reader = self._iterator = self._read = None
+        reader, iterator, workers = self._reader, self._iterator, self._workers
+        self._reader = self._iterator = self._read = self._workers = None
+        if workers is not None:
+            workers.close()
+            if reader is not None:
+                reader.leave()
+            return
         stopped = reader is None or reader.stop()
         close = getattr(iterator, "close", None)
         if stopped and close is not None:
@@ -229,7 +255,7 @@ class StreamWrapper:
                 break
             if batch is INTERRUPTED:
                 return
-            if self._is_stateful:
+            if batch.__class__ is WithState:
                 batch = self._opened(batch)
             self._last = batch
             self._batch += 1
@@ -242,9 +268,9 @@ class StreamWrapper:
 
     def _open(self) -> Callable[[], Any]:
         """Begin the pass or go on with it; return what returns its next batch, END or INTERRUPTED."""
-        if self._buffer_size > 0 and not self._entered:
+        if (self._buffer_size or self._worker_count) and not self._entered:
             raise ValueError(
-                f"stream {self.name!r} is buffered: iterate it inside `with stream:`, which ends its thread"
+                f"stream {self.name!r} is read ahead: iterate it inside `with stream:`, which ends its thread"
             )
         if self._iterator is None:
             self._begin_pass()
@@ -262,7 +288,7 @@ class StreamWrapper:
 
     def _opened(self, item: Any) -> Batch:
         """Return the batch of what the iterator gave; of a stream with a state, that comes with the state before it."""
-        if self._is_stateful:
+        if item.__class__ is WithState:
             item, self._before_last = item
         return item  # type: ignore[no-any-return]
 
@@ -274,43 +300,51 @@ class StreamWrapper:
         """
         if self.training:
             self._began = random_state()
-        context = StreamContext(self.name, seed=self._seed, epoch=self._pass_number, start=self._batch)
-        stream = self._stream_fn(context) if self._takes_context else self._stream_fn()
-        if not isinstance(stream, Iterable):
-            raise StreamError(
-                f"stream {self.name!r}: its function returned {type(stream).__name__}; "
-                "it must return an iterable of batches (is a `yield` missing?)",
-                first_batch=True,
-            )
-        self._is_stateful = hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
-        if self._is_stateful and state is not None:
-            stream.load_state_dict(state)  # type: ignore[attr-defined]
-        if self._is_stateful:
-            encode(stream.state_dict(), f"stream {self.name!r}")  # type: ignore[attr-defined]  # may not be possible
-            batches: Iterator[Any] = _with_states(stream)
+        self._before_last = None
+        stream_pass = StreamPass(self._stream_fn, self.name, self._seed, self._pass_number, self._batch, state)
+        batches: Iterator[Any]
+        if self._worker_count and not self._is_read_here(stream_pass):
+            each = max(1, -(-self._buffer_size // self._worker_count)) if self._buffer_size else 2
+            batches = self._workers = Workers(stream_pass, self._worker_count, each, self._start_method)
+            size = 1
         else:
-            batches = context.counted(stream) if self._takes_context else iter(stream)
-        if self._batch and state is None:
-            first: Any = next(batches, END)
-            if context.skips:
-                batches = itertools.chain((first,), batches) if first is not END else iter(())
-            else:
-                self._discard(batches, first)
+            batches = stream_pass.read()
+            size = self._buffer_size or 2 * self._worker_count
+            if size:
+                batches = checked_for_reuse(batches, self.name)
         self._iterator = batches
-        if self._buffer_size > 0:
-            self._reader = ReadAhead(batches, self._buffer_size, self.name, self._interrupted)
+        if size:
+            self._reader = ReadAhead(batches, size, self.name, self._interrupted, self._watch)
 
-    def _discard(self, batches: Iterator[Batch], first: Any) -> None:
-        done = 0
-        for batch in itertools.chain((first,), itertools.islice(batches, self._batch - 1)):
-            done += batch is not END
-        if done < self._batch:
-            raise beyond_end(self.name, done, self._batch)
+    def _is_read_here(self, stream_pass: StreamPass) -> bool:
+        """Tell whether workers are of no use: of a stream with a state, a process would have a copy."""
+        if self._has_state is None:
+            with preserved_randomness():
+                self._has_state = stream_pass.has_state()
+            if self._has_state:
+                _LOG.info("stream %r has a state of its own: a thread reads it ahead, not a process", self.name)
+        return self._has_state
+
+    def _watch(self, seconds: float) -> None:
+        """Look what a wait for a batch waits for.
+
+        Raises:
+            StreamError: nothing will come, or it did not come in time.
+        """
+        if self._workers is not None:
+            self._workers.check()
+        if self._timeout is not None and seconds > self._timeout:
+            stacks = self._workers.stacks() if self._workers is not None else _stacks()
+            _LOG.error("stream %r hangs; what it is doing:\n%s", self.name, stacks)
+            raise StreamError(
+                f"stream {self.name!r} gave no batch for {self._timeout:g} seconds (`main_loop.stream_timeout`); "
+                "where it hangs is in the log"
+            )
 
 
-def _with_states(stream: Any) -> Iterator[tuple[Batch, Any]]:
-    """Yield each batch with the state of the stream before it, however far ahead it is read."""
-    before = copy.deepcopy(stream.state_dict())
-    for batch in stream:
-        yield batch, before
-        before = copy.deepcopy(stream.state_dict())
+def _stacks() -> str:
+    """Return the stacks of all threads of this process."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read()

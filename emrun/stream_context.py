@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from emrun.errors import StreamError
-from emrun.randomness import Key, derived_seed
+from emrun.randomness import Key, derived_seed, seed_everything
 from emrun.types import Batch
 
 if TYPE_CHECKING:
     import torch
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class StreamContext:
@@ -26,12 +28,21 @@ class StreamContext:
         seed: the seed of the run.
         epoch: the number of this pass: training passes count from 1, evaluation passes are 0.
         start: how many batches of the pass to leave out; only `batches` can do so without making them.
+        worker: which of the worker processes reads the pass, counted from 0; `batches` leaves out those of the others,
+            and seeds the global generators of Python, NumPy and torch for each batch.
+        workers: how many worker processes there are; 0 when the pass is read in the process of the loop.
     """
 
-    def __init__(self, stream_name: str, *, seed: int, epoch: int = 0, start: int = 0) -> None:
+    def __init__(
+        self, stream_name: str, *, seed: int, epoch: int = 0, start: int = 0, worker: int = 0, workers: int = 0
+    ) -> None:
         self.stream_name = stream_name
+        self.seed = seed
         self.epoch = epoch
         self.start = start
+        self._worker = worker
+        self._stride = max(1, workers)
+        self._is_in_worker = workers > 0
         self._key = (seed, stream_name, "train" if epoch else "eval", epoch)
         self._rng: np.random.Generator | None = None
         self._torch_generator: torch.Generator | None = None
@@ -64,8 +75,13 @@ class StreamContext:
         return np.random.Generator(np.random.PCG64(derived_seed(*self._key, "example", int(index))))
 
     def batches(
-        self, n: int, batch_size: int, shuffle: bool = False, drop_last: bool = False
-    ) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+        self,
+        n: int,
+        batch_size: int,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        blocks: Sequence[int] | None = None,
+    ) -> Iterator[Rows]:
         """Yield the row indices of each batch, int64 of shape (batch_size,), the last one shorter.
 
         The caller yields exactly one batch for each set of rows, to the last, which `counted` checks. A second call
@@ -76,33 +92,64 @@ class StreamContext:
             batch_size: how many of them make a batch.
             shuffle: in an order that is a pure function of (seed, stream, pass), instead of from 0 to n - 1.
             drop_last: leave a last, shorter batch out.
+            blocks: how many examples lie together in each part of the data, such as a row group or a shard, in their
+                order. Shuffled are then the parts and the examples of each, so that one part after the other is read.
 
         Raises:
             StreamError: the numbers make no sense, or the stream did not yield once for each set of rows before.
         """
         if n < 0 or batch_size < 1:
             raise StreamError(f"stream {self.stream_name!r}: ctx.batches(n={n}, batch_size={batch_size}) has no sense")
+        if blocks is not None and sum(blocks) != n:
+            raise StreamError(
+                f"stream {self.stream_name!r}: the blocks of ctx.batches have {sum(blocks)} rows, not {n}"
+            )
         self._orders += 1
         if self._unfinished or (self._handed_out is None and self._yielded != self.start):
             raise self._miscounted()
         self._handed_out = self._handed_out or 0
-        order = np.arange(n, dtype=np.int64)
-        if shuffle:
-            order = np.random.Generator(np.random.PCG64(derived_seed(*self._key, "order", self._orders))).permutation(n)
+        order = self._shuffled(n, blocks) if shuffle else np.arange(n, dtype=np.int64)
         stop = n - n % batch_size if drop_last else n
-        skipped = min(max(self.start - self._handed_out, 0), -(-stop // batch_size))
+        count = -(-stop // batch_size)
+        skipped = min(max(self.start - self._handed_out, 0), count)
+        before = self._handed_out  # sets of rows of the pass, in calls before this one
         self._handed_out += skipped
-        for first in range(skipped * batch_size, stop, batch_size):
+        first = skipped + (self._worker + self.start - before - skipped) % self._stride
+        for number in range(first, count, self._stride):
             if self._handed_out != self._yielded and self._is_counted:
                 raise self._miscounted()
+            self._leave_out(before + number - self._handed_out)
             self._handed_out += 1
-            self._unfinished = self._is_counted and first + batch_size < stop
             self._place = ("batch", self._handed_out)
-            if self._rng is not None or self._torch_generator is not None:
-                self._reseed()
-            yield order[first : min(first + batch_size, stop)]
+            self._reseed()
+            is_last = number + self._stride >= count
+            self._unfinished = self._is_counted and not is_last
+            if is_last:  # before the stream may leave the call
+                self._leave_out(before + count - self._handed_out)
+            yield order[number * batch_size : min((number + 1) * batch_size, stop)]
+        self._leave_out(before + count - self._handed_out)
         self._place = ("after", self._orders)
         self._reseed()
+
+    def _leave_out(self, count: int) -> None:
+        """Count sets of rows that other workers read."""
+        self._handed_out = (self._handed_out or 0) + count
+        self._yielded += count
+
+    def _shuffled(self, n: int, blocks: Sequence[int] | None) -> Rows:
+        rng = np.random.Generator(np.random.PCG64(derived_seed(*self._key, "order", self._orders)))
+        if blocks is None:
+            return rng.permutation(n)
+        ends = np.cumsum(blocks)
+        return np.concatenate(
+            [
+                np.empty(0, np.int64),
+                *(
+                    ends[block] - blocks[block] + rng.permutation(blocks[block])
+                    for block in rng.permutation(len(blocks))
+                ),
+            ]
+        )
 
     @property
     def skips(self) -> bool:
@@ -145,7 +192,9 @@ class StreamContext:
             raise beyond_end(self.stream_name, self._handed_out, self.start)
 
     def _reseed(self) -> None:
-        """Reseed the generators that were asked for; the others are seeded when they are."""
+        """Reseed the generators that were asked for, in a worker the global ones; the others are when they are."""
+        if self._is_in_worker:
+            seed_everything(*self._key, *self._place, devices=False)
         if self._rng is not None:
             self._rng.bit_generator.state = np.random.PCG64(self._place_seed()).state
         if self._torch_generator is not None:
@@ -161,6 +210,12 @@ class StreamContext:
         )
 
 
-def beyond_end(stream_name: str, batches: int, position: int) -> StreamError:
-    """Return the error for a pass that has fewer batches than are to be left out."""
-    return StreamError(f"stream {stream_name!r} has {batches} batches; position {position} is beyond its end")
+class BeyondEnd(StreamError):
+    """A pass that has fewer batches than are to be left out."""
+
+
+def beyond_end(stream_name: str, batches: int, position: int) -> BeyondEnd:
+    """Return the error for it."""
+    return BeyondEnd(
+        f"stream {stream_name!r} has {batches} batches; position {position} is beyond its end", first_batch=True
+    )

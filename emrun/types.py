@@ -25,6 +25,9 @@ Policy = Literal["error", "warn", "ignore"]
 InterruptPolicy = Literal["batch", "epoch"]
 """After what the first SIGINT or SIGTERM ends a training."""
 
+StartMethod = Literal["fork", "forkserver", "spawn"]
+"""How worker processes are started."""
+
 
 def check_choice(argument: str, value: object, allowed: object) -> None:
     """Raise `ArgumentError` unless `value` is one of the values of the `Literal` type `allowed`."""
@@ -37,6 +40,12 @@ def check_count(argument: str, value: object, minimum: int = 0) -> None:
     """Raise `ArgumentError` unless `value` is a whole number of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ArgumentError(argument, f"{value!r} is not a whole number of at least {minimum}")
+
+
+def check_seconds(argument: str, value: object) -> None:
+    """Raise `ArgumentError` unless `value` is a number of seconds above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ArgumentError(argument, f"{value!r} is no number of seconds above 0")
 
 
 def check_exit_status(argument: str, value: object) -> None:

@@ -491,7 +491,10 @@ def section(user):
 def test_a_section_without_a_class_lists_the_built_in_ones(section):
     recipe, problems = section("batch_size: 3", "dataset", ("output_dir",))
     assert recipe is None
-    assert problems == ["c.yaml:1:1: dataset: missing key 'class'; built-in: Digits, Majority"]
+    assert problems == [
+        "c.yaml:1:1: dataset: missing key 'class'; built-in: Digits, DownloadableDataset, HuggingFace, ImageFolder, "
+        "Majority, Mixed, Parquet, Table, TarShards, TokenWindows, TorchDataset"
+    ]
 
 
 def test_an_unknown_short_name_gets_the_nearest_built_in(section):

@@ -11,17 +11,31 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
-    {"errors", "lazy", "types", "yaml_tree", "files", "names", "randomness", "metrics", "running_stats", "type_hints"},
+    {
+        "errors",
+        "lazy",
+        "types",
+        "yaml_tree",
+        "files",
+        "names",
+        "randomness",
+        "metrics",
+        "running_stats",
+        "type_hints",
+        "pickling",
+    },
     {"hook", "model", "stream_context", "state", "lock"},
     {"dataset", "interrupts", "read_ahead", "config"},
+    {"stream_pass", "workers"},
     {"stream", "outcome", "checkpoint", "checkpointing", "run_dir", "batch_checks", "signatures", "capsule"},
+    {"dataset_streams", "training_state"},
     {"check", "sources"},
     {"optimization", "torch_inputs", "torch_weights"},
     {"build", "main_loop", "torch_model"},
     {"preparation", "schema"},
     {"assembly"},
     {"training"},
-    {"resuming", "contract", "replaying"},
+    {"resuming", "contract", "replaying", "stream_bench"},
     {"probe", "verifying"},
     {"cli"},
 ]
@@ -155,6 +169,7 @@ def test_every_file_has_its_test():
             "model": "main_loop",
             "preparation": "build",
             "probe": "verifying",
+            "stream_pass": "stream",
         }
         if not mentions:
             assert (ROOT / "tests" / f"test_{covered_with.get(path.stem, path.stem)}.py").exists(), path

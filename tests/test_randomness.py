@@ -53,12 +53,13 @@ def test_a_drawn_seed_is_small_enough_to_be_typed_and_not_always_the_same():
     assert len(set(seeds)) > 1
 
 
-def test_seeding_everything_repeats_python_numpy_and_torch():
+@pytest.mark.parametrize("devices", [True, False])
+def test_seeding_everything_repeats_python_numpy_and_torch(devices):
     with preserved_randomness():
         seed_everything(7, "model")
         first = draws()
         draws()
-        seed_everything(7, "model")
+        seed_everything(7, "model", devices=devices)
         assert draws() == first
 
 

@@ -10,11 +10,13 @@ import time
 import traceback
 from array import array
 
+import numpy as np
 import pytest
 
 from emrun import read_ahead
 from emrun.errors import StreamError
 from emrun.interrupts import Interrupts
+from emrun.state import digest
 from emrun.stream import StreamPosition, StreamWrapper
 
 BUFFERS = [0, 1, 2, 3, 4, 16]
@@ -303,7 +305,7 @@ def test_a_stream_function_that_returns_no_iterable_is_an_error(value, kind, buf
 @pytest.mark.parametrize("training", [True, False])
 def test_a_buffered_stream_is_iterated_inside_its_block_only(training):
     stream = StreamWrapper(by_counting(), 2, name="train", training=training)
-    with pytest.raises(ValueError, match="stream 'train' is buffered: iterate it inside `with stream:`"):
+    with pytest.raises(ValueError, match="stream 'train' is read ahead: iterate it inside `with stream:`"):
         next(iter(stream))
     with stream:
         assert len(list(stream)) == 7
@@ -693,3 +695,27 @@ def test_no_error_is_lost_under_stress(buffer):
             for batch in stream:
                 found.append(batch["index"])
         assert found == list(range(at))
+
+
+# Batches that are read ahead and changed
+
+
+def test_an_array_that_stays_as_it_was_may_be_given_away_again(monkeypatch):
+    looked = []
+    monkeypatch.setattr("emrun.stream_pass.digest", lambda batch: looked.append(batch) or digest(batch))
+    constant = np.ones(3)
+    stream = StreamWrapper(lambda: [{"x": [index], "constant": constant} for index in range(40)], 4, name="train")
+    with stream:
+        assert len(list(stream)) == 40
+    assert len(looked) == 8  # and then no more
+
+
+def test_without_read_ahead_a_stream_may_change_what_it_gave_away():
+    array = np.zeros(3)
+
+    def changing():
+        for index in range(9):
+            array[:] = index
+            yield {"x": array}
+
+    assert [batch["x"][0] for batch in StreamWrapper(changing, name="train")] == list(range(9))

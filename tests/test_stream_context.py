@@ -1,12 +1,15 @@
 """What a stream function gets to know about its pass."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
 import torch
 
 from emrun.errors import StreamError
+from emrun.randomness import preserved_randomness
+from emrun.state import random_digest
 from emrun.stream import StreamWrapper
 from emrun.stream_context import StreamContext
 
@@ -406,3 +409,91 @@ def test_a_stream_without_batches_may_yield_what_it_likes():
 def test_a_stream_function_can_be_called_by_hand():
     assert [rows for rows, _ in plain(context())] == [rows for rows, _ in run(context(), plain)]
     assert list(plain(context(start=3))) == list(plain(context()))[3:]
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [4], [3, 5, 0, 2], [1] * 9], ids=str)
+def test_blocks_are_shuffled_as_wholes_and_within_themselves(sizes):
+    order = list(itertools.chain(*rows_of(context(), sum(sizes), 3, shuffle=True, blocks=sizes)))
+    assert sorted(order) == list(range(sum(sizes)))
+    block_of = np.repeat(np.arange(len(sizes)), sizes)[order]
+    assert 1 + np.count_nonzero(np.diff(block_of)) == len([size for size in sizes if size]) or not sizes or not order
+
+
+def test_the_order_of_blocks_and_within_them_differs_from_pass_to_pass_and_skips_like_any():
+    sizes = [10, 10, 10, 10]
+    first = list(itertools.chain(*rows_of(context(epoch=1), 40, 7, shuffle=True, blocks=sizes)))
+    again = list(itertools.chain(*rows_of(context(epoch=1), 40, 7, shuffle=True, blocks=sizes)))
+    second = list(itertools.chain(*rows_of(context(epoch=2), 40, 7, shuffle=True, blocks=sizes)))
+    assert first == again
+    assert first != second
+    assert [row % 10 for row in first[:10]] != list(range(10))
+    late = list(itertools.chain(*rows_of(context(epoch=1, start=3), 40, 7, shuffle=True, blocks=sizes)))
+    assert late == first[21:]
+
+
+def test_without_shuffle_blocks_change_nothing():
+    assert list(itertools.chain(*rows_of(context(), 9, 2, blocks=[4, 5]))) == list(range(9))
+
+
+def test_blocks_of_another_number_of_rows_are_an_error():
+    with pytest.raises(StreamError, match=r"the blocks of ctx.batches have 8 rows, not 9"):
+        rows_of(context(), 9, 2, shuffle=True, blocks=[4, 4])
+
+
+# Worker processes
+
+
+def in_turns(shares):
+    """Return what the workers' batches are in the order in which the loop takes them."""
+    taken = [shares[index % len(shares)][index // len(shares)] for index in range(sum(map(len, shares)))]
+    assert sum(map(len, shares)) == len(taken)
+    return taken
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("start", [0, 1, 2, 5])
+@pytest.mark.parametrize("sizes", [[20], [7, 0, 5, 20], [1, 1, 1, 1, 1, 1]], ids=str)
+@pytest.mark.parametrize("ends_first", ["rows", "stream"])
+def test_workers_take_turns_and_draw_the_same(sizes, start, workers, ends_first):
+    def stream(ctx):
+        for size in sizes:
+            rows_of_call = ctx.batches(size, 3, shuffle=True)
+            pairs = ((rows, None) for rows in rows_of_call)
+            if ends_first == "stream":  # it leaves the call without asking it for its end
+                own = list(ctx_like(ctx, size))
+                pairs = zip(rows_of_call, own, strict=False) if not own else ((next(rows_of_call), None) for _ in own)
+            for rows, _ in pairs:
+                yield rows.tolist(), ctx.rng.random(), torch.rand(1, generator=ctx.torch_generator).item()
+        yield_nothing = ctx.rng.random()
+        assert yield_nothing >= 0
+
+    def ctx_like(ctx, size):
+        copy = StreamContext("train", seed=1, epoch=1, start=ctx.start, worker=ctx._worker, workers=ctx._stride)
+        copy._handed_out, copy._yielded, copy._orders = ctx._handed_out, ctx._yielded, ctx._orders
+        return copy.batches(size, 3, shuffle=True)
+
+    expected = list(run(context(), stream))[start:]
+    shares = [
+        list(run(StreamContext("train", seed=1, epoch=1, start=start, worker=worker, workers=workers), stream))
+        for worker in range(workers)
+    ]
+    assert in_turns(shares) == expected
+
+
+def test_in_a_worker_the_global_generators_are_seeded_for_each_batch():
+    def drawn(worker, workers, start=0):
+        ctx = StreamContext("train", seed=1, epoch=1, start=start, worker=worker, workers=workers)
+        return list(run(ctx, lambda ctx: ((random.random(), np.random.rand(), torch.rand(1).item())
+                                          for _ in ctx.batches(12, 3))))  # fmt: skip
+
+    with preserved_randomness():
+        alone = drawn(0, 1)
+        assert in_turns([drawn(0, 2), drawn(1, 2)]) == alone
+        assert drawn(0, 1, start=2) == alone[2:]
+        assert len(set(alone)) == len(alone)
+
+
+def test_without_workers_the_global_generators_are_left_alone():
+    before = random_digest()
+    rows_of(context(), 12, 3, shuffle=True)
+    assert random_digest() == before

@@ -269,30 +269,6 @@ class Failing:
 """
 
 
-@pytest.mark.parametrize("stream", ["train", "valid"])
-@pytest.mark.parametrize("buffer", [0, 1, 4, 16])
-@pytest.mark.parametrize("where", ["0", "1", "buffer+1", "last"])
-def test_a_producer_that_fails_fails_the_training(tmp_path, monkeypatch, stream, buffer, where):
-    (tmp_path / "failing_stream.py").write_text(FAILING_STREAM)
-    monkeypatch.syspath_prepend(tmp_path)
-    fail_at = {"0": 0, "1": 1, "buffer+1": buffer + 1, "last": 20}[where]
-    config = {
-        **CONFIG,
-        "dataset": {"class": "failing_stream.Failing", "fail_at": fail_at, "stream": stream},
-        "main_loop": {"extra_streams": ["valid"], "buffer": buffer, "skip_zeroth_epoch": True},
-    }
-    training = create_training(config, tmp_path / "log")
-    with pytest.raises(OSError, match=f"cannot read row {fail_at}") as caught:
-        train(training)
-    assert caught.traceback[-1].name == "batches"
-    assert f"in stream '{stream}', batch {fail_at} of the pass (counted from 0)" in caught.value.__notes__
-    found = trace(training.output_dir)
-    assert (found["status"], found["exit_status"], found["epochs_done"]) == ("failed", 1, 0)
-    assert found["reason"] == f"OSError: cannot read row {fail_at}"
-    assert not (training.output_dir / "metrics.jsonl").exists()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("emrun-read")]
-
-
 def test_a_failing_and_a_good_training_leave_nothing_behind_in_the_process(tmp_path, monkeypatch):
     (tmp_path / "failing_twice.py").write_text(FAILING_STREAM)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,6 +1,7 @@
 """The commands that look at a config without training: `config`, `dataset`, `hooks`."""
 
 import json
+import re
 
 import pytest
 from ruamel.yaml import YAML
@@ -151,9 +152,50 @@ def test_any_dataset_tells_of_its_streams(project, emrun):
     assert done.stdout.splitlines()[-1].split() == ["train", "x", "int64", "()", "1", "to", "5"]
 
 
+def test_bench_prints_a_table_of_streams_and_settings_and_what_to_choose(project, emrun):
+    done = emrun(
+        "dataset", "bench", "config.yaml", "main_loop.extra_streams=[valid]", "--seconds", "0.05", "--step-ms=9"
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["stream", "read", "batches/s", "first", "batch", "training", "waits"]
+    streams = [line.split()[0] for line in lines[2 : lines.index("")]]
+    assert len(streams) >= 8
+    assert streams == ["train"] * (len(streams) // 2) + ["valid"] * (len(streams) // 2)
+    assert re.match(r"choose .*: with a step of 9 ms a training waits \d+% of its time for stream 'train', ", lines[-1])
+    assert sorted(path.name for path in project.iterdir()) == ["base.yaml", "config.yaml"]
+
+
+def test_bench_of_a_dataset_alone_says_what_it_takes_to_choose(project, emrun):
+    (project / "mine.py").write_text(
+        "class Mine:\n    def bench(self):\n        return 'my own'\n\n"
+        "    def train_stream(self):\n        yield {'x': [1, 5]}\n\n    def test_stream(self):\n        return []\n"
+    )
+    (project / "config.yaml").write_text("dataset: {class: mine.Mine}\n")
+    done = emrun("dataset", "bench", "config.yaml", "--seconds=0.05", "--all")
+    assert done.returncode == 0, done.stderr
+    assert "my own" not in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["test", "nobody", "ahead", "no", "batches"] in rows
+    assert "stream 'train' does not get its rows from ctx.batches" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("is not known: the config has no model: give --step-ms")
+
+
+def test_bench_ends_with_what_a_stream_raises(project, emrun):
+    (project / "mine.py").write_text(
+        "class Mine:\n    def train_stream(self):\n        yield {'x': [1]}\n        1 / 0\n"
+    )
+    (project / "config.yaml").write_text("dataset: {class: mine.Mine}\n")
+    done = emrun("dataset", "bench", "config.yaml")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "ZeroDivisionError" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["stream_info", "config.yaml", "--all"], "--seconds, --step-ms and --all go with bench"),
+        (["bench", "config.yaml", "--seconds=0"], "x>0"),
         (["stream_inf", "config.yaml"], "no method 'stream_inf'; did you mean 'stream_info'?"),
         (["num_batches", "config.yaml"], "no method 'num_batches'"),
         (["_secret", "config.yaml"], "no method '_secret'"),

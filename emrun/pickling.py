@@ -1,0 +1,47 @@
+"""Why an object cannot be pickled."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+_DEPTH = 20  # attributes and items that are followed
+
+
+def what_cannot_be_pickled(part: Any) -> str:
+    """Return the innermost part that can be found of what cannot be pickled: where it is, and its type.
+
+    Args:
+        part: what cannot be pickled; of a method, its object is looked at.
+    """
+    owner = getattr(part, "__self__", None)
+    if owner is None or _can_be_pickled(owner):
+        return f"its function {getattr(part, '__qualname__', '')} ({type(part).__name__})"
+    place, found = type(owner).__name__, owner
+    for _ in range(_DEPTH):
+        inner = next(((name, each) for name, each in _parts(found) if not _can_be_pickled(each)), None)
+        if inner is None:
+            break
+        place, found = place + inner[0], inner[1]
+    return f"{place} ({type(found).__name__})"
+
+
+class _Nowhere:
+    def write(self, data: Any) -> None:
+        """Drop the data."""
+
+
+def _can_be_pickled(part: Any) -> bool:
+    try:
+        pickle.Pickler(_Nowhere()).dump(part)
+    except Exception:
+        return False
+    return True
+
+
+def _parts(whole: Any) -> list[tuple[str, Any]]:
+    if isinstance(whole, dict):
+        return [(f"[{key!r}]", value) for key, value in whole.items()]
+    if isinstance(whole, list | tuple):
+        return [(f"[{index}]", value) for index, value in enumerate(whole)]
+    return [(f".{name}", value) for name, value in getattr(whole, "__dict__", {}).items()]

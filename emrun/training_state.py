@@ -1,0 +1,164 @@
+"""The state of a training: where it is, and all that a checkpoint keeps so that it goes on from there exactly."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from emrun.dataset_streams import DatasetStreams
+from emrun.hook import AbstractHook
+from emrun.model import AbstractModel
+from emrun.run_dir import Run
+from emrun.state import encode, load_state, random_state, save_state, set_random_state
+
+_LOG = logging.getLogger(__name__)
+
+
+class Phase(enum.Enum):
+    """Where in an epoch a training is."""
+
+    BEFORE = "before"  # the zeroth epoch is not complete
+    TRAIN = "train"  # in the train stream
+    EVALUATE = "evaluate"  # behind the train stream, the extra streams not complete
+    BETWEEN = "between"  # between two epochs
+
+
+class TrainingState:
+    """Counts epochs and iterations, and collects and brings back what the parts of a training say of their states.
+
+    The loop moves `epochs_done`, `iterations_done` and `phase`.
+
+    Args:
+        model: its weights, and the rest of its state.
+        hooks: their states are matched by class and order; others may be set before the training begins.
+        streams: the positions of those that are trained on.
+        run: whose metrics end with the state; None when there is none, and so no checkpoint.
+    """
+
+    def __init__(
+        self, model: AbstractModel, hooks: Sequence[AbstractHook], streams: DatasetStreams, run: Run | None
+    ) -> None:
+        self.epochs_done = 0
+        self.iterations_done = 0
+        self.phase = Phase.BEFORE
+        self.hooks = hooks
+        self._model = model
+        self._streams = streams
+        self._run = run
+        self._copy: dict[str, Any] | None = None
+        self._random_to_restore: dict[str, Any] | None = None
+
+    @property
+    def point(self) -> tuple[int, int, str]:
+        """What tells the states of a training apart: epochs done, iterations done, phase of the epoch."""
+        return self.epochs_done, self.iterations_done, self.phase.value
+
+    def start_from(self, epochs_done: int, iterations_done: int) -> None:
+        """Count on from where a model that was loaded has come to."""
+        self.epochs_done, self.iterations_done = epochs_done, iterations_done
+        self.phase = Phase.BETWEEN if epochs_done or iterations_done else Phase.BEFORE
+
+    def encoded(self) -> dict[str, Any]:
+        """Return the state beside the weights in types that can be saved, the random states last.
+
+        Raises:
+            StateError: a part has something in its state that cannot be saved.
+        """
+        hooks = [
+            {"class": name, "occurrence": occurrence, "state": encode(hook.state_dict(), f"state of hook {name}")}
+            for (name, occurrence), hook in _occurrences(self.hooks).items()
+        ]
+        streams = {name: stream.state_dict() for name, stream in self._streams.trained.items()}
+        return {
+            "loop": {
+                "epochs_done": self.epochs_done,
+                "iterations_done": self.iterations_done,
+                "phase": self.phase.value,
+            },
+            "model": encode(self._model.state_dict(), "state of the model"),
+            "hooks": hooks,
+            "streams": streams,
+            "metrics": self._run.metrics_length if self._run is not None else 0,
+            "random": random_state(),
+        }
+
+    def keep_copy(self) -> None:
+        """Keep the state as it is now for checkpoints of the evaluations that follow, until `drop_copy`."""
+        if self._run is not None:
+            state = self.encoded()  # evaluations do not change the model's part, which may be large
+            self._copy = {key: value if key == "model" else copy.deepcopy(value) for key, value in state.items()}
+
+    def drop_copy(self) -> None:
+        """Let checkpoints have the state of their moment again."""
+        self._copy = None
+
+    def stage(self) -> tuple[Callable[[Path], None], bool]:
+        """Return what writes the state as it is now, or as it was kept, and whether another thread may do so."""
+        state = self._copy if self._copy is not None else self.encoded()
+        write_weights = self._model.stage()
+        in_background = write_weights is not None
+        if in_background:
+            state = copy.deepcopy(state)
+        writers = (write_weights or self._model.save, partial(save_state, state))
+
+        def write(directory: Path) -> None:
+            for each in writers:
+                each(directory)
+
+        return write, in_background
+
+    def load(self, place: Path) -> None:
+        """Bring weights, model, hooks, counters and metrics to a checkpoint; the rest follows in `go_on`.
+
+        Args:
+            place: the directory of the checkpoint.
+
+        Raises:
+            StateError: it does not fit the model, the hooks or the streams.
+            StorageError: it cannot be read.
+        """
+        state = load_state(place)
+        self._model.load(place)
+        self._model.load_state_dict(state["model"])
+        loop = state["loop"]
+        self.epochs_done, self.iterations_done = loop["epochs_done"], loop["iterations_done"]
+        self.phase = Phase(loop["phase"])
+        for (name, occurrence), hook in _occurrences(self.hooks).items():
+            found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
+            if found:
+                hook.load_state_dict(found[0]["state"])
+        for name, position in state["streams"].items():
+            self._streams.get(name, train=True).load_state_dict(position)
+        self._random_to_restore = state["random"]
+        if self._run is not None:
+            self._run.rewind(state["metrics"])
+
+    def go_on(self) -> None:
+        """Bring streams and random states to where the checkpoint that was loaded had them, if there was one."""
+        if self._random_to_restore is None:
+            return
+        for name, stream in self._streams.trained.items():
+            if not stream.restore():
+                _LOG.warning(
+                    "this resume is not exact: stream %r gave another batch before the position than the one that "
+                    "was trained on; it draws random numbers of its own, its data changed, or the model or a hook "
+                    "changes batches in place",
+                    name,
+                )
+        set_random_state(self._random_to_restore)
+        self._random_to_restore = None
+
+
+def _occurrences(hooks: Sequence[AbstractHook]) -> dict[tuple[str, int], AbstractHook]:
+    """Return (class, how many of it came before) -> hook: by this their states are matched."""
+    found: dict[tuple[str, int], AbstractHook] = {}
+    for hook in hooks:
+        name = f"{type(hook).__module__}.{type(hook).__qualname__}"
+        occurrence = sum(each == name for each, _ in found)
+        found[name, occurrence] = hook
+    return found

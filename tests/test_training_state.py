@@ -1,0 +1,181 @@
+"""The state of a training, with a model and hooks that are nothing but a state."""
+
+import logging
+import random
+
+import pytest
+
+from emrun import AbstractHook, AbstractModel
+from emrun.dataset_streams import DatasetStreams
+from emrun.errors import StateError
+from emrun.run_dir import Run
+from emrun.state import load_state
+from emrun.training_state import Phase, TrainingState
+
+
+class Model(AbstractModel):
+    input_names = output_names = ()
+
+    def __init__(self, in_background=False):
+        self.weights = 0
+        self.momentum = [0]
+        self._in_background = in_background
+
+    def run(self, batch, train, stream):
+        return {}
+
+    def state_dict(self):
+        return {"momentum": self.momentum}
+
+    def load_state_dict(self, state):
+        self.momentum = state["momentum"]
+
+    def save(self, directory):
+        (directory / "weights").write_text(str(self.weights))
+
+    def stage(self):
+        weights = str(self.weights)
+        return (lambda directory: (directory / "weights").write_text(weights)) if self._in_background else None
+
+    def load(self, directory):
+        self.weights = int((directory / "weights").read_text())
+
+
+class Count(AbstractHook):
+    def __init__(self, count=0):
+        super().__init__()
+        self.count = count
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+class Other(Count):
+    pass
+
+
+class Data:
+    def __init__(self, first=0):
+        self.first = first
+
+    def train_stream(self):
+        return [{"x": [self.first]}, {"x": [1]}, {"x": [2]}]
+
+
+def state_of(run=None, hooks=(), data=None):
+    """Return a state and the streams that it gets its positions from."""
+    streams = DatasetStreams(data or Data(), "train")
+    return TrainingState(Model(), hooks, streams, run), streams
+
+
+def written(state, place):
+    """Write what is staged; return what was written."""
+    place.mkdir()
+    write, _ = state.stage()
+    write(place)
+    return load_state(place)
+
+
+def moved(state, streams):
+    """Bring a state behind the first batch of its second epoch."""
+    state.epochs_done, state.iterations_done, state.phase = 1, 4, Phase.TRAIN
+    assert next(iter(streams.get("train", train=True))) is not None
+    return state
+
+
+def test_a_checkpoint_brings_another_state_to_the_same_point(tmp_path):
+    state, streams = state_of()
+    moved(state, streams)
+    written(state, tmp_path / "place")
+    expected = random.random()
+    other, its_streams = state_of()
+    other.load(tmp_path / "place")
+    assert other.point == (1, 4, "train")
+    random.seed(0)
+    other.go_on()
+    assert random.random() == expected
+    assert [batch["x"] for batch in its_streams.get("train", train=True)] == [[1], [2]]
+
+
+def test_states_of_hooks_are_matched_by_class_and_order(tmp_path):
+    state, _ = state_of(hooks=[Count(1), Other(2), Count(3)])
+    written(state, tmp_path / "place")
+    other, _ = state_of(hooks=[Other(), Count(), Count(), Count(9)])
+    other.load(tmp_path / "place")
+    assert [hook.count for hook in other.hooks] == [2, 1, 3, 9]
+
+
+def test_a_copy_is_what_checkpoints_get_until_it_is_dropped(tmp_path):
+    hook = Count(1)
+    state, _ = state_of(Run(tmp_path), [hook])
+    state.keep_copy()
+    hook.count = state.iterations_done = 2
+    kept = written(state, tmp_path / "kept")
+    state.drop_copy()
+    now = written(state, tmp_path / "now")
+    assert [each["hooks"][0]["state"]["count"] for each in (kept, now)] == [1, 2]
+    assert [each["loop"]["iterations_done"] for each in (kept, now)] == [0, 2]
+
+
+def test_without_a_run_no_copy_is_made():
+    class Bad(Count):
+        def state_dict(self):
+            raise AssertionError
+
+    state_of(hooks=[Bad()])[0].keep_copy()
+
+
+def test_what_is_staged_for_another_thread_does_not_change_any_more(tmp_path):
+    model = Model(in_background=True)
+    write, in_background = TrainingState(model, (), DatasetStreams(Data(), "train"), None).stage()
+    model.weights = model.momentum[0] = 5
+    write(tmp_path)
+    assert in_background
+    assert (tmp_path / "weights").read_text() == "0"
+    assert load_state(tmp_path)["model"] == {"momentum": [0]}
+
+
+def test_a_model_that_cannot_stage_is_saved_by_the_thread_that_waits():
+    _, in_background = state_of()[0].stage()
+    assert not in_background
+
+
+@pytest.mark.parametrize(("done", "phase"), [((0, 0), Phase.BEFORE), ((0, 2), Phase.BETWEEN), ((1, 3), Phase.BETWEEN)])
+def test_a_training_that_starts_from_loaded_weights_skips_the_zeroth_epoch(done, phase):
+    state, _ = state_of()
+    state.start_from(*done)
+    assert state.point == (*done, phase.value)
+
+
+def test_metrics_go_back_to_their_length_at_the_checkpoint(tmp_path):
+    run = Run(tmp_path)
+    run.record_epoch(0, 0, 1.0, {})
+    state, _ = state_of(run)
+    written(state, tmp_path / "place")
+    run.record_epoch(1, 3, 1.0, {})
+    state.load(tmp_path / "place")
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_what_cannot_be_saved_is_named():
+    with pytest.raises(StateError, match=r"Count.count is set, which cannot be saved"):
+        state_of(hooks=[Count(set())])[0].encoded()
+
+
+def test_a_stream_that_gives_another_batch_is_told_of(tmp_path, caplog):
+    state, streams = state_of()
+    written(moved(state, streams), tmp_path / "place")
+    other, _ = state_of(data=Data(first=5))
+    other.load(tmp_path / "place")
+    with caplog.at_level(logging.WARNING):
+        other.go_on()
+    assert "this resume is not exact: stream 'train'" in caplog.text
+
+
+def test_to_go_on_without_a_checkpoint_leaves_the_random_states():
+    before = random.getstate()
+    state_of()[0].go_on()
+    assert random.getstate() == before
