@@ -1,13 +1,9 @@
 """Digits: its streams, sources and order, and where the images are moved."""
 
-import inspect
-
 import numpy as np
 import pytest
-from ruamel.yaml import YAML
 from sklearn.datasets import load_digits
 
-from emrun import create_training
 from emrun.datasets import Digits
 from emrun.errors import ArgumentError
 from emrun.stream import StreamWrapper
@@ -167,24 +163,6 @@ def test_wrong_arguments_are_refused_at_once(arguments, message):
     assert str(caught.value).startswith(message)
 
 
-def test_the_yaml_in_its_docstring_trains(tmp_path):
-    text = next(part for part in inspect.getdoc(Digits).split("\n\n") if part.startswith("    "))
-    linear = {"class": "torch.nn.Linear", "in_features": 64, "out_features": 10}
-    config = {
-        **YAML(typ="safe").load(text),
-        "seed": 0,
-        "model": {
-            "module": {"class": "torch.nn.Sequential", "args": [{"class": "torch.nn.Flatten"}, linear]},
-            "inputs": ["image"],
-            "outputs": ["logits"],
-            "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "label"]},
-            "metrics": {"accuracy": {"import": "emrun.metrics.accuracy", "inputs": ["logits", "label"]}},
-            "optimizer": {"class": "SGD", "lr": 0.5},
-        },
-        "main_loop": {"extra_streams": ["valid", "test"]},
-        "hooks": [{"ComputeStats": {"variables": ["accuracy"]}}, {"StopAfter": {"epochs": 2}}],
-    }
-    training = create_training(config, output_root=tmp_path)
-    assert training.main_loop.run_training().status == "finished"
-    last = training.main_loop.run.metrics[-1]["streams"]
+def test_the_yaml_in_its_docstring_trains(train_docstring):
+    last = train_docstring(Digits, "image", "label", 64, 10, epochs=2, streams=("valid", "test"))[-1]
     assert all(last[stream]["accuracy"]["mean"] > 0.5 for stream in ("valid", "test"))

@@ -1,12 +1,8 @@
 """Majority: its streams, sources and order, and that it can be learned."""
 
-import inspect
-
 import numpy as np
 import pytest
-from ruamel.yaml import YAML
 
-from emrun import create_training
 from emrun.datasets import Majority
 from emrun.errors import ArgumentError
 from emrun.stream import StreamWrapper
@@ -120,24 +116,6 @@ def test_wrong_arguments_are_refused_at_once(arguments, message):
     assert str(caught.value).startswith(message)
 
 
-def test_the_yaml_in_its_docstring_trains(tmp_path):
-    text = next(part for part in inspect.getdoc(Majority).split("\n\n") if part.startswith("    "))
-    linear = {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1}
-    flatten = {"class": "torch.nn.Flatten", "start_dim": 0}
-    config = {
-        **YAML(typ="safe").load(text),
-        "seed": 0,
-        "model": {
-            "module": {"class": "torch.nn.Sequential", "args": [linear, flatten]},
-            "inputs": ["x"],
-            "outputs": ["logit"],
-            "loss": {"class": "torch.nn.BCEWithLogitsLoss", "inputs": ["logit", "y"]},
-            "optimizer": {"class": "SGD", "lr": 0.5},
-        },
-        "main_loop": {"extra_streams": ["valid"]},
-        "hooks": [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 3}}],
-    }
-    training = create_training(config, output_root=tmp_path)
-    assert training.main_loop.run_training().status == "finished"
-    losses = [line["streams"]["valid"]["loss"]["mean"] for line in training.main_loop.run.metrics]
+def test_the_yaml_in_its_docstring_trains(train_docstring):
+    losses = [streams["valid"]["loss"]["mean"] for streams in train_docstring(Majority, "x", "y", 11, 1, epochs=3)]
     assert losses[-1] < 0.7 * losses[0]

@@ -1,0 +1,188 @@
+"""Archives that are unpacked whole or not at all, by rules of their own on top of the library's."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import struct
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from emrun.datasets._tar import DAMAGE, Member, is_plain_file
+from emrun.errors import DownloadError
+from emrun.files import flush_directory, storing
+
+ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
+_MARKER = ".emrun_unpacked.json"
+_MAX_FILES = 2**20
+_MAX_RATIO = 250  # of what comes out of an archive to its own size; text compresses to a tenth, a bomb to a thousandth
+_ALWAYS_ALLOWED = 2**20  # bytes; small files of zeros compress well
+_CHUNK = 2**20
+_DAMAGE = (
+    *DAMAGE,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    struct.error,
+    NotImplementedError,  # a way of compression that the library does not know
+    RuntimeError,
+)
+
+
+def folder_of(archive: Path) -> Path:
+    """Return the folder that an archive is unpacked to: beside it, without its ending."""
+    ending = next(ending for ending in sorted(ENDINGS, key=len, reverse=True) if archive.name.lower().endswith(ending))
+    return archive.with_name(archive.name[: -len(ending)])
+
+
+def is_unpacked(archive: Path, sha256: str) -> bool:
+    """Tell whether an archive was unpacked, to the end.
+
+    Raises:
+        DownloadError: its folder is there, but holds something else.
+    """
+    folder = folder_of(archive)
+    try:
+        found = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if folder.exists():
+            raise DownloadError(f"{folder} is there but was not unpacked from {archive.name}; move it away") from None
+        return False
+    except (OSError, ValueError) as error:
+        raise DownloadError(f"{folder / _MARKER} cannot be read: {error}; move {folder} away") from error
+    if found != {"sha256": sha256}:
+        raise DownloadError(f"{folder} was unpacked from another version of {archive.name}; move it away")
+    return True
+
+
+def unpack(archive: Path, sha256: str, max_bytes: int) -> Path:
+    """Unpack an archive aside, then rename its folder; return that.
+
+    Args:
+        archive: the file; its ending tells its kind.
+        sha256: its checksum, kept in the folder.
+        max_bytes: how much may come out of it.
+
+    Raises:
+        DownloadError: it is damaged, or has what no archive of data needs: links, devices, absolute paths or such as
+            lead out of the folder, two files of one name, too much content.
+        StorageError: the folder cannot be written.
+    """
+    folder = folder_of(archive)
+    with storing(folder, "write"):
+        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".tmp"))
+        try:
+            content = aside / folder.name
+            content.mkdir()
+            try:
+                _Extraction(archive, content, max_bytes).run()
+            except _DAMAGE as error:
+                raise DownloadError(f"archive {archive} is damaged, nothing of it is kept: {error}") from error
+            (content / _MARKER).write_text(json.dumps({"sha256": sha256}), encoding="utf-8")
+            os.sync()  # one for all files
+            content.rename(folder)
+            flush_directory(folder.parent)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+class _Extraction:
+    def __init__(self, archive: Path, folder: Path, max_bytes: int) -> None:
+        self._archive = archive
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._from_archive = max(_MAX_RATIO * archive.stat().st_size, _ALWAYS_ALLOWED)
+        self._written = self._inflated = self._files = 0
+
+    def run(self) -> None:
+        members = self._zip_members if self._archive.name.lower().endswith(".zip") else self._tar_members
+        for name, content in members():
+            self._files += 1
+            if self._files > _MAX_FILES:
+                raise self._refused(f"it has more than {_MAX_FILES} files")
+            self._write(name, self._place(name), content)
+
+    def _zip_members(self) -> Iterator[tuple[str, IO[bytes] | None]]:
+        with zipfile.ZipFile(self._archive) as archive:
+            for member in archive.infolist():
+                kind = stat.S_IFMT(member.external_attr >> 16)
+                if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                    raise self._refused(f"{member.filename!r} is a link or a device")
+                if member.flag_bits & 1:
+                    raise self._refused(f"{member.filename!r} is encrypted")
+                if member.is_dir():
+                    yield member.filename, None
+                else:
+                    with archive.open(member) as content:
+                        yield member.filename, content
+
+    def _tar_members(self) -> Iterator[tuple[str, IO[bytes] | None]]:
+        plain = self._archive.name.lower().endswith(".tar")
+        with (
+            self._archive.open("rb") if plain else gzip.open(self._archive) as file,
+            tarfile.open(fileobj=_Watched(file, self._note_inflated), mode="r|", tarinfo=Member) as archive,
+        ):
+            while (member := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined]  # otherwise they all stay in memory
+                if not member.isdir() and not is_plain_file(member):
+                    raise self._refused(f"{member.name!r} is a link or a device")
+                yield member.name, None if member.isdir() else archive.extractfile(member)
+
+    def _place(self, name: str) -> Path:
+        parts = [part for part in name.rstrip("/").split("/") if part != "."]
+        absolute = name.startswith("/") or re.match(r"[A-Za-z]:", name)
+        if absolute or ".." in parts or "" in parts or "\\" in name or "\0" in name or parts[:1] == [_MARKER]:
+            raise self._refused(f"{name!r} leads out of the folder")
+        return self._folder.joinpath(*parts)
+
+    def _write(self, name: str, path: Path, content: IO[bytes] | None) -> None:
+        try:
+            (path if content is None else path.parent).mkdir(parents=True, exist_ok=True)
+            if content is None:
+                return
+            file = path.open("xb")
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise self._refused(f"{name!r} is in the way of another file") from error
+        with file:
+            while chunk := content.read(_CHUNK):
+                self._written += len(chunk)
+                if self._written > self._max_bytes:
+                    raise self._refused(f"more than {self._max_bytes} bytes come out of it (max_bytes)")
+                if self._written > self._from_archive:
+                    raise self._too_dense()
+                file.write(chunk)
+
+    def _note_inflated(self, count: int) -> None:
+        self._inflated += count
+        if self._inflated > self._from_archive:
+            raise self._too_dense()
+
+    def _too_dense(self) -> DownloadError:
+        return self._refused(f"more than {_MAX_RATIO} times its size comes out of it")
+
+    def _refused(self, reason: str) -> DownloadError:
+        return DownloadError(f"archive {self._archive} is refused, nothing of it is kept: {reason}")
+
+
+class _Watched(io.RawIOBase):
+    """A file that tells how much is read from it."""
+
+    def __init__(self, file: Any, note: Any) -> None:
+        self._file = file
+        self._note = note
+
+    def read(self, size: int = -1) -> bytes:
+        found: bytes = self._file.read(size)
+        self._note(len(found))
+        return found

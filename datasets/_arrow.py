@@ -1,0 +1,94 @@
+"""Columns of Arrow tables as the sources of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def unreadable(kind: Any) -> bool:
+    """Tell whether columns of an Arrow type cannot become a source."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_dictionary(kind) or _is_list(kind):
+        return unreadable(kind.value_type)
+    return not (_is_number(kind) or _is_text(kind) or types.is_null(kind))
+
+
+def unreadable_columns(schema: Any) -> str:
+    """Return the columns of a schema that cannot become sources, with their types, as text for a message."""
+    return ", ".join(f"{field.name!r} ({field.type})" for field in schema if unreadable(field.type))
+
+
+def has_nulls(array: Any) -> bool:
+    """Tell whether a column, or a list in it, has a null."""
+    if array.null_count:
+        return True
+    if _is_list(array.type):
+        return has_nulls(array.combine_chunks().flatten() if hasattr(array, "combine_chunks") else array.flatten())
+    return False
+
+
+def sources_of(table: Any) -> Mapping[str, Any]:
+    """Return the columns of a table without nulls as sources.
+
+    Numbers become an array of shape (B,); lists of numbers an array (B, k) when all of them have k entries, otherwise a
+    list of arrays; texts and lists of texts a list.
+    """
+    return {name: _values(table.column(name).combine_chunks()) for name in table.column_names}
+
+
+def _values(array: Any) -> np.ndarray[Any, Any] | list[Any]:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if _is_number(array.type):
+        return np.array(array.to_numpy(zero_copy_only=False))  # a copy, because Arrow's memory cannot be changed
+    if _is_list(array.type):
+        return _lists(array)
+    values: list[Any] = array.to_pylist()
+    return values
+
+
+def _lists(array: Any) -> np.ndarray[Any, Any] | list[Any]:
+    import pyarrow.compute as pc
+
+    lengths = np.asarray(pc.list_value_length(array).to_numpy(zero_copy_only=False), dtype=np.int64)
+    values = _values(array.flatten())
+    if isinstance(values, np.ndarray) and (lengths == lengths[:1]).all():
+        return values.reshape(len(lengths), *lengths[:1], *values.shape[1:])
+    ends = np.cumsum(lengths)
+    return [values[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+
+
+def taken(tables: Sequence[Any], order: np.ndarray[Any, Any]) -> Any:
+    """Return the rows of tables, put one below the other, in an order."""
+    import pyarrow as pa
+
+    table = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
+    return table if np.array_equal(order, np.arange(len(order))) else table.take(pa.array(order))
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

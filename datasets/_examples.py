@@ -1,0 +1,96 @@
+"""Examples that are read one by one, and what is done about those that cannot be read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, TypeVar
+
+from emrun.errors import EmrunError, StreamError
+from emrun.stream_context import Rows, StreamContext
+from emrun.types import check_choice
+
+_LOG = logging.getLogger(__name__)
+_TOLD_ONE_BY_ONE = 3
+
+OnBadExample = Literal["error", "skip"]
+"""What is done about an example that cannot be read."""
+
+Example = TypeVar("Example")
+Read = TypeVar("Read")
+
+
+class ExampleReader:
+    """Reads the examples of a batch one by one.
+
+    Args:
+        on_bad_example: `error` ends the stream at an example that cannot be read; `skip` leaves it out of its batch,
+            with a warning for the first few of each stream and their number at the end of each pass. A batch of which
+            nothing is left is yielded empty, because positions in a pass count batches.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+
+    def __init__(self, on_bad_example: OnBadExample) -> None:
+        check_choice("on_bad_example", on_bad_example, OnBadExample)
+        self._skips = on_bad_example == "skip"
+        self.left_out: dict[str, int] = {}
+        """Stream -> how many examples were left out of it, over all its passes."""
+        self._read: dict[str, int] = {}
+        self._had_empty: set[str] = set()
+
+    def read(
+        self, rows: Rows, ctx: StreamContext, read_one: Callable[[int], Example], name_one: Callable[[int], str]
+    ) -> list[Example]:
+        """Return the examples of some rows, in their order, without those that were left out.
+
+        Args:
+            rows: the rows of a batch.
+            ctx: the context of the pass.
+            read_one: reads the example of a row; what it raises about one is its reason to be a bad one, except
+                emrun's own errors and what the system refuses, such as a file that is gone.
+            name_one: says where the example of a row is found, for messages.
+
+        Raises:
+            StreamError: one cannot be read, and is not to be left out.
+        """
+        stream = ctx.stream_name
+        found = []
+        for row in rows.tolist():
+            try:
+                found.append(read_one(row))
+            except (EmrunError, MemoryError):
+                raise
+            except Exception as error:
+                reason = f"{name_one(row)}: {str(error) or type(error).__name__}"
+                refused = isinstance(error, OSError) and error.errno is not None
+                if refused or not self._skips:
+                    advice = "" if refused else " (on_bad_example: skip leaves such examples out)"
+                    raise StreamError(f"stream {stream!r}: cannot read {reason}{advice}") from error
+                self.left_out[stream] = self.left_out.get(stream, 0) + 1
+                if self.left_out[stream] <= _TOLD_ONE_BY_ONE:
+                    _LOG.warning("stream %r: left out %s", stream, reason)
+        self._read[stream] = self._read.get(stream, 0) + len(rows)
+        if not found and stream not in self._had_empty:
+            self._had_empty.add(stream)
+            _LOG.warning(
+                "stream %r: all %d examples of a batch were left out, so it is empty; `main_loop.on_empty_batch: warn` "
+                "(or `ignore`) goes on without such batches, a larger batch_size makes them rare",
+                stream,
+                len(rows),
+            )
+        return found
+
+    def counted(self, batches: Iterable[Read], ctx: StreamContext) -> Iterator[Read]:
+        """Yield the batches of a pass; at its end log how many examples were left out of them."""
+        stream = ctx.stream_name
+        read, left_out = self._read.get(stream, 0), self.left_out.get(stream, 0)
+        yield from batches
+        if self.left_out.get(stream, 0) > left_out:
+            _LOG.warning(
+                "left out %d of %d examples of stream %r",
+                self.left_out[stream] - left_out,
+                self._read[stream] - read,
+                stream,
+            )

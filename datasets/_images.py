@@ -1,0 +1,79 @@
+"""Encoded images as arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from emrun.errors import ArgumentError, MissingExtra
+from emrun.types import check_count
+
+_MAX_PIXELS = 2**26  # 0.8 GB as three float32 channels; what claims to be larger is damaged, or made to do harm
+_EIGHT_BITS = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
+FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG"}
+"""Extension -> Pillow's name of the format."""
+
+
+def check_size(argument: str, size: object) -> tuple[int, int] | None:
+    """Return height and width of an argument that is a whole number, a list of two, or None.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if size is None:
+        return None
+    sides = (size, size) if isinstance(size, int) else size
+    if not isinstance(sides, list | tuple) or len(sides) != 2:
+        raise ArgumentError(argument, f"{size!r} is neither a number of pixels nor [height, width]")
+    for side in sides:
+        check_count(argument, side, minimum=1)
+    return sides[0], sides[1]
+
+
+def check_pillow(what: str) -> None:
+    """Raise `MissingExtra` unless Pillow is installed."""
+    try:
+        import PIL  # noqa: F401  # the package, without its heavy parts
+    except ImportError as error:
+        raise MissingExtra(what, "Pillow", "data") from error
+
+
+def read_image(
+    source: Path | IO[bytes],
+    mode: Literal["RGB", "L"],
+    size: tuple[int, int] | None = None,
+    *,
+    formats: list[str],
+) -> np.ndarray[Any, Any]:
+    """Return an image as bytes of shape (H, W, C).
+
+    Args:
+        source: the encoded image.
+        mode: `RGB` (C is 3) or `L`, grey (C is 1), which it is converted to.
+        size: height and width that it is resized to; None for its own.
+        formats: Pillow's names of the formats that it may have.
+
+    Raises:
+        ValueError: it is larger than any that is meant to be read, or has more than 8 bits a channel, which a
+            conversion would cut off.
+        OSError: it is none, or damaged; without an `errno`.
+    """
+    from PIL import Image
+
+    with Image.open(source, formats=formats) as image:
+        if image.width * image.height > _MAX_PIXELS:
+            raise ValueError(f"an image of {image.width} x {image.height} pixels is too large")
+        if image.mode not in _EIGHT_BITS:
+            raise ValueError(f"an image of mode {image.mode} has more than 8 bits a channel; convert it before")
+        is_transparent = image.mode == "P" and "transparency" in image.info
+        converted = (image.convert("RGBA") if is_transparent else image).convert(mode)
+    if size is not None and size != (converted.height, converted.width):
+        converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.asarray(converted).reshape(converted.height, converted.width, -1)
+
+
+def write_floats(pixels: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+    """Write bytes of shape (H, W, C) as float32 in [0, 1] into an array of shape (C, H, W)."""
+    np.divide(pixels.transpose(2, 0, 1), np.float32(255), out=out)

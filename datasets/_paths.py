@@ -1,0 +1,47 @@
+"""The files that an argument of a dataset names: one path, a list of paths, or a pattern."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from emrun.errors import ArgumentError
+
+
+def files_of(argument: str, value: object) -> list[Path]:
+    """Return the files that an argument names, those of a pattern sorted by name.
+
+    Args:
+        argument: its name, for the message.
+        value: a path, a pattern with `*`, `?`, `[...]` or `**`, or a list of these.
+
+    Raises:
+        ArgumentError: it names no file, or a file that is not there.
+    """
+    entries = value if isinstance(value, list | tuple) else [value]
+    paths = [Path(entry) for entry in entries if isinstance(entry, str | os.PathLike) and str(entry)]
+    if not paths or len(paths) < len(entries):
+        raise ArgumentError(argument, f"{value!r} is neither a path nor a list of paths")
+    return [found for path in paths for found in _matches(argument, path)]
+
+
+def _matches(argument: str, path: Path) -> Sequence[Path]:
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        raise ArgumentError(argument, f"{str(path)!r} is a directory; write for example {str(path / '*')!r}")
+    if not glob.has_magic(str(path)):
+        raise ArgumentError(argument, f"there is no file {str(path)!r} (looked for from {str(Path.cwd())!r})")
+    found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207  # absolute ones too
+    files = [each for each in found if each.is_file()]
+    if not files:
+        raise ArgumentError(argument, f"no file matches {str(path)!r} (looked for from {str(Path.cwd())!r})")
+    return files
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """Return what tells a file from the same file changed: its size and when it was changed, in nanoseconds."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns

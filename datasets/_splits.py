@@ -1,0 +1,76 @@
+"""The base of datasets that find the rows of any batch by themselves: streams `train`, `valid` and `test`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from emrun.dataset import AbstractDataset
+from emrun.errors import ArgumentError
+from emrun.stream_context import Rows, StreamContext
+from emrun.types import check_count
+
+
+class Part(Protocol):
+    """The examples of one stream."""
+
+    blocks: Sequence[int] | None
+    """How many examples lie together in each file or row group, None where any example is found as fast."""
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        ...
+
+    def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
+        """Return the batch of these rows, an int64 array of shape (B,): source -> values, their first axis B long.
+
+        The result must depend on nothing but `rows` and `ctx`: it is read in any order, in any process.
+        """
+        ...
+
+
+class Splits(AbstractDataset):
+    """Streams `train`, `valid` and `test` over parts that give any rows; a part that is None has no stream.
+
+    Args:
+        train: the examples to learn from, shuffled in every training pass.
+        valid: those to evaluate on while training.
+        test: those to evaluate on at the end.
+        batch_size: examples of a batch.
+
+    Raises:
+        ArgumentError: the batch size is no usable number, or a part has no example.
+    """
+
+    def __init__(self, train: Part, valid: Part | None, test: Part | None, *, batch_size: int) -> None:
+        check_count("batch_size", batch_size, minimum=1)
+        parts = {"train": train, "valid": valid, "test": test}
+        self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part is not None}
+        for name, part in self._parts.items():
+            if not len(part):
+                raise ArgumentError(name, "there is no example in it")
+        for name in parts.keys() - self._parts.keys():
+            setattr(self, f"{name}_stream", None)  # so that a config that runs it is told before the training
+        self._batch_size = batch_size
+
+    @property
+    def num_batches(self) -> Mapping[str, int]:
+        """Stream -> number of its batches."""
+        return {name: -(-len(part) // self._batch_size) for name, part in self._parts.items()}
+
+    def train_stream(self, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
+        """Yield the training batches; in training passes shuffled, in evaluations in the order of the data."""
+        return self._read("train", ctx)
+
+    def valid_stream(self, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
+        """Yield the validation batches in the order of the data."""
+        return self._read("valid", ctx)
+
+    def test_stream(self, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
+        """Yield the test batches in the order of the data."""
+        return self._read("test", ctx)
+
+    def _read(self, name: str, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
+        part, shuffle = self._parts[name], name == "train" and ctx.epoch > 0
+        for rows in ctx.batches(len(part), self._batch_size, shuffle=shuffle, blocks=part.blocks):
+            yield part.read(rows, ctx)

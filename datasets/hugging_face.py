@@ -1,0 +1,170 @@
+"""Local data by Hugging Face's library `datasets`."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from emrun.datasets._arrow import has_nulls, sources_of, unreadable_columns
+from emrun.datasets._offline import offline_and_quiet
+from emrun.datasets._paths import files_of, identity
+from emrun.datasets._splits import Splits
+from emrun.errors import ArgumentError, MissingExtra, StreamError, did_you_mean, listed
+from emrun.stream_context import Rows, StreamContext
+from emrun.types import check_names
+
+_FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+_SPLITS = {"train": ("train",), "valid": ("valid", "validation"), "test": ("test",)}
+
+
+class HuggingFace(Splits):
+    """Rows of local files, or of a folder that `save_to_disk` wrote, by Hugging Face's library `datasets`.
+
+        dataset:
+          class: HuggingFace
+          train: data/train.jsonl
+          valid: data/valid.jsonl
+          columns: [features, label]
+          cache_dir: data/cache
+          batch_size: 32
+
+    Streams: `train`, shuffled in every training pass, and `valid` and `test` where they are given. Each column is a
+    source: numbers are arrays (B,) of the column's type; lists of numbers arrays (B, k) when all of a batch have k
+    entries, otherwise a list of arrays; texts and bytes lists. Nothing is ever asked of the network; a dataset of the
+    hub is saved first: `datasets.load_dataset(...).save_to_disk("data/saved")`.
+
+    Needs datasets (`pip install 'emrun[data]'`).
+
+    Args:
+        train: a path, a pattern such as `data/*.csv`, or a list of them: files that end in csv, json, jsonl, parquet or
+            arrow. Or a folder that was saved; if it has several splits, those named `train`, `valid` or `validation`,
+            and `test` are the streams, unless they are given here.
+        valid: the files, or the folder with one split, of the validation.
+        test: those of the test.
+        columns: the columns to read; by default all.
+        cache_dir: where the library keeps what it makes of files; by default where it always does.
+        batch_size: examples of a batch.
+
+    Raises:
+        ArgumentError: a file or folder is missing or cannot be read, or a column is missing or holds what cannot be a
+            source, such as dates.
+        StreamError: a column has a null, or a file that the library mapped was changed since the dataset was built.
+    """
+
+    def __init__(
+        self,
+        train: str | list[str],
+        valid: str | list[str] | None = None,
+        test: str | list[str] | None = None,
+        columns: list[str] | None = None,
+        cache_dir: str | None = None,
+        batch_size: int = 32,
+    ) -> None:
+        if columns is not None:
+            check_names("columns", columns)
+        library = _library()
+        loaded: dict[str, Any] = {}
+        with offline_and_quiet(library):
+            for name, value in (("train", train), ("valid", valid), ("test", test)):
+                if value is not None:
+                    loaded |= _loaded(library, name, value, cache_dir)
+        parts = {name: _Rows(name, rows, columns) for name, rows in loaded.items()}
+        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
+
+
+class _Rows:
+    """The rows of one split."""
+
+    blocks: Sequence[int] | None = None
+
+    def __init__(self, argument: str, rows: Any, columns: list[str] | None) -> None:
+        for name in columns or ():
+            if name not in rows.column_names:
+                near = did_you_mean(name, rows.column_names)
+                there = listed(rows.column_names)
+                raise ArgumentError("columns", f"{argument!r} has no column {name!r}{near} (it has {there})")
+        chosen = rows.select_columns(columns) if columns else rows
+        if bad := unreadable_columns(chosen.features.arrow_schema):
+            raise ArgumentError("columns", f"{argument!r} has columns that cannot be sources: {bad}; name others")
+        self._rows = chosen.with_format("arrow")
+        files = [Path(file["filename"]) for file in rows.cache_files]
+        self._identities = {path: identity(path) for path in files}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
+        """Return the batch of these rows."""
+        self._check_files(ctx)
+        table = self._rows[rows.tolist()]
+        for name in table.column_names:
+            if has_nulls(table.column(name)):
+                row = next((row for row in rows.tolist() if has_nulls(self._rows[[row]].column(name))), None)
+                raise StreamError(
+                    f"stream {ctx.stream_name!r}: column {name!r} has a null in row {row}, counted from 0; fill it, or "
+                    "leave the column out of 'columns'"
+                )
+        return sources_of(table)
+
+    def _check_files(self, ctx: StreamContext) -> None:
+        """Raise StreamError if a file is not as it was: what is mapped shows the change without a word."""
+        for path, before in self._identities.items():
+            try:
+                is_same = identity(path) == before
+            except OSError as error:
+                where = f"stream {ctx.stream_name!r}: {str(path)!r}"
+                raise StreamError(f"{where} cannot be read any more: {error.strerror}") from error
+            if not is_same:
+                raise StreamError(
+                    f"stream {ctx.stream_name!r}: {str(path)!r} was changed since the dataset was built; a training "
+                    "needs the same files to its end, so save to another folder"
+                )
+
+
+def _library() -> Any:
+    """Return the library, which a folder of that name in the current directory must not stand for."""
+    try:
+        found = importlib.import_module("datasets")
+    except ImportError as error:
+        raise MissingExtra("HuggingFace", "datasets", "data") from error
+    if not hasattr(found, "load_from_disk"):
+        raise MissingExtra("HuggingFace", "datasets", "data")
+    return found
+
+
+def _loaded(library: Any, argument: str, value: Any, cache_dir: str | None) -> dict[str, Any]:
+    """Return stream -> dataset of what an argument names."""
+    if isinstance(value, str | Path) and Path(value).is_dir():
+        return _saved(library, argument, Path(value))
+    files = files_of(argument, value)
+    formats = {_FORMATS.get(path.suffix.lower(), path.name) for path in files}
+    if not formats <= set(_FORMATS.values()) or len(formats) > 1:
+        allowed = listed([*_FORMATS])
+        raise ArgumentError(argument, f"{listed(sorted(formats))}: all files end in the same of {allowed}")
+    names = [str(path.resolve()) for path in files]
+    if odd := next((name for name in names if "::" in name or glob.has_magic(name)), None):
+        raise ArgumentError(argument, f"the library would take {odd!r} for an address or a pattern; rename the file")
+    try:
+        found = library.load_dataset(formats.pop(), data_files={"train": names}, split="train", cache_dir=cache_dir)
+    except Exception as error:  # the library's own errors, and those of all that it reads with
+        reason = str(error.__cause__ or error).strip() or "is there anything in it?"
+        raise ArgumentError(argument, f"{listed([str(path) for path in files])} cannot be read: {reason}") from error
+    return {argument: found}
+
+
+def _saved(library: Any, argument: str, folder: Path) -> dict[str, Any]:
+    try:
+        found = library.load_from_disk(str(folder.resolve()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArgumentError(argument, f"{str(folder)!r} is no folder that save_to_disk wrote: {error}") from error
+    if not isinstance(found, Mapping):
+        return {argument: found}
+    streams = {stream: next((name for name in names if name in found), None) for stream, names in _SPLITS.items()}
+    if argument != "train":
+        streams = {argument: streams[argument]}
+    if streams.get(argument) is None:
+        raise ArgumentError(argument, f"{str(folder)!r} has no split {argument!r} (it has {listed([*found])})")
+    return {stream: found[name] for stream, name in streams.items() if name is not None}

@@ -1,0 +1,215 @@
+"""Pictures in folders, one for each class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from emrun.datasets._examples import ExampleReader, OnBadExample
+from emrun.datasets._images import check_pillow, check_size, read_image, write_floats
+from emrun.datasets._splits import Splits
+from emrun.errors import ArgumentError, StreamError, listed
+from emrun.stream_context import Rows, StreamContext
+from emrun.types import check_choice
+
+_ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+_FORMATS = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]  # no others: Pillow runs Ghostscript on EPS
+_CHANNELS = {"RGB": 3, "L": 1}
+
+
+class ImageFolder(Splits):
+    """Pictures of files, in a folder for each class.
+
+        dataset:
+          class: ImageFolder
+          train: pictures/train
+          valid: pictures/valid
+          size: [8, 8]
+          mode: L
+          flip: true
+
+    With it, `pictures/train/cat/0.png` is a picture of the class `cat`. The files of a class may lie in folders below
+    its own; a file is a picture by the ending of its name (png, jpg, jpeg, webp, gif, bmp, tif, tiff, ppm, pgm), and
+    what begins with a dot is left alone.
+
+    Streams: `train`, shuffled in every training pass, and those of `valid` and `test` that are given. Sources: `image`,
+    float32 in [0, 1] of shape (B, C, H, W), with the pixels as they are stored, whatever the camera noted about how it
+    was held; `label`, int64 of shape (B,), the index of the class among the sorted names of the folders in `train`.
+
+    Needs Pillow (`pip install 'emrun[data]'`).
+
+    Args:
+        train: the folder of the classes. Paths start from the current directory.
+        valid: likewise, with the same classes, to evaluate on while training.
+        test: likewise, to evaluate on at the end.
+        batch_size: examples of a batch.
+        size: height and width that pictures are resized to, one number for a square. When null, all pictures must have
+            the size of the first one.
+        mode: `RGB` (C is 3) or `L`, grey (C is 1), which pictures are converted to.
+        flip: mirror half of the training pictures, left to right, drawn anew in every pass.
+        on_bad_example: `error` ends the training at a file that holds no picture, or one of over 67 million pixels;
+            `skip` leaves it out of its batch, which gets shorter, and tells how many were left out. If all of a batch
+            can be bad, as in small ones, it needs `main_loop.on_empty_batch: warn` or `ignore`.
+
+    Raises:
+        ArgumentError: an argument cannot be used; a folder is not there, has no classes or not those of `train`, or a
+            class has no pictures.
+        StreamError: a picture cannot be read, or has another size than the first one.
+    """
+
+    def __init__(
+        self,
+        train: str | Path,
+        valid: str | Path | None = None,
+        test: str | Path | None = None,
+        batch_size: int = 32,
+        size: Sequence[int] | int | None = None,
+        mode: Literal["RGB", "L"] = "RGB",
+        flip: bool = False,
+        on_bad_example: Literal["error", "skip"] = "error",
+    ) -> None:
+        check_choice("mode", mode, Literal["RGB", "L"])
+        if not isinstance(flip, bool):
+            raise ArgumentError("flip", f"{flip!r} is neither true nor false")
+        sides = check_size("size", size)
+        self._reader = ExampleReader(on_bad_example)
+        check_pillow("ImageFolder")
+        self.classes = _folders("train", Path(train))
+        """The names of the classes; a label is an index of it."""
+        folders = {"train": train, "valid": valid, "test": test}
+        found = {name: _files(name, Path(path), self.classes) for name, path in folders.items() if path is not None}
+        shape = sides or _first_size(*found["train"], mode, on_bad_example)
+        parts = {
+            name: _Pictures(*files, shape, sides is not None, mode, flip and name == "train", self._reader)
+            for name, files in found.items()
+        }
+        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.classes)
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Stream -> how many examples were left out of it, over all its passes."""
+        return self._reader.left_out
+
+    def _read(self, name: str, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
+        return self._reader.counted(super()._read(name, ctx), ctx)
+
+
+class _Pictures:
+    """The pictures of one stream."""
+
+    blocks: Sequence[int] | None = None
+
+    def __init__(
+        self,
+        root: Path,
+        files: list[str],
+        labels: np.ndarray[Any, Any],
+        size: tuple[int, int],
+        resizes: bool,
+        mode: Literal["RGB", "L"],
+        flips: bool,
+        reader: ExampleReader,
+    ) -> None:
+        self._root = root
+        self._files = files
+        self._labels = labels
+        self._size = size
+        self._resizes = resizes
+        self._mode: Literal["RGB", "L"] = mode
+        self._flips = flips
+        self._reader = reader
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def read(self, rows: Rows, ctx: StreamContext) -> dict[str, Any]:
+        """Return the batch of these rows."""
+        flips = self._flips and ctx.epoch > 0
+
+        def read_one(row: int) -> tuple[int, np.ndarray[Any, Any]]:
+            pixels = self._pixels(row)
+            return row, pixels[:, ::-1] if flips and ctx.rng_for(row).random() < 0.5 else pixels
+
+        found = self._reader.read(rows, ctx, read_one, lambda row: str(self._root / self._files[row]))
+        images = np.empty((len(found), _CHANNELS[self._mode], *self._size), np.float32)
+        for image, (_, pixels) in zip(images, found, strict=True):
+            write_floats(pixels, image)
+        return {"image": images, "label": self._labels[np.array([row for row, _ in found], np.int64)]}
+
+    def _pixels(self, row: int) -> np.ndarray[Any, Any]:
+        """Return a picture as bytes of shape (H, W, C)."""
+        path = self._root / self._files[row]
+        pixels = read_image(path, self._mode, self._size if self._resizes else None, formats=_FORMATS)
+        if pixels.shape[:2] != self._size:
+            found, first = (f"{height} x {width}" for height, width in (pixels.shape[:2], self._size))
+            raise StreamError(
+                f"{path} is {found} pixels (height x width), the first picture of train is {first}; give `size`"
+            )
+        return pixels
+
+
+def _first_size(
+    root: Path, files: list[str], labels: Any, mode: Literal["RGB", "L"], policy: OnBadExample
+) -> tuple[int, int]:
+    """Return height and width of the first picture that can be read."""
+    for file in files:
+        try:
+            height, width, _ = read_image(root / file, mode, formats=_FORMATS).shape
+        except Exception as error:
+            if policy == "error":
+                raise ArgumentError("train", f"{root / file}: {error}") from error
+        else:
+            return height, width
+    raise ArgumentError("train", f"no picture in {root} can be read")
+
+
+def _folders(argument: str, root: Path) -> list[str]:
+    if not root.is_dir():
+        raise ArgumentError(argument, f"there is no folder {root} (the current directory is {Path.cwd()})")
+    names = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not names:
+        raise ArgumentError(argument, f"{root} has no folders; pictures lie in a folder for each class")
+    return names
+
+
+def _files(argument: str, root: Path, classes: list[str]) -> tuple[Path, list[str], np.ndarray[Any, Any]]:
+    """Return the folder, its pictures by class and name, relative to it, and their labels."""
+    there = _folders(argument, root)
+    if there != classes:
+        more = [name for name in there if name not in classes]
+        less = [name for name in classes if name not in there]
+        raise ArgumentError(
+            argument,
+            f"{root} does not have the classes of train: it has no {listed(less)}"
+            if less
+            else f"{root} has classes that train does not have: {listed(more)}",
+        )
+    files: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        own = sorted(_pictures_below(argument, root, name))
+        if not own:
+            raise ArgumentError(argument, f"{root / name} has no pictures ({listed(sorted(_ENDINGS))})")
+        files += own
+        labels += [label] * len(own)
+    return root, files, np.array(labels, np.int64)
+
+
+def _pictures_below(argument: str, root: Path, name: str) -> Iterator[str]:
+    def refuse(error: OSError) -> None:
+        raise ArgumentError(argument, f"folder {error.filename} cannot be read: {error.strerror}") from error
+
+    for folder, folders, names in os.walk(root / name, onerror=refuse):
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        for each in names:
+            if os.path.splitext(each)[1].lower() in _ENDINGS and not each.startswith("."):  # noqa: PTH122 - many files
+                yield os.path.relpath(os.path.join(folder, each), root)  # noqa: PTH118 - likewise

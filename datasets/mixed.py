@@ -1,0 +1,180 @@
+"""Several datasets mixed by weight."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from emrun.dataset import AbstractDataset, stream_function, stream_names
+from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
+from emrun.stream import StreamPosition, StreamWrapper
+from emrun.stream_context import Rows, StreamContext
+from emrun.types import Batch, check_count
+
+
+class Mixed(AbstractDataset):
+    """Several datasets: each training batch is of one of them, drawn by its weight.
+
+        dataset:
+          class: Mixed
+          datasets:
+            easy: {class: emrun.datasets.Majority, n: 400}
+            hard: {class: emrun.datasets.Majority, n: 1000, data_seed: 1}
+          weights: {easy: 1, hard: 3}
+          batches_per_epoch: 50
+
+    Streams: `train`, a pass of which has `batches_per_epoch` batches; `valid` and `test`, those of all datasets that
+    have them, one dataset after the other; and every stream of each dataset, as `<name>_<stream>` (`easy_valid`).
+    Sources: those of the dataset that a batch is from.
+
+    A dataset goes on from one training pass to the next, and begins its own next pass when it came to the end of one.
+    In an evaluation of `train` each begins with its first batch, in the order of its evaluations. Its context has the
+    name `<name>.<stream>`. Going on after an interrupt is exact for datasets whose passes depend on nothing but their
+    context: those that tell `num_batches` and use `ctx.batches` skip what was read; a pass without `ctx.batches` is
+    read again up to the position, and without `num_batches` all passes before are too. Each of several worker processes
+    reads what the others hand out, too, so that more than one gain nothing.
+
+    Args:
+        datasets: name -> a dataset with a stream `train`.
+        weights: name -> how often a training batch is of this dataset, in relation to the others. Batches of different
+            sizes count alike.
+        batches_per_epoch: batches of a training pass.
+
+    Raises:
+        ArgumentError: a dataset has no stream `train` or no weight, or a weight is no positive number.
+        StreamError: the `train` stream of a dataset is empty, or has another number of batches than `num_batches` says.
+    """
+
+    def __init__(self, datasets: Mapping[str, Any], weights: Mapping[str, float], batches_per_epoch: int) -> None:
+        check_count("batches_per_epoch", batches_per_epoch, minimum=1)
+        _check(datasets, weights)
+        self._datasets = dict(datasets)
+        self._names = list(datasets)
+        self._edges = np.cumsum([weights[name] for name in datasets])
+        self._batches_per_epoch = batches_per_epoch
+        self._totals: dict[tuple[int, str], list[Rows]] = {}
+        self._kept: dict[tuple[int, str], dict[int, tuple[int, Iterator[Batch]]]] = {}
+        for name, dataset in datasets.items():
+            for stream in stream_names(dataset):
+                setattr(self, f"{name}_{stream}_stream", stream_function(dataset, stream))
+        for stream in ("valid", "test"):
+            if not self._having(stream):
+                setattr(self, f"{stream}_stream", None)
+
+    @property
+    def num_batches(self) -> Mapping[str, int]:
+        """Stream -> number of its batches, as far as the datasets tell it."""
+        own = {name: _lengths(dataset) for name, dataset in self._datasets.items()}
+        found = {"train": self._batches_per_epoch}
+        for stream in ("valid", "test"):
+            having = self._having(stream)
+            if having and all(stream in own[name] for name in having):
+                found[stream] = sum(own[name][stream] for name in having)
+        return {**found, **{f"{name}_{stream}": count for name in own for stream, count in own[name].items()}}
+
+    def train_stream(self, ctx: StreamContext) -> Iterator[Batch]:
+        """Yield batches of the datasets, mixed by weight."""
+        key = ctx.seed, ctx.stream_name
+        choices, before = self._choices(key, ctx.epoch), self._read_before(key, ctx.epoch)
+        kept = self._kept.pop(key, {}) if ctx.epoch else {}
+        places = np.empty_like(choices)  # among the batches of the pass that are from the same dataset
+        for chosen in range(len(self._names)):
+            places[choices == chosen] = np.arange(np.count_nonzero(choices == chosen))
+        readers: dict[int, tuple[int, Iterator[Batch]]] = {}
+        for (index,) in ctx.batches(self._batches_per_epoch, 1):
+            chosen = int(choices[index])
+            read = int(before[chosen] + places[index])
+            if chosen not in readers:
+                is_there = chosen in kept and kept[chosen][0] == read
+                readers[chosen] = kept[chosen] if is_there else (read, self._read_on(chosen, read, ctx))
+            count, reader = readers[chosen]
+            batch = next(itertools.islice(reader, read - count, None))  # behind those that other workers hand out
+            readers[chosen] = read + 1, reader
+            yield batch
+        if ctx.epoch:
+            self._kept[key] = {**kept, **readers}
+
+    def valid_stream(self, ctx: StreamContext) -> Iterator[Batch]:
+        """Yield the validation batches of each dataset."""
+        return self._one_after_the_other("valid", ctx)
+
+    def test_stream(self, ctx: StreamContext) -> Iterator[Batch]:
+        """Yield the test batches of each dataset."""
+        return self._one_after_the_other("test", ctx)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}
+
+    def _having(self, stream: str) -> list[str]:
+        return [name for name, dataset in self._datasets.items() if stream in stream_names(dataset)]
+
+    def _one_after_the_other(self, stream: str, ctx: StreamContext) -> Iterator[Batch]:
+        for name in self._having(stream):
+            yield from self._wrapped(name, stream, ctx, training=False)
+
+    def _wrapped(self, name: str, stream: str, ctx: StreamContext, *, training: bool) -> StreamWrapper:
+        function = stream_function(self._datasets[name], stream)
+        return StreamWrapper(function, name=f"{name}.{stream}", seed=ctx.seed, training=training)
+
+    def _choices(self, key: tuple[int, str], epoch: int) -> Rows:
+        """Return which dataset each batch of a pass is from."""
+        seed, stream = key
+        drawn = StreamContext(stream, seed=seed, epoch=epoch).rng.random(self._batches_per_epoch)
+        return np.asarray(np.searchsorted(self._edges[:-1], drawn * self._edges[-1], side="right"), np.int64)
+
+    def _read_before(self, key: tuple[int, str], epoch: int) -> Rows:
+        """Return how many batches were read of each dataset in the training passes before one."""
+        totals = self._totals.setdefault(key, [np.zeros(len(self._names), np.int64)])
+        while len(totals) < epoch:
+            read = np.bincount(self._choices(key, len(totals)), minlength=len(self._names))
+            totals.append(totals[-1] + read)
+        return totals[max(epoch - 1, 0)]
+
+    def _read_on(self, chosen: int, read: int, ctx: StreamContext) -> Iterator[Batch]:
+        """Yield the batches of a dataset, one pass after the other, without the first `read` ones."""
+        name, training = self._names[chosen], ctx.epoch > 0
+        stream = self._wrapped(name, "train", ctx, training=training)
+        told = _lengths(self._datasets[name]).get("train") if training else None
+        if told:
+            stream.seek(StreamPosition(1 + read // told, read % told))
+            read = 0
+        while True:
+            number, length = stream.position
+            for batch in stream:
+                length += 1
+                if read:
+                    read -= 1
+                else:
+                    yield batch
+            if not length or (told and length != told):
+                says = f" in pass {number}, and num_batches says {told}" if told else ""
+                raise StreamError(f"dataset {name!r}: its stream 'train' has {length} batches{says}")
+
+
+def _lengths(dataset: Any) -> dict[str, int]:
+    return dict(getattr(dataset, "num_batches", None) or {})
+
+
+def _check(datasets: Mapping[str, Any], weights: Mapping[str, float]) -> None:
+    for argument, value in (("datasets", datasets), ("weights", weights)):
+        if not isinstance(value, Mapping) or not value:
+            raise ArgumentError(argument, f"{value!r} is no mapping with an entry for each dataset")
+    for name, dataset in datasets.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ArgumentError("datasets", f"{name!r} is no name; use letters, digits and underscores")
+        streams = stream_names(dataset)
+        if "train" not in streams:
+            kind = type(dataset).__name__
+            raise ArgumentError("datasets", f"{name}: {kind} has no stream 'train' (its streams: {listed(streams)})")
+        if name not in weights:
+            raise ArgumentError("weights", f"dataset {name!r} has no weight")
+    for name, weight in weights.items():
+        if name not in datasets:
+            raise ArgumentError("weights", f"there is no dataset {name!r}{did_you_mean(str(name), datasets)}")
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not 0 < weight < math.inf:
+            raise ArgumentError("weights", f"{name}: {weight!r} is no positive number")

@@ -1,0 +1,182 @@
+"""Parquet files, read row group by row group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emrun.datasets._arrow import has_nulls, sources_of, taken, unreadable_columns
+from emrun.datasets._paths import files_of, identity
+from emrun.datasets._splits import Splits
+from emrun.errors import ArgumentError, MissingExtra, StreamError, did_you_mean, listed
+from emrun.stream_context import Rows, StreamContext
+from emrun.types import check_names
+
+_KEPT = 2  # row groups: a batch at the border of two needs both
+
+
+class Parquet(Splits):
+    """The rows of Parquet files, of which one or two row groups are in memory at a time.
+
+        dataset:
+          class: Parquet
+          train: data/train-*.parquet
+          valid: data/valid.parquet
+          columns: [image, label]
+          batch_size: 32
+
+    Streams: `train`, and `valid` and `test` where they are given. Each column is a source: numbers are arrays (B,) of
+    the column's type; lists of numbers arrays (B, k) when all of a batch have k entries, otherwise a list of arrays;
+    texts and bytes lists. A training pass goes through the row groups in a random order and through the rows of each
+    in a random order; so write files whose rows are shuffled, with row groups of some thousand rows.
+
+    Needs pyarrow (`pip install 'emrun[data]'`).
+
+    Args:
+        train: a path, a pattern such as `data/*.parquet` (its files are sorted by name), or a list of them.
+        valid: those of the validation.
+        test: those of the test.
+        columns: the columns to read; by default all of the first file.
+        batch_size: examples of a batch.
+
+    Raises:
+        ArgumentError: a file is missing, is no whole Parquet file or lacks a column, or a column holds what cannot be a
+            source, such as dates.
+        StreamError: a column has a null, or a file cannot be read or was changed.
+    """
+
+    def __init__(
+        self,
+        train: str | list[str],
+        valid: str | list[str] | None = None,
+        test: str | list[str] | None = None,
+        columns: list[str] | None = None,
+        batch_size: int = 32,
+    ) -> None:
+        if columns is not None:
+            check_names("columns", columns)
+            if not columns or len(set(columns)) < len(columns):
+                raise ArgumentError("columns", f"{columns!r} names no column, or one twice")
+
+        def part(argument: str, files: str | list[str]) -> _RowGroups:
+            return _RowGroups(argument, files_of(argument, files), columns)
+
+        super().__init__(
+            part("train", train),
+            None if valid is None else part("valid", valid),
+            None if test is None else part("test", test),
+            batch_size=batch_size,
+        )
+
+
+class _RowGroups:
+    """The rows of files of one schema; pickled without what it keeps in memory."""
+
+    def __init__(self, argument: str, files: Sequence[Path], columns: Sequence[str] | None) -> None:
+        self._files = files
+        self._identities = [identity(path) for path in files]
+        self._groups: list[tuple[int, int]] = []  # file, number of the row group in it
+        sizes: list[int] = []
+        self._kept: dict[int, Any] = {}
+        self._footer: tuple[int, Any] | None = None  # of the file that was read last
+        schema = None
+        for index, path in enumerate(files):
+            try:
+                footer = _opened(path)
+            except (OSError, ValueError) as error:
+                raise ArgumentError(argument, f"{str(path)!r} is no whole Parquet file: {error}") from error
+            found = _chosen(path, footer.schema_arrow, columns, argument if columns is None or index else "columns")
+            schema = found if schema is None else schema
+            if not found.equals(schema):
+                raise ArgumentError(
+                    argument, f"{str(path)!r} and {str(files[0])!r} have different columns: {_differing(found, schema)}"
+                )
+            columns = schema.names
+            for group in range(footer.metadata.num_row_groups):
+                self._groups.append((index, group))
+                sizes.append(footer.metadata.row_group(group).num_rows)
+        self._columns = columns
+        self.blocks: Sequence[int] | None = sizes
+        self._ends = np.cumsum(sizes, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}, "_footer": None}
+
+    def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
+        """Return the batch of these rows; the row groups that it needed last are kept for the next one."""
+        import pyarrow as pa
+
+        groups = np.searchsorted(self._ends, rows, side="right")
+        tables, places = [], []
+        for group in dict.fromkeys(groups.tolist()):
+            kept = self._kept
+            table = kept.get(group)
+            if table is None:
+                self._kept = kept = dict(list(kept.items())[1 - _KEPT :])  # makes room before it reads
+                table = self._read_group(group, ctx)
+            self._kept = {**{each: kept[each] for each in kept if each != group}, group: table}
+            here = np.flatnonzero(groups == group)
+            places.append(here)
+            tables.append(table.take(pa.array(rows[here] - (self._ends[group - 1] if group else 0))))
+        return sources_of(taken(tables, np.argsort(np.concatenate(places))))
+
+    def _read_group(self, group: int, ctx: StreamContext) -> Any:
+        file, number = self._groups[group]
+        path = self._files[file]
+        where = f"stream {ctx.stream_name!r}: {str(path)!r}, row group {number}"
+        try:
+            if identity(path) != self._identities[file]:
+                raise StreamError(f"{where}: the file was changed since the dataset was built")
+            footer = self._footer[1] if self._footer is not None and self._footer[0] == file else None
+            with _opened(path, footer) as opened:
+                self._footer = (file, opened.metadata)
+                table = opened.read_row_group(number, columns=self._columns, use_threads=False).select(self._columns)
+        except StreamError:
+            raise
+        except (OSError, ValueError) as error:
+            raise StreamError(f"{where} cannot be read: {error}") from error
+        for name in table.column_names:
+            if has_nulls(table.column(name)):
+                raise StreamError(f"{where}: column {name!r} has a null; fill it, or leave the column out of 'columns'")
+        return table
+
+
+def _opened(path: Path, footer: Any = None) -> Any:
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise MissingExtra("Parquet", "pyarrow", "data") from error
+    return ParquetFile(path, metadata=footer)
+
+
+def _chosen(path: Path, schema: Any, columns: Sequence[str] | None, argument: str) -> Any:
+    """Return the names and types of the columns to read."""
+    import pyarrow as pa
+
+    for name in columns or ():
+        if name not in schema.names:
+            near = did_you_mean(name, schema.names)
+            raise ArgumentError(argument, f"{str(path)!r} has no column {name!r}{near} (it has {listed(schema.names)})")
+    fields = [schema.field(name) for name in columns or schema.names]
+    chosen = pa.schema([pa.field(field.name, field.type) for field in fields])
+    if not fields:
+        raise ArgumentError(argument, f"{str(path)!r} has no column")
+    if bad := unreadable_columns(chosen):
+        raise ArgumentError(
+            argument, f"{str(path)!r} has columns that cannot be sources: {bad}; name others in 'columns'"
+        )
+    return chosen
+
+
+def _differing(found: Any, expected: Any) -> str:
+    return ", ".join(
+        f"{ours.name} ({ours.type}) and {theirs.name} ({theirs.type})"
+        for ours, theirs in zip(found, expected, strict=True)
+        if not ours.equals(theirs)
+    )

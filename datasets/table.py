@@ -1,0 +1,349 @@
+"""Tables of examples: NumPy's files and CSV, in memory or mapped into it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import zipfile
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from emrun.datasets._splits import Splits
+from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
+from emrun.stream_context import Rows, StreamContext
+
+_Array = np.ndarray[Any, Any]
+_UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+
+
+class Table(Splits):
+    """Examples of files: a `.npz` file, a `.csv` file, or a `.npy` file for each source.
+
+        dataset:
+          class: Table
+          train: train.csv
+          valid: valid.csv
+          columns: {x: [height, width], label: species}
+          batch_size: 32
+
+    Streams: `train`, shuffled in every training pass, and those of `valid` and `test` that are given. Sources: the
+    arrays of a `.npz` file; the columns of a CSV file, or what `columns` makes of them; the keys of a mapping. Arrays
+    keep their dtype, their first axis counts the examples. A column of whole numbers, such as `3` or `-12`, is int64;
+    any other is float32, where `nan` and `inf` are numbers and an empty cell is none. The streams have the same sources
+    with the same dtypes; for a CSV file, the training file decides which columns are whole numbers.
+
+    A CSV file is UTF-8 text with commas, its first line names the columns (RFC 4180).
+
+    Args:
+        train: a `.npz` or `.csv` file, or a mapping from sources to `.npy` files. Paths start from the current
+            directory.
+        valid: likewise, to evaluate on while training.
+        test: likewise, to evaluate on at the end.
+        batch_size: examples of a batch.
+        columns: of a CSV file: source -> a column, or a list of columns, which become one float32 source of shape
+            (B, number of columns). When null, every column is a source.
+        memory_map: leave `.npy` files where they are and read of them what a batch needs, for tables that are larger
+            than the memory. Such a file must not change during the training.
+
+    Raises:
+        ArgumentError: a file cannot be read, its sources differ in length or from those of `train`, or a cell that is
+            needed is no number; the message has file, line and column.
+        StreamError: a file changed since it was mapped.
+    """
+
+    def __init__(
+        self,
+        train: str | Path | Mapping[str, str | Path],
+        valid: str | Path | Mapping[str, str | Path] | None = None,
+        test: str | Path | Mapping[str, str | Path] | None = None,
+        batch_size: int = 32,
+        columns: Mapping[str, str | Sequence[str]] | None = None,
+        memory_map: bool = False,
+    ) -> None:
+        if not isinstance(memory_map, bool):
+            raise ArgumentError("memory_map", f"{memory_map!r} is neither true nor false")
+        _check_columns(columns)
+        parts: dict[str, _Sources] = {}
+        for name, files in (("train", train), ("valid", valid), ("test", test)):
+            if files is not None:
+                parts[name] = _Sources(name, files, columns, memory_map, parts.get("train"))
+        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
+
+
+class _Sources:
+    """The sources of one stream."""
+
+    blocks: Sequence[int] | None = None
+
+    def __init__(
+        self,
+        argument: str,
+        files: str | Path | Mapping[str, str | Path],
+        columns: Mapping[str, str | Sequence[str]] | None,
+        memory_map: bool,
+        train: _Sources | None,
+    ) -> None:
+        expected = train.dtypes() if train is not None else {}
+        is_csv = not isinstance(files, Mapping) and Path(files).suffix.lower() == ".csv"
+        if columns is not None and not is_csv:
+            raise ArgumentError("columns", f"only CSV files have columns, and {argument} is none")
+        if memory_map and not isinstance(files, Mapping):
+            raise ArgumentError(
+                "memory_map", f"only .npy files can be mapped; save each source of {argument} ({files}) in one"
+            )
+        self._sources: dict[str, _Array | _Mapped]
+        if isinstance(files, Mapping):
+            read = _Mapped if memory_map else _read_npy
+            self._sources = {source: read(argument, _npy(argument, source, path)) for source, path in files.items()}
+        elif is_csv:
+            self._sources = dict(_read_csv(argument, Path(files), columns, expected))
+        elif Path(files).suffix.lower() == ".npz":
+            self._sources = dict(_read_npz(argument, Path(files)))
+        else:
+            what = "a .npy file has no name for its source; write {source: file.npy}"
+            raise ArgumentError(
+                argument,
+                what if Path(files).suffix.lower() == ".npy" else f"{files} is neither a .npz nor a .csv file",
+            )
+        self._check(argument, expected)
+
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        """Return source -> dtype of its values."""
+        return {source: values.dtype for source, values in self._sources.items()}
+
+    def __len__(self) -> int:
+        return next((values.shape[0] for values in self._sources.values()), 0)
+
+    def read(self, rows: Rows, ctx: StreamContext) -> dict[str, _Array]:
+        """Return the batch of these rows."""
+        return {source: _native(values[rows]) for source, values in self._sources.items()}
+
+    def _check(self, argument: str, expected: Mapping[str, np.dtype[Any]]) -> None:
+        for source, values in self._sources.items():
+            if values.ndim == 0 or values.dtype.kind in "OV":
+                what = "a single value" if values.ndim == 0 else f"of dtype {values.dtype}"
+                raise ArgumentError(argument, f"source {source!r} is {what}, not an array with an entry an example")
+        lengths = {source: values.shape[0] for source, values in self._sources.items()}
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{source} {length}" for source, length in lengths.items())
+            raise ArgumentError(argument, f"its sources have different numbers of examples: {counts}")
+        if expected and self._sources.keys() != expected.keys():
+            raise ArgumentError(
+                argument, f"its sources are {listed(list(self._sources))}; those of train are {listed(list(expected))}"
+            )
+        for source, dtype in expected.items():
+            own = self._sources[source].dtype
+            if own.newbyteorder("=") != dtype.newbyteorder("="):
+                raise ArgumentError(argument, f"source {source!r} is {own}; in train it is {dtype}")
+
+
+class _Stamp(NamedTuple):
+    """What tells that a file is as it was."""
+
+    size: int
+    modified_ns: int
+
+
+class _Mapped:
+    """An array in a file, of which only what is asked for is read; mapped anew where it is unpickled."""
+
+    def __init__(self, argument: str, path: Path) -> None:
+        self._path = path
+        with _reading(argument, path):
+            self._stamp = self._look()
+            self._values: _Array | None = np.load(path, mmap_mode="r", allow_pickle=False)
+        self.shape, self.ndim, self.dtype = self._values.shape, self._values.ndim, self._values.dtype
+
+    def __getitem__(self, rows: Rows) -> _Array:
+        try:
+            is_same = self._look() == self._stamp
+        except OSError as error:
+            raise StreamError(f"{self._path} cannot be read any more: {error.strerror}") from error
+        if not is_same:
+            raise StreamError(f"{self._path} changed since it was mapped; a training needs the same file to its end")
+        if self._values is None:
+            self._values = np.load(self._path, mmap_mode="r", allow_pickle=False)
+        return np.asarray(self._values[rows])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_values": None, "_path": self._path.absolute()}
+
+    def _look(self) -> _Stamp:
+        found = os.stat(self._path)  # noqa: PTH116 - half the time of Path.stat, and done for every batch
+        return _Stamp(found.st_size, found.st_mtime_ns)
+
+
+@contextmanager
+def _reading(argument: str, path: Path) -> Iterator[None]:
+    """Turn what goes wrong while a file is read into an error about the argument that names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ArgumentError(argument, f"there is no file {path} (the current directory is {Path.cwd()})") from error
+    except ArgumentError:
+        raise
+    except _UNREADABLE as error:
+        raise ArgumentError(argument, f"{path} cannot be read: {error}") from error
+
+
+def _npy(argument: str, source: str, path: str | Path) -> Path:
+    if Path(path).suffix.lower() != ".npy":
+        raise ArgumentError(argument, f"source {source!r}: {path} is no .npy file")
+    return Path(path)
+
+
+def _read_npy(argument: str, path: Path) -> _Array:
+    with _reading(argument, path):
+        values: _Array = np.load(path, allow_pickle=False)
+    return values
+
+
+def _read_npz(argument: str, path: Path) -> dict[str, _Array]:
+    with _reading(argument, path), path.open("rb") as file:  # NumPy would not close it if it is no such file
+        found = np.load(file, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise ArgumentError(argument, f"{path} holds one array without a name; it is a .npy file")
+        with found:
+            sources = {source: found[source] for source in found.files}
+    for source, values in sources.items():
+        if not isinstance(values, np.ndarray):
+            raise ArgumentError(argument, f"{path}: its member {source!r} is no array; numpy.savez writes only arrays")
+    return sources
+
+
+def _native(values: _Array) -> _Array:
+    """Return values in the byte order of the machine, the only one that torch knows."""
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+
+
+def _check_columns(columns: Mapping[str, str | Sequence[str]] | None) -> None:
+    for source, named in (columns or {}).items():
+        names = [named] if isinstance(named, str) else named
+        if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+            raise ArgumentError("columns", f"source {source!r}: {named!r} is neither a column nor a list of columns")
+
+
+def _read_csv(
+    argument: str,
+    path: Path,
+    columns: Mapping[str, str | Sequence[str]] | None,
+    expected: Mapping[str, np.dtype[Any]],
+) -> Iterator[tuple[str, _Array]]:
+    """Yield the sources of a CSV file; columns that are to be of a dtype are read as such."""
+    with _reading(argument, path), path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = [name.strip() for name in next(reader, [])]
+            if columns is None:
+                columns = {name: name for name in header}
+            needed = dict.fromkeys(chain.from_iterable([v] if isinstance(v, str) else v for v in columns.values()))
+            places = {name: _place(argument, path, header, name) for name in needed}
+            cells: dict[str, list[str]] = {name: [] for name in needed}
+            lines = array("q")
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise ArgumentError(
+                        argument, f"{path}:{reader.line_num}: {len(row)} cells, but the header has {len(header)}"
+                    )
+                for name, place in places.items():
+                    cells[name].append(row[place])
+                lines.append(reader.line_num)
+        except csv.Error as error:
+            raise ArgumentError(argument, f"{path}:{reader.line_num}: {error}") from error
+    for source, named in columns.items():
+        if isinstance(named, str):
+            column = _Column(argument, path, named, cells[named], lines)
+            yield source, column.numbers(expected.get(source))
+        else:
+            parts = [_Column(argument, path, name, cells[name], lines).floats() for name in named]
+            yield source, np.stack(parts, axis=1)
+
+
+def _place(argument: str, path: Path, header: Sequence[str], name: str) -> int:
+    if not name:
+        raise ArgumentError(argument, f"{path}: a column has no name; say by `columns` which ones are sources")
+    if name not in header:
+        near = did_you_mean(name, header)
+        raise ArgumentError("columns", f"{path} has no column {name!r}{near} (it has {listed(header)})")
+    if header.count(name) > 1:
+        raise ArgumentError(argument, f"{path}: {header.count(name)} columns are named {name!r}")
+    return header.index(name)
+
+
+class _Column(NamedTuple):
+    """The cells of a column, and the line of each."""
+
+    argument: str
+    path: Path
+    name: str
+    cells: list[str]
+    lines: Sequence[int]
+
+    def numbers(self, dtype: np.dtype[Any] | None) -> _Array:
+        """Return the numbers as `dtype`; when that is None, as int64 if all of them are whole."""
+        if dtype is not None:
+            return self.wholes(" as in train") if dtype.kind == "i" else self.floats()
+        try:
+            return self._parsed(np.int64)
+        except ValueError:
+            return self.floats()
+        except OverflowError:
+            return self.wholes() if self._are_whole() else self.floats()
+
+    def wholes(self, because: str = "") -> _Array:
+        """Return whole numbers, or say because of what they have to be."""
+        try:
+            return self._parsed(np.int64)
+        except (ValueError, OverflowError) as error:
+            raise self._wrong(np.int64, f"whole number{because}") from error
+
+    def floats(self) -> _Array:
+        """Return numbers."""
+        try:
+            exact = self._parsed(np.float64)
+        except ValueError as error:
+            raise self._wrong(np.float64, "number") from error
+        with np.errstate(over="ignore"):
+            rounded = exact.astype(np.float32)
+        for index in np.flatnonzero(np.isinf(rounded)).tolist():
+            if self.cells[index].strip().lower().lstrip("+-") not in ("inf", "infinity"):
+                raise self._problem(index, "is too large for float32")
+        return rounded
+
+    def _are_whole(self) -> bool:
+        try:
+            for cell in self.cells:
+                int(cell)
+        except ValueError:
+            return False
+        return True
+
+    def _parsed(self, dtype: type[Any]) -> _Array:
+        if any("_" in cell for cell in self.cells):  # which Python's numbers may have, and CSV's may not
+            raise ValueError
+        return np.array(self.cells, dtype)
+
+    def _wrong(self, dtype: type[Any], what: str) -> ArgumentError:
+        """Return the error for the first cell that is no number of a dtype."""
+        for index in range(len(self.cells)):
+            try:
+                self._replace(cells=[self.cells[index]])._parsed(dtype)
+            except ValueError:
+                empty = not self.cells[index].strip()
+                return self._problem(index, "is empty" if empty else f"is no {what}")
+            except OverflowError:
+                return self._problem(index, "is too large for int64")
+        raise AssertionError("every cell is a number")
+
+    def _problem(self, index: int, what: str) -> ArgumentError:
+        shown = self.cells[index] if len(self.cells[index]) <= 50 else f"{self.cells[index][:47]}..."
+        return ArgumentError(self.argument, f"{self.path}:{self.lines[index]}: column {self.name!r}: {shown!r} {what}")

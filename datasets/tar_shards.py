@@ -1,0 +1,348 @@
+"""Tar archives in the layout of WebDataset, read in place."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from emrun.datasets._examples import ExampleReader
+from emrun.datasets._images import FORMATS, check_pillow, check_size, read_image, write_floats
+from emrun.datasets._paths import files_of, identity
+from emrun.datasets._splits import Splits
+from emrun.datasets._tar import DAMAGE, Member, is_plain_file
+from emrun.errors import ArgumentError, StreamError, listed
+from emrun.stream_context import Rows, StreamContext
+from emrun.types import Batch, check_choice, check_count
+
+_LOG = logging.getLogger(__name__)
+_KINDS = (*FORMATS, "cls", "json", "npy", "txt")
+_ABSENT = -1
+
+
+class TarShards(Splits):
+    """Examples in tar archives, called shards, in the layout of WebDataset; nothing is unpacked to disk.
+
+        dataset:
+          class: TarShards
+          train: data/train-*.tar
+          valid: data/valid.tar
+          sources: {image: png, label: cls}
+          size: 64
+          batch_size: 32
+
+    The files of an example stand one after the other in a shard and have one name up to the first dot of their last
+    component; what follows is the field: `cats/007.png`, `cats/007.cls`. Links, devices and files whose name begins
+    with a dot are passed over. When the dataset is built the headers of all shards are read, once.
+
+    Streams: `train`, and `valid` and `test` where they are given. Sources by the last extension of their field:
+
+    - `jpg`, `jpeg`, `png`: float32 in [0, 1] of shape (B, C, H, W);
+    - `cls`: a whole number as text, int64 of shape (B,);
+    - `npy`: one array (B, ...) where those of the batch have one shape and type, otherwise a list of arrays;
+    - `json`: a list of what it holds; `txt`: a list of texts, in UTF-8.
+
+    A training pass goes through the shards in a random order and through the examples of each in a random order.
+
+    Needs Pillow for images (`pip install 'emrun[data]'`). The layout: https://github.com/webdataset/webdataset.
+
+    Args:
+        train: a path, a pattern such as `data/*.tar` (its files are sorted by name), or a list of them.
+        sources: source -> field, such as `{image: jpg, mask: seg.png, label: cls}`.
+        valid: the shards of the validation.
+        test: those of the test.
+        size: what images are resized to: pixels of each side, or [height, width].
+        mode: `RGB` (C is 3) or `L`, grey (C is 1), which images are converted to.
+        batch_size: examples of a batch.
+        on_bad_example: `error`, or `skip` to leave out examples that lack a field or cannot be decoded, and what
+            a shard that is cut off has lost. If all of a batch can be bad, as in small ones, `skip` needs
+            `main_loop.on_empty_batch: warn` or `ignore`.
+        max_bytes: a file in a shard that is larger cannot be decoded.
+
+    Raises:
+        ArgumentError: an argument is wrong, or a shard is missing, compressed, cut off or no tar archive, or an example
+            lacks a field.
+        StreamError: an example cannot be decoded, images of a batch differ in size, or a shard was changed.
+    """
+
+    def __init__(
+        self,
+        train: str | list[str],
+        sources: dict[str, str],
+        valid: str | list[str] | None = None,
+        test: str | list[str] | None = None,
+        size: int | list[int] | None = None,
+        mode: Literal["RGB", "L"] = "RGB",
+        batch_size: int = 32,
+        on_bad_example: Literal["error", "skip"] = "error",
+        max_bytes: int = 256_000_000,
+    ) -> None:
+        self._reader = ExampleReader(on_bad_example)
+        check_count("max_bytes", max_bytes, minimum=1)
+        check_choice("mode", mode, Literal["RGB", "L"])
+        decoder = _Decoder(_checked(sources), check_size("size", size), mode, max_bytes)
+
+        def part(argument: str, files: str | list[str]) -> _Shards:
+            index = _Index(decoder.fields, skips=on_bad_example == "skip")
+            for path in files_of(argument, files):
+                index.add(argument, path)
+            return _Shards(index, decoder, self._reader)
+
+        super().__init__(
+            part("train", train),
+            None if valid is None else part("valid", valid),
+            None if test is None else part("test", test),
+            batch_size=batch_size,
+        )
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Stream -> how many examples were left out of it, over all its passes."""
+        return self._reader.left_out
+
+    def _read(self, name: str, ctx: StreamContext) -> Iterator[Batch]:
+        return self._reader.counted(super()._read(name, ctx), ctx)
+
+
+def _checked(sources: object) -> dict[str, str]:
+    if not isinstance(sources, Mapping) or not sources:
+        raise ArgumentError("sources", f"{sources!r} is no mapping of sources to fields, such as {{image: png}}")
+    for source, field in sources.items():
+        if not isinstance(field, str) or _kind(field) not in _KINDS:
+            kinds = listed(_KINDS)
+            raise ArgumentError("sources", f"the field {field!r} of {source!r} does not end in one of {kinds}")
+    if any(_kind(field) in FORMATS for field in sources.values()):
+        check_pillow("TarShards")
+    return {source: field.lower() for source, field in sources.items()}
+
+
+def _kind(field: str) -> str:
+    return field.lower().rpartition(".")[2]
+
+
+class _Index:
+    """Where the fields of each example lie, shard after shard."""
+
+    def __init__(self, fields: Sequence[str], *, skips: bool) -> None:
+        self.fields = fields
+        self.paths: list[Path] = []
+        self.identities: list[tuple[int, int]] = []
+        self.sizes: list[int] = []  # examples of each shard
+        self.names: list[str] = []
+        self.places: list[list[tuple[int, int]]] = []  # of each example: offset and length of each field
+        self._skips = skips
+
+    def add(self, argument: str, path: Path) -> None:
+        """Read the headers of a shard.
+
+        Raises:
+            ArgumentError: it is damaged or an example lacks a field, which are not to be left out.
+        """
+        before = len(self.names)
+        self.paths.append(path)
+        self.identities.append(identity(path))
+        try:
+            with path.open("rb") as file:
+                for offset, name, members in _examples_of(file, self.fields):
+                    self._add_example(offset, name, members)
+        except DAMAGE as error:
+            if not self._skips or len(self.names) == before:
+                raise ArgumentError(argument, f"shard {str(path)!r}: {error}") from error
+            _LOG.warning("shard %r: %s; its %d whole examples are used", str(path), error, len(self.names) - before)
+        except OSError as error:
+            raise ArgumentError(argument, f"shard {str(path)!r} cannot be read: {error}") from error
+        self.sizes.append(len(self.names) - before)
+
+    def _add_example(self, offset: int, name: str, members: Mapping[str, tuple[int, int]]) -> None:
+        places = [members.get(field, (_ABSENT, 0)) for field in self.fields]
+        absent = [field for field, (start, _) in zip(self.fields, places, strict=True) if start == _ABSENT]
+        if len(absent) == len(places):
+            return  # of no use, such as a note on the whole shard
+        if absent and not self._skips:
+            raise ValueError(
+                f"example {name!r} at offset {offset} has no field {listed(absent)} (has {listed([*members])})"
+            )
+        self.names.append(name)
+        self.places.append(places)
+
+
+def _examples_of(file: IO[bytes], fields: Sequence[str]) -> Iterator[tuple[int, str, dict[str, tuple[int, int]]]]:
+    """Yield offset, name and members of each example of a shard: field -> offset and length of its content.
+
+    Raises:
+        ValueError: the shard is damaged; the examples before that with all their fields were yielded.
+    """
+    name, begins = None, 0
+    members: dict[str, tuple[int, int]] = {}
+    problem: BaseException | None = None
+    try:
+        for member in _members(file):
+            folder, _, last = member.name.rpartition("/")
+            stem, _, field = last.partition(".")
+            if not stem or not is_plain_file(member):
+                continue
+            here = f"{folder}/{stem}" if folder else stem
+            if here != name:
+                if name is not None:
+                    yield begins, name, members
+                name, begins, members = here, member.offset, {}
+            if field.lower() in members:
+                raise ValueError(f"two files {member.name!r}, the second at offset {member.offset}")
+            members[field.lower()] = (member.offset_data, member.size)
+    except DAMAGE as error:
+        problem = error
+    if name is not None and (problem is None or members.keys() >= set(fields)):
+        yield begins, name, members
+    if problem is not None:
+        raise problem
+
+
+def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
+    """Yield the members whose content is there, then raise ValueError unless the archive ends as it should."""
+    length = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    if file.read(2) == b"\x1f\x8b":
+        raise ValueError("it is compressed, so its examples cannot be found directly; unpack it with gunzip")
+    file.seek(0)
+    offset = 0
+    try:
+        with tarfile.TarFile(fileobj=file, tarinfo=Member) as archive:
+            while (member := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined]  # otherwise they all stay in memory
+                if member.size < 0:
+                    raise ValueError(f"{member.name!r} has a size of {member.size}")
+                if member.offset_data + member.size > length:
+                    raise ValueError(f"{member.name!r} is cut off")
+                if archive.offset <= offset:
+                    raise ValueError("its headers run in a circle")
+                yield member
+                offset = archive.offset
+    except DAMAGE as error:
+        raise ValueError(f"damaged or cut off at offset {offset} of {length}: {error}") from error
+
+
+class _Decoder:
+    """Makes sources of the fields of examples."""
+
+    def __init__(
+        self, sources: dict[str, str], size: tuple[int, int] | None, mode: Literal["RGB", "L"], max_bytes: int
+    ) -> None:
+        self.sources = list(sources)
+        self.fields = list(sources.values())
+        self.max_bytes = max_bytes
+        self._kinds = [_kind(field) for field in self.fields]
+        self._size = size
+        self._mode: Literal["RGB", "L"] = mode
+
+    def decode(self, index: int, content: bytes) -> Any:
+        """Return the value of a field."""
+        kind = self._kinds[index]
+        try:
+            if kind in FORMATS:
+                pixels = read_image(io.BytesIO(content), self._mode, self._size, formats=[FORMATS[kind]])
+                image = np.empty((pixels.shape[2], *pixels.shape[:2]), np.float32)
+                write_floats(pixels, image)
+                return image
+            if kind == "npy":
+                return _array(content)
+            if kind == "cls":
+                return np.int64(int(content))
+            return json.loads(content) if kind == "json" else content.decode()
+        except (ValueError, OSError, OverflowError, RecursionError) as error:
+            raise ValueError(f"field {self.fields[index]!r}: {str(error) or type(error).__name__}") from error
+
+    def batch(self, examples: Sequence[Sequence[Any]], ctx: StreamContext) -> Batch:
+        """Return the sources of a batch."""
+        return {
+            source: self._together(source, kind, [example[index] for example in examples], ctx)
+            for index, (source, kind) in enumerate(zip(self.sources, self._kinds, strict=True))
+        }
+
+    def _together(self, source: str, kind: str, values: list[Any], ctx: StreamContext) -> Any:
+        if kind == "cls":
+            return np.array(values, dtype=np.int64)
+        if kind in ("json", "txt"):
+            return values
+        same = len({(value.shape, value.dtype) for value in values}) == 1
+        if kind in FORMATS and values and not same:
+            shapes = listed(sorted({str(value.shape) for value in values}))
+            raise StreamError(f"stream {ctx.stream_name!r}: {source!r} has images of shapes {shapes}; give a 'size'")
+        return np.stack(values) if same else values
+
+
+def _array(content: bytes) -> np.ndarray[Any, Any]:
+    file = io.BytesIO(content)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in readers:
+        raise ValueError(f"version {version} of the format is not read")
+    shape, fortran_order, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    flat = np.frombuffer(content, dtype, offset=file.tell())
+    return flat.reshape(shape, order="F" if fortran_order else "C").copy()
+
+
+class _Shards:
+    """The examples of one stream."""
+
+    def __init__(self, index: _Index, decoder: _Decoder, reader: ExampleReader) -> None:
+        self._paths = index.paths
+        self._identities = index.identities
+        self._names = index.names
+        self._places = np.array(index.places, dtype=np.int64).reshape(len(index.names), len(index.fields), 2)
+        self.blocks: Sequence[int] | None = index.sizes
+        self._ends = np.cumsum(index.sizes, dtype=np.int64)
+        self._decoder = decoder
+        self._reader = reader
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def read(self, rows: Rows, ctx: StreamContext) -> Batch:
+        """Return the batch of these rows, which are looked up in their shards."""
+        with ExitStack() as stack:
+            opened: dict[int, IO[bytes]] = {}
+
+            def read_one(row: int) -> list[Any]:
+                shard = self._shard(row)
+                if shard not in opened:
+                    opened[shard] = stack.enter_context(self._open(shard, ctx))
+                return [
+                    self._decoder.decode(index, self._content(opened[shard], row, index))
+                    for index in range(len(self._decoder.fields))
+                ]
+
+            return self._decoder.batch(self._reader.read(rows, ctx, read_one, self._named), ctx)
+
+    def _shard(self, row: int) -> int:
+        return int(np.searchsorted(self._ends, row, side="right"))
+
+    def _named(self, row: int) -> str:
+        return f"example {self._names[row]!r} of shard {str(self._paths[self._shard(row)])!r}"
+
+    def _open(self, shard: int, ctx: StreamContext) -> IO[bytes]:
+        path = self._paths[shard]
+        if identity(path) != self._identities[shard]:
+            where = f"stream {ctx.stream_name!r}: shard {str(path)!r}"
+            raise StreamError(f"{where} was changed since the dataset was built")
+        return path.open("rb")
+
+    def _content(self, file: IO[bytes], row: int, index: int) -> bytes:
+        offset, length = self._places[row, index].tolist()
+        if offset == _ABSENT:
+            raise ValueError(f"it has no field {self._decoder.fields[index]!r}")
+        if length > self._decoder.max_bytes:
+            limit = self._decoder.max_bytes
+            raise ValueError(f"field {self._decoder.fields[index]!r} has {length} bytes, max_bytes allows {limit}")
+        file.seek(offset)
+        return file.read(length)

@@ -1,0 +1,294 @@
+"""Text files as windows of tokens, for language models."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import logging
+import os
+import pickle
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from emrun.datasets._paths import files_of, identity
+from emrun.datasets._splits import Splits
+from emrun.errors import ArgumentError, StorageError, StreamError
+from emrun.files import flush_directory, storing
+from emrun.stream_context import Rows, StreamContext
+from emrun.types import check_count
+
+_LOG = logging.getLogger(__name__)
+_BYTES = 256  # the vocabulary without a tokenizer
+_CHUNK = 2**22
+_FORMAT = 1  # of the cache; a change of how tokens are made or stored counts it up
+_SIZES = ("vocabulary_size", "vocab_size", "n_vocab", "get_vocab_size")
+_Tokens = np.ndarray[Any, Any]
+
+
+class TokenWindows(Splits):
+    """Windows of tokens from text files, and the tokens that follow each.
+
+        dataset:
+          class: TokenWindows
+          train: data/train-*.txt
+          valid: data/valid.txt
+          window: 128
+          cache_dir: data/tokens
+          batch_size: 16
+
+    The tokens of all files of a stream stand one behind the other, cut into windows without overlap; what does not fill
+    a last window is left out. By default the tokens are the bytes of the files, of UTF-8 text 0 to 255.
+
+    Streams: `train`, shuffled in every training pass, and `valid` and `test` where they are given. Sources: `tokens`,
+    int64 of shape (B, window); `targets`, likewise, the same moved by one: what follows each token.
+
+    Args:
+        train: a path, a pattern such as `data/*.txt` (its files are sorted by name), or a list of them.
+        valid: those of the validation.
+        test: those of the test.
+        window: how many tokens an example has.
+        tokenizer: an object whose `encode(text)` returns a list of whole numbers, or something with such a list as
+            `ids`; in a config a `class` with its arguments. It gets each file as one text, in UTF-8.
+        separator: a token that is put behind each file.
+        cache_dir: a folder for the tokens, which are then encoded once and read from there instead of from memory; what
+            is in it is used again as long as files, tokenizer and separator stay the same. A tokenizer is told by how
+            it is pickled: one that holds a set of texts differs from run to run, and its tokens are made each time.
+        batch_size: examples of a batch.
+
+    Raises:
+        ArgumentError: an argument is wrong, a file is missing, not text or changes while it is read, there are too few
+            tokens for a window, or the tokenizer returns no tokens or cannot be told from others in a cache.
+        StorageError: the cache cannot be read or written.
+        StreamError: the tokens in the cache were removed while they are read.
+    """
+
+    def __init__(
+        self,
+        train: str | list[str],
+        valid: str | list[str] | None = None,
+        test: str | list[str] | None = None,
+        window: int = 128,
+        tokenizer: Any = None,
+        separator: int | None = None,
+        cache_dir: str | None = None,
+        batch_size: int = 16,
+    ) -> None:
+        check_count("window", window, minimum=1)
+        if separator is not None:
+            check_count("separator", separator)
+        if isinstance(tokenizer, str) or not (tokenizer is None or callable(getattr(tokenizer, "encode", None))):
+            raise ArgumentError("tokenizer", f"{tokenizer!r} is no object with a method 'encode(text)'")
+        self._encoder = encoder = _Encoder(tokenizer, separator)
+
+        def part(argument: str, files: str | list[str]) -> _Windows:
+            paths = files_of(argument, files)
+            if cache_dir is None:
+                tokens = encoder.joined(argument, paths)
+                return _Windows(argument, tokens, len(tokens), window)
+            path = encoder.cached(argument, paths, Path(cache_dir))
+            return _Windows(argument, path, len(np.load(path, mmap_mode="r")), window)
+
+        super().__init__(
+            part("train", train),
+            None if valid is None else part("valid", valid),
+            None if test is None else part("test", test),
+            batch_size=batch_size,
+        )
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """How many different tokens there can be, the separator among them; None when the tokenizer does not say."""
+        return self._encoder.vocabulary_size
+
+
+class _Windows:
+    """Windows of tokens that are in memory or, if `tokens` is a path, in a file of NumPy."""
+
+    blocks: Sequence[int] | None = None
+
+    def __init__(self, argument: str, tokens: _Tokens | Path, length: int, window: int) -> None:
+        if length <= window:
+            raise ArgumentError(argument, f"{length} tokens are too few; a window and its targets need {window + 1}")
+        self._tokens = tokens
+        self._mapped: _Tokens | None = None
+        self._length = length
+        self._window = window
+
+    def __len__(self) -> int:
+        return (self._length - 1) // self._window
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": None}
+
+    def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
+        """Return the windows of these rows."""
+        places = rows[:, None] * self._window + np.arange(self._window + 1)
+        found = np.asarray(self._array(ctx)[places]).astype(np.int64)
+        return {"tokens": np.ascontiguousarray(found[:, :-1]), "targets": np.ascontiguousarray(found[:, 1:])}
+
+    def _array(self, ctx: StreamContext) -> _Tokens:
+        if not isinstance(self._tokens, Path):
+            return self._tokens
+        if self._mapped is None:
+            try:
+                self._mapped = np.load(self._tokens, mmap_mode="r")
+            except (OSError, ValueError) as error:
+                raise StreamError(f"stream {ctx.stream_name!r}: the tokens cannot be read: {error}") from error
+        return self._mapped
+
+
+class _Encoder:
+    """Makes tokens of files."""
+
+    def __init__(self, tokenizer: Any, separator: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._separator = separator
+        size = _BYTES if tokenizer is None else _size_of(tokenizer)
+        self.vocabulary_size = size if size is None else max(size, -1 if separator is None else separator + 1)
+        most = max(2**31 if size is None else size, 0 if separator is None else separator + 1)
+        kinds = (np.uint8, np.uint16, np.int32, np.int64)
+        self._dtype = np.dtype(next(kind for kind in kinds if most <= _values(kind)))
+
+    def joined(self, argument: str, paths: Sequence[Path]) -> _Tokens:
+        """Return the tokens of files in memory."""
+        return np.concatenate([np.empty(0, self._dtype), *self._pieces(argument, paths)])
+
+    def cached(self, argument: str, paths: Sequence[Path], folder: Path) -> Path:
+        """Return the file of NumPy with the tokens of files, which is written if it is not there."""
+        path = folder / f"tokens-{self._key(paths)}.npy"
+        if _is_whole(path):
+            _LOG.info("%s: tokens are read from %s", argument, path)
+            return path
+        with storing(path, "write"):
+            folder.mkdir(parents=True, exist_ok=True)
+            aside = folder / f".{path.name}.{secrets.token_hex(8)}.tmp"
+            try:
+                with aside.open("xb") as file:  # for whom the umask lets read it, other than files of tempfile
+                    self._write(file, self._pieces(argument, paths))
+                aside.replace(path)
+            finally:
+                aside.unlink(missing_ok=True)
+            flush_directory(folder)
+        return path
+
+    def _write(self, file: IO[bytes], pieces: Iterator[_Tokens]) -> None:
+        def write_header(length: int) -> None:
+            header = {"descr": self._dtype.str, "fortran_order": False, "shape": (length,)}
+            np.lib.format.write_array_header_1_0(file, header)
+
+        write_header(0)  # NumPy leaves room in it for longer shapes
+        begins, length = file.tell(), 0
+        for piece in pieces:
+            file.write(piece.tobytes())
+            length += len(piece)
+        file.seek(0)
+        write_header(length)
+        if file.tell() != begins:
+            raise RuntimeError("NumPy's header of an array has another length than that of an empty one")
+        file.flush()
+        os.fsync(file.fileno())
+
+    def _pieces(self, argument: str, paths: Sequence[Path]) -> Iterator[_Tokens]:
+        for path in paths:
+            before = identity(path)
+            try:
+                yield from self._bytes_of(path) if self._tokenizer is None else [self._encoded(path)]
+            except OSError as error:
+                raise ArgumentError(argument, f"{str(path)!r} cannot be read: {error}") from error
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ArgumentError(argument, f"{str(path)!r}: {error}") from error
+            if identity(path) != before:
+                raise ArgumentError(argument, f"{str(path)!r} was changed while it was read")
+            if self._separator is not None:
+                yield np.array([self._separator], self._dtype)
+
+    def _bytes_of(self, path: Path) -> Iterator[_Tokens]:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                yield np.frombuffer(chunk, np.uint8).astype(self._dtype)
+
+    def _encoded(self, path: Path) -> _Tokens:
+        found = self._tokenizer.encode(path.read_bytes().decode())
+        tokens = np.asarray(getattr(found, "ids", found))
+        if not tokens.size:
+            return np.empty(0, self._dtype)
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise ValueError(f"its tokens are no list of whole numbers, but {tokens.dtype} of shape {tokens.shape}")
+        most = _values(self._dtype) if self.vocabulary_size is None else self.vocabulary_size
+        if tokens.min() < 0 or tokens.max() >= most:
+            raise ValueError(f"its tokens are from {tokens.min()} to {tokens.max()}, not from 0 to {most - 1}")
+        return tokens.astype(self._dtype)
+
+    @cached_property
+    def _identity(self) -> list[str]:
+        return _identity_of(self._tokenizer)
+
+    def _key(self, paths: Sequence[Path]) -> str:
+        """Return what tells the tokens of these files, made in this way, from others."""
+        files = [(str(path.resolve()), *identity(path)) for path in paths]
+        content = [_FORMAT, self._dtype.str, self._separator, files, self._identity]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _is_whole(path: Path) -> bool:
+    """Tell whether the tokens are in the cache; what is not theirs under that name is written anew.
+
+    Raises:
+        StorageError: the system does not let it be read.
+    """
+    try:
+        return bool(np.load(path, mmap_mode="r").ndim == 1)
+    except FileNotFoundError:
+        return False
+    except PermissionError as error:
+        advice = "let this user read it, or give another cache_dir"
+        raise StorageError(error.errno, f"cannot read {path}: {error.strerror}; {advice}") from error
+    except (OSError, ValueError, EOFError) as error:
+        _LOG.warning("%s is damaged (%s); the tokens are made again", path, error)
+        return False
+
+
+def _values(dtype: Any) -> int:
+    return int(np.iinfo(dtype).max) + 1
+
+
+def _size_of(tokenizer: Any) -> int | None:
+    for name in _SIZES:
+        found = getattr(tokenizer, name, None)
+        found = found() if callable(found) else found
+        if isinstance(found, int) and not isinstance(found, bool) and found > 0:
+            # the `vocab_size` of transformers leaves out the tokens that were added, its length does not
+            return max(found, len(tokenizer)) if hasattr(tokenizer, "__len__") else found
+    return None
+
+
+def _identity_of(tokenizer: Any) -> list[str]:
+    """Return what changes when a tokenizer does: its class, the source or version of that, and its state.
+
+    Raises:
+        ArgumentError: it cannot be pickled, which its state is told by.
+    """
+    if tokenizer is None:
+        return []
+    kind = type(tokenizer)
+    try:
+        state = pickle.dumps(tokenizer, protocol=4)
+    except Exception as error:
+        raise ArgumentError(
+            "cache_dir", f"a cache needs a tokenizer that can be pickled, {kind.__name__} cannot: {error}"
+        ) from error
+    package = importlib.import_module(kind.__module__.partition(".")[0])
+    try:
+        source = Path(inspect.getfile(kind)).read_bytes()
+    except (OSError, TypeError):  # a class of a library in C
+        source = b""
+    version = str(getattr(package, "__version__", ""))
+    digests = [hashlib.sha256(content).hexdigest() for content in (state, source)]
+    return [f"{kind.__module__}.{kind.__qualname__}", version, *digests]

@@ -1,0 +1,381 @@
+"""Datasets and data loaders that were written for torch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import operator
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from emrun.dataset import AbstractDataset
+from emrun.errors import ArgumentError, StreamError
+from emrun.randomness import preserved_randomness
+from emrun.stream_context import Rows, StreamContext
+from emrun.types import Batch, check_count, check_names
+
+
+class TorchDataset(AbstractDataset):
+    """Any dataset or data loader that was written for torch.
+
+        dataset:
+          class: TorchDataset
+          train: {class: my_data.Points, count: 300}
+          valid: {class: my_data.Points, count: 60}
+          sources: [x, label]
+          batch_size: 32
+
+    Streams: `train`, and those of `valid` and `test` that are given. What they can be:
+
+    - a map-style dataset, with `__getitem__` and `__len__`, and `__getitems__` if it has that too: shuffled in every
+      training pass, or read in the order of `sampler`; in evaluations in its own order. Going on in the middle of a
+      pass skips what was read.
+    - an `IterableDataset`, or anything else that can be iterated anew for each pass, in its own order. Going on in the
+      middle reads it again up to there, or sets it by its `state_dict` and `load_state_dict`, if it has these.
+    - a `DataLoader`, which makes the batches itself; its generator and that of its sampler are seeded for each pass.
+      Likewise; a `StatefulDataLoader` of torchdata (`pip install 'emrun[data]'`) is set by its state. With
+      `num_workers` of its own, a loader goes with `main_loop.workers: 0`.
+
+    Sources: the keys of the items where these are mappings, otherwise their fields, named by `sources`; as tensors with
+    the dtypes that `collate` gives them. If the object has a method `set_epoch`, or the sampler, it is called with the
+    number of each pass (0 for evaluations).
+
+    Random numbers that an item draws by itself, as torchvision's transforms do, are from torch's global generator:
+    going on after an interrupt is exact with them only without `main_loop.buffer`, and never in a `DataLoader` with
+    `persistent_workers`, whose generators go on from pass to pass.
+
+    Args:
+        train: what to learn from.
+        valid: what to evaluate on while training.
+        test: what to evaluate on at the end.
+        sources: the names of an item's fields, when items are tuples or single values.
+        batch_size: examples of a batch; data loaders have their own.
+        collate: makes a batch of a list of items; when null, torch's `default_collate`. Data loaders have their own.
+        sampler: yields the indices of the examples of a training pass, such as torch's `WeightedRandomSampler`. For
+            each pass it is iterated once, its `generator` seeded for that pass; one without a `generator` may draw from
+            the global generators, which are seeded while it is iterated. Only for a map-style `train`.
+
+    Raises:
+        ArgumentError: an argument cannot be used, or a dataset is empty.
+        StreamError: the fields of an item are not as many as `sources`, the sampler yields what is no index, or a data
+            loader with `num_workers` is read in a worker process.
+    """
+
+    def __init__(
+        self,
+        train: Any,
+        valid: Any = None,
+        test: Any = None,
+        sources: Sequence[str] | None = None,
+        batch_size: int = 32,
+        collate: Callable[[list[Any]], Any] | None = None,
+        sampler: Any = None,
+    ) -> None:
+        check_count("batch_size", batch_size, minimum=1)
+        if sources is not None:
+            check_names("sources", sources)
+        if collate is not None and not callable(collate):
+            raise ArgumentError("collate", f"{type(collate).__name__} is no function; write {{import: NAME}}")
+        self._parts: dict[str, _Part] = {}
+        for name, data in (("train", train), ("valid", valid), ("test", test)):
+            if data is None and name != "train":
+                setattr(self, f"{name}_stream", None)
+            else:
+                own = sampler if name == "train" else None
+                self._parts[name] = _part(name, data, batch_size, collate or default_collate, own)
+        self._sources = None if sources is None else list(sources)
+
+    @property
+    def num_batches(self) -> Mapping[str, int]:
+        """Stream -> number of its batches, for those that have a length."""
+        lengths = {name: part.num_batches() for name, part in self._parts.items()}
+        return {name: length for name, length in lengths.items() if length is not None}
+
+    def train_stream(self, ctx: StreamContext) -> Iterable[Batch]:
+        """Return the training batches."""
+        return self._open("train", ctx)
+
+    def valid_stream(self, ctx: StreamContext) -> Iterable[Batch]:
+        """Return the validation batches."""
+        return self._open("valid", ctx)
+
+    def test_stream(self, ctx: StreamContext) -> Iterable[Batch]:
+        """Return the test batches."""
+        return self._open("test", ctx)
+
+    def _open(self, name: str, ctx: StreamContext) -> Iterable[Batch]:
+        batches = self._parts[name].open(ctx)
+        named = _NamedWithState if isinstance(batches, _WithState) else _Named
+        return named(batches, self._sources, ctx.stream_name)
+
+
+class _Part(Protocol):
+    """What one stream is read from."""
+
+    def open(self, ctx: StreamContext) -> Iterable[Any]:
+        """Begin a pass; return its batches as they are collated."""
+        ...
+
+    def num_batches(self) -> int | None:
+        """Return the number of batches of a pass, None where that is not known."""
+        ...
+
+
+def _part(name: str, data: Any, batch_size: int, collate: Callable[[list[Any]], Any], sampler: Any) -> _Part:
+    is_loader = isinstance(data, DataLoader)
+    is_plain = isinstance(data, Mapping | str | bytes) or hasattr(data, "__next__")
+    is_iterable = not is_plain and hasattr(data, "__iter__")
+    has_rows = not is_plain and not isinstance(data, IterableDataset) and hasattr(data, "__getitem__")
+    if not is_loader and has_rows and hasattr(data, "__len__"):
+        if not len(data):
+            raise ArgumentError(name, "there is no example in it")
+        if sampler is not None and not isinstance(sampler, Iterable):
+            raise ArgumentError("sampler", f"{type(sampler).__name__} yields nothing: it has no __iter__")
+        return _Items(data, name == "train", batch_size, collate, sampler)
+    if sampler is not None:
+        raise ArgumentError("sampler", "only a map-style dataset can be read in its order, and train is none")
+    if is_loader:
+        return _Loader(data)
+    if is_iterable:
+        return _Iterable(data, batch_size, collate)
+    advice = "; it can be read only once" if hasattr(data, "__next__") else ""
+    raise ArgumentError(
+        name,
+        f"{type(data).__name__} is neither a map-style dataset (__getitem__ and __len__), nor an iterable one "
+        f"(__iter__), nor a DataLoader{advice}",
+    )
+
+
+class _Items:
+    """Batches of a map-style dataset."""
+
+    def __init__(
+        self, data: Any, is_train: bool, batch_size: int, collate: Callable[[list[Any]], Any], sampler: Any
+    ) -> None:
+        self._data = data
+        self._is_train = is_train
+        self._batch_size = batch_size
+        self._collate = collate
+        self._sampler = sampler
+
+    def num_batches(self) -> int | None:
+        """Return the number of batches of a pass."""
+        length = len(self._data) if self._sampler is None else _length(self._sampler)
+        return None if length is None else -(-length // self._batch_size)
+
+    def open(self, ctx: StreamContext) -> Iterator[Any]:
+        """Draw the order of the pass, now and not in a thread, and return its batches."""
+        _set_epoch(self._data, ctx)
+        trains = self._is_train and ctx.epoch > 0
+        order = self._sampled(ctx) if trains and self._sampler is not None else None
+        return self._batches(ctx, order, shuffle=trains and order is None)
+
+    def _batches(self, ctx: StreamContext, order: Rows | None, *, shuffle: bool) -> Iterator[Any]:
+        count = len(self._data) if order is None else len(order)
+        for places in ctx.batches(count, self._batch_size, shuffle=shuffle):
+            rows = (places if order is None else order[places]).tolist()
+            yield self._collate(self._read(rows))
+
+    def _read(self, rows: list[int]) -> list[Any]:
+        together = getattr(self._data, "__getitems__", None)
+        if together is not None:
+            return list(together(rows))
+        items = []
+        for row in rows:
+            try:
+                items.append(self._data[row])
+            except Exception as error:
+                error.add_note(f"while reading item {row} of {type(self._data).__name__}")
+                raise
+        return items
+
+    def _sampled(self, ctx: StreamContext) -> Rows:
+        """Return the sampler's order for the pass, a pure function of (seed, stream, pass)."""
+        _set_epoch(self._sampler, ctx)
+        if hasattr(self._sampler, "generator"):
+            self._sampler.generator = _generator(ctx)
+            found = list(self._sampler)
+        else:
+            with preserved_randomness():
+                seed = _seed(ctx)
+                random.seed(seed)
+                np.random.seed(seed % 2**32)
+                torch.default_generator.manual_seed(seed)
+                found = list(self._sampler)
+        order = np.empty(len(found), np.int64)
+        for place, each in enumerate(found):
+            try:
+                order[place] = operator.index(each)
+            except TypeError:
+                raise _sampler_error(ctx, each, "which is no index of an example") from None
+        beyond = np.flatnonzero((order < 0) | (order >= len(self._data)))
+        if beyond.size:
+            raise _sampler_error(ctx, int(order[beyond[0]]), f"but there are {len(self._data)} examples")
+        return order
+
+
+class _Iterable:
+    """Batches of a dataset that can only be iterated."""
+
+    def __init__(self, data: Any, batch_size: int, collate: Callable[[list[Any]], Any]) -> None:
+        self._data = data
+        self._batch_size = batch_size
+        self._collate = collate
+
+    def num_batches(self) -> int | None:
+        """Return the number of batches of a pass, None where the dataset does not tell."""
+        length = _length(self._data)
+        return None if length is None else -(-length // self._batch_size)
+
+    def open(self, ctx: StreamContext) -> Iterable[Any]:
+        """Return the batches of a pass, with their state if the dataset has one."""
+        _set_epoch(self._data, ctx)
+        if ctx.epoch > 0 and _has_state(self._data):
+            return _WithState(self._data, self._batches, self._data.state_dict())
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        items = iter(self._data)
+        while some := list(islice(items, self._batch_size)):
+            yield self._collate(some)
+
+
+class _Loader:
+    """Batches of a data loader."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+
+    def num_batches(self) -> int | None:
+        """Return the number of batches of a pass, None where the loader does not know."""
+        return _length(self._loader)
+
+    def open(self, ctx: StreamContext) -> Iterable[Any]:
+        """Seed the loader for a pass; return its batches, with their state if it has one.
+
+        Raises:
+            StreamError: it starts processes, and this is one that cannot.
+        """
+        loader: Any = self._loader
+        if loader.num_workers and multiprocessing.current_process().daemon:
+            raise StreamError(
+                f"stream {ctx.stream_name!r}: its DataLoader has num_workers={loader.num_workers}, and a worker "
+                "process of main_loop.workers cannot start processes itself; set one of the two to 0",
+                first_batch=True,
+            )
+        owners = [loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+        for each in [*owners, loader.dataset]:
+            _set_epoch(each, ctx)
+        for owner in owners:
+            if hasattr(owner, "generator"):  # one for each: workers that persist draw no seed in later passes
+                owner.generator = _generator(ctx)
+        if not _has_state(loader):
+            return loader  # type: ignore[no-any-return]
+        loader.load_state_dict({})  # forgets a pass that was left
+        return _WithState(loader, lambda: iter(loader), None) if ctx.epoch > 0 else loader
+
+
+class _WithState:
+    """Batches of one pass over something with a state, which is looked at only once the pass has begun.
+
+    Args:
+        owner: has the state.
+        begin: begins the pass.
+        state: the state at the beginning of the pass; None for one that needs no state to begin.
+    """
+
+    def __init__(self, owner: Any, begin: Callable[[], Iterator[Any]], state: Any) -> None:
+        self._owner = owner
+        self._begin = begin
+        self._before: dict[str, Any] | None = {"state": state}
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._begin():
+            self._before = None
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state behind the last batch."""
+        return {"state": self._owner.state_dict()} if self._before is None else self._before
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the pass begin behind the batch of a state."""
+        self._before = state
+        if state["state"] is not None:
+            self._owner.load_state_dict(state["state"])
+
+
+class _Named:
+    """Batches with names for their sources."""
+
+    def __init__(self, batches: Any, sources: list[str] | None, stream: str) -> None:
+        self._batches = batches
+        self._sources = sources
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._batches:
+            yield self._named(batch)
+
+    def _named(self, batch: Any) -> Batch:
+        is_tuple = isinstance(batch, tuple | list)
+        fields = batch if is_tuple else (batch,)
+        what = f"tuples of {len(fields)} fields" if is_tuple else f"of type {type(batch).__name__}"
+        if isinstance(batch, Mapping):
+            if self._sources is not None:
+                raise self._error(f"batches name their sources: {', '.join(map(str, batch))}; remove `sources`")
+            return batch
+        if self._sources is None:
+            raise self._error(f"batches are {what}; name the sources by `sources`")
+        if len(fields) != len(self._sources):
+            raise self._error(f"batches are {what}, but `sources` are {len(self._sources)} names")
+        return dict(zip(self._sources, fields, strict=True))
+
+    def _error(self, message: str) -> StreamError:
+        return StreamError(f"stream {self._stream!r}: its {message}", first_batch=True)
+
+
+class _NamedWithState(_Named):
+    """Likewise, of something with a state."""
+
+    def state_dict(self) -> Any:
+        """Return the state behind the last batch."""
+        return self._batches.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Let the pass begin behind the batch of a state."""
+        self._batches.load_state_dict(state)
+
+
+def _has_state(data: Any) -> bool:
+    return hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):  # a loader of something without a length
+        return None
+
+
+def _set_epoch(data: Any, ctx: StreamContext) -> None:
+    if hasattr(data, "set_epoch"):
+        data.set_epoch(ctx.epoch)
+
+
+def _seed(ctx: StreamContext) -> int:
+    """Return a seed for the pass; called before its batches are made."""
+    return int(ctx.rng.integers(2**63))
+
+
+def _generator(ctx: StreamContext) -> torch.Generator:
+    return torch.Generator().manual_seed(_seed(ctx))
+
+
+def _sampler_error(ctx: StreamContext, found: Any, problem: str) -> StreamError:
+    return StreamError(f"stream {ctx.stream_name!r}: its sampler gave {found!r}, {problem}", first_batch=True)

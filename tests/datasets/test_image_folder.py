@@ -1,0 +1,273 @@
+"""ImageFolder: pictures as arrays, classes as labels, flips, and pictures that are none."""
+
+import errno
+import logging
+import os
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from emrun.datasets import ImageFolder
+from emrun.errors import ArgumentError, MissingExtra, StreamError
+
+CLASSES = ["ant", "bee", "cat"]
+
+
+def pixels(number, height=6, width=5, channels=3):
+    return np.random.default_rng(number).integers(0, 256, (height, width, channels), np.uint8)
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for split, count in (("train", 4), ("valid", 2)):
+        for label, name in enumerate(CLASSES):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                Image.fromarray(pixels(10 * label + index)).save(folder / f"{index}.png")
+    return tmp_path
+
+
+def make(**arguments):
+    return ImageFolder(**{"train": "train", "valid": "valid", "batch_size": 2, **arguments})
+
+
+def together(batches, source="image"):
+    return np.concatenate([batch[source] for batch in batches])
+
+
+def expected(count):
+    return np.stack(
+        [
+            (pixels(10 * label + index).transpose(2, 0, 1) / np.float32(255)).astype(np.float32)
+            for label in range(3)
+            for index in range(count)
+        ]
+    )
+
+
+@pytest.mark.parametrize("arguments", [{}, {"flip": True}, {"size": 3}, {"mode": "L", "flip": True}], ids=str)
+def test_a_training_stream_is_the_same_however_it_is_read(root, arguments, check_training_stream):
+    check_training_stream(lambda: make(**arguments))
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_evaluations_are_in_the_order_of_the_names_and_never_flipped(root, passes, flip):
+    for name, count in (("train", 4), ("valid", 2)):
+        for batches in passes(make(flip=flip), name, 2, training=False):
+            images, labels = together(batches), together(batches, "label")
+            assert np.array_equal(images, expected(count))
+            assert (images.dtype, labels.dtype) == (np.float32, np.int64)
+            assert labels.tolist() == [label for label in range(3) for _ in range(count)]
+
+
+def test_classes_are_the_sorted_folders_of_train(root):
+    dataset = make()
+    assert (dataset.classes, dataset.num_classes) == (CLASSES, 3)
+    assert dataset.num_batches == {"train": 6, "valid": 3}
+
+
+def test_half_of_the_training_pictures_are_flipped_anew_in_each_pass(root, passes):
+    def flipped(number):
+        batches = passes(make(flip=True), "train", number)[-1]
+        images = {image.tobytes() for image in together(batches)}
+        straight = {image.tobytes() for image in expected(4)}
+        mirrored = {np.ascontiguousarray(image[..., ::-1]).tobytes() for image in expected(4)}
+        assert images <= straight | mirrored
+        return frozenset(images & mirrored)
+
+    found = [flipped(number) for number in (1, 2, 3, 4)]
+    assert len(set(found)) > 2
+    assert 12 <= sum(map(len, found)) <= 36
+
+
+def test_whether_a_picture_is_flipped_does_not_depend_on_the_batch_size(root, passes):
+    one, two = (
+        {image.tobytes() for image in together(passes(make(flip=True, batch_size=size), "train")[0])} for size in (1, 5)
+    )
+    assert one == two
+
+
+@pytest.mark.parametrize(("size", "shape"), [(4, (4, 4)), ([3, 7], (3, 7))])
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
+def test_pictures_are_resized_and_converted(root, passes, size, shape, mode, channels):
+    Image.fromarray(pixels(0, 9, 20)).save(root / "train" / "ant" / "0.png")
+    for batch in passes(make(size=size, mode=mode), "train")[0]:
+        assert batch["image"].shape == (2, channels, *shape)
+        assert batch["image"].min() >= 0
+        assert batch["image"].max() <= 1
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
+def test_pictures_of_many_modes_are_read(root, passes, mode):
+    kind = "tif" if mode == "CMYK" else "png"
+    Image.fromarray(pixels(0)).convert(mode).save(root / "valid" / "ant" / f"0.{kind}")
+    if kind == "tif":
+        (root / "valid" / "ant" / "0.png").unlink()
+    assert together(passes(make(), "valid")[0]).shape == (6, 3, 6, 5)
+
+
+def test_what_is_called_a_picture_is_never_given_to_another_program(root, passes, monkeypatch):
+    Image.fromarray(pixels(0)).save(root / "valid" / "ant" / "0.eps")
+    (root / "valid" / "ant" / "0.eps").rename(root / "valid" / "ant" / "0.png")
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+    with pytest.raises(StreamError, match=r"cannot read valid/ant/0.png: cannot identify image file"):
+        passes(make(), "valid")
+
+
+@pytest.mark.parametrize("ending", ["bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"])
+def test_each_ending_can_be_read(root, passes, ending):
+    Image.fromarray(pixels(0)).convert("L").save(root / "valid" / "ant" / f"more.{ending}")
+    assert together(passes(make(), "valid")[0]).shape == (7, 3, 6, 5)
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(root, monkeypatch):
+    (root / "valid" / "bee" / "more").mkdir()
+    scan = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("more"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ArgumentError, match=r"^valid: folder valid/bee/more cannot be read: Permission denied$"):
+        make()
+
+
+def test_grey_with_a_transparent_colour_is_read_without_a_warning(root, passes):
+    picture = Image.fromarray(pixels(0)).convert("P")
+    picture.save(root / "valid" / "ant" / "0.png", transparency=bytes(range(256)))
+    assert together(passes(make(), "valid")[0]).shape == (6, 3, 6, 5)
+
+
+def test_pictures_below_the_folder_of_a_class_are_its_own_and_other_files_are_left_alone(root, passes):
+    below = root / "train" / "bee" / "more" / "still"
+    below.mkdir(parents=True)
+    Image.fromarray(pixels(99)).save(below / "x.JPG", "JPEG")
+    (root / "train" / "bee" / "notes.txt").write_text("buzz")
+    (root / "train" / "bee" / "._0.png").write_text("of another system")
+    (root / "train" / ".cache").mkdir()
+    assert together(passes(make(), "train", training=False)[0], "label").tolist() == [0] * 4 + [1] * 5 + [2] * 4
+
+
+def test_pictures_of_another_size_are_an_error_that_names_both(root, passes):
+    Image.fromarray(pixels(0, 7, 8)).save(root / "train" / "bee" / "1.png")
+    for policy in ("error", "skip"):
+        with pytest.raises(StreamError) as caught:
+            passes(make(on_bad_example=policy), "train")
+        assert str(caught.value) == (
+            "train/bee/1.png is 7 x 8 pixels (height x width), the first picture of train is 6 x 5; give `size`"
+        )
+
+
+def spoil(path, how):
+    content = path.read_bytes()
+    if how == "sixteen bits":
+        Image.fromarray(np.full((6, 5), 40_000, np.uint16)).save(path)
+    elif how == "noise":
+        Image.fromarray(pixels(0, 60, 50)).save(path)
+        found = bytearray(path.read_bytes())
+        found[len(found) // 2] ^= 255
+        path.write_bytes(bytes(found))
+    else:
+        path.write_bytes({"empty": b"", "cut": content[:-60], "text": b"no picture"}[how])
+
+
+BAD = ["empty", "cut", "text", "sixteen bits", "noise"]
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_a_bad_picture_is_an_error_that_names_its_file(root, passes, how):
+    spoil(root / "train" / "bee" / "1.png", how)
+    with pytest.raises(StreamError, match=r"stream 'train': cannot read train/bee/1.png: .*on_bad_example: skip"):
+        passes(make(), "train")
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_bad_pictures_can_be_left_out(root, passes, caplog, how, check_training_stream):
+    caplog.set_level(logging.WARNING)
+    for path in ("bee/0.png", "bee/1.png", "cat/2.png"):
+        spoil(root / "train" / path, how)
+    dataset = make(on_bad_example="skip")
+    (batches,) = passes(dataset, "train", training=False)
+    assert [len(batch["label"]) for batch in batches] == [2, 2, 0, 2, 2, 1]
+    assert together(batches, "label").tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2]
+    assert np.array_equal(together(batches), expected(4)[[0, 1, 2, 3, 6, 7, 8, 9, 11]])
+    assert dataset.left_out == {"train": 3}
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 5
+    assert "on_empty_batch" in messages[2]
+    assert messages[0].startswith("stream 'train': left out train/bee/0.png: ")
+    assert messages[-1] == "left out 3 of 12 examples of stream 'train'"
+    check_training_stream(lambda: make(on_bad_example="skip"))
+
+
+def test_the_first_picture_that_can_be_read_gives_the_size(root, passes):
+    spoil(root / "train" / "ant" / "0.png", "text")
+    with pytest.raises(ArgumentError, match=r"^train: train/ant/0.png: cannot identify"):
+        make()
+    assert together(passes(make(on_bad_example="skip"), "valid")[0]).shape == (6, 3, 6, 5)
+    for path in (root / "train").rglob("*.png"):
+        spoil(path, "text")
+    with pytest.raises(ArgumentError, match=r"^train: no picture in train can be read$"):
+        make(on_bad_example="skip")
+
+
+def test_a_file_that_is_gone_is_an_error_even_where_bad_ones_are_left_out(root, passes):
+    dataset = make(on_bad_example="skip")
+    (root / "train" / "bee" / "1.png").unlink()
+    with pytest.raises(StreamError, match=r"cannot read train/bee/1.png: .*No such file"):
+        passes(dataset, "train")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"train": "trian"}, "train: there is no folder trian (the current directory is "),
+        ({"train": "train/ant"}, "train: train/ant has no folders; pictures lie in a folder for each class"),
+        ({"valid": "less"}, "valid: less does not have the classes of train: it has no cat"),
+        ({"valid": "more"}, "valid: more has classes that train does not have: dog"),
+        ({"test": "empty"}, "test: empty/bee has no pictures (.bmp, "),
+        ({"size": 0}, "size: 0 is not a whole number of at least 1"),
+        ({"size": [8]}, "size: [8] is neither a number of pixels nor [height, width]"),
+        ({"size": "8x8"}, "size: '8x8' is neither a number of pixels nor [height, width]"),
+        ({"size": [8, 2.5]}, "size: 2.5 is not a whole number"),
+        ({"mode": "BGR"}, "mode: 'BGR' is not one of RGB, L"),
+        ({"flip": 1}, "flip: 1 is neither true nor false"),
+        ({"on_bad_example": "ignore"}, "on_bad_example: 'ignore' is not one of error, skip"),
+        ({"batch_size": 0}, "batch_size: 0 is not a whole number of at least 1"),
+    ],
+)
+def test_wrong_folders_and_arguments_are_refused_at_once(root, arguments, message):
+    for name in ("less", "more", "empty"):
+        shutil.copytree("valid", name)
+    shutil.rmtree("less/cat")
+    shutil.copytree("more/cat", "more/dog")
+    shutil.rmtree("empty/bee")
+    (root / "empty" / "bee").mkdir()
+    with pytest.raises(ArgumentError) as caught:
+        make(**arguments)
+    assert str(caught.value).startswith(message)
+
+
+def test_without_pillow_the_error_has_the_command_that_installs_it(root, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtra, match=r"ImageFolder needs Pillow, .* pip install 'emrun\[data\]'"):
+        make(size=4)
+
+
+def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch, train_docstring):
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "valid"):
+        for name, level in (("dark", 40), ("light", 180)):
+            folder = tmp_path / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for index in range(20):
+                Image.fromarray(pixels(index) // 4 + np.uint8(level)).save(folder / f"{index}.png")
+    last = train_docstring(ImageFolder, "image", "label", 64, 2, epochs=20, lr=0.1)[-1]
+    assert last["valid"]["accuracy"]["mean"] > 0.9

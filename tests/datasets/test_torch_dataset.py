@@ -1,0 +1,347 @@
+"""TorchDataset: map-style and iterable datasets, samplers and data loaders of torch, read like any other stream."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from emrun.datasets import TorchDataset
+from emrun.errors import ArgumentError, StreamError
+from emrun.stream import StreamPosition, StreamWrapper
+
+COUNT = 11
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
+
+
+class Points(Dataset):
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        if index >= COUNT:
+            raise IndexError(index)
+        return np.float32([index, -index]), index
+
+
+class Named(Points):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return {"x": x, "y": y}
+
+
+class Together(Points):
+    def __getitems__(self, indices):
+        return [(np.float32([index, -index]), index) for index in indices]
+
+    def __getitem__(self, index):
+        raise NotImplementedError
+
+
+class Drawn(IterableDataset):
+    """Draws its order when a pass begins."""
+
+    def __iter__(self):
+        order = torch.randperm(COUNT).tolist()
+        yield from (Points()[index] for index in order)
+
+
+class ByEpoch(IterableDataset):
+    """Its order depends on the number of the pass alone."""
+
+    epoch = None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return COUNT
+
+    def __iter__(self):
+        yield from (Points()[index] for index in np.random.default_rng(self.epoch).permutation(COUNT).tolist())
+
+
+class Endless(IterableDataset):
+    """Goes on with where the pass before ended, by its state."""
+
+    def __init__(self):
+        self.position = 0
+        self.began = []
+
+    def __iter__(self):
+        self.began.append(self.position)
+        while True:
+            self.position += 1
+            yield Points()[self.position**2 % COUNT]
+            if self.position % COUNT == 0:
+                return
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+class Shuffled:
+    """A sampler without a generator of its own."""
+
+    def __len__(self):
+        return COUNT
+
+    def __iter__(self):
+        order = list(range(COUNT))
+        random.shuffle(order)
+        np.random.shuffle(order[:5])
+        return iter([order[place] for place in torch.randperm(COUNT)])
+
+
+def loader(kind=DataLoader, **arguments):
+    return kind(Points(), **{"batch_size": 3, "shuffle": True, **arguments})
+
+
+FOUND = {
+    "map-style": lambda: {"train": Points()},
+    "with names": lambda: {"train": Named(), "sources": None},
+    "read together": lambda: {"train": Together()},
+    "tensors": lambda: {"train": TensorDataset(torch.arange(22.0).reshape(11, 2), torch.arange(11))},
+    "a list": lambda: {"train": [Points()[index] for index in range(COUNT)]},
+    "weighted": lambda: {"train": Points(), "sampler": WeightedRandomSampler([0.1] * 5 + [1.0] * 6, 9)},
+    "random": lambda: {"train": Points(), "sampler": RandomSampler(range(COUNT))},
+    "sampler of its own": lambda: {"train": Points(), "sampler": Shuffled()},
+    "by epoch": lambda: {"train": ByEpoch()},
+    "loader": lambda: {"train": loader()},
+    "loader with workers": lambda: {"train": loader(num_workers=2)},
+    "loader of weighted": lambda: {
+        "train": loader(shuffle=False, sampler=WeightedRandomSampler([0.1] * 5 + [1.0] * 6, 9))
+    },
+    "stateful loader": lambda: {"train": loader(StatefulDataLoader)},
+    "stateful loader with workers": lambda: {"train": loader(StatefulDataLoader, num_workers=2)},
+}
+
+
+def make(train, **arguments):
+    return TorchDataset(train, **{"sources": ["x", "y"], "batch_size": 3, **arguments})
+
+
+def together(batches, source="y"):
+    return torch.cat([batch[source] for batch in batches]).tolist()
+
+
+LEAVES_PASSES = [kind for kind in FOUND if kind != "stateful loader with workers"]  # which wait 5 s each to be left
+
+
+@pytest.mark.parametrize("kind", LEAVES_PASSES)
+def test_a_training_stream_is_the_same_however_it_is_read(kind, check_training_stream):
+    seeded = kind != "by epoch"
+
+    def build():
+        torch.manual_seed(random.SystemRandom().randrange(2**60))  # which must make no difference
+        random.seed()
+        np.random.seed()
+        return make(**FOUND[kind]())
+
+    check_training_stream(build, shuffles=seeded, pickles="loader" not in kind)
+
+
+def test_workers_that_persist_read_the_second_pass_like_workers_that_begin_with_it(passes, bits):
+    def build():
+        return make(loader(num_workers=1, persistent_workers=True))
+
+    straight = passes(build(), "train", 2)
+    resumed = StreamWrapper(build().train_stream, name="train")
+    resumed.seek(StreamPosition(2, 0))
+    with resumed:
+        assert bits(resumed) == bits(straight[1])
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_every_kind_reads_batches_with_names(kind, passes):
+    arguments = FOUND[kind]()
+    dataset = make(**arguments)
+    for batches in passes(dataset, "train", 2):
+        assert len(batches) == dataset.num_batches["train"]
+        assert [list(batch) for batch in batches] == [["x", "y"]] * len(batches)
+        assert all(len(batch["y"]) == 3 for batch in batches[:-1])
+        assert {batch["y"].dtype for batch in batches} == {torch.int64}
+        assert {batch["x"].dtype for batch in batches} == {torch.float32}
+        if "weighted" not in kind:
+            assert sorted(together(batches)) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("kind", ["map-style", "read together", "weighted", "sampler of its own"])
+def test_evaluations_are_in_the_order_of_the_dataset(kind, passes):
+    dataset = make(**FOUND[kind](), valid=Points())
+    for batches in (*passes(dataset, "train", 2, training=False), *passes(dataset, "valid", 2)):
+        assert together(batches) == list(range(COUNT))
+
+
+def test_a_weighted_sampler_prefers_the_heavy(passes):
+    dataset = make(Points(), sampler=WeightedRandomSampler([0.01] * 5 + [1.0] * 6, 1000))
+    found = together(passes(dataset, "train")[0])
+    assert len(found) == 1000
+    assert np.mean(np.array(found) >= 5) > 0.98
+
+
+@pytest.mark.parametrize("kind", ["map-style", "weighted", "sampler of its own", "loader", "stateful loader"])
+def test_reading_leaves_the_global_random_states_alone(kind, passes):
+    dataset = make(**FOUND[kind]())
+    before = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+    passes(dataset, "train", 2)
+    assert (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()) == before
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_an_evaluation_between_passes_does_not_change_the_next(kind, passes, bits):
+    dataset, other = make(**FOUND[kind]()), make(**FOUND[kind]())
+    straight = passes(other, "train", 1)
+    passes(dataset, "train", training=False)
+    assert bits(passes(dataset, "train")[0]) == bits(straight[0])
+
+
+def test_a_loader_with_workers_in_a_worker_is_told_with_both_settings():
+    stream = StreamWrapper(make(loader(num_workers=2)).train_stream, name="train", workers=1, start_method="fork")
+    with (
+        stream,
+        pytest.raises(StreamError, match=r"stream 'train': .* num_workers=2, .* of main_loop.workers") as found,
+    ):
+        next(iter(stream))
+    assert found.value.exit_status == 2
+
+
+def test_an_iterable_dataset_with_a_state_goes_on_by_it(check_training_stream, passes):
+    check_training_stream(lambda: make(Endless()), shuffles=False, pickles=False)
+
+
+def test_an_iterable_dataset_with_a_state_is_not_read_again(passes):
+    before = StreamWrapper(make(Endless()).train_stream, name="train")
+    epoch = iter(before)
+    next(epoch), next(epoch)
+    data = Endless()
+    after = StreamWrapper(make(data).train_stream, name="train")
+    after.load_state_dict(before.state_dict())
+    assert after.restore()
+    assert data.began == [3]  # behind the first batch: the second is made again, and compared
+    assert together([next(iter(after))]) == together([next(epoch)])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_is_not_read_again(workers):
+    class Counted(Points):
+        read = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+        def __getitem__(self, index):
+            self.read.add_(1)
+            return super().__getitem__(index)
+
+    def build():
+        return make(StatefulDataLoader(Counted(), batch_size=1, shuffle=True, num_workers=workers))
+
+    before = StreamWrapper(build().train_stream, name="train")
+    epoch = iter(before)
+    found = [next(epoch) for _ in range(9)]
+    Counted.read.zero_()
+    after = StreamWrapper(build().train_stream, name="train")
+    after.load_state_dict(before.state_dict())
+    assert after.restore()
+    assert Counted.read.item() <= 3 if workers else Counted.read.item() == 1
+    assert sorted(together(found)) != together(found)
+    assert together(after) == together(epoch)
+
+
+def test_a_dataset_that_draws_when_a_pass_begins_is_replayed(passes):
+    dataset = make(Drawn())
+    for batches in passes(dataset, "train", 2):
+        assert sorted(together(batches)) == list(range(COUNT))
+    assert dataset.num_batches == {}
+
+
+def test_set_epoch_is_told_the_number_of_the_pass(passes):
+    data = ByEpoch()
+    for training, epochs in ((True, [1, 2]), (False, [0, 0])):
+        found = passes(make(data), "train", 2, training=training)
+        orders = [np.random.default_rng(epoch).permutation(COUNT).tolist() for epoch in epochs]
+        assert [together(batches) for batches in found] == orders
+
+
+def test_single_values_have_one_source(passes):
+    dataset = TorchDataset(torch.arange(5.0), sources=["x"], batch_size=5)
+    assert passes(dataset, "train", training=False)[0][0]["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_collate_makes_the_batch(passes):
+    dataset = TorchDataset(Points(), batch_size=4, collate=lambda items: {"sum": [sum(x) + y for x, y in items]})
+    assert passes(dataset, "train", training=False)[0][0] == {"sum": [0, 1, 2, 3]}
+
+
+def test_a_failing_item_is_named(passes):
+    class Broken(Points):
+        def __getitem__(self, index):
+            if index == 7:
+                raise RuntimeError("broken")
+            return super().__getitem__(index)
+
+    with pytest.raises(RuntimeError) as caught:
+        passes(make(Broken()), "train")
+    assert "while reading item 7 of Broken" in caught.value.__notes__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sources": None}, "stream 'train': its batches are tuples of 2 fields; name the sources by `sources`"),
+        ({"sources": ["x"]}, "stream 'train': its batches are tuples of 2 fields, but `sources` are 1 names"),
+        ({"train": Named()}, "stream 'train': its batches name their sources: x, y; remove `sources`"),
+        ({"train": torch.arange(3), "sources": None}, "stream 'train': its batches are of type Tensor; name the"),
+        ({"sampler": [0, 11]}, "stream 'train': its sampler gave 11, but there are 11 examples"),
+        ({"sampler": [0, -1]}, "stream 'train': its sampler gave -1, but there are 11 examples"),
+        ({"sampler": [[0, 1]]}, "stream 'train': its sampler gave [0, 1], which is no index of an example"),
+        ({"sampler": [torch.tensor(0.5)]}, "stream 'train': its sampler gave tensor(0.5000), which is no index"),
+    ],
+)
+def test_what_the_first_batch_shows_is_a_stream_error(passes, arguments, message):
+    with pytest.raises(StreamError) as caught:
+        passes(make(**{"train": Points(), **arguments}), "train")
+    assert str(caught.value).startswith(message)
+    assert caught.value.exit_status == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"train": None}, "train: NoneType is neither a map-style dataset (__getitem__ and __len__), nor an iterable"),
+        ({"train": "data"}, "train: str is neither"),
+        ({"train": {"a": 1}}, "train: dict is neither"),
+        ({"train": iter([1])}, "train: list_iterator is neither a map-style dataset "),
+        ({"train": []}, "train: there is no example in it"),
+        ({"valid": 3}, "valid: int is neither"),
+        ({"batch_size": 0}, "batch_size: 0 is not a whole number of at least 1"),
+        ({"sources": "x"}, "sources: 'x' is no list of names"),
+        ({"collate": "mine"}, "collate: str is no function; write {import: NAME}"),
+        ({"sampler": 3}, "sampler: int yields nothing: it has no __iter__"),
+        ({"train": Drawn(), "sampler": [1]}, "sampler: only a map-style dataset can be read in its order"),
+        ({"train": loader(), "sampler": [1]}, "sampler: only a map-style dataset can be read in its order"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(arguments, message):
+    with pytest.raises(ArgumentError) as caught:
+        TorchDataset(**{"train": Points(), **arguments})
+    assert str(caught.value).startswith(message)
+
+
+def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch, train_docstring):
+    (tmp_path / "my_data.py").write_text(
+        "import numpy as np\n"
+        "class Points:\n"
+        "    def __init__(self, count):\n"
+        "        self.x = np.random.default_rng(count).normal(size=(count, 2)).astype(np.float32)\n"
+        "    def __len__(self):\n"
+        "        return len(self.x)\n"
+        "    def __getitem__(self, index):\n"
+        "        return self.x[index], int(self.x[index].sum() > 0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    last = train_docstring(TorchDataset, "x", "label", 2, 2, epochs=5)[-1]
+    assert last["valid"]["accuracy"]["mean"] > 0.8

@@ -1,0 +1,208 @@
+"""Each dataset gives the same batches in the same order whoever reads them, a thread or any number of processes."""
+
+import importlib
+import io
+import itertools
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from emrun.datasets import (
+    Digits,
+    HuggingFace,
+    ImageFolder,
+    Majority,
+    Mixed,
+    Parquet,
+    Table,
+    TarShards,
+    TokenWindows,
+    TorchDataset,
+)
+from emrun.stream import StreamWrapper
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
+COUNT = 23
+
+
+def numbers(*shape):
+    return np.arange(COUNT * np.prod(shape, dtype=int), dtype=np.float32).reshape(COUNT, *shape)
+
+
+def png(number):
+    file = io.BytesIO()
+    Image.fromarray(np.full((24, 24, 3), number, np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def table(folder):
+    np.savez(folder / "all.npz", x=numbers(40), y=np.arange(COUNT))
+    return Table(folder / "all.npz", batch_size=3)
+
+
+def mapped_table(folder):
+    np.save(folder / "x.npy", numbers(400))
+    return Table({"x": folder / "x.npy"}, batch_size=3, memory_map=True)
+
+
+def csv_table(folder):
+    (folder / "all.csv").write_text("a,b\n" + "".join(f"{each},{each / 2}\n" for each in range(COUNT)))
+    return Table(folder / "all.csv", batch_size=3)
+
+
+def image_folder(folder):
+    for number in range(COUNT):
+        path = folder / "pictures" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(number))
+    return ImageFolder(folder / "pictures", batch_size=3, flip=True)
+
+
+def parquet(folder):
+    columns = {"x": list(numbers(2).tolist()), "y": range(COUNT), "text": [f"row {each}" for each in range(COUNT)]}
+    for name in ("a", "b"):
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet", row_group_size=5)
+    return Parquet(str(folder / "*.parquet"), batch_size=4)
+
+
+def hugging_face(folder):
+    pq.write_table(
+        pa.table({"x": range(COUNT), "text": [f"row {each}" for each in range(COUNT)]}), folder / "x.parquet"
+    )
+    return HuggingFace(str(folder / "x.parquet"), batch_size=3, cache_dir=str(folder / "cache"))
+
+
+def tar_shards(folder):
+    for shard in range(3):
+        with tarfile.open(folder / f"{shard}.tar", "w") as archive:
+            for number in range(7):
+                for name, content in ((f"{number}.png", png(number)), (f"{number}.cls", str(shard).encode())):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    return TarShards(str(folder / "*.tar"), {"image": "png", "label": "cls"}, batch_size=3)
+
+
+def token_windows(folder):
+    (folder / "a.txt").write_text("".join(chr(97 + each * each % 26) for each in range(200)))
+    return TokenWindows(str(folder / "*.txt"), window=9, batch_size=3, cache_dir=str(folder / "cache"))
+
+
+def points():
+    return TensorDataset(torch.from_numpy(numbers(1000)), torch.arange(COUNT))
+
+
+def mixed(folder):
+    return Mixed({"table": table(folder), "more": mapped_table(folder)}, {"table": 1, "more": 2}, batches_per_epoch=9)
+
+
+TURNED = """
+import numpy as np
+import torch
+
+class Turned(torch.utils.data.IterableDataset):
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        yield from (torch.full((2000,), float(each)) for each in np.roll(np.arange(23), self.epoch))
+"""
+
+
+def iterable(folder):
+    """Return one whose order depends on the number of the pass."""
+    (folder / "turned.py").write_text(TURNED)
+    return TorchDataset(importlib.import_module("turned").Turned(), sources=["x"], batch_size=3)
+
+
+KINDS = {
+    "digits": lambda folder: Digits(batch_size=200, shift=1),
+    "hugging_face": hugging_face,
+    "image_folder": image_folder,
+    "majority": lambda folder: Majority(n=60),
+    "mixed": mixed,
+    "parquet": parquet,
+    "table": table,
+    "table of csv": csv_table,
+    "table mapped": mapped_table,
+    "tar_shards": tar_shards,
+    "token_windows": token_windows,
+    "torch_dataset": lambda folder: TorchDataset(points(), sources=["x", "y"], batch_size=3),
+    "torch_dataset iterable": iterable,
+    "torch_dataset loader": lambda folder: TorchDataset(
+        StatefulDataLoader(points(), batch_size=3, shuffle=True), sources=["x", "y"]
+    ),
+}
+WITHOUT_STREAMS = {"downloadable_dataset"}  # a base
+METHODS = ["fork", *(pytest.param(method, marks=pytest.mark.campaign) for method in ("forkserver", "spawn"))]
+
+
+@pytest.fixture(params=KINDS)
+def dataset(request, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "turned", raising=False)
+    return KINDS[request.param](tmp_path)
+
+
+@pytest.fixture
+def read(bits):
+    """Return what is read of a stream, batch by batch, and the stream's state."""
+
+    def read_batches(dataset, workers=0, buffer=0, method="fork", stop=None, state=None):
+        stream = StreamWrapper(
+            dataset.train_stream,
+            buffer,
+            name="train",
+            seed=3,
+            workers=workers,
+            start_method=method,
+            timeout=100 if buffer or workers else None,
+        )
+        torch.manual_seed(5)
+        if state is not None:
+            stream.load_state_dict(state)
+            assert stream.restore()
+        with stream:
+            found = bits(itertools.islice((batch for _ in range(2) for batch in stream), stop))
+            left = stream.state_dict() if stop else None
+        stream.close()
+        return found, left
+
+    return read_batches
+
+
+def test_every_dataset_is_among_them():
+    files = {path.stem for path in (Path(__file__).parent.parent.parent / "datasets").glob("[!_]*.py")}
+    assert {kind.split()[0] for kind in KINDS} | WITHOUT_STREAMS == files
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", METHODS)
+def test_batches_and_their_order_are_those_of_one_process(dataset, read, method):
+    expected = read(dataset)[0]
+    assert len(expected) > 6
+    counts, buffers = ((0, 1, 2, 3), (0, 1, 4, 16)) if method == "fork" else ((2,), (0, 4))
+    for workers, buffer in itertools.product(counts, buffers):
+        assert read(dataset, workers, buffer, method)[0] == expected, (workers, buffer)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resume_in_the_middle_goes_on_exactly_with_another_number_of_workers(dataset, read, method):
+    expected = read(dataset)[0]
+    cases = ((0, 2, 1), (2, 3, 4), (3, 0, 4), (1, 2, 5)) if method == "fork" else ((0, 2, 1), (2, 0, 4))
+    for before, after, stop in cases:
+        head, state = read(dataset, before, stop=stop, method=method)
+        rest, _ = read(dataset, after, state=state, method=method)
+        assert head + rest[: len(expected) - stop] == expected, (before, after, stop)
