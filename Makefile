@@ -2,10 +2,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PEERS := .venv-bench
+MINUTES := 60
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test campaign check format bench bench-loop bench-startup bench-checkpoint wheel clean
+.PHONY: setup train test campaign check format bench bench-loop bench-step bench-startup bench-checkpoint bench-streams bench-peers wheel clean
 
 setup: $(INSTALLED)
 
@@ -23,7 +25,7 @@ test: setup
 	$(BIN)/pytest -n 2
 
 campaign: setup
-	$(BIN)/pytest -n 2 -m campaign
+	$(BIN)/pytest -n 2 -m 'campaign or fault' --campaign $(MINUTES)
 
 check: setup
 	$(BIN)/ruff check
@@ -34,10 +36,13 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: bench-loop bench-startup bench-checkpoint
+bench: bench-peers bench-step bench-startup bench-checkpoint bench-streams
 
 bench-loop: setup
-	$(BIN)/python benchmarks/loop.py
+	$(BIN)/python benchmarks/peers.py --only bare,null --peers emrun --rounds 30
+
+bench-step: setup
+	$(BIN)/python benchmarks/step.py
 
 bench-startup: setup
 	$(BIN)/python benchmarks/startup.py
@@ -45,8 +50,21 @@ bench-startup: setup
 bench-checkpoint: setup
 	$(BIN)/python benchmarks/checkpoint.py
 
+bench-streams: setup
+	$(BIN)/python benchmarks/streams.py
+
+bench-peers: $(PEERS)/.installed
+	$(PEERS)/bin/python benchmarks/peers.py
+
+# an environment of its own: the peers bring packages that emrun is tested without
+$(PEERS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(PEERS)/bin/pip install --quiet --editable '.[bench]'
+	touch $@
+
 wheel: setup
 	$(BIN)/python -m build --wheel --outdir dist
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

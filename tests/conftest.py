@@ -1,19 +1,53 @@
 """What tests share: the installed command in a process of its own, and small configs."""
 
+import itertools
 import os
+import platform
 import pty
 import shutil
 import subprocess
 import sys
 import termios
+from collections import Counter
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tabulate import tabulate
 
 ROOT = Path(__file__).parent.parent
 EMRUN = Path(sys.executable).with_name("emrun")
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run side by side
+
+
+def pytest_addoption(parser):
+    parser.addoption("--campaign", type=float, metavar="MINUTES", help="all trials of tests/faults, within this time")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Print how many of each fault were survived, when a campaign ran."""
+    if config.getoption("--campaign") is None:
+        return
+    faults = {}
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        for name, value in getattr(report, "user_properties", ()):
+            if name == "fault" and report.when == "teardown":
+                tally = faults.setdefault(value[0], Counter())
+                tally.update({key: count for key, count in value[1].items() if isinstance(count, int)})
+    columns = ("survived", "lost", "unreadable", "silent")
+    rows = [
+        [fault, sum(tally[key] for key in columns), *(tally[key] for key in columns)] for fault, tally in faults.items()
+    ]
+    rows.append(["all", *(sum(row[index] for row in rows) for index in range(1, len(columns) + 2))])
+    versions = f"emrun {version('emrun')}, torch {version('torch')}, Python {platform.python_version()}"
+    terminalreporter.section("faults")
+    terminalreporter.write_line(f"{date.today()}, {versions}, {platform.system()} {platform.machine()}\n")
+    terminalreporter.write_line(tabulate(rows, ["fault", "trials", *columns], tablefmt="github", intfmt=","))
+    for fault, tally in faults.items():
+        if (made := sum(tally[key] for key in columns)) < tally["planned"]:
+            terminalreporter.write_line(f"{fault}: the time was enough for {made:,} of {tally['planned']:,} trials")
 
 
 @pytest.fixture

@@ -1,0 +1,276 @@
+"""Faults in numbers: each test here makes one, some trials of it in `make test`, all of them in `make campaign`.
+
+    @pytest.mark.fault("power loss", share=4)
+    def test_power_loss(trials):
+        for trial in trials(states, small=40):
+            with trial:
+                ...
+
+`make campaign` goes on after a trial that fails, and prints how many of each fault were survived. `share` is the part
+of the time that a test gets when the campaign's is short.
+"""
+
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from emrun import AbstractHook, create_model, create_training, preparation, resume_training
+from emrun.cli import main
+from emrun.config import load_config
+from emrun.sources import Sources
+from emrun.training import train
+
+SOURCES = Sources()
+OUTCOMES = ("survived", "lost", "unreadable", "silent")
+
+
+class Trial:
+    """One trial: a block whose failure is counted, and ends the test only outside of a campaign."""
+
+    def __init__(self, case, tally, is_campaign):
+        self.case = case
+        self.random = random.Random(str(case))
+        self._tally = tally
+        self._goes_on = is_campaign
+        self._fails_as = "lost"
+
+    @contextmanager
+    def _as(self, kind):
+        before, self._fails_as = self._fails_as, kind
+        yield
+        self._fails_as = before
+
+    def reading(self):
+        """Return a block whose failure says that a file cannot be read."""
+        return self._as("unreadable")
+
+    def telling(self):
+        """Return a block whose failure says that nobody was told of the fault, or not what happened."""
+        return self._as("silent")
+
+    def __enter__(self):
+        self._fails_as = "lost"
+        return self
+
+    def __exit__(self, error_type, error, trace):
+        if error is not None and not isinstance(error, Exception | pytest.fail.Exception):
+            return False
+        self._tally["survived" if error is None else self._fails_as] += 1
+        if error is None:
+            return True
+        self._tally.setdefault("first", f"{self.case!r}: {error_type.__name__}: {error}")
+        error.add_note(f"in trial {self.case!r}")
+        return self._goes_on
+
+
+@pytest.fixture
+def trials(request):
+    """Return what yields the trials of a test: `small` of the cases, evenly chosen.
+
+    In a campaign, they are chosen at random: as many as there is time for, but at least `small`.
+    """
+    minutes = request.config.getoption("--campaign")
+    (mark,) = request.node.iter_markers("fault")
+    tally = dict.fromkeys((*OUTCOMES, "planned"), 0)
+
+    def over(cases, small):
+        cases = list(cases)
+        ends_at = None
+        if minutes is None:
+            cases = cases[:: -(-len(cases) // small)]
+        else:
+            random.Random(1).shuffle(cases)
+            began, shares = request.config.stash[TIMES]
+            left = began + minutes * 60 - time.monotonic()
+            ends_at = time.monotonic() + min(left, minutes * 60 * shares[request.node.nodeid])
+        tally["planned"] += len(cases)
+        for number, case in enumerate(cases):
+            if ends_at is not None and number >= small and time.monotonic() > ends_at:
+                return
+            yield Trial(case, tally, minutes is not None)
+
+    yield over
+    request.node.user_properties.append(("fault", (mark.args[0], tally)))
+    if tally.get("first") and minutes is not None:
+        pytest.fail(f"first of the trials that were not survived: {tally['first']}")
+
+
+TIMES = pytest.StashKey()
+
+
+def pytest_collection_modifyitems(config, items):
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    shares = {}
+    for item in items:
+        for mark in item.iter_markers("fault"):
+            shares[item.nodeid] = mark.kwargs.get("share", 1)
+    total = sum(shares.values())
+    parts = {name: min(1.0, workers * share / total) for name, share in shares.items()}
+    config.stash[TIMES] = time.monotonic(), parts
+    if config.getoption("--campaign") is not None:
+        items.sort(key=lambda item: item.nodeid not in shares)  # what a campaign is for comes first
+
+
+CONFIG = {
+    "seed": 5,
+    "dataset": {"class": "Majority", "n": 60, "batch_size": 4},
+    "model": {
+        "module": {
+            "class": "torch.nn.Sequential",
+            "args": [
+                {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
+                {"class": "torch.nn.Dropout", "p": 0.2},
+                {"class": "torch.nn.Flatten", "start_dim": 0},
+            ],
+        },
+        "inputs": ["x"],
+        "outputs": ["logit"],
+        "loss": {"class": "torch.nn.BCEWithLogitsLoss", "inputs": ["logit", "y"]},
+        "optimizer": {"class": "Adam", "lr": 0.05},
+    },
+    "main_loop": {"extra_streams": ["valid"], "buffer": 2, "fixed_epoch_size": 5},
+    "hooks": [
+        {"ComputeStats": {"variables": ["loss"]}},
+        "SaveBest",
+        "WriteCSV",
+        {"StopAfter": {"epochs": 3}},
+    ],
+}
+
+
+class SaveOften(AbstractHook):
+    """Asks for checkpoints in the middle of an epoch, so that there are commits of all kinds."""
+
+    def after_batch(self):
+        if self.main_loop.training and self.main_loop.iterations_done % 3 == 0:
+            self.main_loop.request_checkpoint("often")
+
+
+def start_or_resume(directory, epochs=3):
+    """Do what `train --auto-resume` does, with checkpoints in the middle of an epoch too."""
+    if (directory / "config.yaml").exists():
+        training = resume_training(directory)
+    else:
+        training = create_training(CONFIG, output_dir=directory, overrides=[f"hooks.StopAfter.epochs={epochs}"])
+    if training is None:
+        return
+    training.main_loop.change_hooks([*training.main_loop.hooks, SaveOften()])
+    train(training)
+
+
+def forked(function, *arguments):
+    """Run a function in a forked child, where torch is imported; return its exit status, negative for a signal."""
+    child = os.fork()
+    if child == 0:
+        status = 70
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            function(*arguments)
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def began(arguments, cwd, prepare=None):
+    """Begin the command in a forked child, where torch is imported: what `finished` waits for.
+
+    Args:
+        arguments: of the command line, without `emrun`.
+        cwd: the directory to run it in.
+        prepare: called in the child before the command.
+    """
+    place = Path(tempfile.mkdtemp(prefix="emrun-output-"))
+    child = os.fork()
+    if child == 0:
+        status = 70
+        try:
+            for descriptor, name in ((1, "out"), (2, "err")):
+                os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT), descriptor)
+            sys.stdout, sys.stderr = (os.fdopen(each, "w", buffering=1, closefd=False) for each in (1, 2))
+            for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+                signal.signal(number, handler)
+            logging.getLogger().handlers.clear()
+            preparation.Sources = lambda: SOURCES  # torch's files are read once
+            os.chdir(cwd)
+            sys.path.insert(0, str(cwd))
+            sys.argv = ["emrun", *map(str, arguments)]
+            if prepare is not None:
+                prepare()
+            status = main()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+    return child, place, ["emrun", *map(str, arguments)]
+
+
+def finished(command):
+    """Wait for a command that has begun; return it as `subprocess.run` does."""
+    child, place, arguments = command
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    out, err = ((place / name).read_text(errors="replace") for name in ("out", "err"))
+    shutil.rmtree(place)
+    return subprocess.CompletedProcess(arguments, status, out, err)
+
+
+def command(*arguments, cwd, prepare=None):
+    """Run the command in a forked child to its end."""
+    return finished(began(arguments, cwd, prepare))
+
+
+def result(directory, names=("latest", "best", "often")):
+    """Return what a training left behind that must not depend on how often it was interrupted."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "metrics": [{**line, "seconds": None} for line in lines],
+        "csv": (directory / "training.csv").read_text(),
+        **{name: (directory / "checkpoints" / name / "model.safetensors").read_bytes() for name in names},
+        "left": sorted(path.name for path in directory.rglob("*") if "tmp" in path.name),
+    }
+
+
+@pytest.fixture(scope="session")
+def warm():
+    """Do what costs a child a second and is the same in all of them: torch imports a lot for its first optimizer."""
+    create_model(CONFIG)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "Sources", lambda: SOURCES)
+        preparation.check_statically(load_config(CONFIG).root, evaluations=True)
+
+
+@pytest.fixture
+def small(warm):
+    """Return a small training, in functions."""
+    return SimpleNamespace(
+        config=CONFIG,
+        forked=forked,
+        start_or_resume=start_or_resume,
+        result=result,
+        began=began,
+        finished=finished,
+        command=command,
+    )
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Return a directory that holds the config of the small training."""
+    (tmp_path / "config.yaml").write_text(json.dumps(CONFIG, indent=2))
+    return tmp_path

@@ -1,0 +1,51 @@
+"""Many trainings in one process: it keeps no descriptor, thread, child or signal handler of them.
+
+Taken out once by hand, the closing of the log at the end of a training made this fail.
+"""
+
+import gc
+import logging
+import shutil
+import signal
+import threading
+
+import psutil
+import pytest
+
+from emrun import create_training
+from emrun.training import train
+
+BEFORE = 20
+
+
+def kept_by_the_process():
+    gc.collect()
+    process = psutil.Process()
+    return {
+        "descriptors": process.num_fds(),
+        "threads": (process.num_threads(), threading.active_count()),
+        "children": len(process.children()),
+        "handlers": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)},
+        "loggers": list(logging.getLogger().handlers),
+    }
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.fault("200 trainings in one process")
+def test_no_training_leaves_anything_in_its_process_after_the_20th(tmp_path, small, trials):
+    expected = None
+    for number, trial in enumerate(trials(range(200), small=30)):
+        training = create_training(small.config, output_dir=tmp_path / "run", overrides=["hooks.StopAfter.epochs=1"])
+        if number % 3 == 2:
+            training.model.run = None  # this one fails
+            with pytest.raises(TypeError):
+                train(training)
+        else:
+            train(training)
+        del training
+        shutil.rmtree(tmp_path / "run")
+        if number == BEFORE:
+            expected = kept_by_the_process()
+        with trial:
+            if expected is not None:
+                assert kept_by_the_process() == expected
