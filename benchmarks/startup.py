@@ -1,8 +1,8 @@
-"""How long emrun takes to begin: the help, phase one of the check, the first update; whole processes, alternating.
+"""How long emrun takes to begin: the help and phase one of the check; whole processes, alternating.
 
     python benchmarks/startup.py [--pairs 20]
 
-Medians of the pairs' ratios and differences are printed beside the budgets.
+Medians of the pairs' ratios and differences are printed beside the budgets. The first update is in `peers.py`.
 """
 
 from __future__ import annotations
@@ -18,57 +18,11 @@ from time import perf_counter
 
 HELP_BUDGET = 2.0  # times the import of click
 CHECK_BUDGET = 0.5  # seconds more than the help
-UPDATE_BUDGET = 1.3  # times importing torch and making one SGD step
 
 ROOT = Path(__file__).parent.parent
 EMRUN = str(Path(sys.executable).with_name("emrun"))
 HELP = [EMRUN, "--help"]
 CLICK = [sys.executable, "-c", "import click"]
-
-FIRST_UPDATE = """\
-dataset: {class: first_update.Random}
-model:
-  module: {class: torch.nn.Linear, in_features: 64, out_features: 10}
-  inputs: [x]
-  outputs: [logits]
-  loss: {class: torch.nn.CrossEntropyLoss, inputs: [logits, y]}
-  optimizer: {class: SGD, lr: 0.1}
-main_loop: {skip_zeroth_epoch: true}
-hooks:
-  - ComputeStats: {variables: [loss]}
-  - LogVariables
-  - first_update.Exit
-  - StopAfter: {epochs: 1}
-"""
-
-CODE = """\
-import os
-import numpy as np
-from emrun import AbstractHook
-
-class Random:
-    def train_stream(self):
-        generator = np.random.default_rng(0)
-        yield {"x": generator.random((32, 64), dtype="float32"), "y": generator.integers(0, 10, 32)}
-
-class Exit(AbstractHook):
-    def after_update(self):
-        os._exit(0)
-"""
-
-RAW = """\
-import os
-import numpy as np
-import torch
-
-generator = np.random.default_rng(0)
-x, y = torch.from_numpy(generator.random((32, 64), dtype="float32")), torch.from_numpy(generator.integers(0, 10, 32))
-module = torch.nn.Linear(64, 10)
-optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-torch.nn.functional.cross_entropy(module(x), y).backward()
-optimizer.step()
-os._exit(0)
-"""
 
 
 def seconds(command: list[str], directory: Path, status: int = 0) -> float:
@@ -102,9 +56,6 @@ def main() -> None:
     count = parser.parse_args().pairs
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
-        (directory / "config.yaml").write_text(FIRST_UPDATE)
-        (directory / "first_update.py").write_text(CODE)
-        (directory / "raw.py").write_text(RAW)
         show("emrun --help", pairs(HELP, CLICK, directory, count), "import click", HELP_BUDGET, ratio=True)
         check = [EMRUN, "check", "--static"]
         sample = [*check, str(ROOT / "sample_configs" / "digits_convnet.yaml")]
@@ -117,8 +68,6 @@ def main() -> None:
                 slowest = max(slowest, (statistics.median(x - y for x, y in figures), figures, path.stem))
         if slowest[1]:
             show(f"the slowest wrong config ({slowest[2]})", slowest[1], "--help", CHECK_BUDGET, ratio=False)
-        train, raw = [EMRUN, "train", "-q", "config.yaml"], [sys.executable, "raw.py"]
-        show("first update", pairs(train, raw, directory, count), "raw torch", UPDATE_BUDGET, ratio=True)
 
 
 def overrides(path: Path) -> list[str]:

@@ -1,0 +1,265 @@
+"""emrun beside other ways to train: what a step, the bookkeeping, the memory, the start and the statistics cost.
+
+    python benchmarks/peers.py [--only bare,typical] [--peers emrun,ignite] [--rounds 10]
+
+Each runner trains in a process of its own, in turns with a raw PyTorch loop that does the same work; medians. The
+tables are Markdown. A peer that is not installed is left out; `make bench-peers` installs them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from runners import RAW, RUNNERS, WAYS, WITH_NULL
+from runners.first_update import command
+from runners.measuring import EPOCHS, LOSSES, STEPS, Row, alternate, child
+
+BUDGETS = {  # of emrun
+    "bare": (1.05, "times the raw loop"),
+    "typical": (1.10, "times the raw loop"),
+    "null": (2.0, "us a batch"),
+    "memory": (1.1, "times the raw loop"),
+    "startup": (1.3, "times plain PyTorch"),
+    "metrics": (0.2, "s more than the stream"),
+}
+MEMORY_BUDGET = 1.0  # MB that statistics may grow by
+
+
+class Bench:
+    """Runs the processes.
+
+    Args:
+        names: the runners.
+        rounds: how many of the bare step; half as many of what takes longer.
+    """
+
+    def __init__(self, names: list[str], rounds: int) -> None:
+        self._names = names
+        self._rounds = rounds
+        self._rows: dict[tuple[str, str], Row] = {}
+        self.failed: list[str] = []
+
+    def rows(self, table: str, names: Iterable[str]) -> dict[str, Row]:
+        """Return what is found for a table; a runner that fails is told on standard error."""
+        found = {name: self._row(table, name) for name in names}
+        return {name: row for name, row in found.items() if row}
+
+    def _row(self, table: str, name: str) -> Row:
+        if (table, name) not in self._rows:
+            rounds = self._rounds if table in ("bare", "null") else max(2, self._rounds // 2)
+            print(f"{table}: {name}", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory() as place:
+                result = Path(place) / "result.json"
+                words = [sys.executable, "-W", "ignore", __file__, "--child", table, name, str(rounds), str(result)]
+                status, error = run(words, Path(place))
+                if status:
+                    self.failed.append(f"{table}: {name}: {error}")
+                self._rows[table, name] = json.loads(result.read_text()) if not status else {}
+        return self._rows[table, name]
+
+    def bare(self) -> None:
+        """The loop with nothing beside it."""
+        rows = self.rows("bare", self._names)
+        show(
+            f"A bare step: MLP 784-128-10, batches of 32 in memory, SGD, one thread; {STEPS} steps a round",
+            ["", "us a step", "raw loop, us", "times raw", "what differs"],
+            [
+                [title(n), f"{r['found']:.0f}", f"{r['raw']:.0f}", f"{r['ratio']:.2f}", r["note"]]
+                for n, r in rows.items()
+            ],
+        )
+        verdict("bare", rows, "ratio")
+
+    def typical(self) -> None:
+        """The loop with what one usually has."""
+        rows = self.rows("typical", self._names)
+        show(
+            "A typical step: also a progress bar to a file, mean loss and accuracy, CSV, a checkpoint an epoch; "
+            f"{EPOCHS} epochs of {STEPS} steps, the ends of the epochs included",
+            ["", "us a step", "raw loop, us", "times raw", "what differs"],
+            [
+                [title(n), f"{r['found']:.0f}", f"{r['raw']:.0f}", f"{r['ratio']:.2f}", r["note"]]
+                for n, r in rows.items()
+            ],
+        )
+        verdict("typical", rows, "ratio")
+
+    def null(self) -> None:
+        """The loop alone."""
+        rows = self.rows("null", [name for name in self._names if name in WITH_NULL])
+        show(
+            "Bookkeeping of a batch: a model that does nothing, over a bare `for` that calls it",
+            ["", "us a batch", "what differs"],
+            [[title(name), f"{row['more']:.2f}", row["note"]] for name, row in rows.items()],
+        )
+        verdict("null", rows, "more")
+
+    def memory(self) -> None:
+        """The processes of the bare step."""
+        base = self.rows("bare", [RAW])[RAW]["rss"]
+        rows = self.rows("bare", self._names)
+        for row in rows.values():
+            row["times"] = row["rss"] / base
+        show(
+            "Peak memory of the process that trained with the bare loop",
+            ["", "MB", "times raw"],
+            [
+                [title(RAW), f"{base:.0f}", "1.00"],
+                *([title(name), f"{row['rss']:.0f}", f"{row['times']:.2f}"] for name, row in rows.items()),
+            ],
+        )
+        verdict("memory", rows, "times")
+
+    def startup(self) -> None:
+        """Whole processes."""
+        rounds = max(2, self._rounds // 2)
+        with tempfile.TemporaryDirectory() as made:
+            place = Path(made)
+            rows, base = {}, command(RAW, place)
+            for name in self._names:
+                print(f"startup: {name}", file=sys.stderr, flush=True)
+                try:
+                    ours = partial(seconds, command(name, place), place)
+                    rows[name] = alternate(partial(seconds, base, place), ours, rounds)
+                except AssertionError as error:
+                    self.failed.append(f"startup: {name}: {error}")
+        show(
+            "From the start of the process to the first update; emrun: `emrun train` of a config",
+            ["", "s", "plain PyTorch, s", "times plain"],
+            [[title(n), f"{r['found']:.2f}", f"{r['raw']:.2f}", f"{r['ratio']:.2f}"] for n, r in rows.items()],
+        )
+        verdict("startup", rows, "ratio")
+
+    def metrics(self) -> None:
+        """The mean of many losses."""
+        names = [name for name, (_, package) in WAYS.items() if version(package)]
+        rows = self.rows("metrics", names)
+        show(
+            f"The mean of {LOSSES:,} losses in tensors of 32, beside their stream",
+            ["", "s more than the stream", "us a batch", "memory, MB more"],
+            [
+                [WAYS[n][0], f"{r['more']:.2f}", f"{r['more'] / LOSSES * 32e6:.1f}", f"{r['growth']:.0f}"]
+                for n, r in rows.items()
+            ],
+        )
+        verdict("metrics", rows, "more")
+        if "emrun" in rows:
+            growth = rows["emrun"]["growth"]
+            held = "held" if growth <= MEMORY_BUDGET else "NOT HELD"
+            print(f"\nBudget of emrun: constant memory; {growth:.1f} MB more, {held}.", flush=True)
+
+
+def seconds(words: list[str], place: Path) -> float:
+    """Return how long a command takes, which must succeed."""
+    began = perf_counter()
+    status, error = run(words, place)
+    taken = perf_counter() - began
+    assert status == 0, error
+    return taken
+
+
+def run(words: list[str], place: Path) -> tuple[int, str]:
+    """Return the exit status of a command and the last line that it wrote to standard error, which is a file."""
+    offline = {"HF_HUB_OFFLINE": "1", "KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryFile() as output:
+        environment = {**os.environ, **offline}
+        status = subprocess.run(
+            words, cwd=place, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL, check=False
+        ).returncode
+        output.seek(0)
+        lines = output.read().decode(errors="replace").split("\n") if status else []
+    return status, next((line for line in reversed(lines) if line.strip()), "")
+
+
+def title(name: str) -> str:
+    """Return how a runner is called."""
+    return "raw PyTorch loop" if name == RAW else RUNNERS[name][0]
+
+
+def version(distribution: str) -> str | None:
+    """Return the version of what is installed."""
+    if distribution == "emrun":
+        import emrun
+
+        return emrun.__version__
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def show(caption: str, header: list[str], lines: list[list[str]]) -> None:
+    """Print a table."""
+    print(f"\n### {caption}\n")
+    for cells in (header, ["---", *("---:" if cell != "what differs" else "---" for cell in header[1:])], *lines):
+        print("|", " | ".join(cells), "|")
+
+
+def verdict(table: str, rows: dict[str, Row], key: str) -> None:
+    """Print whether emrun holds the budget of a table."""
+    if "emrun" in rows:
+        budget, unit = BUDGETS[table]
+        found = rows["emrun"][key]
+        print(
+            f"\nBudget of emrun: {budget} {unit}; {found:.2f}, {'held' if found <= budget else 'NOT HELD'}.", flush=True
+        )
+
+
+def machine() -> str:
+    """Return what the figures were measured on."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{os.cpu_count()} cores {models[0] if models else platform.processor()}, {platform.system()}"
+
+
+def names_of(text: str | None, known: Iterable[str]) -> list[str]:
+    """Return the names in an option, all without one."""
+    names = text.split(",") if text else list(known)
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"{name!r} is none of {', '.join(known)}")
+    return names
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help=f"tables, of {','.join(BUDGETS)}")
+    parser.add_argument("--peers", help=f"runners, of {','.join(RUNNERS)}")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        table, name, rounds, result = arguments.child
+        Path(result).write_text(json.dumps(child(table, name, int(rounds))))
+        return
+    tables, names = names_of(arguments.only, BUDGETS), names_of(arguments.peers, RUNNERS)
+    versions = {name: version(RUNNERS[name][1]) for name in names}
+    there = [name for name in names if versions[name]]
+    torch = version("torch")
+    print(f"{datetime.date.today()}, {machine()}, Python {platform.python_version()}, torch {torch}")
+    print(", ".join(f"{RUNNERS[name][1]} {versions[name]}" for name in there), flush=True)
+    if missing := [title(name) for name in names if not versions[name]]:
+        print(f"Not installed: {', '.join(missing)}")
+    bench = Bench(there, arguments.rounds)
+    for table in tables:
+        getattr(bench, table)()
+    if bench.failed:
+        raise SystemExit("\n".join(["failed:", *bench.failed]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""The same work by emrun and by its peers: one file each, which imports what it measures and nothing else.
+
+A runner says what differs in its work (`NOTES`, by table) and trains:
+
+    bare(work)              the model of `work` on its batches, with everything switched off that can be
+    typical(work, place)    with a progress bar, mean loss and accuracy, a CSV file and a checkpoint per epoch
+    null(work)              a model that does nothing, where that can be written
+"""
+
+RAW = "raw"
+RUNNERS = {  # module: title, distribution
+    "emrun": ("emrun", "emrun"),
+    "ignite": ("Ignite Engine", "pytorch-ignite"),
+    "skorch": ("skorch", "skorch"),
+    "accelerate": ("Accelerate loop", "accelerate"),
+    "mmengine": ("MMEngine Runner", "mmengine"),
+    "transformers": ("Hugging Face Trainer", "transformers"),
+    "lightning": ("Lightning Trainer", "lightning"),
+    "keras": ("Keras 3 fit, torch backend", "keras"),
+}
+WITH_NULL = ("emrun", "ignite", "skorch", "mmengine", "lightning")
+WAYS = {  # function of accumulation.py: title, distribution
+    "emrun": ("emrun, the accumulator of ComputeStats", "emrun"),
+    "torchmetrics": ("torchmetrics.MeanMetric", "torchmetrics"),
+    "appended": ("list of tensors, torch.cat", "torch"),
+    "summed": ("a running sum", "torch"),
+}

@@ -1,0 +1,93 @@
+"""emrun itself."""
+
+from __future__ import annotations
+
+import torch
+
+from emrun import AbstractHook, AbstractModel, MainLoop, TorchModel
+from emrun.metrics import accuracy
+from emrun.types import Factory
+
+NOTES = {
+    "typical": "the mean in double precision; checkpoints with checksums, every epoch also a trace, metrics, positions",
+    "null": "six hooks that do nothing",
+}
+
+
+def bare(work):
+    batches = work.batches(lambda image, label: {"image": image, "label": label})
+    model = TorchModel(work.with_loss(), optimizer=Factory(work.optimizer, lr=work.rate), device="cpu")
+    with MainLoop(model, dataset=None) as loop:
+        loop.epoch([batches])
+
+
+class Data:
+    """The batches as a dataset."""
+
+    def __init__(self, batches) -> None:
+        self._batches = batches
+        self.num_batches = {"train": len(batches)}
+
+    def train_stream(self):
+        """Return those of an epoch."""
+        return iter(self._batches)
+
+
+class Losses(AbstractHook):
+    """Keeps the mean losses."""
+
+    def __init__(self, losses) -> None:
+        super().__init__()
+        self._losses = losses
+
+    def after_epoch(self, epoch_id, epoch_data):
+        """Take it."""
+        self._losses.append(epoch_data["train"]["loss"]["mean"])
+
+
+def typical(work, place):
+    from emrun.hooks import ComputeStats, SaveEvery, SaveLatest, ShowProgress, StopAfter, WriteCSV
+    from emrun.run_dir import Run
+
+    data = Data(work.batches(lambda image, label: {"image": image, "label": label}))
+    model = TorchModel(
+        work.module,
+        inputs=["image"],
+        outputs=["logits"],
+        loss=Factory(torch.nn.CrossEntropyLoss, options={"inputs": ["logits", "label"]}),
+        metrics={"accuracy": Factory(accuracy, is_import=True, options={"inputs": ["logits", "label"]})},
+        optimizer=Factory(work.optimizer, lr=work.rate),
+        device="cpu",
+    )
+    hooks = [
+        ComputeStats(["loss", "accuracy"]),
+        ShowProgress(data),
+        WriteCSV(str(place)),
+        SaveEvery(1),
+        SaveLatest(),
+        Losses(work.losses),
+        StopAfter(epochs=work.epochs),
+    ]
+    MainLoop(model, data, hooks, skip_zeroth_epoch=True, run=Run(place)).run_training()
+
+
+class Nothing(AbstractModel):
+    """A model that does nothing."""
+
+    input_names = ("image", "label")
+    output_names = ()
+
+    def run(self, batch, train, stream):
+        """Return no outputs."""
+        return {}
+
+    def save(self, directory):
+        """Write nothing."""
+
+    def load(self, directory):
+        """Read nothing."""
+
+
+def null(work):
+    with MainLoop(Nothing(), dataset=None, hooks=[AbstractHook() for _ in range(6)]) as loop:
+        loop.epoch([work.nothing()])

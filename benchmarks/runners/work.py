@@ -1,0 +1,127 @@
+"""The work that all runners do: a small classifier, its batches, and the clock that is in their stream."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+import torch
+
+BATCH_SIZE = 32
+DISTINCT = 100  # batches, which come again in this order
+RATE = 0.01
+
+Batch = Any
+Form = Callable[[torch.Tensor, torch.Tensor], Batch]
+
+
+class Mlp(torch.nn.Module):
+    """784-128-10."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+
+    def forward(self, image):
+        """Return the logits."""
+        return self.layers(image)
+
+
+class MlpWithLoss(Mlp):
+    """Likewise, for those whose modules know the loss."""
+
+    def forward(self, image, label):
+        """Return the mean cross entropy."""
+        return {"loss": torch.nn.functional.cross_entropy(self.layers(image), label)}
+
+
+class Last(torch.optim.SGD):
+    """Ends the process with its first update."""
+
+    def step(self, *args, **kwargs):
+        """Make it."""
+        super().step(*args, **kwargs)
+        os._exit(0)
+
+
+class Pass:
+    """The batches of one epoch; `len` tells how many."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def __len__(self) -> int:
+        return self._work.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        work = self._work
+        items, warm, last = work.items, work.warm, work.steps - 1
+        for index in range(work.steps):
+            if index == warm and not work.began:
+                work.began = perf_counter()
+            if index == last:
+                work.ended = perf_counter()
+            work.taken += 1
+            yield items[index % len(items)]
+
+
+class Work:
+    """A model that is to be trained, the batches for it, and how long that took.
+
+    The clock in the stream starts when the runner asks for the first batch after `warm` others, and stops when it asks
+    for the last of an epoch; what a runner does before its first batch is not measured.
+
+    Args:
+        steps: how many an epoch has.
+        epochs: how often the batches are read.
+        warm: how many steps come before the clock starts.
+        optimizer: the class, called with the parameters and `lr`.
+    """
+
+    def __init__(self, steps: int, epochs: int = 1, warm: int = 0, optimizer: type = torch.optim.SGD) -> None:
+        torch.manual_seed(0)
+        self.steps = steps
+        self.epochs = epochs
+        self.warm = warm
+        self.optimizer = optimizer
+        self.rate = RATE
+        self.module: torch.nn.Module = Mlp()
+        self.items: list[Batch] = []
+        self.taken = 0
+        self.began = self.ended = 0.0
+        self.losses: list[float] = []
+
+    def batches(self, form: Form) -> Pass:
+        """Return what can be read once for each epoch; the form of a batch is made beforehand."""
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(min(DISTINCT, self.steps)):
+            image = torch.randn(BATCH_SIZE, 784, generator=generator)
+            self.items.append(form(image, torch.randint(10, (BATCH_SIZE,), generator=generator)))
+        return Pass(self)
+
+    def nothing(self) -> Pass:
+        """Return batches for a model that does nothing."""
+        self.items = [{"image": [0.0] * BATCH_SIZE, "label": [0] * BATCH_SIZE}]
+        return Pass(self)
+
+    def with_loss(self) -> MlpWithLoss:
+        """Return the model in the form that knows the loss."""
+        module = MlpWithLoss()
+        module.load_state_dict(self.module.state_dict())
+        self.module = module
+        return module
+
+    def sgd(self) -> torch.optim.Optimizer:
+        """Return the optimizer of the module."""
+        return self.optimizer(self.module.parameters(), lr=self.rate)
+
+    @property
+    def step_seconds(self) -> float:
+        """What a step took, from the first that was timed to the one before the last."""
+        return (self.ended - self.began) / (self.steps - 1 - self.warm)
+
+    def weights(self) -> list[torch.Tensor]:
+        """Return what the training has made of the model."""
+        return [parameter.detach().clone() for parameter in self.module.parameters()]

@@ -1,0 +1,163 @@
+"""Where the microseconds of a training step go: the raw PyTorch loop, and what each part of emrun adds to it.
+
+    python benchmarks/step.py [--rounds 15]
+
+An MLP 784-128-10, batches of 32 examples, SGD, one thread. Each row is the one above it with one thing more; every row
+is measured in turn with the raw loop in this process, and the difference of each pair taken; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from tabulate import tabulate
+
+from emrun import AbstractModel, MainLoop, TorchModel
+from emrun.hooks import ComputeStats, StopOnNaN
+from emrun.metrics import accuracy
+from emrun.run_dir import Run
+from emrun.stream import StreamWrapper
+from emrun.types import Factory
+
+STEPS = 300
+BATCH_SIZE = 32
+
+
+class Logits(torch.nn.Module):
+    """784-128-10."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+
+    def forward(self, image):
+        return self.layers(image)
+
+
+class WithLoss(Logits):
+    """The same, with the loss as its output."""
+
+    def forward(self, image, label):
+        return {"loss": torch.nn.functional.cross_entropy(self.layers(image), label)}
+
+
+def step_of(module: WithLoss) -> Callable[[dict], torch.Tensor]:
+    """Return the step of the raw loop."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = module(batch["image"], batch["label"])["loss"]
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+class RawStep(AbstractModel):
+    """The raw step as a model."""
+
+    input_names = ("image", "label")
+    output_names = ("loss",)
+
+    def __init__(self) -> None:
+        self.step = step_of(WithLoss())
+
+    def run(self, batch, train, stream):
+        return {"loss": self.step(batch).detach()}
+
+    def save(self, directory):
+        """Write nothing."""
+
+    def load(self, directory):
+        """Read nothing."""
+
+
+def epoch_of(model: AbstractModel, batches: list, *hooks, run: Run | None = None) -> Callable[[], object]:
+    """Return what runs an epoch of emrun."""
+    loop = MainLoop(model, None, hooks, run=run, on_unused_sources="ignore")
+    loop.__enter__()
+    return lambda: loop.epoch([batches])
+
+
+def model_of(module: torch.nn.Module, **arguments) -> TorchModel:
+    """Return a model of emrun."""
+    return TorchModel(module, optimizer=Factory(torch.optim.SGD, lr=0.01), device="cpu", **arguments)
+
+
+def from_config(**arguments) -> TorchModel:
+    """Return a model whose loss is named in the config."""
+    loss = Factory(torch.nn.CrossEntropyLoss, options={"inputs": ["logits", "label"]})
+    return model_of(Logits(), inputs=["image"], outputs=["logits"], loss=loss, **arguments)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    batches = [{"image": torch.randn(BATCH_SIZE, 784), "label": torch.randint(10, (BATCH_SIZE,))} for _ in range(STEPS)]
+    step = step_of(WithLoss())
+    streamed = StreamWrapper(lambda: batches, name="train", training=False)
+    metric = Factory(accuracy, options={"inputs": ["logits", "label"]}, is_import=True)
+
+    def raw():
+        for batch in batches:
+            step(batch)
+
+    def raw_streamed():
+        for batch in streamed:
+            step(batch)
+
+    with tempfile.TemporaryDirectory() as place:
+        run, measured = Run(Path(place)), {"metrics": {"accuracy": metric}}
+        stats = [ComputeStats(["loss", "accuracy"]) for _ in range(2)]
+        rows = {
+            "the stream, by StreamWrapper": raw_streamed,
+            "MainLoop, the raw step as its model": epoch_of(RawStep(), batches),
+            "TorchModel instead": epoch_of(model_of(WithLoss()), batches),
+            "a run directory": epoch_of(model_of(WithLoss()), batches, run=run),
+            "the loss named in the config": epoch_of(from_config(), batches, run=run),
+            "a metric, accuracy": epoch_of(from_config(**measured), batches, run=run),
+            "ComputeStats of loss and accuracy": epoch_of(from_config(**measured), batches, stats[0], run=run),
+            "StopOnNaN after every batch": epoch_of(
+                from_config(**measured), batches, stats[1], StopOnNaN(after_batch=True), run=run
+            ),
+        }
+
+        def microseconds(run) -> float:
+            began = perf_counter()
+            run()
+            return (perf_counter() - began) / STEPS * 1e6
+
+        added: dict[str, list[float]] = {name: [] for name in rows}
+        raws: list[float] = []
+        for number in range(rounds + 1):
+            for name, run in rows.items():
+                before, ours, after = microseconds(raw), microseconds(run), microseconds(raw)
+                if number:  # the first warms up
+                    raws.append(before)
+                    added[name].append(ours - (before + after) / 2)
+    base, last, table = statistics.median(raws), 0.0, [["the raw loop", statistics.median(raws), 0.0, 1.0]]
+    for name, figures in added.items():
+        here = statistics.median(figures)
+        table.append([name, base + here, here - last, (base + here) / base])
+        last = here
+    print(
+        tabulate(
+            table, ["", "us a step", "added us", "times raw"], tablefmt="github", floatfmt=(".0f", ".0f", ".1f", ".3f")
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
