@@ -8,7 +8,7 @@ from typing import Any
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError
 from emrun.stream import StreamWrapper
-from emrun.types import Batch, Interval, StartMethod
+from emrun.types import Batch, Interval, Prefetch, StartMethod
 
 StreamLike = str | StreamWrapper | Iterable[Batch]
 
@@ -27,6 +27,7 @@ class DatasetStreams:
         workers: how many processes read a stream; 0 for none.
         start_method: how they are started, None for Python's default.
         timeout: seconds that the loop waits for one batch before that is an error, None for no limit.
+        prefetch: returns what prepares batches that are read ahead for the model, if anything does.
 
     Raises:
         ArgumentError: `extra_streams` is no list of streams, or names one twice; or a time limit without somebody who
@@ -46,6 +47,7 @@ class DatasetStreams:
         workers: int = 0,
         start_method: StartMethod | None = None,
         timeout: float | None = None,
+        prefetch: Callable[[], Prefetch | None] = lambda: None,
     ) -> None:
         if timeout is not None and not (buffer or workers):
             raise ArgumentError(
@@ -62,6 +64,7 @@ class DatasetStreams:
         self._workers = workers
         self._start_method = start_method
         self._timeout = timeout
+        self._prefetch = prefetch
         self._trained: dict[str, StreamWrapper] = {}
         self._evaluated: dict[str, StreamWrapper] = {}
 
@@ -90,6 +93,7 @@ class DatasetStreams:
                 workers=self._workers,
                 start_method=self._start_method,
                 timeout=self._timeout,
+                prefetch=self._prefetch,
             )
         return wrappers[name]
 
@@ -108,6 +112,7 @@ class DatasetStreams:
             training=train,
             interrupted=self._interrupted,
             timeout=timeout,
+            prefetch=self._prefetch,
         )
 
     def due(self, epoch_id: int) -> list[StreamWrapper]:

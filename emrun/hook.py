@@ -81,6 +81,10 @@ class AbstractHook:
     """What this hook reads in the epoch's data: `stream/variable` or `stream/variable/aggregation`. An earlier hook
     must write it."""
 
+    changes_batches: bool = True
+    """Whether `before_batch` may change the batch. A hook that has this event and only looks says False, so that
+    batches can be copied to a GPU ahead of their turn."""
+
     def __init__(self, model: Any = None, dataset: Any = None, output_dir: Any = None) -> None:
         self.model = model
         self.dataset = dataset

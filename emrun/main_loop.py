@@ -32,6 +32,7 @@ from emrun.types import (
     EpochData,
     InterruptPolicy,
     Policy,
+    Prefetch,
     Profile,
     StartMethod,
     check_choice,
@@ -64,6 +65,9 @@ class MainLoop:
         start_method: how the processes are started; null for Python's default.
         stream_timeout: how many seconds the loop waits for one batch before the stream is said to hang, which is an
             error; null for no limit. Needs `buffer` or `workers`.
+        prefetch_to_device: pin the batches that are read ahead and copy each to the GPU while the model is busy with
+            the one before it; nothing on a CPU, without `buffer` and `workers`, or when a hook may change batches
+            before they are run (`changes_batches`). Needs memory for two more batches on the GPU.
         on_empty_batch: what to do about a batch without sources or of length 0, which no model and hook gets to see:
             `error`, `warn` or `ignore`.
         on_empty_stream: likewise about a stream without any batch for the model.
@@ -107,6 +111,7 @@ class MainLoop:
         preempt_exit_code: int | None = None,
         start_method: StartMethod | None = None,
         stream_timeout: float | None = None,
+        prefetch_to_device: bool = True,
         run: Run | None = None,
         seed: int = 0,
         **unknown: Any,
@@ -136,6 +141,8 @@ class MainLoop:
         self.outcome: Outcome | None = None
         self.training = False
         self.evaluating = False
+        self._prefetches = prefetch_to_device
+        self._prefetch: Prefetch | None = None
         self._streams = DatasetStreams(
             dataset,
             train_stream_name,
@@ -147,6 +154,7 @@ class MainLoop:
             fixed_epoch_size=fixed_epoch_size,
             seed=seed,
             interrupted=self._is_interrupted,
+            prefetch=lambda: self._prefetch,
         )
         self.intervals = self._streams.intervals
         self._state = TrainingState(model, self.hooks, self._streams, run)
@@ -385,6 +393,7 @@ class MainLoop:
         self._entered = True
         self._termination = None
         self._is_ending = False
+        self._prefetch = self._find_prefetch()
         self.outcome = None
         try:
             self._interrupts.install()
@@ -651,6 +660,19 @@ class MainLoop:
             found = [*hooks, listener(self.model, event, AbstractModel)]
             listeners[event] = [call for call in found if call is not None]
         return listeners
+
+    def _find_prefetch(self) -> Prefetch | None:
+        """Return what prepares batches, None when there is nothing or a hook may change them afterwards."""
+        changing = [each for each in (*self.hooks, self.model) if getattr(each, "changes_batches", True)]
+        name = next((type(each).__name__ for each in changing if listener(each, "before_batch") is not None), None)
+        prefetch = self.model.prefetcher() if self._prefetches else None
+        if prefetch is not None and name is not None:
+            _LOG.info(
+                "batches are not copied to the device ahead: %s.before_batch may change them (a hook that only looks "
+                "says so with `changes_batches = False`)",
+                name,
+            )
+        return prefetch if name is None else None
 
     def _wake_stream(self) -> None:
         """Let the loop notice a signal; called by the handler."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from emrun.types import Batch
+from emrun.types import Batch, Prefetch
 
 
 class AbstractModel(ABC):
@@ -45,6 +45,16 @@ class AbstractModel(ABC):
             Output name -> value: a sequence or tensor with an entry an example, or a scalar that stands for the whole
             batch. No output has the name of a source.
         """
+
+    def prefetcher(self) -> Prefetch | None:
+        """Return what prepares batches for `run` while they wait for it, None when nothing is to be gained by that.
+
+        Returns:
+            A function that is called with each batch in the thread that reads it ahead, which must not change it. It
+            returns None, or what the loop calls once, as a rule while `run` is still busy with the batch before, such
+            as a copy to the device. `run` gets the same batch, and must do without if it was not prepared.
+        """
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rest of the training state, beside the weights, as plain types and tensors."""

@@ -93,6 +93,8 @@ class Probe(AbstractHook):
         job: see `main`.
     """
 
+    changes_batches = False
+
     def __init__(self, record: _Record, job: Mapping[str, Any]) -> None:
         super().__init__()
         self._record = record

@@ -8,7 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
+
+from emrun.stream_pass import WithState
+from emrun.types import Prefetch
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE = 1.0  # seconds that a reader gets to end before it is left behind as a daemon
@@ -150,6 +153,51 @@ class ReadAhead:
                 _wake(self._items)
             if self._ended:
                 return
+
+
+class _Prepared(NamedTuple):
+    """What was read, and what is called ahead of its turn."""
+
+    item: Any
+    begin: Callable[[], None]
+
+
+class PreparedAhead(ReadAhead):
+    """Reads ahead, lets somebody prepare each batch in the reader's thread, and tells him when it is nearly its turn.
+
+    Args:
+        batches: see `ReadAhead`, as the others.
+        size: likewise, at least 2: one to be run, and one for which something is done meanwhile.
+        prepare: called with each batch; what it returns is called once, by the loop, when the batch before it is given
+            to the loop, or when it is given itself if it was not there then.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        size: int,
+        name: str,
+        interrupted: Callable[[], bool],
+        watch: Callable[[float], None],
+        prepare: Prefetch,
+    ) -> None:
+        super().__init__(map(self._prepared, batches), max(2, size), name, interrupted, watch)
+        self._prepare = prepare
+        self._begun: _Prepared | None = None
+
+    def get(self) -> Any:
+        """Return the next batch like `ReadAhead.get`, and begin what it and the one behind it wait for."""
+        given = super().get()
+        following = self._queue[0] if self._queue else None
+        for each in (given, following):
+            if each.__class__ is _Prepared and each is not self._begun:
+                self._begun = each
+                each.begin()
+        return given.item if given.__class__ is _Prepared else given
+
+    def _prepared(self, item: Any) -> Any:
+        begin = self._prepare(item.batch if item.__class__ is WithState else item)
+        return item if begin is None else _Prepared(item, begin)
 
 
 def _wake(semaphore: threading.Lock) -> None:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, cast
 
 from emrun.errors import StreamError
 from emrun.randomness import preserved_randomness
-from emrun.read_ahead import END, INTERRUPTED, ReadAhead
+from emrun.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
 from emrun.state import digest, encode, random_digest, random_state, set_random_state
 from emrun.stream_context import BeyondEnd, beyond_end
 from emrun.stream_pass import StreamPass, WithState, checked_for_reuse
-from emrun.types import Batch, StartMethod
+from emrun.types import Batch, Prefetch, StartMethod
 from emrun.workers import Workers
 
 _LOG = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ class StreamWrapper:
         start_method: how they are started: fork, forkserver or spawn; None for Python's default.
         timeout: seconds that the loop waits for one batch before that is an error; None for no limit. Without a buffer
             or workers nobody looks at the clock, nor while a resume reads up to its position.
+        prefetch: returns what prepares the batches that are read ahead, as `AbstractModel.prefetcher` does; called at
+            the beginning of a pass.
 
     Raises:
         ValueError: on iteration outside a `with` block with a buffer or workers.
@@ -77,6 +79,7 @@ class StreamWrapper:
         workers: int = 0,
         start_method: StartMethod | None = None,
         timeout: float | None = None,
+        prefetch: Callable[[], Prefetch | None] = lambda: None,
     ) -> None:
         self.name = name
         self.profile: MutableMapping[str, Any] = {} if profile is None else profile
@@ -89,6 +92,7 @@ class StreamWrapper:
         self._worker_count = workers
         self._start_method = start_method
         self._timeout = timeout
+        self._prefetch = prefetch
         self._workers: Workers | None = None
         self._has_state: bool | None = None  # not known yet
         self._pass_number = 1 if training else 0
@@ -314,7 +318,9 @@ class StreamWrapper:
                 batches = checked_for_reuse(batches, self.name)
         self._iterator = batches
         if size:
-            self._reader = ReadAhead(batches, size, self.name, self._interrupted, self._watch)
+            arguments = batches, size, self.name, self._interrupted, self._watch
+            prefetch = self._prefetch()
+            self._reader = ReadAhead(*arguments) if prefetch is None else PreparedAhead(*arguments, prefetch)
 
     def _is_read_here(self, stream_pass: StreamPass) -> bool:
         """Tell whether workers are of no use: of a stream with a state, a process would have a copy."""

@@ -107,6 +107,10 @@ class Inputs:
         """Whether the tensors are the first parameters of forward, in their order."""
         self._maybe = [(source, parameter) for source, parameter in names.optional if parameter is not None]
 
+    def needed(self, batch: Batch) -> list[str]:
+        """Return the sources that are needed of a batch."""
+        return [*self.required, *(name for name in self.optional if name in batch)]
+
     def tensors(self, batch: Batch) -> dict[str, Tensor]:
         """Return source -> tensor on the device, for the sources that are needed.
 
@@ -115,10 +119,7 @@ class Inputs:
         """
         wanted, device, on_cpu = self._wanted, self._device, self._on_cpu
         tensors = {}
-        names = self.required
-        if self.optional:
-            names = [*names, *(name for name in self.optional if name in batch)]
-        for name in names:
+        for name in self.needed(batch) if self.optional else self.required:
             value = batch[name]
             if type(value) is Tensor and value.dtype in wanted and (value.is_cpu if on_cpu else value.device == device):
                 tensors[name] = value
@@ -134,7 +135,12 @@ class Inputs:
                 keywords[parameter] = tensors[source]
         return module(*[tensors[source] for source in self._positional], **keywords)
 
-    def _convert(self, name: str, value: Any) -> Tensor:
+    def read(self, name: str, value: Any) -> tuple[Tensor, torch.dtype]:
+        """Return a source as a tensor where it is, and the dtype that it gets on the device.
+
+        Raises:
+            StreamError: it cannot become a tensor.
+        """
         try:
             tensor = _tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -142,11 +148,11 @@ class Inputs:
             message = f"source {name!r} cannot become a tensor: {reason}; the dataset must give numbers of equal shape"
             raise StreamError(message) from error
         if tensor.is_floating_point():
-            dtype = self._dtype
-        elif tensor.dtype is torch.bool or tensor.is_complex():
-            dtype = tensor.dtype
-        else:
-            dtype = torch.int64
+            return tensor, self._dtype
+        return tensor, tensor.dtype if tensor.dtype is torch.bool or tensor.is_complex() else torch.int64
+
+    def _convert(self, name: str, value: Any) -> Tensor:
+        tensor, dtype = self.read(name, value)
         return tensor.to(device=self._device, dtype=dtype)
 
 

@@ -20,10 +20,11 @@ from emrun.optimization import (
     load_optimizer_state,
     optimizer_state,
 )
+from emrun.prefetching import Prefetcher, can_prefetch
 from emrun.state import load_state
 from emrun.torch_inputs import InputNames, Inputs
 from emrun.torch_weights import collect_weights, extra_state, load_weights, write_weights
-from emrun.types import Batch, EpochData, Factory, Form, check_names
+from emrun.types import Batch, EpochData, Factory, Form, Prefetch, check_names
 
 if TYPE_CHECKING:
     from emrun.main_loop import MainLoop
@@ -104,6 +105,8 @@ class TorchModel(AbstractModel):
             self._terms or self._metrics or self._outputs
         )  # nothing is added to what forward returns
         self._inputs = Inputs(module, InputNames.read(module, inputs), self._calculation_sources(), self.device)
+        self._tensors = self._inputs.tensors
+        self._prefetcher: Prefetcher | None = None
         self.optimizer = build_optimizer(module, optimizer) if optimizer is not None else None
         self.scheduler = build_scheduler(self.optimizer, scheduler) if scheduler is not None else None
         self._configured = configured_arguments(module, self.optimizer) if self.optimizer is not None else []
@@ -174,7 +177,7 @@ class TorchModel(AbstractModel):
         module = self.module
         if module.training is not train:
             module.train(train)
-        inputs = self._inputs.tensors(batch)
+        inputs = self._tensors(batch)
         if not train:
             with torch.no_grad():
                 return self.forward(inputs)
@@ -188,6 +191,15 @@ class TorchModel(AbstractModel):
         for name, value in outputs.items():  # a comprehension is a call of a function
             detached[name] = value.detach() if isinstance(value, Tensor) and value.requires_grad else value
         return detached
+
+    def prefetcher(self) -> Prefetch | None:
+        """Return what pins the sources of a batch and copies them to the device ahead; None on CPU and MPS."""
+        if type(self).run is not TorchModel.run or not can_prefetch(self.device):
+            return None
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(self._inputs, self.device)
+            self._tensors = self._prefetcher.tensors
+        return self._prefetcher.pin
 
     def train_step(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Run the module forward and backward and make an update; override it for other schemes of training.

@@ -25,6 +25,9 @@ Policy = Literal["error", "warn", "ignore"]
 InterruptPolicy = Literal["batch", "epoch"]
 """After what the first SIGINT or SIGTERM ends a training."""
 
+Prefetch = Callable[[Batch], Callable[[], None] | None]
+"""Prepares a batch in the thread that reads it ahead; returns what the loop calls ahead of its turn, or None."""
+
 StartMethod = Literal["fork", "forkserver", "spawn"]
 """How worker processes are started."""
 

@@ -9,7 +9,8 @@ from collections import deque
 import pytest
 
 from emrun import read_ahead
-from emrun.read_ahead import END, INTERRUPTED, ReadAhead
+from emrun.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
+from emrun.stream_pass import WithState
 
 SIZES = [1, 2, 3, 4, 16]
 
@@ -445,4 +446,71 @@ def test_stray_wakes_do_no_harm():
     finally:
         ended.set()
         helper.join()
+    assert reader.stop()
+
+
+class Preparations:
+    """Writes down which batches are prepared, in which threads, and which are begun."""
+
+    def __init__(self, unprepared=()):
+        self.unprepared = unprepared
+        self.prepared = []
+        self.threads = set()
+        self.begun = []
+
+    def __call__(self, batch):
+        self.prepared.append(batch)
+        self.threads.add(threading.current_thread())
+        return None if batch in self.unprepared else lambda: self.begun.append(batch)
+
+
+def prepared_reader_of(batches, size, preparations):
+    reader = PreparedAhead(iter(batches), size, "train", lambda: False, lambda seconds: None, preparations)
+    reader.start()
+    return reader
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 40])
+@pytest.mark.parametrize("size", SIZES)
+def test_each_batch_is_prepared_in_the_readers_thread_and_begun_once_in_its_order(size, count):
+    preparations = Preparations(unprepared=[2, 7])
+    reader = prepared_reader_of(range(count), size, preparations)
+    assert drain(reader) == list(range(count))
+    assert reader.get() is END
+    assert preparations.prepared == list(range(count))
+    assert threading.current_thread() not in preparations.threads
+    assert preparations.begun == [each for each in range(count) if each not in (2, 7)]
+    assert reader.stop()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_batch_is_begun_with_the_one_before_it_when_it_is_there_and_no_earlier(size):
+    preparations = Preparations()
+    reader = PreparedAhead(iter(range(6)), size, "train", lambda: False, lambda seconds: None, preparations)
+    reader._space = space = Semaphore(reader._space)
+    reader.start()
+    for number in range(4):
+        space.waits.acquire()  # two are there, and the reader waits for room
+        assert preparations.begun == ([*range(number + 1)] if number else [])
+        assert reader.get() == number
+        assert preparations.begun == [*range(number + 2)]
+    assert reader.stop()
+
+
+def test_a_batch_with_a_state_is_prepared_without_it():
+    preparations = Preparations()
+    reader = prepared_reader_of([WithState("batch", "state")], 2, preparations)
+    assert drain(reader) == [WithState("batch", "state")]
+    assert preparations.prepared == preparations.begun == ["batch"]
+    assert reader.stop()
+
+
+def test_an_error_behind_prepared_batches_comes_after_them():
+    preparations = Preparations()
+    reader = prepared_reader_of(Producer(2, ValueError("broken")), 4, preparations)
+    assert [reader.get(), reader.get()] == [0, 1]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="broken"):
+            reader.get()
+    assert preparations.begun == [0, 1]
     assert reader.stop()
