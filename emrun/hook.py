@@ -53,7 +53,8 @@ class TrainingAborted(Exception):
 class AbstractHook:
     """Base of all hooks: an object whose methods are called at the events of the main loop.
 
-    A hook overrides the events it listens to; the others cost nothing. An event is called by keyword, so a method may
+    A hook overrides the events it listens to; the others cost nothing. One that needs an event only with some of its
+    arguments sets it to None otherwise, as in `self.after_batch = None`. An event is called by keyword, so a method may
     declare only those of its arguments that it needs. Errors: `TrainingTerminated` ends the training successfully,
     `TrainingAborted` ends it as failed, anything else is a failure of the hook.
 

@@ -480,7 +480,8 @@ class MainLoop:
                 self._run_stream(stream, train=True, is_last=is_last, may_be_empty=continued)
         if train:
             state.phase = Phase.EVALUATE
-            state.keep_copy()
+            if evaluated:
+                state.keep_copy()
             self._end_if_due(in_epoch=True)
         for stream in evaluated:
             with preserved_randomness():

@@ -86,6 +86,7 @@ class Run:
             "pid": os.getpid(),
             "git_commit": _git_commit(),
         }
+        self._written: dict[str, tuple[Any, str]] = {}  # entry of the trace -> its value, and that in YAML
 
     @property
     def checkpoints(self) -> Path:
@@ -205,12 +206,22 @@ class Run:
                 (self.directory / name).unlink(missing_ok=True)
 
     def _write_trace(self) -> None:
-        yaml = YAML(typ="safe", pure=True)
-        yaml.default_flow_style = False
-        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-        text = io.StringIO()
-        yaml.dump(self._trace, text)
-        write_atomically(self.directory / TRACE, text.getvalue())
+        written = self._written
+        for key, value in self._trace.items():
+            if key not in written or written[key][0] != value:  # most stay as they are
+                written[key] = value, _in_yaml(key, value)
+        write_atomically(self.directory / TRACE, "".join(written[key][1] for key in self._trace))
+
+
+def _in_yaml(key: str, value: Any) -> str:
+    if type(value) is int:  # what changes after each epoch, without the millisecond that it takes to begin
+        return f"{key}: {value}\n"
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    text = io.StringIO()
+    yaml.dump({key: value}, text)
+    return text.getvalue()
 
 
 class _LogFile(logging.FileHandler):

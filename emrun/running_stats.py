@@ -12,15 +12,16 @@ from torch import Tensor
 RUNNING = ("mean", "sum", "min", "max", "std", "var", "count", "nancount", "nanfraction")
 """The aggregations that need no more than a few numbers."""
 
-_CAPACITY = 8192  # values; reducing a full buffer costs about ten small operations, copying a batch into it two
+_CAPACITY = 8192  # values that are kept until they are reduced, which costs about ten small operations
+_MOST = 1024  # batches; a scalar's tensor is larger than its value
 
 
 class RunningStats:
     """Takes values batch by batch and tells their statistics.
 
-    Values are copied into a buffer on their own device, in double precision (single where the device has no double),
-    and reduced when it is full; nothing waits for the device before `result`. The variance is combined from the
-    buffers' by the method of Chan, Golub and LeVeque (1983).
+    Values are copied, one operation a batch, on their own device and in double precision (single where the device has
+    no double), and reduced when there are many; nothing waits for the device before `result`. The variance is combined
+    from the parts' by the method of Chan, Golub and LeVeque (1983).
 
     Args:
         aggregations: names out of `RUNNING`, or functions of NumPy, which get all values.
@@ -30,11 +31,15 @@ class RunningStats:
         self._aggregations = tuple(aggregations)
         self._spread = any(name in ("std", "var") for name in aggregations)
         self._collects = any(name not in RUNNING for name in aggregations)
+        self._shape: torch.Size | None = None  # of the values before, and the length of their batch
+        self._length = 0
         self._is_scalar = False
         self._is_weighted = False
-        self._buffer: Tensor | None = None
-        self._fill = 0
-        self._lengths: list[float] = []  # of the batches that the scalars in the buffer stand for
+        self._device = torch.device("cpu")
+        self._in_precision = Tensor.double
+        self._values: list[Tensor] = []  # not reduced yet
+        self._batches = self._fill = 0  # of how many batches, and how many they are
+        self._lengths: list[float] = []  # of the batches that scalars among them stand for
         self._weights: list[Tensor] = []
         self._count = 0
         self._totals: dict[str, Tensor] = {}
@@ -53,9 +58,32 @@ class RunningStats:
                 some batches and not in others.
             TypeError: the value is no real number.
         """
-        value = _tensor(value)
+        if value.__class__ is not Tensor or value.requires_grad:
+            value = _tensor(value)
+        shape = value.shape
+        if weights is not None or self._is_weighted or shape != self._shape or length != self._length:
+            weights = self._check(value, length, weights)
+        n = value.numel()
+        if self._fill + n > _CAPACITY or self._batches == _MOST:
+            self._reduce()
+        copy = self._in_precision(value)
+        if copy is value:
+            copy = value.clone()
+        self._values.append(copy if len(shape) < 2 else copy.flatten())
+        self._batches += 1
+        self._fill += n
+        if shape:
+            self._count += n
+        else:
+            self._count += length
+            self._lengths.append(length)
+        if weights is not None:
+            self._weights.append(weights)
+
+    def _check(self, value: Tensor, length: int, weights: Any) -> Tensor | None:
+        """Check values unlike those before, and take note of how they are; return a weight for each of them."""
         is_scalar = value.dim() == 0
-        if self._buffer is None:
+        if self._shape is None:
             self._begin(value)
         if is_scalar is not self._is_scalar:
             raise ValueError("is a scalar in some batches and has an entry an example in others")
@@ -67,16 +95,11 @@ class RunningStats:
         if self._count and (weight is not None) is not self._is_weighted:
             raise ValueError("has weights in some batches and none in others")
         self._is_weighted = weight is not None
-        n = value.numel()
-        buffer = self._room_for(n)
-        buffer[self._fill : self._fill + n] = value if value.dim() == 1 else value.reshape(-1)
-        self._fill += n
-        self._count += length if is_scalar else n
-        if is_scalar:
-            self._lengths.append(length)
-        if weight is not None:
-            weight = weight.to(buffer)
-            self._weights.append(weight.sum()[None] if is_scalar else weight.repeat_interleave(n // length))
+        self._shape, self._length = value.shape, length
+        if weight is None:
+            return None
+        weight = self._in_precision(weight.to(value.device))
+        return weight.sum()[None] if is_scalar else weight.repeat_interleave(value.numel() // length)
 
     def result(self) -> dict[str, float]:
         """Return aggregation -> number; waits for the device."""
@@ -85,11 +108,11 @@ class RunningStats:
         return {name: self._aggregate(name, collected) for name in self._aggregations}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was taken so far; the buffer is not reduced, which would change the last bits of the result."""
+        """Return what was taken so far; it is not reduced, which would change the last bits of the result."""
         return {
-            "device": str(self._buffer.device) if self._buffer is not None else None,
-            "capacity": len(self._buffer) if self._buffer is not None else 0,
-            "values": self._buffer[: self._fill].clone() if self._buffer is not None else None,
+            "device": str(self._device) if self._shape is not None else None,
+            "values": self._joined() if self._batches else None,
+            "batches": self._batches,
             "is_scalar": self._is_scalar,
             "is_weighted": self._is_weighted,
             "lengths": list(self._lengths),
@@ -103,42 +126,45 @@ class RunningStats:
         """Take back what `state_dict` returned, to the device where it was."""
         if state["device"] is None:
             return
-        values = state["values"].to(state["device"])
-        self._fill = len(values)
-        self._buffer = values.new_empty(state["capacity"])
-        self._buffer[: self._fill] = values
+        self._begin(torch.empty(0, device=state["device"]))
         self._is_scalar, self._is_weighted = state["is_scalar"], state["is_weighted"]
+        values, self._batches = state["values"], state["batches"]
+        if values is not None:
+            self._fill, values = values.numel(), values.to(self._device)
+            self._values = [*values] if self._is_scalar else [values]
         self._lengths, self._count = list(state["lengths"]), state["count"]
-        self._weights = [each.to(values.device) for each in state["weights"]]
-        self._totals = {name: each.to(values.device) for name, each in state["totals"].items()}
-        self._collected = [each.to(values.device) for each in state["collected"]]
+        self._weights = [each.to(self._device) for each in state["weights"]]
+        self._totals = {name: each.to(self._device) for name, each in state["totals"].items()}
+        self._collected = [each.to(self._device) for each in state["collected"]]
 
     def _begin(self, value: Tensor) -> None:
         if value.is_complex():
             raise TypeError("complex numbers have no statistics")
-        dtype = torch.float32 if value.device.type == "mps" else torch.float64
-        self._buffer = torch.empty(_CAPACITY, dtype=dtype, device=value.device)
+        self._device = value.device
+        self._in_precision = Tensor.float if value.device.type == "mps" else Tensor.double
         self._is_scalar = value.dim() == 0
+        self._shape = torch.Size([-1])  # unlike any
 
-    def _room_for(self, n: int) -> Tensor:
-        """Return the buffer with room for `n` more values."""
-        assert self._buffer is not None  # `add` began it
-        if self._fill + n > len(self._buffer):
-            self._reduce()
-            if n > len(self._buffer):
-                self._buffer = self._buffer.new_empty(n)
-        return self._buffer
+    def _joined(self) -> Tensor:
+        """Return the values that are not reduced yet, of shape (values,)."""
+        values, device = self._values, self._device
+        if any(each.device != device for each in values):
+            values = [each.to(device) for each in values]
+        return torch.stack(values) if self._is_scalar else torch.cat(values)
 
     def _reduce(self) -> None:
-        """Add what is in the buffer to the totals, and empty it."""
-        if not self._fill or self._buffer is None:
+        """Add the values to the totals, and let them go."""
+        values = self._joined() if self._fill else None
+        lengths, weights = self._lengths, self._weights
+        self._batches = self._fill = 0
+        self._values, self._lengths, self._weights = [], [], []
+        if values is None:
             return
-        values = self._buffer[: self._fill]
         if self._collects:
-            self._collected.append(values.clone())
-        repeats = values.new_tensor(self._lengths) if self._is_scalar else torch.ones_like(values)
-        weights = torch.cat(self._weights) if self._weights else repeats
-        weight, weighted = weights.sum(), (weights * values).sum()
+            self._collected.append(values)
+        repeats = values.new_tensor(lengths) if self._is_scalar else torch.ones_like(values)
+        weight_of = torch.cat(weights) if weights else repeats
+        weight, weighted = weight_of.sum(), (weight_of * values).sum()
         mean = weighted / _at_least_tiny(weight)
         new = {
             "sum": (values * repeats).sum(),
@@ -147,11 +173,9 @@ class RunningStats:
             "max": values.max(),
             "weight": weight,
             "weighted": weighted,
-            "squares": (weights * (values - mean).square()).sum() if self._spread else weight,
+            "squares": (weight_of * (values - mean).square()).sum() if self._spread else weight,
         }
         self._totals = _combine(self._totals, new) if self._totals else new
-        self._fill = 0
-        self._lengths, self._weights = [], []
 
     def _aggregate(self, name: str, collected: Any) -> float:
         if name == "count":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,12 +100,11 @@ class Inputs:
         tensors = [*module.parameters(), *module.buffers()]
         self._dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
         self._wanted = (self._dtype, torch.int64, torch.bool)
+        named = {parameter: source for source, parameter in names.required if parameter is not None}
         self._positional = [source for source, parameter in names.required if parameter is None]
-        self._named = [(source, parameter) for source, parameter in names.required if parameter is not None]
-        first = list(inspect.signature(module.forward).parameters)[: len(self.required)]
-        by_name = names.required == tuple((name, name) for name in self.required)
-        self.are_arguments = not self.optional and by_name and first == self.required
-        """Whether the tensors are the first parameters of forward, in their order."""
+        if not self._positional:  # cheaper than by name
+            self._positional = [named.pop(each) for each in _first_parameters(module, named)]
+        self._named = [(source, parameter) for parameter, source in named.items()]
         self._maybe = [(source, parameter) for source, parameter in names.optional if parameter is not None]
 
     def needed(self, batch: Batch) -> list[str]:
@@ -129,11 +129,16 @@ class Inputs:
 
     def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> Any:
         """Call the module's forward with its sources."""
+        positional = self._positional
+        if not (self._named or self._maybe):
+            if len(positional) == 1:
+                return module(tensors[positional[0]])
+            return module(*[tensors[source] for source in positional])
         keywords = {parameter: tensors[source] for source, parameter in self._named}
         for source, parameter in self._maybe:
             if source in tensors:
                 keywords[parameter] = tensors[source]
-        return module(*[tensors[source] for source in self._positional], **keywords)
+        return module(*[tensors[source] for source in positional], **keywords)
 
     def read(self, name: str, value: Any) -> tuple[Tensor, torch.dtype]:
         """Return a source as a tensor where it is, and the dtype that it gets on the device.
@@ -154,6 +159,14 @@ class Inputs:
     def _convert(self, name: str, value: Any) -> Tensor:
         tensor, dtype = self.read(name, value)
         return tensor.to(device=self._device, dtype=dtype)
+
+
+def _first_parameters(module: torch.nn.Module, wanted: Container[str]) -> list[str]:
+    """Return the first parameters of forward, as far as they are wanted and may be passed by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(module.forward).parameters.values()
+    first = itertools.takewhile(lambda each: each.kind in kinds and each.name in wanted, parameters)
+    return [each.name for each in first]
 
 
 def _tensor(value: Any) -> Tensor:

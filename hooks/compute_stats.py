@@ -58,13 +58,14 @@ class ComputeStats(AbstractHook):
             self._stats[stream_name] = stats
         weights = batch_data.get("example_weight")
         length = self.main_loop.batch_length
-        for name, running in stats.items():
-            try:
+        name = ""
+        try:
+            for name, running in stats.items():
                 running.add(batch_data[name], length, weights)
-            except KeyError as error:
-                raise HookError(f"ComputeStats: stream {stream_name!r}: a batch has no {name!r}") from error
-            except (TypeError, ValueError) as error:
-                raise HookError(f"ComputeStats: stream {stream_name!r}, variable {name!r}: {error}") from error
+        except KeyError as error:
+            raise HookError(f"ComputeStats: stream {stream_name!r}: a batch has no {name!r}") from error
+        except (TypeError, ValueError) as error:
+            raise HookError(f"ComputeStats: stream {stream_name!r}, variable {name!r}: {error}") from error
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Write the statistics."""

@@ -53,6 +53,8 @@ class SaveEvery(SaveLatest):
         unit = "epoch" if self._interval.unit == "epochs" else "iteration"
         self.name = safe_component("model_name", unit if model_name is None else model_name)
         self._last = 0.0
+        if self._interval.unit == "epochs":
+            self.after_batch = None  # type: ignore[method-assign, assignment]  # there is nothing to look at
 
     def register_mainloop(self, main_loop: MainLoop) -> None:
         """Make sure that there is a place to save to, and that nobody else uses the names."""
@@ -66,7 +68,7 @@ class SaveEvery(SaveLatest):
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Ask for the checkpoint when it is due by iterations or minutes."""
-        if self._interval.unit != "epochs" and self.main_loop.training and self._is_due():
+        if self.main_loop.training and self._is_due():
             self._request(self.main_loop.iterations_done)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:

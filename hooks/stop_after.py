@@ -52,6 +52,8 @@ class StopAfter(AbstractHook):
         self._iterations_done = 0
         self._began = 0.0
         self._seconds = 0.0  # of the training before a resume
+        if iterations is None and minutes is None:
+            self.after_batch = None  # type: ignore[method-assign, assignment]  # there is nothing to look at
 
     def before_training(self) -> None:
         """Start the clock; end a training that reached a limit before."""
@@ -79,11 +81,15 @@ class StopAfter(AbstractHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the iterations that were counted."""
-        return {"iterations_done": self._iterations_done, "seconds": self.clock() - self._began}
+        counted = self._iterations_done if self.after_batch is not None else None
+        return {"iterations_done": counted, "seconds": self.clock() - self._began}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what was counted."""
-        self._iterations_done = state["iterations_done"]
+        counted = state["iterations_done"]
+        if counted is None:  # it had no limit of iterations
+            counted = self.main_loop.iterations_done if self._iterations is not None else 0
+        self._iterations_done = counted
         self._seconds = state.get("seconds", 0.0)
 
     def _check_epochs(self) -> None:

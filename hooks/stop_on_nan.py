@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,12 @@ from emrun.hook import AbstractHook, TrainingAborted
 from emrun.types import EpochData, check_choice
 
 UnknownType = Literal["error", "ignore"]
+_FLOATS = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+}  # type -> that of a sum
 
 
 class StopOnNaN(AbstractHook):
@@ -87,8 +94,11 @@ class StopOnNaN(AbstractHook):
                 self._check(stream, variables)
 
     def _check(self, stream: str, variables: Mapping[str, Any], iteration: int | None = None) -> None:
-        for name, value in variables.items():
-            if self._variables is None or name in self._variables:
+        looked_at = {
+            name: value for name, value in variables.items() if self._variables is None or name in self._variables
+        }
+        if not _are_finite(looked_at.values()):
+            for name, value in looked_at.items():
                 self._check_value(f"{stream}/{name}", value, iteration)
 
     def _check_gradients(self, stream: str, module: torch.nn.Module, iteration: int) -> None:
@@ -116,6 +126,20 @@ class StopOnNaN(AbstractHook):
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _are_finite(values: Iterable[Any]) -> bool:
+    """Tell whether all values are tensors of finite numbers, by their sum; False when that is not sure. Waits once."""
+    totals: dict[torch.device, torch.Tensor] = {}
+    for value in values:
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return False
+        if value.dtype in _FLOATS:
+            found = value.detach().sum(dtype=_FLOATS[value.dtype])
+            totals[value.device] = totals[value.device] + found if value.device in totals else found
+        elif value.is_floating_point() or value.is_complex():
+            return False
+    return all(math.isfinite(total) for total in totals.values())
 
 
 def _not_finite(value: Any) -> tuple[bool, bool] | None:

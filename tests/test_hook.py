@@ -142,6 +142,20 @@ def test_a_model_without_an_event_is_not_called_for_it():
     assert all(listener(Count(), event, AbstractModel) is None for event in EVENTS)
 
 
+def test_an_event_that_a_hook_has_set_to_none_is_not_listened_to():
+    class Hook(AbstractHook):
+        def __init__(self, listens):
+            super().__init__()
+            if not listens:
+                self.after_batch = None
+
+        def after_batch(self, batch_data):
+            """Listen."""
+
+    assert listener(Hook(True), "after_batch") is not None
+    assert listener(Hook(False), "after_batch") is None
+
+
 def test_an_attribute_with_the_name_of_an_event_is_an_error():
     hook = AbstractHook()
     hook.after_batch = True

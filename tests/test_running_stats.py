@@ -271,6 +271,30 @@ def test_memory_does_not_grow_with_the_number_of_batches(batch, is_weighted):
     assert stats.result()["mean"] == 1.0
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("cut", [0, 1, 1000, 1024, 1025, 2999])
+def test_thousands_of_scalars_are_reduced_on_the_way_and_resumed_to_the_last_bit(cut, is_weighted):
+    numbers = np.random.default_rng(5)
+    batches = [(torch.tensor(numbers.random()), int(numbers.integers(1, 9))) for _ in range(3000)]
+    weights = torch.ones(8) if is_weighted else None
+
+    def take(stats, some):
+        for value, length in some:
+            stats.add(value, length, None if weights is None else weights[:length])
+            assert len(stats._values) <= 1024
+
+    whole, first, rest = RunningStats(RUNNING), RunningStats(RUNNING), RunningStats(RUNNING)
+    take(whole, batches)
+    take(first, batches[:cut])
+    rest.load_state_dict(first.state_dict())
+    take(rest, batches[cut:])
+    assert rest.result() == whole.result()
+    lengths = np.array([length for _, length in batches])
+    values = np.array([value.item() for value, _ in batches])
+    assert whole.result()["mean"] == pytest.approx((values * lengths).sum() / lengths.sum(), rel=1e-12)
+    assert whole.result()["count"] == lengths.sum()
+
+
 @pytest.mark.parametrize(
     "value", [torch.ones(5), np.ones(5), torch.ones(5, dtype=torch.float64), np.ones((5, 3)), torch.ones(())]
 )

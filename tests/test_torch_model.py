@@ -1137,3 +1137,13 @@ def test_a_model_with_its_own_scheme_of_training_may_always_have_updated():
 
     assert Own(Affine(), optimizer=SGD, device="cpu").has_updated
     assert not TorchModel(Affine(), optimizer=SGD, device="cpu").has_updated
+
+
+def test_parameters_that_go_by_name_only_are_passed_by_name():
+    class Named(Affine):
+        def forward(self, *, x, y):
+            return super().forward(x, y)
+
+    for module, inputs in ((Named(), None), (Named(), ["y", "x"]), (Named(), {"x": "x", "y": "y"})):
+        outputs = TorchModel(module, inputs=inputs).run({"x": [1.0, 2.0], "y": [1.0, 3.0]}, False, "valid")
+        assert outputs["loss"].tolist() == [0.0, 1.0]

@@ -167,6 +167,26 @@ def test_iterations_of_its_state_count(scripted, numbers):
     assert first.state_dict()["iterations_done"] == 9
 
 
+def test_without_a_limit_of_batches_or_time_it_does_not_listen_to_batches(train):
+    stop = StopAfter(epochs=2)
+    loop, _ = train(stop)
+    assert loop.training_epochs_done == 2
+    assert not [call for call in loop._listeners["after_batch"] if getattr(call, "__self__", None) is stop]
+    assert StopAfter(epochs=2, minutes=1).after_batch is not None
+    assert StopAfter(iterations=2).after_batch is not None
+
+
+def test_iterations_that_it_did_not_count_are_those_of_the_training(scripted, numbers):
+    first = StopAfter(epochs=2)
+    assert first.state_dict()["iterations_done"] is None
+    trace, second = Trace(), StopAfter(iterations=9)
+    loop = MainLoop(scripted(), numbers, [trace, second])
+    loop.start_from(2, 7)
+    second.load_state_dict(first.state_dict())
+    loop.run_training()
+    assert trace.trained == 2
+
+
 def test_it_does_not_end_an_evaluation(scripted, numbers):
     trace = Trace()
     loop = MainLoop(scripted(), numbers, [trace, StopAfter(epochs=0, iterations=0, minutes=0)])

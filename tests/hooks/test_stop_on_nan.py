@@ -135,6 +135,32 @@ def test_it_aborts_before_the_update_so_that_the_weights_stay_as_they_were(tmp_p
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [torch.full((4,), 3e38), torch.full((4,), -3e38)],
+        [torch.full((70000,), 60000, dtype=torch.float16)],
+        [torch.full((4,), 1e308, dtype=torch.float64)],
+        [torch.full((4,), 2**40), torch.ones(3, dtype=torch.bool)],
+        [torch.tensor([1e30, 2]), np.ones(3), "text"],
+    ],
+    ids=["overflow", "half", "double", "no floats", "mixed"],
+)
+def test_numbers_whose_sum_is_infinite_are_no_infinity(values):
+    hook = hook_of(after_batch=True, stop_on_inf=True)
+    hook.after_batch("train", {f"v{index}": value for index, value in enumerate(values)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_one_number_of_many_aborts_in_every_type(dtype, bad):
+    values = torch.ones(1000, dtype=dtype)
+    values[777] = bad
+    hook = hook_of(after_batch=True, stop_on_inf=True)
+    with pytest.raises(TrainingAborted, match="train/bad is"):
+        hook.after_batch("train", {"good": torch.ones(3), "bad": values})
+
+
 class Gradients:
     """A model with a module whose gradients are set by hand."""
 
