@@ -1,6 +1,6 @@
 """emrun beside other ways to train: what a step, the bookkeeping, the memory, the start and the statistics cost.
 
-    python benchmarks/peers.py [--only bare,typical] [--peers emrun,ignite] [--rounds 10]
+    python benchmarks/peers.py [--only bare,typical] [--peers emrun,ignite] [--rounds 20]
 
 Each runner trains in a process of its own, in turns with a raw PyTorch loop that does the same work; medians. The
 tables are Markdown. A peer that is not installed is left out; `make bench-peers` installs them all.
@@ -42,7 +42,7 @@ class Bench:
 
     Args:
         names: the runners.
-        rounds: how many of the bare step; half as many of what takes longer.
+        rounds: how many of the bare step; half as many of what takes longer, a quarter of what takes longest.
     """
 
     def __init__(self, names: list[str], rounds: int) -> None:
@@ -124,7 +124,7 @@ class Bench:
 
     def startup(self) -> None:
         """Whole processes."""
-        rounds = max(2, self._rounds // 2)
+        rounds = max(2, self._rounds // 4)
         with tempfile.TemporaryDirectory() as made:
             place = Path(made)
             rows, base = {}, command(RAW, place)
@@ -239,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help=f"tables, of {','.join(BUDGETS)}")
     parser.add_argument("--peers", help=f"runners, of {','.join(RUNNERS)}")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:

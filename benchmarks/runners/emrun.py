@@ -54,7 +54,7 @@ def typical(work, place):
         work.module,
         inputs=["image"],
         outputs=["logits"],
-        loss=Factory(torch.nn.CrossEntropyLoss, options={"inputs": ["logits", "label"]}),
+        loss=Factory(torch.nn.functional.cross_entropy, is_import=True, options={"inputs": ["logits", "label"]}),
         metrics={"accuracy": Factory(accuracy, is_import=True, options={"inputs": ["logits", "label"]})},
         optimizer=Factory(work.optimizer, lr=work.rate),
         device="cpu",
