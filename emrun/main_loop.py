@@ -67,7 +67,8 @@ class MainLoop:
             error; null for no limit. Needs `buffer` or `workers`.
         prefetch_to_device: pin the batches that are read ahead and copy each to the GPU while the model is busy with
             the one before it; nothing on a CPU, without `buffer` and `workers`, or when a hook may change batches
-            before they are run (`changes_batches`). Needs memory for two more batches on the GPU.
+            before they are run (`changes_batches`). Needs memory for three more batches on the GPU, and page-locked
+            memory for those that are read ahead, at least two.
         on_empty_batch: what to do about a batch without sources or of length 0, which no model and hook gets to see:
             `error`, `warn` or `ignore`.
         on_empty_stream: likewise about a stream without any batch for the model.
@@ -141,7 +142,7 @@ class MainLoop:
         self.outcome: Outcome | None = None
         self.training = False
         self.evaluating = False
-        self._prefetches = prefetch_to_device
+        self._prefetches = prefetch_to_device and bool(buffer or workers)
         self._prefetch: Prefetch | None = None
         self._streams = DatasetStreams(
             dataset,
@@ -154,7 +155,7 @@ class MainLoop:
             fixed_epoch_size=fixed_epoch_size,
             seed=seed,
             interrupted=self._is_interrupted,
-            prefetch=lambda: self._prefetch,
+            prefetch=self._get_prefetch,
         )
         self.intervals = self._streams.intervals
         self._state = TrainingState(model, self.hooks, self._streams, run)
@@ -393,10 +394,10 @@ class MainLoop:
         self._entered = True
         self._termination = None
         self._is_ending = False
-        self._prefetch = self._find_prefetch()
         self.outcome = None
         try:
             self._interrupts.install()
+            self._prefetch = self._find_prefetch()
             self.notify("before_training")
         except TrainingTerminated as error:
             self._termination = error
@@ -661,6 +662,9 @@ class MainLoop:
             found = [*hooks, listener(self.model, event, AbstractModel)]
             listeners[event] = [call for call in found if call is not None]
         return listeners
+
+    def _get_prefetch(self) -> Prefetch | None:
+        return self._prefetch
 
     def _find_prefetch(self) -> Prefetch | None:
         """Return what prepares batches, None when there is nothing or a hook may change them afterwards."""

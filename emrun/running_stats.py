@@ -98,7 +98,7 @@ class RunningStats:
         self._shape, self._length = value.shape, length
         if weight is None:
             return None
-        weight = self._in_precision(weight.to(value.device))
+        weight = self._in_precision(weight.to(self._device))
         return weight.sum()[None] if is_scalar else weight.repeat_interleave(value.numel() // length)
 
     def result(self) -> dict[str, float]:

@@ -292,6 +292,11 @@ class TorchModel(AbstractModel):
         if self._trained and not self._evaluates and self.scheduler is not None and not self.scheduler.on_update:
             self.scheduler.step(epoch_data)
 
+    def after_training(self, success: bool) -> None:
+        """Let go of the batches that were copied ahead."""
+        if self._prefetcher is not None:
+            self._prefetcher.clear()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizer and scheduler, and what the module keeps beside its tensors."""
         return {

@@ -53,7 +53,7 @@ class SaveEvery(SaveLatest):
         unit = "epoch" if self._interval.unit == "epochs" else "iteration"
         self.name = safe_component("model_name", unit if model_name is None else model_name)
         self._last = 0.0
-        if self._interval.unit == "epochs":
+        if self._interval.unit == "epochs" and type(self).after_batch is SaveEvery.after_batch:
             self.after_batch = None  # type: ignore[method-assign, assignment]  # there is nothing to look at
 
     def register_mainloop(self, main_loop: MainLoop) -> None:
@@ -68,7 +68,7 @@ class SaveEvery(SaveLatest):
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Ask for the checkpoint when it is due by iterations or minutes."""
-        if self.main_loop.training and self._is_due():
+        if self._interval.unit != "epochs" and self.main_loop.training and self._is_due():
             self._request(self.main_loop.iterations_done)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:

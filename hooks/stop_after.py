@@ -52,7 +52,7 @@ class StopAfter(AbstractHook):
         self._iterations_done = 0
         self._began = 0.0
         self._seconds = 0.0  # of the training before a resume
-        if iterations is None and minutes is None:
+        if iterations is None and minutes is None and type(self).after_batch is StopAfter.after_batch:
             self.after_batch = None  # type: ignore[method-assign, assignment]  # there is nothing to look at
 
     def before_training(self) -> None:

@@ -4,7 +4,9 @@ Where torch has an accelerator with streams, the training runs on it. Elsewhere 
 down what is asked of them, and its memory is the CPU's, as nothing here has another one.
 """
 
+import copy
 import logging
+import pickle
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,7 +23,13 @@ ACCELERATOR = torch.accelerator.current_accelerator(check_available=True)
 
 
 class Event:
-    """A copy that was started."""
+    """Something on a stream that is waited for."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def synchronize(self):
+        self.log.append(("the loop waits", self))
 
 
 class Stream:
@@ -39,7 +47,7 @@ class Stream:
         pass
 
     def record_event(self):
-        self.log.append(("event", event := Event()))
+        self.log.append(("event " + self.name, event := Event(self.log)))
         return event
 
     def wait_event(self, event):
@@ -52,20 +60,18 @@ class Device:
     Attributes:
         log: what was asked of its streams, in order.
         pinned: the tensors that were pinned.
-        failing: what raises, as if there were no memory: `pin` or `copy`.
     """
 
     def __init__(self, monkeypatch):
         self.log = []
         self.pinned = []
-        self.failing = None
         self.device = torch.device("cpu")
         current = Stream(self.log, "of the model")
         monkeypatch.setattr(torch, "Stream", lambda device: Stream(self.log, "of its own"))
         monkeypatch.setattr(torch.accelerator, "current_stream", lambda device=None: current)
         monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
         monkeypatch.setattr(torch.accelerator, "device_index", self._of_the_device)
-        monkeypatch.setattr(torch.Tensor, "pin_memory", self._pin())
+        monkeypatch.setattr(torch, "empty_like", self._pinning(torch.empty_like))
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: self.log.append(("keeps", tensor)))
         monkeypatch.setattr("emrun.torch_model.can_prefetch", lambda device: True)
 
@@ -73,14 +79,14 @@ class Device:
     def _of_the_device(self, index):
         yield
 
-    def _pin(self):
-        def pin(tensor):
-            if self.failing == "pin":
-                raise RuntimeError("cannot allocate\nmuch more")
-            self.pinned.append(tensor)
-            return tensor.clone()
+    def _pinning(self, empty_like):
+        def pinning(tensor, dtype=None, pin_memory=False):
+            if pin_memory:
+                tensor = empty_like(tensor, dtype=dtype)
+                self.pinned.append(tensor)
+            return empty_like(tensor, dtype=dtype)
 
-        return pin
+        return pinning
 
     @property
     def used(self):
@@ -127,6 +133,8 @@ SOURCES = {
     "bfloat16 tensor": torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16),
     "strided tensor": torch.arange(12.0).reshape(3, 4)[:, ::2],
     "tensor with gradient": torch.ones(3, requires_grad=True),
+    "expanded tensor": torch.ones(1).expand(3),
+    "view with gaps": torch.arange(300.0)[::100],
     "nothing in it": np.zeros((0, 3)),
 }
 
@@ -142,7 +150,9 @@ def test_what_was_copied_ahead_is_what_the_model_would_have_made_of_it(device, k
     for name in expected:
         assert found[name].dtype is expected[name].dtype
         assert torch.equal(found[name], expected[name])
+        assert found[name].requires_grad is expected[name].requires_grad
     assert device.used == 1
+    assert all(tensor.is_contiguous() for tensor in device.pinned if tensor.dim() == 1)
 
 
 def test_the_model_waits_for_the_copy_and_keeps_its_memory(device):
@@ -153,9 +163,14 @@ def test_the_model_waits_for_the_copy_and_keeps_its_memory(device):
     assert device.log == []  # the copy is started by the loop
     begin()
     tensors = prefetcher.tensors(batch)
-    event = device.log[1][1]
-    assert device.log[:3] == [("copies on", "of its own"), ("event", event), ("waits", event)]
-    kept = [tensor for what, tensor in device.log[3:] if what == "keeps"]
+    copied, step = device.log[1][1], device.log[2][1]
+    assert device.log[:4] == [
+        ("copies on", "of its own"),
+        ("event of its own", copied),
+        ("event of the model", step),
+        ("waits", copied),
+    ]
+    kept = [tensor for what, tensor in device.log[4:] if what == "keeps"]
     assert [id(each) for each in kept] == [id(each) for each in tensors.values()]
 
 
@@ -213,32 +228,52 @@ def test_batches_that_are_not_run_are_forgotten(device):
     assert not prefetcher._copies
 
 
-@pytest.mark.parametrize(
-    ("failing", "message"),
-    [
-        ("pin", "batches are not copied to the device ahead, page-locked memory does not suffice: cannot allocate"),
-        ("copy", "batches are not copied to the device ahead, the device's memory does not suffice: too small"),
-    ],
-)
-def test_without_memory_for_it_the_training_goes_on_and_says_so_once(device, monkeypatch, caplog, failing, message):
-    device.failing = failing
+def test_the_loop_is_not_further_ahead_of_the_device_than_two_batches(device):
     prefetcher = Prefetcher(inputs_of(), device.device)
-    batches = [{"x": torch.ones(2, 3), "y": torch.ones(2)} for _ in range(3)]
-    for batch in batches:
+    for number in range(5):
+        batch = {"x": torch.ones(2, 3), "y": torch.ones(2)}
         begin = prefetcher.pin(batch)
-        with monkeypatch.context() as patch:
-            if failing == "copy":
-                patch.setattr(torch.Tensor, "to", _raise_out_of_memory)
-                begin()
-            else:
-                assert begin is None
+        begin()
+        steps = [event for what, event in device.log if what == "event of the model"]
+        waits = [event for what, event in device.log if what == "the loop waits"]
+        assert len(steps) == number
+        assert waits == steps[: max(0, number - 1)]  # for what the model's stream had done two batches before
+        prefetcher.tensors(batch)
+
+
+def test_a_batch_of_somebody_else_leaves_what_was_copied(device):
+    prefetcher = Prefetcher(inputs_of(), device.device)
+    batch, other = ({"x": torch.full((2, 3), value), "y": torch.ones(2)} for value in (1.0, 2.0))
+    prefetcher.pin(batch)()
+    assert prefetcher.tensors(other)["x"] is other["x"]
+    assert prefetcher.tensors(batch)["x"] is not batch["x"]
+    assert device.used == 1
+
+
+@pytest.mark.parametrize("failing", ["pin", "copy"])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError, RuntimeError])
+def test_when_it_fails_the_training_goes_on_without_and_says_so_once(device, monkeypatch, caplog, failing, error):
+    prefetcher = Prefetcher(inputs_of(), device.device)
+    batches = [{"x": torch.ones(2, 3), "y": torch.ones(2)} for _ in range(4)]
+    before = [prefetcher.pin(batch) for batch in batches[:2]]
+
+    def fail(*arguments, **options):
+        raise error("cannot allocate\nmuch more")
+
+    with monkeypatch.context() as patch:
+        if failing == "pin":
+            patch.setattr(torch, "empty_like", fail)
+            assert prefetcher.pin(batches[2]) is None
+        else:
+            patch.setattr(torch.Tensor, "to", fail)
+            before[0]()
+    before[1]()
+    assert prefetcher.pin(batches[3]) is None
+    for batch in batches:
         assert torch.equal(prefetcher.tensors(batch)["x"], batch["x"])
-    assert [record.getMessage() for record in caplog.records] == [message]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["batches are not copied to the device ahead any more: cannot allocate"]
     assert device.used == 0
-
-
-def _raise_out_of_memory(*arguments, **options):
-    raise torch.OutOfMemoryError("too small\nby far")
 
 
 def test_a_cpu_has_nothing_to_be_copied_to():
@@ -254,6 +289,22 @@ def test_a_model_that_runs_batches_in_its_own_way_gets_none(device):
 
     assert Own(Net(), device="cpu").prefetcher() is None
     assert TorchModel(Net(), device="cpu").prefetcher() is not None
+
+
+def test_a_model_can_be_copied_and_pickled_with_it(device):
+    model = TorchModel(Net(), device="cpu")
+    batch = {"x": torch.ones(2, 3), "y": torch.ones(2)}
+    model.prefetcher()(batch)()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other.run(batch, False, "valid")["loss"], model.run(batch, False, "valid")["loss"])
+        other.prefetcher()(batch)()
+
+
+def test_nothing_is_kept_on_the_device_after_the_training(device):
+    _, model = trained([StopAfter(iterations=7)], buffer=4)
+    assert model._prefetcher is not None
+    assert not model._prefetcher._copies
+    assert not model._prefetcher._steps
 
 
 class Data:
@@ -307,8 +358,8 @@ def same(one, other):
 
 @pytest.mark.parametrize("options", READERS, ids=str)
 def test_a_training_is_the_same_with_batches_that_were_copied_ahead(device, options):
-    expected, _ = trained()
-    assert device.log == []  # nothing is read ahead
+    expected, model = trained()
+    assert model._prefetcher is None  # nothing is read ahead
     without, _ = trained(prefetch_to_device=False, **options)
     assert device.log == []
     looker = Looker()

@@ -176,6 +176,19 @@ def test_without_a_limit_of_batches_or_time_it_does_not_listen_to_batches(train)
     assert StopAfter(iterations=2).after_batch is not None
 
 
+def test_a_hook_derived_from_it_gets_the_batches_that_it_listens_to(train):
+    class Counts(StopAfter):
+        count = 0
+
+        def after_batch(self, stream_name, batch_data):
+            super().after_batch(stream_name, batch_data)
+            self.count += 1
+
+    stop = Counts(epochs=2)
+    train(stop)
+    assert stop.count > 0
+
+
 def test_iterations_that_it_did_not_count_are_those_of_the_training(scripted, numbers):
     first = StopAfter(epochs=2)
     assert first.state_dict()["iterations_done"] is None
