@@ -29,7 +29,8 @@ class RunningStats:
 
     def __init__(self, aggregations: Sequence[str]) -> None:
         self._aggregations = tuple(aggregations)
-        self._spread = any(name in ("std", "var") for name in aggregations)
+        needs = {"var": "squares", "std": "squares", "nanfraction": "nancount"}
+        self._needed = {needs.get(name, name) for name in aggregations}
         self._collects = any(name not in RUNNING for name in aggregations)
         self._shape: torch.Size | None = None  # of the values before, and the length of their batch
         self._length = 0
@@ -165,16 +166,18 @@ class RunningStats:
         repeats = values.new_tensor(lengths) if self._is_scalar else torch.ones_like(values)
         weight_of = torch.cat(weights) if weights else repeats
         weight, weighted = weight_of.sum(), (weight_of * values).sum()
-        mean = weighted / _at_least_tiny(weight)
-        new = {
-            "sum": (values * repeats).sum(),
-            "nancount": (values.isnan() * repeats).sum(),
-            "min": values.min(),
-            "max": values.max(),
-            "weight": weight,
-            "weighted": weighted,
-            "squares": (weight_of * (values - mean).square()).sum() if self._spread else weight,
-        }
+        new, needed = {"weight": weight, "weighted": weighted}, self._needed
+        if "sum" in needed:
+            new["sum"] = (values * repeats).sum()
+        if "nancount" in needed:
+            new["nancount"] = (values.isnan() * repeats).sum()
+        if "min" in needed:
+            new["min"] = values.min()
+        if "max" in needed:
+            new["max"] = values.max()
+        if "squares" in needed:
+            mean = weighted / _at_least_tiny(weight)
+            new["squares"] = (weight_of * (values - mean).square()).sum()
         self._totals = _combine(self._totals, new) if self._totals else new
 
     def _aggregate(self, name: str, collected: Any) -> float:
@@ -196,18 +199,19 @@ class RunningStats:
 
 
 def _combine(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
-    weight = old["weight"] + new["weight"]
-    share = new["weight"] / _at_least_tiny(weight)
-    difference = new["weighted"] / _at_least_tiny(new["weight"]) - old["weighted"] / _at_least_tiny(old["weight"])
-    return {
-        "sum": old["sum"] + new["sum"],
-        "nancount": old["nancount"] + new["nancount"],
-        "min": torch.minimum(old["min"], new["min"]),
-        "max": torch.maximum(old["max"], new["max"]),
-        "weight": weight,
-        "weighted": old["weighted"] + new["weighted"],
-        "squares": old["squares"] + new["squares"] + difference.square() * old["weight"] * share,
-    }
+    combined = {}
+    for name, value in new.items():
+        if name == "min":
+            combined[name] = torch.minimum(old[name], value)
+        elif name == "max":
+            combined[name] = torch.maximum(old[name], value)
+        else:
+            combined[name] = old[name] + value
+    if "squares" in new:
+        share = new["weight"] / _at_least_tiny(combined["weight"])
+        difference = new["weighted"] / _at_least_tiny(new["weight"]) - old["weighted"] / _at_least_tiny(old["weight"])
+        combined["squares"] = combined["squares"] + difference.square() * old["weight"] * share
+    return combined
 
 
 def _at_least_tiny(weight: Tensor) -> Tensor:
