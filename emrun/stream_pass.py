@@ -124,8 +124,9 @@ def _place(values: Any) -> Any:
     """Return where an array or tensor lies in memory, and its shape; None for anything else."""
     if isinstance(values, np.ndarray):
         return values.__array_interface__["data"][0], values.shape
-    with contextlib.suppress(AttributeError, RuntimeError):  # no tensor, or one without memory of its own
-        return values.data_ptr(), values.shape
+    if hasattr(values, "data_ptr"):
+        with contextlib.suppress(RuntimeError):  # a tensor without memory of its own
+            return values.data_ptr(), values.shape
     return None
 
 
