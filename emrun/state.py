@@ -102,7 +102,7 @@ def load_state(directory: Path) -> dict[str, Any]:
 
 def _python_state() -> Any:
     version, numbers, gauss = random.getstate()
-    return version, torch.tensor(numbers), gauss
+    return version, torch.from_numpy(np.fromiter(numbers, np.int64, len(numbers))), gauss
 
 
 def _numpy_state() -> Any:
