@@ -43,5 +43,5 @@ def _matches(argument: str, path: Path) -> Sequence[Path]:
 
 def identity(path: Path) -> tuple[int, int]:
     """Return what tells a file from the same file changed: its size and when it was changed, in nanoseconds."""
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
+    found = os.stat(path)  # noqa: PTH116 - half the time of Path.stat, and done for every batch
+    return found.st_size, found.st_mtime_ns

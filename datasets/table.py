@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import zipfile
 import zlib
 from array import array
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from emrun.datasets._paths import identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
 from emrun.stream_context import Rows, StreamContext
@@ -144,26 +144,19 @@ class _Sources:
                 raise ArgumentError(argument, f"source {source!r} is {own}; in train it is {dtype}")
 
 
-class _Stamp(NamedTuple):
-    """What tells that a file is as it was."""
-
-    size: int
-    modified_ns: int
-
-
 class _Mapped:
     """An array in a file, of which only what is asked for is read; mapped anew where it is unpickled."""
 
     def __init__(self, argument: str, path: Path) -> None:
         self._path = path
         with _reading(argument, path):
-            self._stamp = self._look()
+            self._identity = identity(path)
             self._values: _Array | None = np.load(path, mmap_mode="r", allow_pickle=False)
         self.shape, self.ndim, self.dtype = self._values.shape, self._values.ndim, self._values.dtype
 
     def __getitem__(self, rows: Rows) -> _Array:
         try:
-            is_same = self._look() == self._stamp
+            is_same = identity(self._path) == self._identity
         except OSError as error:
             raise StreamError(f"{self._path} cannot be read any more: {error.strerror}") from error
         if not is_same:
@@ -174,10 +167,6 @@ class _Mapped:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_values": None, "_path": self._path.absolute()}
-
-    def _look(self) -> _Stamp:
-        found = os.stat(self._path)  # noqa: PTH116 - half the time of Path.stat, and done for every batch
-        return _Stamp(found.st_size, found.st_mtime_ns)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from emrun.dataset import AbstractDataset
 from emrun.errors import ArgumentError, StreamError
 from emrun.randomness import preserved_randomness
 from emrun.stream_context import Rows, StreamContext
+from emrun.stream_pass import is_stateful
 from emrun.types import Batch, check_count, check_names
 
 
@@ -235,7 +236,7 @@ class _Iterable:
     def open(self, ctx: StreamContext) -> Iterable[Any]:
         """Return the batches of a pass, with their state if the dataset has one."""
         _set_epoch(self._data, ctx)
-        if ctx.epoch > 0 and _has_state(self._data):
+        if ctx.epoch > 0 and is_stateful(self._data):
             return _WithState(self._data, self._batches, self._data.state_dict())
         return self._batches()
 
@@ -274,7 +275,7 @@ class _Loader:
         for owner in owners:
             if hasattr(owner, "generator"):  # one for each: workers that persist draw no seed in later passes
                 owner.generator = _generator(ctx)
-        if not _has_state(loader):
+        if not is_stateful(loader):
             return loader  # type: ignore[no-any-return]
         loader.load_state_dict({})  # forgets a pass that was left
         return _WithState(loader, lambda: iter(loader), None) if ctx.epoch > 0 else loader
@@ -350,10 +351,6 @@ class _NamedWithState(_Named):
     def load_state_dict(self, state: Any) -> None:
         """Let the pass begin behind the batch of a state."""
         self._batches.load_state_dict(state)
-
-
-def _has_state(data: Any) -> bool:
-    return hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
 
 
 def _length(data: Any) -> int | None:

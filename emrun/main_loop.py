@@ -62,7 +62,7 @@ class MainLoop:
             the workers.
         workers: how many processes read a stream whose rows come from `ctx.batches`, in turn; another stream is read by
             one. Batches and their order do not depend on it, unless a stream draws from global random states.
-        start_method: how the processes are started; null for Python's default.
+        start_method: how the processes of `workers` are started; null for Python's default.
         stream_timeout: how many seconds the loop waits for one batch before the stream is said to hang, which is an
             error; null for no limit. Needs `buffer` or `workers`.
         prefetch_to_device: pin the batches that are read ahead and copy each to the GPU while the model is busy with
@@ -668,16 +668,16 @@ class MainLoop:
 
     def _find_prefetch(self) -> Prefetch | None:
         """Return what prepares batches, None when there is nothing or a hook may change them afterwards."""
-        changing = [each for each in (*self.hooks, self.model) if getattr(each, "changes_batches", True)]
-        name = next((type(each).__name__ for each in changing if listener(each, "before_batch") is not None), None)
         prefetch = self.model.prefetcher() if self._prefetches else None
-        if prefetch is not None and name is not None:
-            _LOG.info(
-                "batches are not copied to the device ahead: %s.before_batch may change them (a hook that only looks "
-                "says so with `changes_batches = False`)",
-                name,
-            )
-        return prefetch if name is None else None
+        for each in (*self.hooks, self.model) if prefetch is not None else ():
+            if getattr(each, "changes_batches", True) and listener(each, "before_batch") is not None:
+                _LOG.info(
+                    "batches are not copied to the device ahead: %s.before_batch may change them (a hook that only "
+                    "looks says so with `changes_batches = False`)",
+                    type(each).__name__,
+                )
+                return None
+        return prefetch
 
     def _wake_stream(self) -> None:
         """Let the loop notice a signal; called by the handler."""

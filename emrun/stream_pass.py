@@ -75,7 +75,7 @@ class StreamPass:
                 first_batch=True,
             )
         batches: Iterator[Any]
-        if _has_state(stream):
+        if is_stateful(stream):
             if self.state is not None:
                 stream.load_state_dict(self.state)  # type: ignore[attr-defined]
             encode(stream.state_dict(), f"stream {self.name!r}")  # type: ignore[attr-defined]  # may not be possible
@@ -94,7 +94,7 @@ class StreamPass:
     def has_state(self) -> bool:
         """Tell whether the stream is an object with `state_dict` and `load_state_dict`, by beginning the pass."""
         context = StreamContext(self.name, seed=self.seed, epoch=self.number)
-        return _has_state(self.function(context) if takes_context(self.function) else self.function())
+        return is_stateful(self.function(context) if takes_context(self.function) else self.function())
 
     def _behind_start(self, batches: Iterator[Any]) -> Iterator[Any]:
         done = sum(1 for _ in itertools.islice(batches, self.start))
@@ -103,7 +103,8 @@ class StreamPass:
         return batches
 
 
-def _has_state(stream: Any) -> bool:
+def is_stateful(stream: Any) -> bool:
+    """Tell whether a stream is an object with `state_dict` and `load_state_dict`."""
     return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
 
 

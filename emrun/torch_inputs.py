@@ -163,9 +163,10 @@ class Inputs:
 
 def _first_parameters(module: torch.nn.Module, wanted: Container[str]) -> list[str]:
     """Return the first parameters of forward, as far as they are wanted and may be passed by position."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(module.forward).parameters.values()
-    first = itertools.takewhile(lambda each: each.kind in kinds and each.name in wanted, parameters)
+    first = itertools.takewhile(
+        lambda each: each.kind is each.POSITIONAL_OR_KEYWORD and each.name in wanted, parameters
+    )
     return [each.name for each in first]
 
 
