@@ -18,6 +18,7 @@ from emrun.files import (
     describe,
     flush_directory,
     flush_file,
+    flush_lines,
     json_digest,
     link_atomically,
     storing,
@@ -91,8 +92,8 @@ def commit(
 ) -> Path:
     """Write a checkpoint and give it names.
 
-    The files are written into a temporary directory and flushed to disk, the manifest last; one rename makes it a
-    checkpoint; then the names move to it, and what no name points at is deleted.
+    The files are written into a temporary directory and flushed to disk, after the lines that they count on and before
+    the manifest; one rename makes it a checkpoint; then the names move to it, and what no name points at is deleted.
 
     Args:
         root: the directory of the run's checkpoints; made when absent.
@@ -109,6 +110,7 @@ def commit(
         StorageError: it could not be written; what was there before is untouched.
     """
     names = sorted(names)
+    flush_lines()
     with storing(root, "write a checkpoint in"):
         if not root.exists():
             root.mkdir()  # without those above it: a run that was removed does not come back as its checkpoints alone
@@ -136,10 +138,11 @@ def commit(
 
 def name_checkpoint(place: Path, names: Iterable[str], given_up: Iterable[str] = ()) -> None:
     """Move names to a checkpoint, remove those that are given up, and delete the checkpoints that have none left."""
-    for name in names:
-        link_atomically(place.parent / name, place.name)
     root = place.parent
+    for name in names:
+        link_atomically(root / name, place.name)
     with storing(root, "delete old checkpoints in"):
+        flush_directory(root)
         for name in given_up:
             (root / name).unlink(missing_ok=True)
         links = [path for path in root.iterdir() if path.is_symlink() and not path.name.startswith(".")]

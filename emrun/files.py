@@ -15,6 +15,7 @@ from typing import Any
 from emrun.errors import ArgumentError, StorageError
 
 _CHUNK = 2**24  # large: between two of them a writer in a thread waits for the interpreter lock
+_APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of those that are new
 
 
 @contextmanager
@@ -34,8 +35,14 @@ def storing(path: Path, what: str) -> Iterator[None]:
         raise StorageError(error.errno or errno.EIO, f"cannot {what} {path}: {reason}") from error
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file aside, flush it to disk and rename it, so that it is never half a file."""
+def write_atomically(path: Path, text: str, *, may_go_back: bool = False) -> None:
+    """Write a file aside, flush it to disk and rename it, so that it is never half a file.
+
+    Args:
+        path: the file.
+        text: its new content.
+        may_go_back: a loss of power soon after may bring the old file back; that is cheaper.
+    """
     with storing(path, "write"):
         aside = path.with_name(f".{path.name}.tmp")
         try:
@@ -46,7 +53,8 @@ def write_atomically(path: Path, text: str) -> None:
             aside.replace(path)
         finally:
             aside.unlink(missing_ok=True)
-        flush_directory(path.parent)
+        if not may_go_back:
+            flush_directory(path.parent)
 
 
 def make_directory(path: Path, *, exist_ok: bool = False) -> None:
@@ -76,21 +84,36 @@ def json_digest(content: dict[str, Any]) -> str:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file and flush it to disk; a line that cannot be written whole is taken back."""
+    """Append a line to a file, whole or not at all; `flush_lines` brings it to disk.
+
+    Until then a loss of power may take it away, but no death of the process.
+    """
     with storing(path, "write"):
         is_new = not path.exists()
         size = 0 if is_new else path.stat().st_size
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            if is_new:
-                flush_directory(path.parent)
         except OSError:
             with suppress(OSError):
                 os.truncate(path, size)
             raise
+        _APPENDED.update((path, path.parent) if is_new else (path,))
+
+
+def flush_lines() -> None:
+    """Flush to disk what `append_line` wrote.
+
+    Raises:
+        StorageError: that failed; what is in the files is as safe as the system makes it.
+    """
+    while True:
+        try:
+            path = _APPENDED.pop()
+        except KeyError:
+            return
+        with storing(path, "write"), suppress(FileNotFoundError):  # somebody deleted it
+            flush_file(path)
 
 
 def truncate(path: Path, length: int) -> None:
@@ -116,7 +139,7 @@ def flush_directory(path: Path) -> None:
 
 
 def link_atomically(link: Path, target: str) -> None:
-    """Make `link` a relative link to `target` beside it, replacing an older one in one step."""
+    """Make `link` a relative link to `target` beside it, replacing an older one in one step; it is not flushed."""
     with storing(link, "write"):
         aside = link.with_name(f".{link.name}.tmp")
         aside.unlink(missing_ok=True)
@@ -125,7 +148,6 @@ def link_atomically(link: Path, target: str) -> None:
             aside.replace(link)
         finally:
             aside.unlink(missing_ok=True)
-        flush_directory(link.parent)
 
 
 def safe_component(argument: str, name: str) -> str:

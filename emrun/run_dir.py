@@ -26,7 +26,7 @@ from ruamel.yaml.error import YAMLError
 
 import emrun
 from emrun.errors import UsageError
-from emrun.files import append_line, make_directory, safe_component, storing, truncate, write_atomically
+from emrun.files import append_line, flush_lines, make_directory, safe_component, storing, truncate, write_atomically
 from emrun.lock import RunLock
 from emrun.types import EpochData
 
@@ -146,7 +146,7 @@ class Run:
         append_line(self.directory / METRICS, json.dumps(line, allow_nan=False))
         self.metrics.append(line)
         self._trace.update(epochs_done=epoch, iterations_done=iteration)
-        self._write_trace()
+        self._write_trace(may_go_back=True)
 
     def end(self, status: str, exit_status: int, reason: str | None, iteration: int | None = None) -> None:
         """Write into the trace how the run ended; the first end counts.
@@ -168,6 +168,7 @@ class Run:
         if iteration is not None:
             self._trace["iterations_done"] = iteration
         try:
+            flush_lines()
             self._write_trace()
         finally:
             self.release()
@@ -205,12 +206,13 @@ class Run:
             for name in (CONFIG, TRACE, LOG):
                 (self.directory / name).unlink(missing_ok=True)
 
-    def _write_trace(self) -> None:
+    def _write_trace(self, *, may_go_back: bool = False) -> None:
         written = self._written
         for key, value in self._trace.items():
             if key not in written or written[key][0] != value:  # most stay as they are
                 written[key] = value, _in_yaml(key, value)
-        write_atomically(self.directory / TRACE, "".join(written[key][1] for key in self._trace))
+        text = "".join(written[key][1] for key in self._trace)
+        write_atomically(self.directory / TRACE, text, may_go_back=may_go_back)
 
 
 def _in_yaml(key: str, value: Any) -> str:

@@ -19,12 +19,13 @@ _BITS = 2000
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
-def encode(value: Any, key: str) -> Any:
+def encode(value: Any, key: str, *, copied: bool = False) -> Any:
     """Return a value in types that `torch.load(weights_only=True)` takes, tensors on the CPU.
 
     Args:
         value: plain types, tensors, NumPy numbers, and mappings, lists and tuples of these.
         key: what it is called in messages.
+        copied: as it is now, whatever happens to the tensors.
 
     Raises:
         StateError: it is of another type; the message names its key.
@@ -36,16 +37,16 @@ def encode(value: Any, key: str) -> Any:
             raise StateError(f"{key} is {'huge' if value else 'empty bytes'}, which cannot be saved; use a text")
         return value
     if isinstance(value, torch.Tensor):
-        return value.detach().as_subclass(torch.Tensor).cpu()
+        there = value.detach().as_subclass(torch.Tensor)
+        return there.clone() if copied and there.is_cpu else there.cpu()
     if isinstance(value, Mapping):
         for name in value:
             if type(name) not in (str, int, float, bool, type(None)):
                 raise StateError(f"{key}: key {name!r} is {type(name).__name__}, which cannot be saved; use texts")
-        return {name: encode(entry, f"{key}.{name}") for name, entry in value.items()}
-    if isinstance(value, tuple):
-        return tuple(encode(entry, f"{key}[{index}]") for index, entry in enumerate(value))
-    if isinstance(value, list):
-        return [encode(entry, f"{key}[{index}]") for index, entry in enumerate(value)]
+        return {name: encode(entry, f"{key}.{name}", copied=copied) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        entries = [encode(entry, f"{key}[{index}]", copied=copied) for index, entry in enumerate(value)]
+        return entries if isinstance(value, list) else tuple(entries)
     hint = "torch.from_numpy makes a tensor of it" if isinstance(value, np.ndarray) else "keep plain types and tensors"
     raise StateError(f"{key} is {type(value).__name__}, which cannot be saved; {hint}")
 

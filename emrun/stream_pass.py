@@ -77,7 +77,7 @@ class StreamPass:
         batches: Iterator[Any]
         if is_stateful(stream):
             if self.state is not None:
-                stream.load_state_dict(self.state)  # type: ignore[attr-defined]
+                stream.load_state_dict(copy.deepcopy(self.state))  # type: ignore[attr-defined]
             encode(stream.state_dict(), f"stream {self.name!r}")  # type: ignore[attr-defined]  # may not be possible
             batches = _with_states(stream)
             return batches if self.state is not None or not self.start else self._behind_start(batches)

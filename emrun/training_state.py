@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 import logging
 from collections.abc import Callable, Sequence
@@ -63,17 +62,24 @@ class TrainingState:
         self.epochs_done, self.iterations_done = epochs_done, iterations_done
         self.phase = Phase.BETWEEN if epochs_done or iterations_done else Phase.BEFORE
 
-    def encoded(self) -> dict[str, Any]:
+    def encoded(self, *, copied: bool = False) -> dict[str, Any]:
         """Return the state beside the weights in types that can be saved, the random states last.
+
+        Args:
+            copied: whatever happens to the tensors afterwards, but for those of the model, which may be large.
 
         Raises:
             StateError: a part has something in its state that cannot be saved.
         """
         hooks = [
-            {"class": name, "occurrence": occurrence, "state": encode(hook.state_dict(), f"state of hook {name}")}
+            {
+                "class": name,
+                "occurrence": occurrence,
+                "state": encode(hook.state_dict(), f"state of hook {name}", copied=copied),
+            }
             for (name, occurrence), hook in _occurrences(self.hooks).items()
         ]
-        streams = {name: stream.state_dict() for name, stream in self._streams.trained.items()}
+        streams = {name: stream.state_dict() for name, stream in self._streams.trained.items()}  # has its own copies
         return {
             "loop": {
                 "epochs_done": self.epochs_done,
@@ -90,8 +96,7 @@ class TrainingState:
     def keep_copy(self) -> None:
         """Keep the state as it is now for checkpoints of the evaluations that follow, until `drop_copy`."""
         if self._run is not None:
-            state = self.encoded()  # evaluations do not change the model's part, which may be large
-            self._copy = {key: value if key == "model" else copy.deepcopy(value) for key, value in state.items()}
+            self._copy = self.encoded(copied=True)  # evaluations do not change the model's part
 
     def drop_copy(self) -> None:
         """Let checkpoints have the state of their moment again."""
@@ -99,11 +104,11 @@ class TrainingState:
 
     def stage(self) -> tuple[Callable[[Path], None], bool]:
         """Return what writes the state as it is now, or as it was kept, and whether another thread may do so."""
-        state = self._copy if self._copy is not None else self.encoded()
         write_weights = self._model.stage()
         in_background = write_weights is not None
+        state = self._copy if self._copy is not None else self.encoded(copied=in_background)
         if in_background:
-            state = copy.deepcopy(state)
+            state = {**state, "model": encode(state["model"], "state of the model", copied=True)}
         writers = (write_weights or self._model.save, partial(save_state, state))
 
         def write(directory: Path) -> None:

@@ -15,6 +15,7 @@ from emrun.files import (
     describe,
     flush_directory,
     flush_file,
+    flush_lines,
     json_digest,
     link_atomically,
     make_directory,
@@ -37,6 +38,15 @@ def small_files_only():
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def flushed(monkeypatch):
+    """The files and directories that are flushed, in this order."""
+    flush_lines()
+    found = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: found.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    return found
 
 
 def failing(code, calls=None):
@@ -187,13 +197,33 @@ def test_writing_into_a_directory_that_is_gone_is_a_storage_error(tmp_path):
 # Lines
 
 
-def test_a_line_is_appended_and_flushed_and_the_name_of_a_new_file_too(tmp_path, monkeypatch):
-    flushed = []
-    monkeypatch.setattr(os, "fsync", flushed.append)
+def test_lines_are_appended_at_once_and_flushed_together_with_the_name_of_a_new_file(tmp_path, flushed):
     for line in ("a", "häß"):
         append_line(tmp_path / "metrics.jsonl", line)
     assert (tmp_path / "metrics.jsonl").read_bytes() == "a\nhäß\n".encode()
-    assert len(flushed) == 3
+    assert flushed == []
+    flush_lines()
+    assert sorted(flushed) == sorted([tmp_path, tmp_path / "metrics.jsonl"])
+    append_line(tmp_path / "metrics.jsonl", "c")
+    flush_lines()
+    flush_lines()
+    assert flushed[2:] == [tmp_path / "metrics.jsonl"]
+
+
+def test_lines_of_a_file_that_was_deleted_need_no_flush(tmp_path, flushed):
+    append_line(tmp_path / "gone.csv", "a")
+    append_line(tmp_path / "there.csv", "a")
+    (tmp_path / "gone.csv").unlink()
+    flush_lines()
+    assert sorted(flushed) == sorted([tmp_path, tmp_path / "there.csv"])
+
+
+def test_a_file_is_replaced_without_its_name_where_it_may_go_back(tmp_path, flushed):
+    write_atomically(tmp_path / "trace.yaml", "old", may_go_back=True)
+    assert [path.name for path in flushed] == [".trace.yaml.tmp"]
+    write_atomically(tmp_path / "trace.yaml", "new")
+    assert [path.name for path in flushed] == [".trace.yaml.tmp", ".trace.yaml.tmp", tmp_path.name]
+    assert (tmp_path / "trace.yaml").read_text() == "new"
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -208,14 +238,17 @@ def test_a_line_that_cannot_be_written_whole_is_taken_back(tmp_path, exists):
     assert path.read_text() == ("first\nnext\n" if exists else "next\n")
 
 
-def test_a_line_that_was_not_flushed_is_taken_back(tmp_path, monkeypatch):
+def test_lines_that_cannot_be_flushed_are_told_of_once(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     append_line(path, "first")
+    flush_lines()
+    append_line(path, "second")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(errno.ENOSPC))
-        with pytest.raises(StorageError, match="the disk is full"):
-            append_line(path, "second")
-    assert path.read_text() == "first\n"
+        with pytest.raises(StorageError, match=r"cannot write .*metrics.jsonl: the disk is full"):
+            flush_lines()
+        flush_lines()
+    assert path.read_text() == "first\nsecond\n"
 
 
 # Links

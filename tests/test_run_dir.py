@@ -6,11 +6,13 @@ import logging
 import multiprocessing
 import os
 import platform
+import resource
 import socket
 import subprocess
 import sys
 import threading
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ import emrun
 from emrun import run_dir
 from emrun.errors import ArgumentError, RunInUse, StorageError, UsageError, exit_status
 from emrun.lock import RunLock
-from emrun.run_dir import Run, create_evaluation, create_run, holds_run
+from emrun.run_dir import METRICS, Run, create_evaluation, create_run, holds_run
 
 TIME = datetime(2026, 11, 20, 21, 3, 1, 987_654, tzinfo=timezone(timedelta(hours=1)))
 
@@ -267,16 +269,28 @@ def test_a_stream_without_numbers_is_there(run):
     assert lines_of(run)[0]["streams"] == {"train": {}, "valid": {}}
 
 
-def test_an_epoch_that_cannot_be_written_is_not_counted(run, monkeypatch):
+def test_an_epoch_that_cannot_be_written_is_not_counted(run):
     run.begin()
     run.record_epoch(1, 10, 0.1, {})
     before = tree(run.directory)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (run.metrics_length, limit[1]))  # as on a full disk
+    try:
         with pytest.raises(StorageError):
             run.record_epoch(2, 20, 0.1, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert tree(run.directory) == before
     assert len(run.metrics) == 1
+
+
+def test_the_lines_of_the_epochs_are_flushed_at_the_end_before_the_trace_says_that_it_ended(run, monkeypatch):
+    flushed = []
+    run.begin()
+    run.record_epoch(1, 10, 0.1, {})
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    run.end("finished", 0, None)
+    assert flushed.index(run.directory / METRICS) < flushed.index(run.directory / ".trace.yaml.tmp")
 
 
 # The log

@@ -4,6 +4,7 @@ import logging
 import random
 
 import pytest
+import torch
 
 from emrun import AbstractHook, AbstractModel
 from emrun.dataset_streams import DatasetStreams
@@ -136,6 +137,26 @@ def test_what_is_staged_for_another_thread_does_not_change_any_more(tmp_path):
     assert in_background
     assert (tmp_path / "weights").read_text() == "0"
     assert load_state(tmp_path)["model"] == {"momentum": [0]}
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["now", "kept"])
+def test_tensors_that_are_staged_for_another_thread_are_copies(tmp_path, kept):
+    (tmp_path / "place").mkdir()
+    model, hook = Model(in_background=True), Count((torch.zeros(2), {"sums": [torch.zeros(1, dtype=torch.float64)]}))
+    model.momentum = [torch.zeros(3)]
+    state = TrainingState(model, [hook], DatasetStreams(Data(), "train"), Run(tmp_path))
+    if kept:
+        state.keep_copy()
+    write, _ = state.stage()
+    for each in (model.momentum[0], hook.count[0], hook.count[1]["sums"][0]):
+        each += 1
+    write(tmp_path / "place")
+    found = load_state(tmp_path / "place")
+    first, second = found["hooks"][0]["state"]["count"]
+    assert found["model"]["momentum"][0].tolist() == [0, 0, 0]
+    assert first.tolist() == [0, 0]
+    assert second["sums"][0].tolist() == [0]
+    assert second["sums"][0].dtype == torch.float64
 
 
 def test_a_model_that_cannot_stage_is_saved_by_the_thread_that_waits():

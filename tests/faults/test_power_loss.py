@@ -5,8 +5,8 @@ Each moment is then turned into directories as a machine could show them when th
 training is started again. This disk is stricter than the usual file systems: of the changes of names and contents
 since the last flush, any may be there and any may be missing, and what was not flushed may be empty, cut or zeros.
 
-Taken out once by hand, each of these made this fail: flushing a checkpoint's files; flushing the name of a new
-directory; writing the manifest before the rename.
+Taken out once by hand, each of these made this fail: flushing a checkpoint's files; flushing the lines it counts on;
+flushing the name of a new directory; writing the manifest before the rename.
 """
 
 import os
