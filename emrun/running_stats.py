@@ -14,14 +14,15 @@ RUNNING = ("mean", "sum", "min", "max", "std", "var", "count", "nancount", "nanf
 
 _CAPACITY = 8192  # values that are kept until they are reduced, which costs about ten small operations
 _MOST = 1024  # batches; a scalar's tensor is larger than its value
+_EXACT = (torch.float32, torch.float64)  # kept as they are until they are reduced, in double precision
 
 
 class RunningStats:
     """Takes values batch by batch and tells their statistics.
 
-    Values are copied, one operation a batch, on their own device and in double precision (single where the device has
-    no double), and reduced when there are many; nothing waits for the device before `result`. The variance is combined
-    from the parts' by the method of Chan, Golub and LeVeque (1983).
+    Values are copied, one operation a batch, on their own device, and reduced when there are many, in double precision
+    (single where the device has no double); nothing waits for the device before `result`. The variance is combined from
+    the parts' by the method of Chan, Golub and LeVeque (1983).
 
     Args:
         aggregations: names out of `RUNNING`, or functions of NumPy, which get all values.
@@ -67,9 +68,7 @@ class RunningStats:
         n = value.numel()
         if self._fill + n > _CAPACITY or self._batches == _MOST:
             self._reduce()
-        copy = self._in_precision(value)
-        if copy is value:
-            copy = value.clone()
+        copy = value.clone() if value.dtype in _EXACT else self._in_precision(value)
         self._values.append(copy if len(shape) < 2 else copy.flatten())
         self._batches += 1
         self._fill += n
@@ -151,7 +150,7 @@ class RunningStats:
         values, device = self._values, self._device
         if any(each.device != device for each in values):
             values = [each.to(device) for each in values]
-        return torch.stack(values) if self._is_scalar else torch.cat(values)
+        return self._in_precision(torch.stack(values) if self._is_scalar else torch.cat(values))
 
     def _reduce(self) -> None:
         """Add the values to the totals, and let them go."""

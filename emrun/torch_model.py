@@ -98,6 +98,7 @@ class TorchModel(AbstractModel):
         self.device = _find_device(device)
         self.module = module.to(self.device)
         self._outputs = _check_outputs(outputs)
+        self._only_output = self._outputs[0] if self._outputs is not None and len(self._outputs) == 1 else None
         self._sums_terms = not callable(loss) and bool(loss)
         self._terms = _calculations("loss", loss, self.device)
         self._metrics = _calculations("metrics", metrics, self.device)
@@ -238,11 +239,14 @@ class TorchModel(AbstractModel):
         returned = self._inputs.call(self.module, inputs)
         if type(returned) is dict and self._is_complete:
             return returned
-        outputs = self._named_outputs(returned)
+        if type(returned) is Tensor and self._only_output is not None:
+            outputs = {self._only_output: returned}
+        else:
+            outputs = self._named_outputs(returned)
         if self._terms:
             if "loss" in outputs:
                 raise ArgumentError("loss", "forward returns an output 'loss' already; remove one of them")
-            _add(outputs, _calculate(self._terms, outputs, inputs), "loss")
+            _add(outputs, self._terms, inputs, "loss")
             if self._sums_terms:
                 weights = outputs.get("example_weight")
                 outputs["loss"] = sum(term.scale * _mean(outputs[name], weights) for name, term in self._terms.items())
@@ -250,7 +254,7 @@ class TorchModel(AbstractModel):
             with_gradients = torch.is_grad_enabled()
             torch.set_grad_enabled(False)  # half as dear as no_grad
             try:
-                _add(outputs, _calculate(self._metrics, outputs, inputs), "metrics")
+                _add(outputs, self._metrics, inputs, "metrics")
             finally:
                 torch.set_grad_enabled(with_gradients)
         return outputs
@@ -353,8 +357,6 @@ class TorchModel(AbstractModel):
 
     def _named_outputs(self, returned: Any) -> dict[str, Any]:
         names = self._outputs
-        if type(returned) is Tensor and names is not None and len(names) == 1:
-            return {names[0]: returned}
         if isinstance(returned, Mapping):
             if names is None:
                 return dict(returned)
@@ -449,21 +451,16 @@ def _check_outputs(outputs: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(outputs)
 
 
-def _calculate(
-    calculations: Mapping[str, _Calculation], outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]
-) -> dict[str, Any]:
-    """Return what losses or metrics make of outputs and sources."""
+def _add(
+    outputs: dict[str, Any], calculations: Mapping[str, _Calculation], inputs: Mapping[str, Tensor], key: str
+) -> None:
+    """Add what losses or metrics make of outputs and sources to the outputs."""
     made = {}
     for name, calculation in calculations.items():
         made[name] = calculation(outputs, inputs)
-    return made
-
-
-def _add(outputs: dict[str, Any], made: Mapping[str, Any], key: str) -> None:
-    """Add what losses or metrics made to the outputs."""
-    if not outputs.keys().isdisjoint(made):
-        twice = listed([name for name in made if name in outputs])
-        raise ArgumentError(key, f"there is an output {twice} already; give one of them another name")
+        if name in outputs:
+            twice = listed([each for each in calculations if each in outputs])
+            raise ArgumentError(key, f"there is an output {twice} already; give one of them another name")
     outputs.update(made)
 
 

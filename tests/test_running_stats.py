@@ -47,6 +47,18 @@ def test_statistics_are_those_of_numpy_however_the_values_are_cut(total, sizes):
     assert running(RUNNING, split(values, sizes)) == pytest.approx(by_numpy(values), rel=1e-12)
 
 
+@pytest.mark.parametrize("scalars", [False, True])
+def test_no_number_is_rounded_where_dtypes_change(scalars):
+    large = 2**53 - 1  # more than single precision can tell from its neighbours
+    values = [torch.tensor([each], dtype=dtype) for each, dtype in ((0.5, torch.float32), (large, torch.int64))]
+    values += [torch.tensor([0.25], dtype=torch.bfloat16), torch.tensor([-large], dtype=torch.float64)]
+    batches = [value[0] if scalars else value for value in values]
+    stats = RunningStats(["min", "max"])
+    for batch in batches:
+        stats.add(batch, 1)
+    assert stats.result() == {"min": -large, "max": large}
+
+
 def test_batches_of_one_example_add_up():
     values = some(CAPACITY + 100)
     assert running(RUNNING, split(values, [1])) == pytest.approx(by_numpy(values), rel=1e-12)
