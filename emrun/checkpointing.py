@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from emrun.checkpoint import commit, go_back_to, is_directory_name, name_checkpoint
 from emrun.errors import ArgumentError, HookError, StorageError
@@ -45,6 +46,7 @@ class Checkpointing:
         self._latest_policy: Policy = "error"
         self._newest: tuple[State, Path] | None = None
         self._in_flight: _Writing | None = None
+        self._thread: ThreadPoolExecutor | None = None  # kept: the loop would wait until a new one runs
 
     def request(self, name: str, on_failure: Policy, instead_of: Iterable[str] = ()) -> None:
         """Ask for a checkpoint of this name at the next opportunity, which gives up other names.
@@ -73,7 +75,7 @@ class Checkpointing:
         Raises:
             StorageError: it, or the one before, could not be saved, and a name was requested that way.
         """
-        if self._in_flight is not None and (self.requested or self._in_flight.is_over):
+        if self._in_flight is not None and (self.requested or self._in_flight.saved.done()):
             self.wait()
         if not self.requested or self._root is None:
             return
@@ -86,15 +88,17 @@ class Checkpointing:
                 name_checkpoint(place, names, given_up)
                 return
             write, in_background = self._stage()
+            save = partial(commit, self._root, write, epoch=epoch, iteration=iteration, names=names, given_up=given_up)
+            if not in_background:
+                self._newest = (state, save())
+                return
         except StorageError as error:
             _report(error, names)
             return
-        self._in_flight = _Writing(self._root, write, state, names, given_up, self._failed)
-        if in_background:
-            self._in_flight.start()
-        else:
-            self._in_flight.run()
-            self.wait()
+        self._thread = self._thread or ThreadPoolExecutor(1, "emrun checkpoint")
+        saved = self._thread.submit(save)
+        saved.add_done_callback(lambda found: found.exception() and self._failed())
+        self._in_flight = _Writing(state, names, saved)
 
     def request_latest(self) -> None:
         """Ask for the checkpoint `latest`, as whoever asked for it last; without a run, do nothing."""
@@ -117,13 +121,16 @@ class Checkpointing:
         writing, self._in_flight = self._in_flight, None
         if writing is None:
             return
-        writing.join()
-        if writing.place is not None:
-            self._newest = (writing.state, writing.place)
-        if isinstance(writing.error, StorageError):
-            _report(writing.error, writing.names)
-        elif writing.error is not None:
-            raise writing.error
+        try:
+            self._newest = (writing.state, writing.saved.result())
+        except StorageError as error:
+            _report(error, writing.names)
+
+    def close(self) -> None:
+        """End the thread when nothing is left to be written; another checkpoint gets a new one."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._thread = None
 
     @property
     def newest(self) -> tuple[str, int] | None:
@@ -136,46 +143,13 @@ class Checkpointing:
         self._newest = ((epoch, iteration, phase), place)
 
 
+@dataclass(frozen=True, slots=True)
 class _Writing:
-    """One checkpoint that is written, in a thread or not."""
+    """One checkpoint that is written: of which state, under which names, and where."""
 
-    def __init__(
-        self,
-        root: Path,
-        write: Callable[[Path], None],
-        state: State,
-        names: dict[str, Policy],
-        given_up: Iterable[str],
-        failed: Callable[[], None],
-    ) -> None:
-        self.state = state
-        self.names = names
-        self.place: Path | None = None
-        self.error: BaseException | None = None
-        self.is_over = False
-        self._arguments: dict[str, Any] = {
-            "root": root, "save": write, "epoch": state[0], "iteration": state[1], "names": names, "given_up": given_up,
-        }  # fmt: skip
-        self._failed = failed
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self.run, name="emrun checkpoint", daemon=True)
-        self._thread.start()
-
-    def run(self) -> None:
-        try:
-            self.place = commit(**self._arguments)
-        except BaseException as error:
-            self.error = error
-            self._failed()
-        finally:
-            self._arguments.clear()  # the copy of the state
-            self.is_over = True
-
-    def join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
+    state: State
+    names: dict[str, Policy]
+    saved: Future[Path]
 
 
 def _report(error: StorageError, names: dict[str, Policy]) -> None:

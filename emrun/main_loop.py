@@ -435,6 +435,7 @@ class MainLoop:
             if failure is not None:
                 _LOG.warning("the last checkpoint was not saved: %s", saving_error)
             failure = failure or saving_error
+        self._checkpointing.close()
         self.outcome = Outcome.of(failure or error, None if self.evaluating else self._preempt_exit_code)
         if failure is not None:
             self._call_all("on_error", error=failure)

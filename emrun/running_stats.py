@@ -162,7 +162,7 @@ class RunningStats:
             return
         if self._collects:
             self._collected.append(values)
-        repeats = values.new_tensor(lengths) if self._is_scalar else torch.ones_like(values)
+        repeats = values.new_tensor(np.array(lengths)) if self._is_scalar else torch.ones_like(values)
         weight_of = torch.cat(weights) if weights else repeats
         weight, weighted = weight_of.sum(), (weight_of * values).sum()
         new, needed = {"weight": weight, "weighted": weighted}, self._needed

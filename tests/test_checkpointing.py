@@ -202,6 +202,23 @@ def test_only_one_is_in_flight_and_the_next_one_waits_for_it(root):
     assert names_in(root) == ["it-00000020", "latest"]
 
 
+def test_the_thread_ends_when_all_is_written_and_another_checkpoint_gets_a_new_one(root):
+    others = threading.enumerate()
+
+    def threads():
+        return [each.name for each in threading.enumerate() if each not in others]
+
+    checkpointing = Checkpointing(root, lambda: (save, True))
+    checkpointing.close()
+    for iteration in (1, 2):
+        checkpointing.request("latest", "error")
+        checkpointing.save_requested(0, iteration, "train")
+        assert threads() == ["emrun checkpoint_0"]
+        checkpointing.close()
+        assert threads() == []
+        assert find(root, "latest").name == f"it-{iteration:08}"
+
+
 def test_what_goes_wrong_in_the_background_is_told_at_once_and_raised_by_the_next_call(root):
     told = threading.Event()
     gate = Gate(OSError(errno.ENOSPC, "No space left on device"))

@@ -68,7 +68,9 @@ def typical(work, place):
         Losses(work.losses),
         StopAfter(epochs=work.epochs),
     ]
-    MainLoop(model, data, hooks, skip_zeroth_epoch=True, run=Run(place)).run_training()
+    run = Run(place)
+    run.begin()  # as the command does
+    MainLoop(model, data, hooks, skip_zeroth_epoch=True, run=run).run_training()
 
 
 class Nothing(AbstractModel):
