@@ -315,7 +315,7 @@ class StreamWrapper:
             batches = stream_pass.read()
             size = self._buffer_size or 2 * self._worker_count
             if size:
-                batches = checked_for_reuse(batches, self.name)
+                batches = checked_for_reuse(batches, self.name, size)
         self._iterator = batches
         if size:
             arguments = batches, size, self.name, self._interrupted, self._watch

@@ -20,6 +20,7 @@ from emrun.types import Batch
 
 _END = object()
 _TRUSTED = 8  # so often an array that is given away again is looked at; then it is a constant
+_REMEMBERED = 4  # arrays of a source; their memory is kept as long
 
 
 class WithState(NamedTuple):
@@ -131,16 +132,22 @@ def _place(values: Any) -> Any:
     return None
 
 
-def checked_for_reuse(batches: Iterator[Any], name: str) -> Iterator[Any]:
+def checked_for_reuse(batches: Iterator[Any], name: str, ahead: int) -> Iterator[Any]:
     """Yield batches that are read ahead, and check that the stream leaves alone what it gave away.
 
-    Only arrays and tensors whose memory it gives away twice in a row are looked at, from the second time on.
+    Only arrays and tensors are looked at whose memory it gives away again while a batch with it may wait to be used,
+    from the second time on.
+
+    Args:
+        batches: what a `StreamPass` reads.
+        name: the name of the stream.
+        ahead: how many batches before the one that is made may be in use.
 
     Raises:
         StreamError: it changed one of them.
     """
-    given: dict[str, Any] = {}  # source -> where it lay, and itself, so that its memory is not used again
-    seen: dict[str, list[str]] = {}
+    most = min(ahead, _REMEMBERED)
+    given: dict[str, dict[Any, tuple[Any, list[str]]]] = {}  # source -> the last places -> what is there, its digests
     for item in _closing(batches):
         batch = item.batch if item.__class__ is WithState else item
         if not hasattr(batch, "items"):  # which the loop complains about
@@ -148,17 +155,24 @@ def checked_for_reuse(batches: Iterator[Any], name: str) -> Iterator[Any]:
             continue
         for source, values in batch.items():
             place = _place(values)
-            if place is None or source not in given or place != given[source][0]:
-                given[source] = place, values
-                if seen:
-                    seen.pop(source, None)
-            else:
-                digests = seen.setdefault(source, [])
-                if len(digests) < _TRUSTED:
-                    digests.append(digest({source: values}))
-                    if digests[-1] != digests[0]:
-                        raise StreamError(
-                            f"stream {name!r} changes the {source!r} of a batch that it gave away, and which waits to "
-                            "be used, as it is read ahead; make a new array for each batch, or copy it"
-                        )
+            if place is None:
+                continue
+            places = given.get(source)
+            if places is None:
+                places = given[source] = {}
+            known = places.pop(place, None)
+            if known is None:
+                if len(places) == most:
+                    del places[next(iter(places))]  # the one that was not given for the longest time
+                places[place] = values, []  # with them, so that their memory is not used again
+                continue
+            places[place] = known
+            digests = known[1]
+            if len(digests) < _TRUSTED:
+                digests.append(digest({source: values}))
+                if digests[-1] != digests[0]:
+                    raise StreamError(
+                        f"stream {name!r} changes the {source!r} of a batch that it gave away, and which waits to be "
+                        "used, as it is read ahead; make a new array for each batch, or copy it"
+                    )
         yield item

@@ -80,7 +80,7 @@ class Workers(Iterator[Any]):
         with warnings.catch_warnings(), _signals_kept_from_children():
             warnings.filterwarnings("ignore", "This DataLoader will create")  # more than cores: the user's choice
             loader: DataLoader[Any] = DataLoader(
-                _Part(stream_pass, self._folder),
+                _Part(stream_pass, self._folder, each_ahead),
                 batch_size=None,
                 collate_fn=_as_it_is,
                 num_workers=count,
@@ -185,9 +185,10 @@ class _Shared:
 class _Part(IterableDataset[Any]):
     """What a worker reads of the pass."""
 
-    def __init__(self, stream_pass: StreamPass | None, folder: Path) -> None:
+    def __init__(self, stream_pass: StreamPass | None, folder: Path, ahead: int) -> None:
         self.stream_pass = stream_pass
         self.folder = folder
+        self.ahead = ahead
         self.file: Any = None  # where a worker writes its stacks; open as long as it lives
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,7 +202,7 @@ class _Part(IterableDataset[Any]):
             if stream_pass is None:
                 stream_pass = cast(StreamPass, pickle.loads((self.folder / _PASS).read_bytes()))
             batches = stream_pass.read(worker.id, worker.num_workers)
-            for item in checked_for_reuse(batches, stream_pass.name):
+            for item in checked_for_reuse(batches, stream_pass.name, self.ahead + 1):  # the loop has one
                 yield _packed(item)
         except GeneratorExit:
             raise
