@@ -165,6 +165,11 @@ class DownloadableDataset(AbstractDataset):
                     file.write(chunk)
         except requests.Timeout as error:
             raise DownloadError(f"{shown}: the server was silent for {self._timeout:g} seconds (timeout)") from error
+        except requests.exceptions.SSLError as error:
+            raise DownloadError(
+                f"{shown}: the connection is not safe, the server's certificate was not accepted; if you trust it, let "
+                "the environment variable REQUESTS_CA_BUNDLE name the file of its authority"
+            ) from error
         except requests.RequestException as error:
             raise DownloadError(f"{shown} cannot be downloaded: {type(error).__name__}") from error
         except ValueError as error:

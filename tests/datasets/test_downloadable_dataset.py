@@ -1,10 +1,12 @@
 """DownloadableDataset: what is downloaded and unpacked, what is refused, and that nothing half is left."""
 
+import contextlib
 import functools
 import hashlib
 import http.server
 import io
 import os
+import ssl
 import stat
 import sys
 import tarfile
@@ -12,6 +14,7 @@ import threading
 import zipfile
 
 import pytest
+import trustme
 
 from emrun.datasets import DownloadableDataset
 from emrun.errors import ArgumentError, DownloadError, MissingExtra, StorageError, StreamError
@@ -43,12 +46,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def server(monkeypatch):
-    """Run a server on this machine for the test."""
+@contextlib.contextmanager
+def serving(monkeypatch, certificate=None):
+    """Run a server on this machine, by https if it has a certificate."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
+        if certificate is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            certificate.configure_cert(context)
+            found.socket = context.wrap_socket(found.socket, server_side=True)
         found.answers, found.asked, found.released = {}, [], threading.Event()
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -56,6 +63,27 @@ def server(monkeypatch):
         found.released.set()
         found.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    with serving(monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture
+def secure(monkeypatch, authority):
+    """Run a server whose certificate is of the authority, which is not trusted yet."""
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
+    monkeypatch.delenv("CURL_CA_BUNDLE", raising=False)
+    with serving(monkeypatch, authority.issue_cert("127.0.0.1")) as found:
+        found.answers["/data.bin"] = CONTENT
+        yield found
 
 
 @pytest.fixture
@@ -215,6 +243,36 @@ def test_a_redirect_to_anything_but_https_is_refused(offered, server, to):
     with pytest.raises(DownloadError, match=r"which is not https|makes no sense"):
         offered(answer=functools.partial(redirect, to=to)).download()
     assert server.asked == ["/data.bin"]
+
+
+def by_https(server, folder):
+    url = f"https://127.0.0.1:{server.server_port}/data.bin"
+    return DownloadableDataset(str(folder), {"data.bin": {"url": url, "sha256": sha256(CONTENT)}})
+
+
+def test_a_file_comes_by_https_from_a_server_whose_certificate_is_trusted(secure, authority, tmp_path, monkeypatch):
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "authority.pem"))
+    by_https(secure, tmp_path / "root").download()
+    assert (tmp_path / "root" / "data.bin").read_bytes() == CONTENT
+
+
+def test_a_server_whose_certificate_is_not_trusted_is_refused(secure, tmp_path):
+    with pytest.raises(DownloadError, match=r"certificate .*REQUESTS_CA_BUNDLE"):
+        by_https(secure, tmp_path / "root").download()
+    assert secure.asked == []
+    assert names_in(tmp_path / "root") == []
+
+
+def test_a_redirect_does_not_lead_away_from_https(secure, server, authority, tmp_path, monkeypatch):
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "authority.pem"))
+    server.answers["/data.bin"] = CONTENT
+    to = f"http://127.0.0.1:{server.server_port}/data.bin"
+    secure.answers["/data.bin"] = lambda handler: redirect(handler, to)
+    with pytest.raises(DownloadError, match="which is not https"):
+        by_https(secure, tmp_path / "root").download()
+    assert server.asked == []
 
 
 def test_redirects_in_a_circle_end(offered, server):
