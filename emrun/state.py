@@ -163,7 +163,8 @@ def _add(found: Any, value: Any) -> None:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()
         found.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+        if value.numel():
+            found.update(value.reshape(-1).view(torch.uint8).numpy())
     elif isinstance(value, np.ndarray) and value.dtype != object:
         found.update(f"{value.dtype}{value.shape}".encode())
         found.update(np.ascontiguousarray(value).tobytes())
