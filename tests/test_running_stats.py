@@ -59,6 +59,15 @@ def test_no_number_is_rounded_where_dtypes_change(scalars):
     assert stats.result() == {"min": -large, "max": large}
 
 
+@pytest.mark.parametrize("scalars", [False, True])
+def test_an_integer_beside_single_precision_is_not_rounded(scalars):
+    large = 2**53 - 1
+    stats = RunningStats(["min", "max"])
+    for value in (torch.tensor([0.5]), torch.tensor([large])):  # joined as they are they would be single precision
+        stats.add(value[0] if scalars else value, 1)
+    assert stats.result() == {"min": 0.5, "max": large}
+
+
 def test_batches_of_one_example_add_up():
     values = some(CAPACITY + 100)
     assert running(RUNNING, split(values, [1])) == pytest.approx(by_numpy(values), rel=1e-12)
@@ -192,6 +201,18 @@ def test_weights_may_be_integers_of_any_type(kind):
     assert found["mean"] == pytest.approx(np.average(values, weights=weights))
 
 
+def test_single_precision_weights_are_added_in_double_precision():
+    values, weights = some(100_000), np.random.default_rng(1).random(100_000, dtype=np.float32)
+    found = running(["mean", "var", "std"], split(values, [100]), split(weights, [100]))
+    assert found == pytest.approx(weighted(values, weights.astype(np.float64)), rel=1e-12)
+
+
+def test_integer_weights_weight_the_spread_too():
+    values, weights = some(20), np.arange(20)
+    found = running(["mean", "var", "std"], [values, values], [weights, weights])
+    assert found == pytest.approx(weighted(values, weights), rel=1e-12)
+
+
 @pytest.mark.parametrize(
     "weightless", [slice(0, CAPACITY), slice(0, 2 * CAPACITY), slice(CAPACITY, 2 * CAPACITY), slice(10, 20)]
 )
@@ -320,6 +341,37 @@ def test_a_value_that_is_changed_in_place_afterwards_was_copied(value):
     assert stats.result() == {"mean": 51.0, "median": 51.0}
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("shape", [(), (5,)], ids=["scalars", "examples"])
+def test_a_state_does_not_change_with_what_comes_after_it(shape, is_weighted):
+    values = torch.tensor(some(6 * CAPACITY // 5, 5)) if shape else torch.tensor(some(3000))
+    weights = torch.ones(5) if is_weighted else None
+
+    def take(stats, some):
+        for value in some:
+            stats.add(value, 5, weights)
+        return stats
+
+    names = [*RUNNING, "median"]
+    first, expected = RunningStats(names), take(RunningStats(names), values).result()
+    half = len(values) // 2
+    state = take(first, values[:half]).state_dict()
+    assert take(first, values[half:]).result() == expected
+    for _ in range(2):  # nor with what is added to the one that took it
+        other = RunningStats(names)
+        other.load_state_dict(state)
+        assert take(other, values[half:]).result() == expected
+
+
+def test_values_of_another_device_come_to_that_of_the_first():
+    # Tensors on the device `meta` stand for those of a GPU.
+    for shape in ((), (5,)):
+        stats = RunningStats(["mean"])
+        stats.add(torch.ones(shape, device="meta"), 5)
+        stats.add(torch.ones(shape), 5)
+        assert stats.state_dict()["values"].device.type == "meta"
+
+
 def test_an_array_is_left_as_it_is():
     value = np.arange(5.0)
     value.flags.writeable = False
@@ -357,6 +409,13 @@ def test_more_values_may_follow_a_result():
 def test_a_value_of_another_length_than_the_batch_is_an_error(value, length, message):
     with pytest.raises(ValueError, match=message):
         RunningStats(["mean"]).add(value, length)
+
+
+def test_a_value_that_was_right_for_the_batch_before_is_an_error_in_a_longer_one():
+    stats = RunningStats(["mean"])
+    stats.add(torch.ones(2), 2)
+    with pytest.raises(ValueError, match=r"has 2 entries, but the batch has 3 examples"):
+        stats.add(torch.ones(2), 3)
 
 
 @pytest.mark.parametrize("values", [([1.0, 2.0], 1.0), (1.0, [1.0, 2.0])])
