@@ -21,6 +21,7 @@ from emrun.files import (
     make_directory,
     safe_component,
     storing,
+    truncate,
     write_atomically,
 )
 
@@ -238,6 +239,14 @@ def test_a_line_that_cannot_be_written_whole_is_taken_back(tmp_path, exists):
     assert path.read_text() == ("first\nnext\n" if exists else "next\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_line_that_cannot_be_taken_back_either_is_told_of_with_the_first_reason(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")  # it cannot be cut
+    with pytest.raises(StorageError, match=r"cannot write .*metrics.jsonl: the disk is full"):
+        append_line(path, "first")
+
+
 def test_lines_that_cannot_be_flushed_are_told_of_once(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     append_line(path, "first")
@@ -249,6 +258,22 @@ def test_lines_that_cannot_be_flushed_are_told_of_once(tmp_path, monkeypatch):
             flush_lines()
         flush_lines()
     assert path.read_text() == "first\nsecond\n"
+
+
+@pytest.mark.parametrize(
+    ("length", "left"), [(0, ""), (6, "first\n"), (13, "first\nsecond\n"), (20, "first\nsecond\n")]
+)
+def test_a_file_is_cut_and_flushed_when_it_is_longer(tmp_path, flushed, length, left):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("first\nsecond\n")
+    truncate(path, length)
+    assert path.read_text() == left
+    assert flushed == ([path] if length < 13 else [])
+
+
+def test_a_file_that_is_not_there_needs_no_cut(tmp_path):
+    truncate(tmp_path / "gone", 5)
+    assert entries(tmp_path) == []
 
 
 # Links
