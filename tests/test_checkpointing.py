@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import shutil
 import threading
 
 import pytest
@@ -69,6 +70,32 @@ def test_a_second_request_in_the_same_state_only_names_it(checkpointing, root, s
     checkpointing.save_latest(1, 10, "between")
     assert len(saved) == 1
     assert {(root / name).readlink().name for name in ("best", "epoch-1", "latest")} == {"it-00000010"}
+
+
+def test_a_checkpoint_that_somebody_deleted_is_saved_again(checkpointing, root, saved):
+    checkpointing.request("best", "error")
+    checkpointing.save_requested(1, 10, "between")
+    checkpointing.wait()
+    shutil.rmtree(root / "it-00000010")
+    checkpointing.save_latest(1, 10, "between")
+    assert len(saved) == 2
+    assert verify(find(root, "latest")).iteration == 10
+
+
+def test_a_name_that_is_given_up_and_requested_at_once_is_there(checkpointing, root):
+    checkpointing.request("epoch-1", "error", instead_of=["epoch-0"])
+    checkpointing.request("epoch-0", "error")
+    checkpointing.save_requested(1, 10, "between")
+    checkpointing.wait()
+    assert names_in(root) == ["epoch-0", "epoch-1", "it-00000010"]
+
+
+def test_a_name_is_given_up_once_and_may_come_back(checkpointing, root):
+    for iteration, (name, others) in enumerate([("a", []), ("b", ["a"]), ("a", []), ("c", [])]):
+        checkpointing.request(name, "error", instead_of=others)
+        checkpointing.save_requested(1, iteration, "between")
+    checkpointing.wait()
+    assert [name for name in names_in(root) if not name.startswith("it-")] == ["a", "b", "c"]
 
 
 def test_the_same_iteration_in_another_epoch_is_another_state(checkpointing, root, saved):
@@ -230,6 +257,19 @@ def test_what_goes_wrong_in_the_background_is_told_at_once_and_raised_by_the_nex
     with pytest.raises(StorageError, match="the disk is full"):
         checkpointing.wait()
     checkpointing.wait()  # it is raised once
+
+
+def test_what_went_wrong_in_the_background_is_raised_although_nothing_is_requested(root):
+    told = threading.Event()
+    gate = Gate(OSError(errno.ENOSPC, "No space left on device"))
+    checkpointing = Checkpointing(root, lambda: (gate, True), told.set)
+    checkpointing.request("best", "error")
+    checkpointing.save_requested(1, 10, "train")
+    checkpointing.save_requested(1, 11, "train")  # which does not wait for it
+    gate.open.set()
+    assert told.wait(60)
+    with pytest.raises(StorageError, match="the disk is full"):
+        checkpointing.save_requested(1, 12, "train")
 
 
 def test_an_error_of_the_model_is_raised_as_it_is(root):

@@ -33,6 +33,23 @@ def test_anything_else_is_refused_with_its_key(value):
         encode({"a": [0, {"b": value}]}, "state")
 
 
+class Measured(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True) * 1, torch.ones(2).as_subclass(Measured)],
+)
+def test_tensors_of_other_kinds_become_plain_ones_without_gradients(tmp_path, tensor, copied):
+    save_state(encode({"a": tensor}, "state", copied=copied), tmp_path)
+    found = load_state(tmp_path)["a"]
+    assert type(found) is torch.Tensor
+    assert not found.requires_grad
+    assert found.tolist() == [1, 1]
+
+
 def test_a_key_that_is_no_plain_value_is_refused():
     with pytest.raises(StateError, match="key"):
         encode({("a", 1): 0}, "state")

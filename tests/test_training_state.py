@@ -200,3 +200,14 @@ def test_to_go_on_without_a_checkpoint_leaves_the_random_states():
     before = random.getstate()
     state_of()[0].go_on()
     assert random.getstate() == before
+
+
+def test_random_states_come_back_once(tmp_path):
+    state, _ = state_of()
+    written(state, tmp_path / "place")
+    state.load(tmp_path / "place")
+    state.go_on()
+    random.random()
+    before = random.getstate()
+    state.go_on()
+    assert random.getstate() == before
