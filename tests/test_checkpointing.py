@@ -167,6 +167,41 @@ def test_a_checkpoint_that_cannot_be_saved_may_be_a_warning_or_nothing(root, pol
     checkpointing.save_requested(1, 2, "between")  # it is not tried again
 
 
+def test_the_end_is_saved_with_the_policy_of_whoever_asked_for_the_latest_before(root, background, caplog):
+    def fails(directory):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpointing = Checkpointing(root, lambda: (fails, background))
+    with pytest.raises(StorageError, match="the disk is full"):
+        checkpointing.save_latest(1, 1, "between")
+    checkpointing.request("latest", "warn")
+    for iteration in (2, 3):
+        checkpointing.save_latest(1, iteration, "between")
+        checkpointing.request("best", "ignore")
+    assert len(caplog.messages) == 2
+
+
+def test_the_newest_is_the_last_that_was_saved_or_loaded(checkpointing, root):
+    assert checkpointing.newest is None
+    checkpointing.save_latest(1, 10, "between")
+    assert checkpointing.newest == ("it-00000010", 10)
+    other = broken(root)
+    other.go_on_from(find(root, "latest"), 1, 10, "between")
+    assert other.newest == ("it-00000010", 10)
+    with pytest.raises(StorageError, match="the disk is full"):
+        other.save_latest(1, 11, "between")
+    assert other.newest == ("it-00000010", 10)
+
+
+def test_the_state_of_a_checkpoint_that_was_loaded_is_only_named(checkpointing, root):
+    checkpointing.save_latest(1, 10, "between")
+    other = broken(root)
+    other.go_on_from(find(root, "latest"), 1, 10, "between")
+    other.request("best", "error")
+    other.save_latest(1, 10, "between")
+    assert names_in(root) == ["best", "it-00000010", "latest"]
+
+
 def test_after_a_failure_the_state_can_be_saved_again(root, background):
     attempts = []
 

@@ -22,6 +22,7 @@ from ruamel.yaml import YAML
 import emrun
 from emrun import run_dir
 from emrun.errors import ArgumentError, RunInUse, StorageError, UsageError, exit_status
+from emrun.files import flush_lines
 from emrun.lock import RunLock
 from emrun.run_dir import METRICS, Run, create_evaluation, create_run, holds_run
 
@@ -291,6 +292,24 @@ def test_the_lines_of_the_epochs_are_flushed_at_the_end_before_the_trace_says_th
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
     run.end("finished", 0, None)
     assert flushed.index(run.directory / METRICS) < flushed.index(run.directory / ".trace.yaml.tmp")
+
+
+def test_the_name_of_the_trace_is_flushed_when_a_training_begins_and_ends_and_not_after_each_epoch(run, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+    def counts(step):
+        flushed.clear()
+        step()
+        return flushed.count(run.directory / ".trace.yaml.tmp"), flushed[-1] == run.directory
+
+    assert counts(run.begin) == (1, True)
+    assert counts(lambda: run.begin_again({}, {})) == (1, True)
+    run.record_epoch(1, 10, 0.1, {})
+    flush_lines()
+    assert counts(lambda: run.record_epoch(2, 20, 0.1, {})) == (1, False)
+    flush_lines()
+    assert counts(lambda: run.end("finished", 0, None)) == (1, True)
 
 
 # The log
