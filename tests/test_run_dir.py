@@ -194,6 +194,37 @@ def began(directory):
     return run
 
 
+def test_the_trace_of_a_resume_keeps_when_the_run_began_and_how_far_it_was(run):
+    previous = {
+        "train_begin": "2026-11-19T08:00:00+01:00",
+        "epochs_done": 3,
+        "iterations_done": 120,
+        "seed": 7,
+        "status": "running",
+        "reason": None,
+        "command": ["emrun"],
+        "host": "there",
+        "pid": 5,
+        "resumes": ["the first"],
+    }
+    run.begin_again(previous, {"checkpoint": "latest"})
+    trace = trace_of(run)
+    kept = ("train_begin", "epochs_done", "iterations_done", "seed")
+    assert {key: trace[key] for key in kept} == {key: previous[key] for key in kept}
+    assert (trace["status"], trace["pid"]) == ("running", os.getpid())
+    before = {"status": "killed", "reason": None, "command": ["emrun"], "host": "there", "pid": 5}
+    entry = {"time": "2026-11-20T21:03:01+01:00", "checkpoint": "latest", "before": before}
+    assert trace["resumes"] == ["the first", entry]
+
+
+@pytest.mark.parametrize("previous", [{}, {"train_begin": None, "resumes": "damaged"}], ids=str)
+def test_a_trace_that_was_damaged_begins_with_the_resume(run, previous):
+    run.begin_again(previous, {})
+    trace = trace_of(run)
+    assert trace["train_begin"] == "2026-11-20T21:03:01+01:00"
+    assert [entry["before"]["status"] for entry in trace["resumes"]] == ["unknown"]
+
+
 # Metrics
 
 
@@ -268,6 +299,13 @@ def test_what_is_no_number_is_left_out(run, value):
 def test_a_stream_without_numbers_is_there(run):
     run.record_epoch(1, 1, 0.1, {"train": {}, "valid": {"x": [1]}})
     assert lines_of(run)[0]["streams"] == {"train": {}, "valid": {}}
+
+
+def test_a_damaged_line_ends_the_metrics_that_are_read(run, caplog):
+    (run.directory / METRICS).write_text('{"epoch": 0}\n{"epo\n{"epoch": 2}\n')
+    run.rewind(run.metrics_length)
+    assert run.metrics == [{"epoch": 0}]
+    assert "is damaged behind line 1" in caplog.text
 
 
 def test_an_epoch_that_cannot_be_written_is_not_counted(run):

@@ -43,6 +43,7 @@ NAN = float("nan")
         np.float32("nan"),
         np.array([[1.0, NAN]]),
         torch.tensor([1.0, NAN]),
+        torch.tensor([1.0, NAN]).to_sparse(),
         [1.0, NAN],
         {"mean": NAN},
         [[1.0], [NAN]],
@@ -54,7 +55,10 @@ def test_a_nan_of_any_kind_aborts_with_its_address(value):
     assert caught.value.exit_status == 3
 
 
-@pytest.mark.parametrize("value", [1.0, 3, np.zeros((2, 2)), torch.ones(3), ["a", "b"], "text", None, [[1], [1, 2]]])
+@pytest.mark.parametrize(
+    "value",
+    [1.0, 3, np.zeros((2, 2)), torch.ones(3), torch.ones(3).to_sparse(), ["a", "b"], "text", None, [[1], [1, 2]]],
+)
 def test_anything_else_does_not(value):
     hook_of().after_epoch(1, {"train": {"loss": value}})
 
@@ -159,6 +163,19 @@ def test_one_number_of_many_aborts_in_every_type(dtype, bad):
     hook = hook_of(after_batch=True, stop_on_inf=True)
     with pytest.raises(TrainingAborted, match="train/bad is"):
         hook.after_batch("train", {"good": torch.ones(3), "bad": values})
+
+
+@pytest.mark.parametrize("others", [[torch.ones(3)], [torch.arange(3), torch.ones(3)]], ids=["floats", "mixed"])
+def test_numbers_behind_it_do_not_hide_one(others):
+    values = {"bad": torch.tensor([1.0, NAN]), **{f"v{index}": value for index, value in enumerate(others)}}
+    with pytest.raises(TrainingAborted, match="train/bad is NaN"):
+        hook_of(after_batch=True).after_batch("train", values)
+
+
+def test_variables_that_are_looked_at_in_each_batch_are_read_and_those_of_the_epoch_need_not_be_there():
+    assert StopOnNaN(variables=["loss"], after_batch=True).reads == ("loss",)
+    assert StopOnNaN(variables=["loss"]).reads == ()
+    assert StopOnNaN(after_batch=True).reads == ()
 
 
 class Gradients:
