@@ -126,6 +126,25 @@ def test_it_ends_the_training_after_so_many_minutes(train, seconds, minutes, bat
     assert loop.outcome.reason == f"{minutes} minutes are over (StopAfter minutes: {minutes})"
 
 
+def test_time_of_the_training_before_a_resume_counts(train):
+    first, second = StopAfter(minutes=0.5), StopAfter(minutes=1)
+    first.clock, second.clock = Clock(10), Clock(10, now=1e6)
+    _, trace = train(first)
+    assert len(trace.batches) == 3
+    second.load_state_dict(first.state_dict())  # after 40 seconds
+    _, trace = train(second)
+    assert len(trace.batches) == 2
+    assert second.state_dict()["seconds"] == 70
+
+
+def test_a_state_without_a_time_begins_with_none(train):
+    stop = StopAfter(minutes=1)
+    stop.clock = Clock(10)
+    stop.load_state_dict({"iterations_done": 0})
+    _, trace = train(stop)
+    assert len(trace.batches) == 6
+
+
 def test_time_before_the_training_does_not_count(train):
     stop = StopAfter(minutes=1, epochs=1)
     stop.clock = Clock(0, now=1e9)

@@ -222,3 +222,14 @@ def test_updates_are_looked_at_only_when_asked_to():
     hook = StopOnNaN()
     hook.main_loop = Training()
     hook.before_update(Gradients(torch.tensor([[1.0, NAN]]), None))
+
+
+@pytest.mark.parametrize("arguments", [(), (3,)], ids=["none", "another"])
+def test_a_model_without_a_torch_module_has_no_gradients_to_look_at(arguments):
+    class Own:
+        step_outputs = None
+
+    model = Own()
+    for module in arguments:
+        model.module = module
+    looking().before_update(model)
