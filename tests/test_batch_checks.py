@@ -228,6 +228,14 @@ def test_a_source_that_is_missing_in_a_later_batch_is_an_error():
         check({"x": [1]})
 
 
+def test_a_source_that_goes_missing_from_one_mapping_that_is_used_again_is_an_error():
+    check, batch = checks_of("x", "y").begin("train"), {"x": [1], "y": [1]}
+    assert check(batch) == 1
+    del batch["y"]
+    with pytest.raises(StreamError, match="batch 1 of the epoch: the model needs y"):
+        check(batch)
+
+
 def test_unused_sources_are_an_error_if_wanted():
     checks = checks_of("x", unused="error")
     message = r"nothing reads the sources y, z \(main_loop.on_unused_sources decides\)"
@@ -320,3 +328,14 @@ def test_the_outputs_are_compared_with_the_first_batch_that_had_sources():
     check({"x": [1]})
     with pytest.raises(StreamError, match="the same name"):
         checks.check_outputs({"x": [1]})
+
+
+def test_the_outputs_of_a_stream_are_compared_with_its_own_sources():
+    checks = checks_of("x", hooks=[Reader("z")])
+    checks.begin("train")({"x": [1], "z": [2]})
+    checks.check_outputs({"loss": 0.5})
+    checks.begin("valid")({"x": [1]})
+    checks.check_outputs({"z": 0.5})
+    checks.begin("test")({"x": [1], "y": [2]})
+    with pytest.raises(StreamError, match=r"stream 'test'.* hook Reader reads 'z', .*there is x, y, loss"):
+        checks.check_outputs({"loss": 0.5})

@@ -180,6 +180,12 @@ def test_values_keep_the_size_that_is_least_to_copy(device):
     assert [tensor.dtype for tensor in device.pinned] == [torch.float32, torch.uint8]
 
 
+def test_values_of_a_type_that_devices_do_not_know_are_widened_before(device):
+    batch = {"x": torch.ones(2, 3), "y": np.zeros(2, dtype=np.uint16)}
+    Prefetcher(inputs_of(), device.device).pin(batch)
+    assert [tensor.dtype for tensor in device.pinned] == [torch.float32, torch.int64]
+
+
 def test_optional_sources_are_copied_when_they_are_there(device):
     prefetcher = Prefetcher(inputs_of(), device.device)
     batch = {"x": torch.ones(2, 3), "y": torch.ones(2), "weight": torch.ones(2)}
