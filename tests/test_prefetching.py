@@ -60,11 +60,13 @@ class Device:
     Attributes:
         log: what was asked of its streams, in order.
         pinned: the tensors that were pinned.
+        indices: the devices that were the current one while something was pinned.
     """
 
     def __init__(self, monkeypatch):
         self.log = []
         self.pinned = []
+        self.indices = []
         self.device = torch.device("cpu")
         current = Stream(self.log, "of the model")
         monkeypatch.setattr(torch, "Stream", lambda device: Stream(self.log, "of its own"))
@@ -77,6 +79,7 @@ class Device:
 
     @contextmanager
     def _of_the_device(self, index):
+        self.indices.append(index)
         yield
 
     def _pinning(self, empty_like):
@@ -184,6 +187,12 @@ def test_values_of_a_type_that_devices_do_not_know_are_widened_before(device):
     batch = {"x": torch.ones(2, 3), "y": np.zeros(2, dtype=np.uint16)}
     Prefetcher(inputs_of(), device.device).pin(batch)
     assert [tensor.dtype for tensor in device.pinned] == [torch.float32, torch.int64]
+
+
+@pytest.mark.parametrize(("place", "index"), [(torch.device("cpu"), 0), (torch.device("cpu", 3), 3)], ids=str)
+def test_memory_is_pinned_for_the_device_of_the_model(device, place, index):
+    Prefetcher(inputs_of(), place).pin({"x": torch.ones(2, 3), "y": torch.ones(2)})
+    assert device.indices == [index]
 
 
 def test_optional_sources_are_copied_when_they_are_there(device):

@@ -5,6 +5,7 @@ import gc
 import inspect
 import sys
 import weakref
+from contextlib import nullcontext
 from typing import ClassVar
 
 import numpy as np
@@ -789,6 +790,22 @@ def test_metrics_are_calculated_without_gradients():
     (data,) = run(TorchModel(Affine(), metrics=metrics, optimizer=SGD), XY[:1])
     assert enabled == [(False, False)]
     assert data["error"].tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_gradients_are_enabled_behind_the_metrics_as_they_were_before(enabled, fails):
+    def metric(predicted):
+        if fails:
+            raise ZeroDivisionError("in the metric")
+        return predicted
+
+    metrics = {"same": Factory(metric, is_import=True, options={"inputs": ["predicted"]})}
+    model = TorchModel(Affine(), metrics=metrics, device="cpu")
+    with torch.set_grad_enabled(enabled):
+        with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+            model.forward({"x": torch.ones(2), "y": torch.ones(2)})
+        assert torch.is_grad_enabled() is enabled
 
 
 def test_metrics_may_use_the_losses():
