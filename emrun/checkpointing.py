@@ -16,6 +16,7 @@ from emrun.types import Policy
 
 _LOG = logging.getLogger(__name__)
 
+_STRICTNESS: tuple[Policy, ...] = ("ignore", "warn", "error")
 State = tuple[int, int, str]
 """What tells the states of a training apart: epochs done, iterations done, phase of the epoch."""
 
@@ -59,7 +60,7 @@ class Checkpointing:
             raise HookError(f"checkpoint {name!r} cannot be saved: this main loop has no run directory")
         if is_directory_name(safe_component("checkpoint", name)):
             raise ArgumentError("checkpoint", f"{name!r} is how emrun names the directories themselves")
-        self.requested[safe_component("checkpoint", name)] = on_failure
+        self._add(safe_component("checkpoint", name), on_failure)
         self._given_up.update(instead_of)
         if name == "latest":
             self._latest_policy = on_failure
@@ -103,7 +104,11 @@ class Checkpointing:
     def request_latest(self) -> None:
         """Ask for the checkpoint `latest`, as whoever asked for it last; without a run, do nothing."""
         if self._root is not None:
-            self.requested["latest"] = self._latest_policy
+            self._add("latest", self._latest_policy)
+
+    def _add(self, name: str, on_failure: Policy) -> None:
+        """Ask for a name; the strictest of those who ask for it decides."""
+        self.requested[name] = max(on_failure, self.requested.get(name, on_failure), key=_STRICTNESS.index)
 
     def save_latest(self, epoch: int, iteration: int, phase: str) -> None:
         """Save what was requested, and the state that the training ends with as `latest`; return when that is done."""

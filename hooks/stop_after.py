@@ -87,9 +87,7 @@ class StopAfter(AbstractHook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what was counted."""
         counted = state["iterations_done"]
-        if counted is None:  # it had no limit of iterations
-            counted = self.main_loop.iterations_done if self._iterations is not None else 0
-        self._iterations_done = counted
+        self._iterations_done = self.main_loop.iterations_done if counted is None else counted  # None: it did not count
         self._seconds = state.get("seconds", 0.0)
 
     def _check_epochs(self) -> None:

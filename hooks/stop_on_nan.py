@@ -20,6 +20,7 @@ _FLOATS = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
 }  # type -> that of a sum
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class StopOnNaN(AbstractHook):
@@ -124,15 +125,23 @@ class StopOnNaN(AbstractHook):
             raise TrainingAborted(f"{address} is {'NaN' if nan else 'infinite'} at iteration {done} (StopOnNaN)")
 
 
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the numbers in a tensor of any layout, in a dtype that can be looked at."""
+    values = tensor.detach()
+    if values.is_nested:
+        values = torch.cat([each.flatten() for each in values.unbind()])
+    elif values.is_sparse:
+        values = values.coalesce().values()
+    elif values.layout in _COMPRESSED:
+        values = values.values()
+    return values.float() if values.is_floating_point() and values.itemsize == 1 else values
 
 
 def _are_finite(values: Iterable[Any]) -> bool:
     """Tell whether all values are tensors of finite numbers, by their sum; False when that is not sure. Waits once."""
     totals: dict[torch.device, torch.Tensor] = {}
     for value in values:
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
             return False
         if value.dtype in _FLOATS:
             found = value.detach().sum(dtype=_FLOATS[value.dtype])
@@ -145,7 +154,12 @@ def _are_finite(values: Iterable[Any]) -> bool:
 def _not_finite(value: Any) -> tuple[bool, bool] | None:
     """Return whether a value has NaN and whether it has infinities; None when it is no number."""
     if isinstance(value, torch.Tensor):
-        return bool(value.isnan().any()), bool(value.isinf().any())
+        values = _values(value)
+        return bool(values.isnan().any()), bool(values.isinf().any())
+    if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor | list | tuple) for each in value):
+        found = [_not_finite(each) for each in value]
+        known = [each for each in found if each is not None]
+        return (any(nan for nan, _ in known), any(inf for _, inf in known)) if len(known) == len(found) else None
     try:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths

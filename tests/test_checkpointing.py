@@ -155,6 +155,16 @@ def test_a_checkpoint_that_cannot_be_saved_is_an_error_if_anyone_wants_it_so(roo
         checkpointing.save_requested(1, 1, "between")
 
 
+@pytest.mark.parametrize("policies", [["error", "warn"], ["ignore", "error"], ["warn", "error", "ignore"]], ids=str)
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_the_strictest_of_those_who_ask_for_one_name_decides(root, policies, at_the_end):
+    checkpointing = broken(root)
+    for policy in policies:
+        checkpointing.request("latest", policy)
+    with pytest.raises(StorageError, match="the disk is full"):
+        (checkpointing.save_latest if at_the_end else checkpointing.save_requested)(1, 1, "between")
+
+
 @pytest.mark.parametrize(("policies", "count"), [(["ignore"], 0), (["warn"], 1), (["warn", "ignore", "warn"], 1)])
 def test_a_checkpoint_that_cannot_be_saved_may_be_a_warning_or_nothing(root, policies, count, caplog):
     checkpointing = broken(root)

@@ -208,13 +208,16 @@ def test_a_hook_derived_from_it_gets_the_batches_that_it_listens_to(train):
     assert stop.count > 0
 
 
-def test_iterations_that_it_did_not_count_are_those_of_the_training(scripted, numbers):
-    first = StopAfter(epochs=2)
-    assert first.state_dict()["iterations_done"] is None
-    trace, second = Trace(), StopAfter(iterations=9)
-    loop = MainLoop(scripted(), numbers, [trace, second])
-    loop.start_from(2, 7)
-    second.load_state_dict(first.state_dict())
+@pytest.mark.parametrize("between", [[], [{"minutes": 60}], [{"epochs": 9}], [{"iterations": 99}]], ids=str)
+def test_iterations_that_it_did_not_count_are_those_of_the_training(scripted, numbers, between):
+    state = StopAfter(epochs=2).state_dict()
+    assert state["iterations_done"] is None
+    for limits in [*between, {"iterations": 9}]:  # each resume has other limits
+        trace, stop = Trace(), StopAfter(**limits)
+        loop = MainLoop(scripted(), numbers, [trace, stop])
+        loop.start_from(2, 7)
+        stop.load_state_dict(state)
+        state = stop.state_dict()
     loop.run_training()
     assert trace.trained == 2
 

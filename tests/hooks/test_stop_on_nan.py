@@ -55,6 +55,26 @@ def test_a_nan_of_any_kind_aborts_with_its_address(value):
     assert caught.value.exit_status == 3
 
 
+ODD = {
+    "ragged": lambda: [[1.0], [1.0, NAN]],
+    "tensors": lambda: [torch.ones(2), torch.tensor([NAN])],
+    "bfloat16 in a tuple": lambda: (torch.tensor([NAN], dtype=torch.bfloat16),),
+    "with gradients in a list": lambda: [torch.tensor([NAN], requires_grad=True)],
+    "float8": lambda: torch.tensor([1.0, NAN]).to(torch.float8_e5m2),
+    "compressed": lambda: torch.tensor([[1.0, NAN]]).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.tensor([NAN])]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.tensor([NAN])], layout=torch.jagged),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta", "ignore:The PyTorch API of nested tensors")
+def test_a_nan_in_an_output_of_an_odd_kind_aborts(kind):
+    hook = hook_of(after_batch=True)
+    with pytest.raises(TrainingAborted, match="train/x is NaN at iteration 7"):
+        hook.after_batch("train", {"x": ODD[kind]()})
+
+
 @pytest.mark.parametrize(
     "value",
     [1.0, 3, np.zeros((2, 2)), torch.ones(3), torch.ones(3).to_sparse(), ["a", "b"], "text", None, [[1], [1, 2]]],
@@ -79,6 +99,11 @@ def test_batches_are_looked_at_only_when_asked_to():
     with pytest.raises(TrainingAborted):
         hook_of(after_batch=True, after_epoch=False).after_batch("train", {"loss": NAN})
     hook_of(after_batch=True, after_epoch=False).after_epoch(1, {"train": {"loss": NAN}})
+
+
+def test_a_list_with_anything_else_than_numbers_is_no_number():
+    with pytest.raises(HookError, match="train/x is no number, but list"):
+        hook_of(on_unknown_type="error").after_epoch(1, {"train": {"x": [torch.tensor([NAN]), "x"]}})
 
 
 def test_what_is_no_number_can_be_an_error():
