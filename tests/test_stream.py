@@ -1,5 +1,6 @@
 """Everything between a dataset's stream function and the loop."""
 
+import copy
 import itertools
 import logging
 import os
@@ -18,6 +19,7 @@ from emrun.errors import StreamError
 from emrun.interrupts import Interrupts
 from emrun.state import digest
 from emrun.stream import StreamPosition, StreamWrapper
+from emrun.stream_pass import checked_for_reuse
 
 BUFFERS = [0, 1, 2, 3, 4, 16]
 
@@ -719,3 +721,122 @@ def test_without_read_ahead_a_stream_may_change_what_it_gave_away():
             yield {"x": array}
 
     assert [batch["x"][0] for batch in StreamWrapper(changing, name="train")] == list(range(9))
+
+
+def test_new_arrays_where_older_ones_lay_are_no_change():
+    """The one of two batches ago is kept; else its memory would be taken for the next, with other numbers in it."""
+    batches = ({"y": [index]} if index % 2 else {"x": np.full(9, index)} for index in range(40))
+    for number, batch in enumerate(checked_for_reuse(batches, "train")):
+        assert next(iter(batch.values()))[0] == number
+        del batch
+
+
+def test_parts_of_different_lengths_of_one_array_are_no_change():
+    ones = np.arange(9)
+    lengths = [4, 4, 2, 2, 4, 4, 9]
+    batches = ({"mask": ones[:length]} for length in lengths)
+    assert [len(batch["mask"]) for batch in checked_for_reuse(batches, "train")] == lengths
+
+
+def test_one_constant_after_another_is_no_change():
+    constants = [np.full(3, value) for value in range(3)]
+    batches = ({"x": constants[index // 3]} for index in range(9))
+    assert [batch["x"][0] for batch in checked_for_reuse(batches, "train")] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+# What is known of a stream, and another one that goes where it was
+
+
+class Live:
+    """An object whose state is given out as it is and taken as it is, and goes on changing."""
+
+    def __init__(self):
+        self.state = {"seen": [], "passes": 0}
+
+    def __iter__(self):
+        while len(self.state["seen"]) < 5:
+            self.state["seen"].append(10 * self.state["passes"] + len(self.state["seen"]))
+            yield {"seen": list(self.state["seen"])}
+        self.state["seen"].clear()
+        self.state["passes"] += 1
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def live():
+    """Return a stream function that gives the same object for each pass."""
+    stream = Live()
+    return lambda: stream
+
+
+@pytest.mark.parametrize("buffer", [0, 3])
+@pytest.mark.parametrize("at", [1, 3, 5, 6, 8, 10])
+def test_a_state_that_the_stream_goes_on_changing_is_the_one_before_the_batch(at, buffer):
+    straight = flat([list(stream) for stream in [StreamWrapper(live(), name="train")] for _ in range(4)])
+    before, after = (StreamWrapper(live(), buffer, name="train") for _ in range(2))
+    with before:
+        assert list(itertools.islice((batch for _ in range(3) for batch in before), at)) == straight[:at]
+        if at % 5 == 0:
+            assert list(before) == []
+        after.load_state_dict(copy.deepcopy(before.state_dict()))
+        assert after.restore()
+        with after:
+            rest = [batch for _ in range(2) for batch in after]
+    assert rest == straight[at : at + len(rest)]
+    assert len(rest) > 5
+
+
+def test_a_state_between_passes_stays_as_it_was_saved_and_is_given_on():
+    before, after = (StreamWrapper(live(), name="train") for _ in range(2))
+    for _ in range(2):
+        list(before)
+    state = before.state_dict()
+    expected = copy.deepcopy(state["end_of_pass"]["before_last"])
+    after.load_state_dict(state)
+    assert after.restore()
+    assert after.state_dict()["end_of_pass"]["before_last"] == expected
+    assert len(list(after)) == 5
+    assert state["end_of_pass"]["before_last"] == expected
+
+
+@pytest.mark.parametrize("batches", [5, 6, 8])
+def test_a_pass_that_has_another_length_by_now_is_not_the_same(batches):
+    before, after = StreamWrapper(always_the_same(7), name="train"), StreamWrapper(always_the_same(batches))
+    list(before)
+    after.load_state_dict(before.state_dict())
+    assert not after.restore()
+    assert after.position == (2, 0)
+    assert len(list(after)) == batches
+
+
+def test_a_resume_behind_an_empty_pass_begins_the_pass_after_it():
+    def make():
+        def stream(ctx):
+            for rows in ctx.batches(0 if ctx.epoch == 2 else 3, 1):
+                yield {"pass": ctx.epoch, "rows": rows.tolist()}
+
+        return StreamWrapper(stream, name="train")
+
+    before, after = make(), make()
+    assert [len(list(before)) for _ in range(2)] == [3, 0]
+    after.load_state_dict(before.state_dict())
+    assert after.restore()
+    assert after.position == (3, 0)
+    assert [batch["pass"] for batch in after] == [3, 3, 3]
+
+
+def test_seeking_in_a_stream_with_a_state_reads_up_to_there():
+    stream = StreamWrapper(live(), name="train")
+    stream.seek(StreamPosition(1, 3))
+    assert [len(batch["seen"]) for batch in stream] == [4, 5]
+
+
+def test_a_state_that_cannot_be_saved_is_an_error_before_the_first_batch():
+    stream = live()
+    stream().state["lock"] = threading.Lock()
+    with pytest.raises(ValueError, match="stream 'train'"):
+        next(iter(StreamWrapper(stream, name="train")))
