@@ -127,9 +127,22 @@ def special(name, kind, target="/etc/passwd"):
     return member
 
 
-def link_in_zip(name):
+def sparse(name):
+    """Return a file with holes: one byte, and after it nothing up to a size of ten."""
+    member = tarfile.TarInfo(name)
+    member.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "10"}
+    return member
+
+
+def with_long_header(name):
+    member = tarfile.TarInfo(name)
+    member.pax_headers = {"comment": "x" * 900_000}
+    return member
+
+
+def special_in_zip(name, kind):
     member = zipfile.ZipInfo(name)
-    member.external_attr = (stat.S_IFLNK | 0o777) << 16
+    member.external_attr = (kind | 0o777) << 16
     return member
 
 
@@ -223,6 +236,26 @@ def test_a_silent_server_is_given_up(offered, server, tmp_path, begins):
     with pytest.raises(DownloadError, match=r"silent for 0\.1 seconds|cannot be downloaded: ConnectionError"):
         offered(answer=answer, timeout=0.1).download()
     assert names_in(tmp_path / "root") == []
+
+
+def test_a_file_of_just_the_size_that_is_allowed_is_downloaded_and_unpacked(offered):
+    content = tar_of([("a", bytes(10_240 - 3 * 512))])
+    dataset = offered(content, "data.tar", unpack=True, max_bytes=len(content))
+    assert dataset.download().endswith("downloaded, unpacked")
+    packed = zip_of([("a", bytes(1000))])
+    assert offered(packed, "all.zip", unpack=True, max_bytes=1000).download().endswith("downloaded, unpacked")
+
+
+def test_the_checksum_is_of_the_file_not_of_what_a_server_packs_on_the_way(offered, server):
+    def answer(handler):
+        handler.send_response(200)
+        if "gzip" in handler.headers.get("Accept-Encoding", ""):
+            handler.send_header("Content-Encoding", "gzip")  # as some do for files that are packed themselves
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    content = tar_of(MEMBERS, "w:gz")
+    assert offered(content, "data.tgz", answer=answer).download().endswith("downloaded")
 
 
 def redirect(handler, to):
@@ -327,6 +360,39 @@ def test_an_archive_is_unpacked_once(offered, server, tmp_path, name):
     assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize("name", ["Data.ZIP", "Data.TAR", "Data.Tar.GZ"])
+def test_the_ending_of_an_archive_may_be_in_capital_letters(offered, tmp_path, name):
+    dataset = offered(ARCHIVES[name.lower()](MEMBERS), name, unpack=True)
+    assert dataset.download().endswith(f"{name}: downloaded, unpacked")
+    assert dataset.path_of(name) == tmp_path / "root" / "Data"
+    assert (dataset.path_of(name) / "cats/0.txt").read_bytes() == b"cat"
+
+
+@pytest.mark.parametrize("name", ["data.zip", "data.tgz"])
+def test_a_small_archive_may_be_as_dense_as_it_likes(offered, name):
+    dataset = offered(ARCHIVES[name]([("a", bytes(10**6))]), name, unpack=True)
+    assert dataset.download().endswith("downloaded, unpacked")
+
+
+@pytest.mark.parametrize("name", ["data.zip", "data.tar"])
+def test_an_archive_of_very_many_files_is_refused(offered, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("emrun.datasets._archives._MAX_FILES", 2)
+    assert offered(ARCHIVES[name](MEMBERS[:2]), name, unpack=True).download().endswith("unpacked")
+    with pytest.raises(DownloadError, match="it has more than 2 files"):
+        offered(ARCHIVES[name](MEMBERS), f"more-{name}", unpack=True).download()
+    assert names_in(tmp_path / "root" / "more-data") == []
+
+
+@pytest.mark.parametrize("mark", [b"{", b"\xff", b""])
+def test_a_mark_that_cannot_be_read_is_told(offered, tmp_path, mark):
+    dataset = offered(zip_of(MEMBERS), "data.zip", unpack=True)
+    dataset.download()
+    (tmp_path / "root" / "data" / ".emrun_unpacked.json").write_bytes(mark)
+    for ask in (dataset.download, lambda: dataset.path_of("data.zip")):
+        with pytest.raises(DownloadError, match=r"\.emrun_unpacked\.json cannot be read: .*; move .*data away"):
+            ask()
+
+
 def test_an_archive_stays_packed_unless_it_is_to_be_unpacked(offered, tmp_path):
     dataset = offered(zip_of(MEMBERS), "data.zip")
     dataset.download()
@@ -366,7 +432,9 @@ BAD = {
     "hard link": ("data.tar.gz", tar_of([(special("a", tarfile.LNKTYPE), b"")], "w:gz"), "link or a device"),
     "device": ("data.tar", tar_of([(special("a", tarfile.CHRTYPE), b"")]), "link or a device"),
     "pipe": ("data.tar", tar_of([(special("a", tarfile.FIFOTYPE), b"")]), "link or a device"),
-    "link in a zip": ("data.zip", zip_of([(link_in_zip("a"), b"/etc")]), "link or a device"),
+    "sparse file": ("data.tar", tar_of([(sparse("a"), b"x")]), "link or a device"),
+    "device in a zip": ("data.zip", zip_of([(special_in_zip("a", stat.S_IFCHR), b"")]), "link or a device"),
+    "link in a zip": ("data.zip", zip_of([(special_in_zip("a", stat.S_IFLNK), b"/etc")]), "link or a device"),
     "parent": ("data.tar", tar_of([("a/../../b", b"x")]), "leads out"),
     "parent folder": ("data.tar", tar_of([(special("../b", tarfile.DIRTYPE, ""), b"")]), "leads out"),
     "parent in a zip": ("data.zip", zip_of([("../b", b"x")]), "leads out"),
@@ -374,6 +442,7 @@ BAD = {
     "absolute in a zip": ("data.zip", zip_of([("/b", b"x")]), "leads out"),
     "backslash": ("data.zip", zip_of([("..\\b", b"x")]), "leads out"),
     "drive": ("data.tar", tar_of([("C:/b", b"x")]), "leads out"),
+    "no name between two slashes": ("data.tar", tar_of([(".//.emrun_unpacked.json", b"{}")]), "leads out"),
     "its own mark": ("data.tar", tar_of([(".emrun_unpacked.json", b"{}")]), "leads out"),
     "twice": ("data.tar", tar_of([("a", b"x"), ("./a", b"y")]), "in the way of another"),
     "file as folder": ("data.tar", tar_of([("a", b"x"), ("a/b", b"y")]), "in the way of another"),
@@ -381,6 +450,11 @@ BAD = {
     "file where a folder was": ("data.zip", zip_of([("a", b"x"), ("a/", b"")]), "in the way of another"),
     "bomb": ("data.zip", zip_of([("a", bytes(2**23))]), "more than 250 times its size"),
     "bomb in a tar": ("data.tgz", tar_of([("a", bytes(2**23))], "w:gz"), "more than 250 times its size"),
+    "bomb of headers": (
+        "data.tgz",
+        tar_of([(with_long_header(f"{number}"), b"") for number in range(4)], "w:gz"),
+        "more than 250 times its size",
+    ),
     "too much": (
         "data.tar",
         tar_of([("a", bytes(10**6)), ("b", bytes(10**6))]),
@@ -394,6 +468,12 @@ BAD = {
     "gzip cut off": ("data.tgz", tar_of([("a", os.urandom(9999))], "w:gz")[:5000], "damaged"),
     "zip cut off": ("data.zip", zip_of(MEMBERS)[:-30], "damaged"),
     "zip with damage": ("data.zip", zip_of([("a", b"cat" * 9)]).replace(b"PK\x03\x04", b"PK\x09\x09"), "damaged"),
+    "zip with damaged content": ("data.zip", zip_of([("a", b"cat" * 9)]).replace(b"a\x4b", b"a\xff", 1), "damaged"),
+    "zip of an unknown compression": (
+        "data.zip",
+        zip_of([("a", b"")]).replace(b"\x14\x00\x00\x00\x08\x00", b"\x14\x00\x00\x00\x63\x00"),
+        "damaged",
+    ),
     "long name": (
         "data.tar",
         tar_of([(special("a", tarfile.GNUTYPE_LONGNAME, ""), bytes(2**20 + 1))]),
