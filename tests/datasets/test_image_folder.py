@@ -207,6 +207,16 @@ def test_bad_pictures_can_be_left_out(root, passes, caplog, how, check_training_
     check_training_stream(lambda: make(on_bad_example="skip"))
 
 
+def test_every_picture_keeps_its_own_label_where_others_are_left_out(root, passes):
+    for path in ("ant/1.png", "bee/0.png", "cat/2.png"):
+        spoil(root / "train" / path, "text")
+    labels = {image.tobytes(): index // 4 for index, image in enumerate(expected(4))}
+    (batches,) = passes(make(on_bad_example="skip", batch_size=6), "train")
+    assert sum(len(batch["label"]) for batch in batches) == 9
+    for batch in batches:
+        assert batch["label"].tolist() == [labels[image.tobytes()] for image in batch["image"]]
+
+
 def test_the_first_picture_that_can_be_read_gives_the_size(root, passes):
     spoil(root / "train" / "ant" / "0.png", "text")
     with pytest.raises(ArgumentError, match=r"^train: train/ant/0.png: cannot identify"):

@@ -89,6 +89,12 @@ def test_only_the_relation_of_weights_counts(passes, bits):
     assert bits(one[0]) == bits(other[0])
 
 
+def test_each_pass_and_each_seed_mixes_in_another_order(passes):
+    mixed = [passes(make(batches=40), "train", 2, seed=seed) for seed in (0, 1)]
+    chosen = [tuple(number // 100 for number in numbers(batches)) for found in mixed for batches in found]
+    assert len(set(chosen)) == 4
+
+
 def test_the_same_data_under_two_names_is_shuffled_differently(passes):
     (batches,) = passes(Mixed({"a": Numbers(0, 8), "b": Numbers(100, 8)}, {"a": 1, "b": 1}, 60), "train")
     first = [[n % 100 for n in numbers(batches) if n // 100 == which][:8] for which in (0, 1)]
@@ -118,6 +124,30 @@ def test_a_pass_that_was_left_is_found_again(passes):
     list(itertools.islice(dataset.train_stream(_context(1)), 3))
     stream = StreamWrapper(dataset.train_stream, name="train")
     assert numbers(batch for _ in range(3) for batch in stream) == straight
+
+
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+def test_a_second_training_with_the_same_datasets_begins_anew(kinds, passes, bits):
+    dataset = make(kinds)
+    first, second = (bits(itertools.chain.from_iterable(passes(dataset, "train", 3))) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+def test_a_later_pass_that_was_left_is_found_again(kinds, passes):
+    dataset = make(kinds)
+    straight = [numbers(batches) for batches in passes(make(kinds), "train", 3)]
+    assert numbers(dataset.train_stream(_context(1))) == straight[0]
+    assert numbers(itertools.islice(dataset.train_stream(_context(2)), 3)) == straight[1][:3]
+    assert [numbers(dataset.train_stream(_context(number))) for number in (2, 3)] == straight[1:]
+
+
+@pytest.mark.parametrize("kind", [Numbers, Untold])
+def test_an_evaluation_of_as_many_batches_as_a_pass_changes_nothing(kind):
+    straight, evaluated = (Mixed({"only": kind(0, 8)}, {"only": 1}, 3) for _ in range(2))
+    assert numbers(straight.train_stream(_context(1))) == numbers(evaluated.train_stream(_context(1)))
+    list(evaluated.train_stream(_context(0)))
+    assert numbers(straight.train_stream(_context(2))) == numbers(evaluated.train_stream(_context(2)))
 
 
 def _context(epoch):

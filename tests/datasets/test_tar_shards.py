@@ -5,6 +5,7 @@ import itertools
 import json
 import sys
 import tarfile
+import zlib
 
 import numpy as np
 import pytest
@@ -157,6 +158,20 @@ def test_arrays_of_different_shapes_are_a_list(tmp_path):
     assert [each.tolist() for each in only_batch(path, sources={"x": "npy"})["x"]] == [[0, 1], [0, 1, 2]]
 
 
+def test_arrays_of_a_list_may_be_changed(tmp_path):
+    path = write(tmp_path / "a.tar", [("0.npy", npy(np.arange(2))), ("1.npy", npy(np.arange(3)))])
+    for each in only_batch(path, sources={"x": "npy"})["x"]:
+        each += 1
+        assert each[0] == 1
+
+
+def test_arrays_of_different_types_keep_them_in_a_list(tmp_path):
+    path = write(tmp_path / "a.tar", [("0.npy", npy(np.array([2**60 + 1]))), ("1.npy", npy(np.array([0.5])))])
+    found = only_batch(path, sources={"x": "npy"})["x"]
+    assert [each.dtype for each in found] == [np.int64, np.float64]
+    assert found[0][0] == 2**60 + 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "shape"), [({"size": 2}, (3, 2, 2)), ({"size": [3, 5]}, (3, 3, 5)), ({"mode": "L"}, (1, 6, 4))]
 )
@@ -176,10 +191,12 @@ def test_images_of_different_sizes_need_a_size(tmp_path):
 
 def test_links_devices_and_hidden_files_are_passed_over(tmp_path):
     link, device, hard = tarfile.TarInfo("0.txt"), tarfile.TarInfo("1.txt"), tarfile.TarInfo("3.txt")
+    sparse = tarfile.TarInfo("4.txt")  # with holes, so that its content is not what lies in the archive
+    sparse.pax_headers = {"GNU.sparse.map": "3,4", "GNU.sparse.size": "9"}
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     hard.type, hard.linkname = tarfile.LNKTYPE, "2.txt"
     device.type = tarfile.CHRTYPE
-    members = [(link, b""), (device, b""), ("2.txt", b"two"), (hard, b""), ("._2.txt", b"mac"), (".hidden", b"")]
+    members = [(link, b""), (device, b""), ("2.txt", b"two"), (hard, b""), ("._2.txt", b"mac"), (".hidden", b""), (sparse, b"four")]
     path = write(tmp_path / "a.tar", [*members, ("README", b""), ("notes/all.md", b"")])
     assert only_batch(path, sources={"text": "txt"})["text"] == ["two"]
 
@@ -230,8 +247,9 @@ def test_an_example_that_cannot_be_decoded_is_an_error_or_left_out(tmp_path, cap
 def test_an_image_that_claims_to_be_huge_is_not_decoded(tmp_path):
     header = bytearray(png(0))
     header[16:24] = (9000).to_bytes(4, "big") * 2
+    header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
     path = write(tmp_path / "a.tar", [("0.png", bytes(header))])
-    with pytest.raises(StreamError, match="cannot read example '0'"):
+    with pytest.raises(StreamError, match="cannot read example '0'.*an image of 9000 x 9000 pixels is too large"):
         only_batch(path, sources={"x": "png"})
 
 
@@ -270,6 +288,23 @@ def test_a_shard_that_is_cut_off_is_refused_or_its_whole_examples_stay(shards, c
     else:
         with pytest.raises(ArgumentError, match="cut off"):
             TarShards(str(path), SOURCES, on_bad_example="skip")
+
+
+@pytest.mark.parametrize("missing", [1, 24, 500, 999])
+def test_a_text_that_is_cut_off_is_not_taken_for_a_shorter_one(tmp_path, missing):
+    path = tmp_path / "a.tar"
+    write(path, [("0.txt", b"first"), ("1.txt", b"x" * 1000)])
+    path.write_bytes(path.read_bytes()[: 3 * 512 + 1000 - missing])
+    with pytest.raises(ArgumentError, match=r"'1\.txt' is cut off"):
+        TarShards(str(path), {"text": "txt"})
+    dataset = TarShards(str(path), {"text": "txt"}, on_bad_example="skip")
+    assert [batch["text"] for batch in stream_of(dataset, training=False)] == [["first"]]
+
+
+def test_folders_that_match_a_pattern_are_no_shards(shards):
+    (shards / "train-9.tar").mkdir()
+    dataset = TarShards(str(shards / "train-*.tar"), SOURCES)
+    assert labels(stream_of(dataset, training=False)) == list(range(29))
 
 
 def test_a_damaged_header_is_not_taken_for_the_end(shards):

@@ -2,8 +2,10 @@
 
 import errno
 import functools
+import importlib
 import os
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -137,6 +139,7 @@ def test_tokens_in_a_cache_are_made_once_for_all_windows(files, ordered):
 def test_another_file_separator_or_tokenizer_has_tokens_of_its_own(files, ordered, change):
     arguments = {"train": str(files / "a.txt"), "window": 5, "cache_dir": str(files / "cache"), "tokenizer": Words()}
     before = ordered(TokenWindows(**arguments))[0]
+    arguments["tokenizer"] = Words()  # the one of before counted, which would be a change by itself
     if change == "content":
         (files / "a.txt").write_text("b" * 200)
     elif change == "time":
@@ -150,6 +153,34 @@ def test_another_file_separator_or_tokenizer_has_tokens_of_its_own(files, ordere
     after = ordered(TokenWindows(**arguments))[0]
     assert len(list((files / "cache").iterdir())) == 2
     assert np.array_equal(before, after[: len(before)]) == (change in ("time", "separator", "files"))
+
+
+@pytest.mark.parametrize("change", ["source", "version"])
+def test_a_tokenizer_whose_source_or_version_changed_has_tokens_of_its_own(files, monkeypatch, change):
+    source = "class Letters:\n    def encode(self, text):\n        return [ord(each) % 26 for each in text]\n"
+    (files / "letters.py").write_text(source)
+    monkeypatch.syspath_prepend(files)
+    module = importlib.import_module("letters")
+    monkeypatch.delitem(sys.modules, "letters")  # behind the test
+    monkeypatch.setitem(sys.modules, "letters", module)
+    make = functools.partial(TokenWindows, str(files / "a.txt"), window=5, cache_dir=str(files / "cache"))
+    for count in (1, 1):
+        make(tokenizer=module.Letters())
+        assert len(list((files / "cache").iterdir())) == count
+    if change == "source":
+        (files / "letters.py").write_text(source.replace("26", "20"))
+    else:
+        module.__version__ = "2.0"
+    make(tokenizer=module.Letters())
+    assert len(list((files / "cache").iterdir())) == 2
+
+
+def test_what_are_no_tokens_under_their_name_is_written_anew(files, ordered):
+    cache = str(files / "cache")
+    before = ordered(streams(files, cache_dir=cache))[0]
+    (cached,) = (files / "cache").iterdir()
+    np.save(cached, np.zeros((50, 2), np.uint8))
+    assert np.array_equal(before, ordered(streams(files, cache_dir=cache))[0])
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", None], ids=["empty", "a beginning", "cut off"])
