@@ -200,6 +200,9 @@ def test_containers_and_dtypes_come_over_as_they_are():
         "half": torch.ones(2, 3, dtype=torch.bfloat16),
         "fortran": np.asfortranarray(np.arange(6000.0).reshape(60, 100)),
         "constant": np.broadcast_to(np.float32(3), (40, 60)),
+        "frozen": np.frombuffer(bytes(range(200)) * 30, np.uint8),
+        "swapped": np.arange(1000, dtype=np.dtype(">f8")),
+        "backwards": np.arange(1000.0)[::-1],
         "text": ["a", "b"],
         "objects": np.array([None, "x"], dtype=object),
         "dates": np.arange(1000).astype("datetime64[s]"),
@@ -209,9 +212,10 @@ def test_containers_and_dtypes_come_over_as_they_are():
     with wrap(lambda: [batch], 1) as stream:
         (came,) = stream
     assert {key: type(value) for key, value in came.items()} == {key: type(value) for key, value in batch.items()}
-    for name in ("large", "small", "fortran", "constant", "objects", "dates"):
+    for name in ("large", "small", "fortran", "constant", "frozen", "backwards", "objects", "dates"):
         assert came[name].dtype == batch[name].dtype
         assert np.array_equal(came[name], batch[name])
+    assert np.array_equal(came["swapped"], batch["swapped"])  # pickled, and so in the byte order of the machine
     assert came["half"].dtype == torch.bfloat16
     assert np.array_equal(came["nested"][0]["x"][0], np.zeros(2000))
 
@@ -513,6 +517,16 @@ def test_handlers_and_masks_are_as_before():
     epochs_of(wrap(Strided().train_stream, 2), 1)
     assert {number: signal.getsignal(number) for number in handlers} == handlers
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_of_the_group_does_not_end_a_worker_and_is_not_kept_from_what_it_starts(number):
+    def stream():
+        os.kill(os.getpid(), number)
+        yield {"x": [1], "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))}
+
+    with wrap(stream, 1, start_method="fork") as wrapper:
+        assert list(wrapper) == [{"x": [1], "blocked": []}]
 
 
 @pytest.mark.parametrize("taken", [1, 3])

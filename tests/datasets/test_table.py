@@ -184,7 +184,7 @@ def test_a_mapped_file_that_was_cut_is_an_error_and_no_crash(files, passes):
 
 
 def test_a_mapped_file_of_another_size_is_another_one_whatever_its_time(files, passes):
-    before = os.stat("x.npy")
+    before = Path("x.npy").stat()
     table = Table(files["npy"], memory_map=True)
     np.save("x.npy", np.concatenate([X + 1, X]))
     os.utime("x.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
