@@ -17,6 +17,7 @@ import pytest
 from emrun import read_ahead
 from emrun.errors import StreamError
 from emrun.interrupts import Interrupts
+from emrun.randomness import preserved_randomness
 from emrun.state import digest
 from emrun.stream import StreamPosition, StreamWrapper
 from emrun.stream_pass import checked_for_reuse
@@ -840,3 +841,36 @@ def test_a_state_that_cannot_be_saved_is_an_error_before_the_first_batch():
     stream().state["lock"] = threading.Lock()
     with pytest.raises(ValueError, match="stream 'train'"):
         next(iter(StreamWrapper(stream, name="train")))
+
+
+@pytest.mark.parametrize("buffer", [0, 2])
+def test_a_state_that_is_loaded_into_a_stream_in_use_ends_what_it_was_reading(buffer):
+    before, after = (StreamWrapper(by_context(), buffer, name="train") for _ in range(2))
+    with before, after:
+        straight = list(itertools.islice(before, 3))
+        state = before.state_dict()
+        straight.extend(before)
+        next(iter(after))
+        after.load_state_dict(state)
+        assert readers() == []
+        assert after.restore()
+        assert list(after) == straight[3:]
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_stream_that_draws_when_it_begins_is_read_again_under_the_same_random_states(at):
+    def stream():
+        for index in np.random.permutation(20):
+            yield {"index": int(index)}
+
+    before, after = (StreamWrapper(stream, name="train") for _ in range(2))
+    with preserved_randomness():
+        np.random.seed(1)
+        head = list(itertools.islice(before, at))
+        state = before.state_dict()
+        rest = list(before)
+        np.random.seed(2)
+        after.load_state_dict(state)
+        assert after.restore()
+        assert list(after) == rest
+    assert len(head + rest) == 20

@@ -178,6 +178,16 @@ def test_the_loops_own_random_state_is_left_alone():
         assert random_digest() == before
 
 
+def test_a_function_that_draws_when_it_is_called_leaves_the_loops_random_state_alone():
+    def stream():
+        return iter([{"x": np.random.permutation(5)}])
+
+    with preserved_randomness():
+        before = random_digest()
+        epochs_of(wrap(stream, 1), 2)
+        assert random_digest() == before
+
+
 def test_only_the_first_worker_reads_a_stream_without_rows(tmp_path):
     def stream(ctx):
         for index in range(5):
