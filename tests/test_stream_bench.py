@@ -1,6 +1,7 @@
 """What is measured of streams, and what is chosen because of it; how long anything takes is not looked at."""
 
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -43,6 +44,19 @@ class Failing:
         for rows in ctx.batches(10, 1):
             yield {"x": rows}
             raise RuntimeError("the disk is on fire")
+
+
+class Noted:
+    """Notes the number of each pass in a file, whichever process reads it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def train_stream(self, ctx):
+        with Path(self.path).open("a") as file:
+            print(ctx.epoch, file=file)
+        yield {"x": [ctx.epoch]}
+        yield {"x": [ctx.epoch]}
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +159,14 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
     assert random_digest() == random
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_setting_reads_other_passes_so_that_no_file_was_read_before(tmp_path):
+    bench({"dataset": {"class": f"{__name__}.Noted", "path": str(tmp_path / "passes")}}, seconds=SECONDS)
+    numbers = [int(line) for line in (tmp_path / "passes").read_text().split()]
+    begun = [number for number, before in zip(numbers, [0, *numbers], strict=False) if number != before]
+    assert len(set(numbers)) > len(SETTINGS)
+    assert begun == sorted(begun)
 
 
 def test_what_is_read_does_not_depend_on_random_states(monkeypatch):
