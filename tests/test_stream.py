@@ -724,25 +724,28 @@ def test_without_read_ahead_a_stream_may_change_what_it_gave_away():
     assert [batch["x"][0] for batch in StreamWrapper(changing, name="train")] == list(range(9))
 
 
-def test_new_arrays_where_older_ones_lay_are_no_change():
+@pytest.mark.parametrize("ahead", [1, 2, 9])
+def test_new_arrays_where_older_ones_lay_are_no_change(ahead):
     """The one of two batches ago is kept; else its memory would be taken for the next, with other numbers in it."""
     batches = ({"y": [index]} if index % 2 else {"x": np.full(9, index)} for index in range(40))
-    for number, batch in enumerate(checked_for_reuse(batches, "train")):
+    for number, batch in enumerate(checked_for_reuse(batches, "train", ahead)):
         assert next(iter(batch.values()))[0] == number
         del batch
 
 
-def test_parts_of_different_lengths_of_one_array_are_no_change():
+@pytest.mark.parametrize("ahead", [1, 2, 9])
+def test_parts_of_different_lengths_of_one_array_are_no_change(ahead):
     ones = np.arange(9)
     lengths = [4, 4, 2, 2, 4, 4, 9]
     batches = ({"mask": ones[:length]} for length in lengths)
-    assert [len(batch["mask"]) for batch in checked_for_reuse(batches, "train")] == lengths
+    assert [len(batch["mask"]) for batch in checked_for_reuse(batches, "train", ahead)] == lengths
 
 
-def test_one_constant_after_another_is_no_change():
+@pytest.mark.parametrize("ahead", [1, 2, 9])
+def test_one_constant_after_another_is_no_change(ahead):
     constants = [np.full(3, value) for value in range(3)]
     batches = ({"x": constants[index // 3]} for index in range(9))
-    assert [batch["x"][0] for batch in checked_for_reuse(batches, "train")] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [batch["x"][0] for batch in checked_for_reuse(batches, "train", ahead)] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 # What is known of a stream, and another one that goes where it was
