@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from emrun.errors import ArgumentError, UsageError
+from emrun.errors import ArgumentError, StreamError, UsageError
 from emrun.randomness import seed_everything
 from emrun.state import random_digest
 from emrun.stream_bench import Reading, Setting, StreamBench, bench, settings
@@ -44,6 +44,16 @@ class Failing:
         for rows in ctx.batches(10, 1):
             yield {"x": rows}
             raise RuntimeError("the disk is on fire")
+
+
+class Changing:
+    """Changes an array that it gave away."""
+
+    def train_stream(self):
+        array = np.zeros(3)
+        for index in range(20):
+            array[:] = index
+            yield {"x": array}
 
 
 class Noted:
@@ -131,6 +141,11 @@ def test_without_a_model_that_trains_here_the_reason_is_told():
 def test_what_a_stream_raises_is_raised(buffered):
     with pytest.raises(RuntimeError, match="the disk is on fire"):
         bench(of("Failing"), buffered, seconds=SECONDS)
+
+
+def test_a_stream_that_only_nobody_ahead_can_read_is_an_error():
+    with pytest.raises(StreamError, match="stream 'train' changes the 'x' of a batch that it gave away"):
+        bench(of("Changing"), seconds=SECONDS)
 
 
 def test_workers_that_cannot_read_a_stream_are_left_out_with_the_reason(caplog):

@@ -333,9 +333,10 @@ def test_headers_that_run_in_a_circle_end(tmp_path):
         TarShards(str(tmp_path / "a.tar"), {"label": "cls"})
 
 
-def test_a_name_of_many_megabytes_is_not_read(tmp_path):
+@pytest.mark.parametrize("kind", ["XHDTYPE", "XGLTYPE", "SOLARIS_XHDTYPE", "GNUTYPE_LONGNAME", "GNUTYPE_LONGLINK"])
+def test_names_and_attributes_of_many_megabytes_are_not_read(tmp_path, kind):
     member = tarfile.TarInfo("name")
-    member.type, member.size = tarfile.GNUTYPE_LONGNAME, 2**24
+    member.type, member.size = getattr(tarfile, kind), 2**24
     (tmp_path / "a.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(2**24 + 10240))
     with pytest.raises(ArgumentError, match="makes no sense"):
         TarShards(str(tmp_path / "a.tar"), {"label": "cls"})
