@@ -125,6 +125,10 @@ class DownloadError(EmrunError):
     """A file that a server does not give, or not the right one, or an archive that is refused."""
 
 
+class RunExists(UsageError):
+    """A directory for a new run that holds one already."""
+
+
 class RunInUse(EmrunError):
     """A run that another process, or another training of this one, writes at the moment."""
 

@@ -25,7 +25,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 import emrun
-from emrun.errors import UsageError
+from emrun.errors import RunExists, UsageError
 from emrun.files import append_line, flush_lines, make_directory, safe_component, storing, truncate, write_atomically
 from emrun.lock import RunLock
 from emrun.types import EpochData
@@ -260,7 +260,8 @@ def create_run(
         clock: see `Run`.
 
     Raises:
-        UsageError: the directory holds a run, or the format of its name cannot be used.
+        RunExists: the directory holds a run (a `UsageError`).
+        UsageError: the format of its name cannot be used.
         RunInUse: somebody writes it at the moment.
         StorageError: it cannot be made.
     """
@@ -274,7 +275,7 @@ def create_run(
     lock = RunLock(directory)
     try:
         if holds_run(directory):
-            raise UsageError(
+            raise RunExists(
                 f"{directory} holds a run already ({_status_without_process(read_trace(directory))}); choose another "
                 "--output-dir, go on with it by `emrun resume`, or add --auto-resume"
             )

@@ -49,7 +49,7 @@ def create_training(
 
     Raises:
         ConfigError: the config cannot be used; nothing is left behind.
-        UsageError: the directory holds a run.
+        RunExists: the directory holds a run (a `UsageError`).
         StorageError: the directory cannot be written.
         BaseException: what a dataset, model or hook raises while it is built; the trace tells of it.
     """

@@ -87,7 +87,9 @@ class StopAfter(AbstractHook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what was counted."""
         counted = state["iterations_done"]
-        self._iterations_done = self.main_loop.iterations_done if counted is None else counted  # None: it did not count
+        if counted is None and self.after_batch is not None:  # it did not count then
+            counted = self.main_loop.iterations_done
+        self._iterations_done = counted or 0
         self._seconds = state.get("seconds", 0.0)
 
     def _check_epochs(self) -> None:

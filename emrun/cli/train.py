@@ -18,9 +18,11 @@ from emrun.cli.console import (
     tell_of_capsule,
     terminal_log,
 )
+from emrun.errors import RunExists
 
 if TYPE_CHECKING:
     from emrun.assembly import Training
+    from emrun.config import Config
 
 
 @click.command(short_help="Train from a config.")
@@ -60,25 +62,36 @@ def train(
 
         loaded = load_config(config, overrides)
         check_statically(loaded.root, evaluations=True)
-        from emrun.resuming import changes_to, resume_training
         from emrun.training import create_training
 
         if auto_resume and output_dir is not None and (output_dir / "config.yaml").exists():
-            different = changes_to(output_dir, loaded)
-            if different:
-                raise click.UsageError(
-                    f"{output_dir} was started with another config; different are {', '.join(different)}. Use "
-                    f"`emrun resume {output_dir}` with overrides to go on with changes, or another --output-dir"
-                )
-            resumed = resume_training(output_dir, command=sys.argv)
-            return 0 if resumed is None else run(resumed, quiet)
-        training = create_training(loaded, output_root, output_dir, command=sys.argv)
+            return _go_on(output_dir, loaded, quiet)
+        try:
+            training = create_training(loaded, output_root, output_dir, command=sys.argv)
+        except RunExists:
+            if auto_resume and output_dir is not None:  # another process made it meanwhile, and has ended
+                return _go_on(output_dir, loaded, quiet)
+            raise
         try:
             return run(training, quiet)
         finally:
             if remove:
                 shutil.rmtree(training.output_dir, ignore_errors=True)
                 click.echo(f"deleted {training.output_dir} (--rm)", err=True)
+
+
+def _go_on(output_dir: Path, loaded: Config, quiet: bool) -> int:
+    """Resume the run that the same command started; return the exit status."""
+    from emrun.resuming import changes_to, resume_training
+
+    different = changes_to(output_dir, loaded)
+    if different:
+        raise click.UsageError(
+            f"{output_dir} was started with another config; different are {', '.join(different)}. Use "
+            f"`emrun resume {output_dir}` with overrides to go on with changes, or another --output-dir"
+        )
+    resumed = resume_training(output_dir, command=sys.argv)
+    return 0 if resumed is None else run(resumed, quiet)
 
 
 def run(training: Training, quiet: bool) -> int:

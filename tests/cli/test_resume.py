@@ -132,6 +132,24 @@ def test_the_same_command_starts_and_resumes(project, emrun):
     assert result(project / "run") == first
 
 
+@pytest.mark.parametrize("option", [["--auto-resume"], []], ids=["auto", "plain"])
+def test_a_run_that_was_made_between_the_look_and_the_lock_is_gone_on_with(project, emrun, option):
+    """The module of a hook, which is imported in between, runs the same command to its end."""
+    with (project / "my_hooks.py").open("a") as file:
+        file.write(
+            "\nimport subprocess, sys\n"
+            "if not os.environ.get('INSIDE'):\n"
+            "    subprocess.run(sys.argv, env={**os.environ, 'INSIDE': '1'}, check=True)\n"
+        )
+    with (project / "config.yaml").open("a") as file:
+        file.write(sending())
+    done = emrun("train", "config.yaml", "--output-dir", "run", *option)
+    assert done.returncode == (0 if option else 2), done.stderr
+    assert ("nothing to do: the run is finished" in done.stderr) is bool(option)
+    assert ("run holds a run already (finished)" in done.stderr) is not bool(option)
+    assert emrun("eval", "run", "valid").returncode == 0
+
+
 def test_auto_resume_with_another_config_is_refused_with_the_keys(project, emrun):
     command = ["train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume"]
     emrun(*command)
