@@ -129,6 +129,15 @@ def test_an_evaluation_neither_saves_nor_counts(scripted, numbers, write, run):
     assert best.state_dict()["best"] is None
 
 
+@pytest.mark.parametrize("before", [{"variable": "loss"}, {"stream": "test"}, {"condition": "max"}], ids=str)
+def test_the_best_value_of_another_statistic_does_not_count(before, caplog):
+    state = {**SaveBest(**{"variable": "score", **before}).state_dict(), "best": 2.0}
+    best = SaveBest(variable="score")
+    best.load_state_dict(state)
+    assert best.state_dict() == SaveBest(variable="score").state_dict()
+    assert "another statistic counts now, valid/score/mean" in caplog.text
+
+
 def test_it_goes_on_from_the_best_value_of_its_state(scripted, numbers, write, run):
     best = SaveBest(variable="score")
     best.load_state_dict({**best.state_dict(), "best": 2.0})

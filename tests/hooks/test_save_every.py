@@ -65,6 +65,26 @@ def test_two_of_them_do_not_delete_each_others(scripted, numbers, run):
     assert list(named(run)) == ["epoch-0", "epoch-2", "epoch-4", "recent-5"]
 
 
+def test_a_name_with_a_dot_is_no_pattern(scripted, numbers, run):
+    hooks = [SaveEvery(4, model_name="v1x2"), SaveEvery(keep=1, model_name="v1.2"), StopAfter(epochs=5)]
+    MainLoop(scripted(), numbers, hooks, run=run).run_training()
+    assert list(named(run)) == ["v1.2-5", "v1x2-0", "v1x2-4"]
+
+
+def test_a_hook_derived_from_it_gets_the_batches_that_it_listens_to(scripted, numbers, run):
+    class Counts(SaveEvery):
+        count = 0
+
+        def after_batch(self, stream_name, batch_data):
+            super().after_batch(stream_name, batch_data)
+            self.count += 1
+
+    every = Counts()
+    MainLoop(scripted(), numbers, [every, StopAfter(epochs=2)], run=run).run_training()
+    assert every.count > 0
+    assert SaveEvery().after_batch is None
+
+
 def test_two_of_the_same_name_are_refused(scripted, numbers, run):
     with pytest.raises(HookError, match=r"two SaveEvery give the names epoch-\.\.\.; give one of them a model_name"):
         MainLoop(scripted(), numbers, [SaveEvery(), SaveEvery(2)], run=run)
