@@ -307,6 +307,7 @@ class StreamWrapper:
         self._before_last = None
         stream_pass = StreamPass(self._stream_fn, self.name, self._seed, self._pass_number, self._batch, state)
         batches: Iterator[Any]
+        prefetch = self._prefetch()
         if self._worker_count and not self._is_read_here(stream_pass):
             each = max(1, -(-self._buffer_size // self._worker_count)) if self._buffer_size else 2
             batches = self._workers = Workers(stream_pass, self._worker_count, each, self._start_method)
@@ -315,11 +316,10 @@ class StreamWrapper:
             batches = stream_pass.read()
             size = self._buffer_size or 2 * self._worker_count
             if size:
-                batches = checked_for_reuse(batches, self.name, size)
+                batches = checked_for_reuse(batches, self.name, max(2, size) if prefetch is not None else size)
         self._iterator = batches
         if size:
             arguments = batches, size, self.name, self._interrupted, self._watch
-            prefetch = self._prefetch()
             self._reader = ReadAhead(*arguments) if prefetch is None else PreparedAhead(*arguments, prefetch)
 
     def _is_read_here(self, stream_pass: StreamPass) -> bool:

@@ -10,6 +10,8 @@ import threading
 import time
 import traceback
 from array import array
+from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -746,6 +748,21 @@ def test_one_constant_after_another_is_no_change(ahead):
     constants = [np.full(3, value) for value in range(3)]
     batches = ({"x": constants[index // 3]} for index in range(9))
     assert [batch["x"][0] for batch in checked_for_reuse(batches, "train", ahead)] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("prepared", "arrays"), [(False, 2), (True, 3)])
+def test_one_batch_more_is_in_use_when_batches_are_prepared_and_one_is_read_ahead(prepared, arrays):
+    def filled_in_turn(count):
+        there = [np.zeros(3) for _ in range(count)]
+        for index in range(20):
+            there[index % count][:] = index
+            yield {"x": there[index % count]}
+
+    prefetch = (lambda batch: None) if prepared else None
+    for count, is_enough in ((arrays - 1, False), (arrays, True)):
+        stream = StreamWrapper(partial(filled_in_turn, count), 1, name="train", prefetch=lambda: prefetch)
+        with stream, nullcontext() if is_enough else pytest.raises(StreamError, match="changes the 'x'"):
+            assert [batch["x"][0] for batch in stream] == list(range(20))
 
 
 # What is known of a stream, and another one that goes where it was
