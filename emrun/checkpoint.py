@@ -139,10 +139,11 @@ def commit(
 def name_checkpoint(place: Path, names: Iterable[str], given_up: Iterable[str] = ()) -> None:
     """Move names to a checkpoint, remove those that are given up, and delete the checkpoints that have none left."""
     root = place.parent
-    for name in names:
-        link_atomically(root / name, place.name)
-    with storing(root, "delete old checkpoints in"):
+    with storing(root, "move names in"):
+        for name in names:
+            link_atomically(root / name, place.name)
         flush_directory(root)
+    with storing(root, "delete old checkpoints in"):
         for name in given_up:
             (root / name).unlink(missing_ok=True)
         links = [path for path in root.iterdir() if path.is_symlink() and not path.name.startswith(".")]
