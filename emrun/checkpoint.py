@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from emrun.files import (
     json_digest,
     link_atomically,
     storing,
-    write_atomically,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -124,9 +124,10 @@ def commit(
             for path in sorted(aside.iterdir()):
                 flush_file(path)
                 files[path.name] = describe(path)
-            number = 1 + max((manifest.commit for _, manifest in _manifests(root)), default=0)
-            manifest = Manifest(FORMAT, number, epoch, iteration, names, files)
-            write_atomically(aside / _MANIFEST, _encode(manifest))
+            manifest = Manifest(FORMAT, _next_number(root), epoch, iteration, names, files)
+            (aside / _MANIFEST).write_text(_encode(manifest), encoding="utf-8")  # whole: its directory has no name yet
+            flush_file(aside / _MANIFEST)
+            flush_directory(aside)
             place = _free_place(root, iteration)
             aside.rename(place)
             flush_directory(root)
@@ -146,14 +147,16 @@ def name_checkpoint(place: Path, names: Iterable[str], given_up: Iterable[str] =
     with storing(root, "delete old checkpoints in"):
         for name in given_up:
             (root / name).unlink(missing_ok=True)
-        links = [path for path in root.iterdir() if path.is_symlink() and not path.name.startswith(".")]
+        with os.scandir(root) as found:
+            entries = list(found)
+        links = [root / each.name for each in entries if each.is_symlink() and not each.name.startswith(".")]
         named = {link.readlink().name for link in links}
-        for left in root.glob(f"{_ASIDE}*"):  # by a process that was killed
-            shutil.rmtree(left)
-        for path in root.iterdir():
-            if _DIRECTORY.fullmatch(path.name) and not path.is_symlink() and path.name not in named:
-                aside = root / f"{_ASIDE}{path.name}"
-                path.rename(aside)  # a checkpoint is never seen with half its files
+        for each in entries:
+            if each.name.startswith(_ASIDE):  # by a process that was killed
+                shutil.rmtree(each)
+            elif _is_checkpoint(each) and each.name not in named:
+                aside = root / f"{_ASIDE}{each.name}"
+                (root / each.name).rename(aside)  # a checkpoint is never seen with half its files
                 shutil.rmtree(aside)
 
 
@@ -185,7 +188,7 @@ def newest(root: Path) -> Path | None:
     Raises:
         StorageError: all of them are damaged.
     """
-    places = [path for path in root.iterdir() if _is_checkpoint(path)] if root.is_dir() else []
+    places = _checkpoints(root) if root.is_dir() else []
     damaged: list[str] = []
     for place in sorted(places, key=_order, reverse=True):
         try:
@@ -201,8 +204,13 @@ def newest(root: Path) -> Path | None:
     return None
 
 
-def _is_checkpoint(path: Path) -> bool:
-    return bool(_DIRECTORY.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+def _is_checkpoint(entry: os.DirEntry[str]) -> bool:
+    return bool(_DIRECTORY.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    with os.scandir(root) as entries:
+        return [root / each.name for each in entries if _is_checkpoint(each)]
 
 
 def _order(place: Path) -> tuple[int, str]:
@@ -210,7 +218,7 @@ def _order(place: Path) -> tuple[int, str]:
     try:
         return _read_manifest(place).commit, place.name
     except StorageError:
-        followers = [path for path in place.parent.iterdir() if _is_checkpoint(path) and path.name < place.name]
+        followers = [path for path in _checkpoints(place.parent) if path.name < place.name]
         return max((_commit_of(path) for path in followers), default=0), place.name
 
 
@@ -239,16 +247,29 @@ def verify(place: Path) -> Manifest:
     return manifest
 
 
+def _next_number(root: Path) -> int:
+    """Return the `commit` of the next checkpoint; a damaged one does not keep it from being saved."""
+    with os.scandir(root) as entries:
+        found = [(root / each.name, each.stat(follow_symlinks=False)) for each in entries if _is_checkpoint(each)]
+    return 1 + max((_known_commit_of(place, stat.st_ino, stat.st_mtime_ns) for place, stat in found), default=0)
+
+
+@cache
+def _known_commit_of(place: Path, inode: int, changed: int) -> int:
+    """Likewise `_commit_of`; it is not read again while the directory is the same."""
+    return _commit_of(place)
+
+
 def _manifests(root: Path) -> Iterable[tuple[Path, Manifest]]:
-    """Yield a run's checkpoints with their manifests; a damaged one does not keep a new one from being saved."""
-    for path in root.iterdir():
-        if _DIRECTORY.fullmatch(path.name) and not path.is_symlink():
-            with suppress(StorageError):
-                yield path, _read_manifest(path)
+    """Yield a run's checkpoints with their manifests, those that can be read."""
+    for path in _checkpoints(root):
+        with suppress(StorageError):
+            yield path, _read_manifest(path)
 
 
 def _encode(manifest: Manifest) -> str:
-    return json.dumps({**asdict(manifest), "sha256": json_digest(asdict(manifest))}, indent=2) + "\n"
+    content = asdict(manifest)
+    return json.dumps({**content, "sha256": json_digest(content)}, indent=2) + "\n"
 
 
 def _read_manifest(place: Path) -> Manifest:

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -208,22 +209,23 @@ class Run:
 
     def _write_trace(self, *, may_go_back: bool = False) -> None:
         written = self._written
-        for key, value in self._trace.items():
-            if key not in written or written[key][0] != value:  # most stay as they are
-                written[key] = value, _in_yaml(key, value)
+        new = {key: value for key, value in self._trace.items() if key not in written or written[key][0] != value}
+        written.update((key, (new[key], text)) for key, text in _in_yaml(new).items())
         text = "".join(written[key][1] for key in self._trace)
         write_atomically(self.directory / TRACE, text, may_go_back=may_go_back)
 
 
-def _in_yaml(key: str, value: Any) -> str:
-    if type(value) is int:  # what changes after each epoch, without the millisecond that it takes to begin
-        return f"{key}: {value}\n"
+def _in_yaml(entries: Mapping[str, Any]) -> dict[str, str]:
+    """Return the lines of each entry."""
+    if all(type(value) is int for value in entries.values()):  # after an epoch, without the millisecond of a YAML
+        return {key: f"{key}: {value}\n" for key, value in entries.items()}
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     text = io.StringIO()
-    yaml.dump({key: value}, text)
-    return text.getvalue()
+    yaml.dump(entries, text)
+    lines = re.split(r"(?m)^(?=[^\s-])", text.getvalue())[1:]  # what goes on with an entry is indented, or in a list
+    return dict(zip(entries, lines, strict=True))
 
 
 class _LogFile(logging.FileHandler):

@@ -13,7 +13,7 @@ RUNNING = ("mean", "sum", "min", "max", "std", "var", "count", "nancount", "nanf
 """The aggregations that need no more than a few numbers."""
 
 _CAPACITY = 8192  # values that are kept until they are reduced, which costs about ten small operations
-_MOST = 1024  # batches; a scalar's tensor is larger than its value
+_MOST = 256  # batches; a tensor is larger than its value
 _EXACT = (torch.float32, torch.float64)  # kept as they are until they are reduced, in double precision
 
 
@@ -33,13 +33,16 @@ class RunningStats:
         needs = {"var": "squares", "std": "squares", "nanfraction": "nancount"}
         self._needed = {needs.get(name, name) for name in aggregations}
         self._collects = any(name not in RUNNING for name in aggregations)
-        self._shape: torch.Size | None = None  # of the values before, and the length of their batch
+        self._shape: torch.Size | None = None  # of the values before, their type, and the length of their batch
+        self._dtype = torch.double
         self._length = 0
         self._is_scalar = False
         self._is_weighted = False
         self._device = torch.device("cpu")
-        self._in_precision = Tensor.double
-        self._values: list[Tensor] = []  # not reduced yet
+        self._precision = torch.double
+        self._values: list[Tensor] = []  # not reduced yet, those that have an axis
+        self._scalars = torch.empty(0)  # likewise; written through a view of each, which is quicker than a copy
+        self._slots: Sequence[Tensor] = ()
         self._batches = self._fill = 0  # of how many batches, and how many they are
         self._lengths: list[float] = []  # of the batches that scalars among them stand for
         self._weights: list[Tensor] = []
@@ -63,20 +66,27 @@ class RunningStats:
         if value.__class__ is not Tensor or value.requires_grad:
             value = _tensor(value)
         shape = value.shape
-        if weights is not None or self._is_weighted or shape != self._shape or length != self._length:
+        if (
+            shape != self._shape
+            or length != self._length
+            or value.dtype is not self._dtype
+            or weights is not None
+            or self._is_weighted
+        ):
             weights = self._check(value, length, weights)
         n = value.numel()
-        if self._fill + n > _CAPACITY or self._batches == _MOST:
+        if self._batches == _MOST or self._fill + n > _CAPACITY:
             self._reduce()
-        copy = value.clone() if value.dtype in _EXACT else self._in_precision(value)
-        self._values.append(copy if len(shape) < 2 else copy.flatten())
-        self._batches += 1
-        self._fill += n
         if shape:
+            copy = value.clone() if value.dtype in _EXACT else value.to(self._precision)
+            self._values.append(copy if len(shape) < 2 else copy.flatten())
             self._count += n
         else:
+            self._slots[self._batches].copy_(value)
             self._count += length
             self._lengths.append(length)
+        self._batches += 1
+        self._fill += n
         if weights is not None:
             self._weights.append(weights)
 
@@ -94,11 +104,13 @@ class RunningStats:
             raise ValueError(f"has weights of shape {tuple(weight.shape)}, but the batch has {length} examples")
         if self._count and (weight is not None) is not self._is_weighted:
             raise ValueError("has weights in some batches and none in others")
+        if is_scalar and value.dtype is not self._scalars.dtype is not self._precision:
+            self._make_slots(self._precision)
         self._is_weighted = weight is not None
-        self._shape, self._length = value.shape, length
+        self._shape, self._dtype, self._length = value.shape, value.dtype, length
         if weight is None:
             return None
-        weight = self._in_precision(weight.to(self._device))
+        weight = weight.to(self._device, self._precision)
         return weight.sum()[None] if is_scalar else weight.repeat_interleave(value.numel() // length)
 
     def result(self) -> dict[str, float]:
@@ -128,10 +140,15 @@ class RunningStats:
             return
         self._begin(torch.empty(0, device=state["device"]))
         self._is_scalar, self._is_weighted = state["is_scalar"], state["is_weighted"]
+        if self._is_scalar:
+            self._make_slots(self._precision)
         values, self._batches = state["values"], state["batches"]
         if values is not None:
-            self._fill, values = values.numel(), values.to(self._device)
-            self._values = [*values] if self._is_scalar else [values]
+            self._fill = values.numel()
+            if self._is_scalar:
+                self._scalars[: self._fill].copy_(values)
+            else:
+                self._values = [values.to(self._device)]
         self._lengths, self._count = list(state["lengths"]), state["count"]
         self._weights = [each.to(self._device) for each in state["weights"]]
         self._totals = {name: each.to(self._device) for name, each in state["totals"].items()}
@@ -141,16 +158,26 @@ class RunningStats:
         if value.is_complex():
             raise TypeError("complex numbers have no statistics")
         self._device = value.device
-        self._in_precision = Tensor.float if value.device.type == "mps" else Tensor.double
+        self._precision = torch.float if value.device.type == "mps" else torch.double
         self._is_scalar = value.dim() == 0
+        if self._is_scalar:
+            self._make_slots(value.dtype if value.dtype in _EXACT else self._precision)
         self._shape = torch.Size([-1])  # unlike any
 
+    def _make_slots(self, dtype: torch.dtype) -> None:
+        values = self._scalars[: self._fill]
+        self._scalars = torch.empty(_MOST, dtype=dtype, device=self._device)
+        self._scalars[: self._fill].copy_(values)
+        self._slots = self._scalars.unbind()
+
     def _joined(self) -> Tensor:
-        """Return the values that are not reduced yet, of shape (values,)."""
+        """Return a copy of the values that are not reduced yet, of shape (values,)."""
+        if self._is_scalar:
+            return self._scalars[: self._fill].to(self._precision, copy=True)
         values, device = self._values, self._device
         if any(each.device != device for each in values):
             values = [each.to(device) for each in values]
-        return self._in_precision(torch.stack(values) if self._is_scalar else torch.cat(values))
+        return torch.cat(values).to(self._precision)
 
     def _reduce(self) -> None:
         """Add the values to the totals, and let them go."""

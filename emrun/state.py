@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import random
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -103,26 +104,31 @@ def load_state(directory: Path) -> dict[str, Any]:
 
 def _python_state() -> Any:
     version, numbers, gauss = random.getstate()
-    return version, torch.from_numpy(np.fromiter(numbers, np.int64, len(numbers))), gauss
+    return version, array("I", numbers).tobytes(), gauss
 
 
 def _numpy_state() -> Any:
     state: Any = np.random.get_state(legacy=False)
-    state["state"]["key"] = torch.from_numpy(state["state"]["key"].astype(np.int64))
+    state["state"]["key"] = state["state"]["key"].tobytes()
     return state
 
 
-def _cuda_states() -> Any:
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+def _torch_state() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def _cuda_states() -> list[bytes]:
+    states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return [state.numpy().tobytes() for state in states]
 
 
 GENERATORS: Mapping[str, Callable[[], Any]] = {
     "python": _python_state,
     "numpy": _numpy_state,
-    "torch": torch.get_rng_state,
+    "torch": _torch_state,
     "cuda": _cuda_states,
 }
-"""The global generators, `cuda` for those of all devices: name -> what returns its state, in types to be saved."""
+"""The global generators, `cuda` for those of all devices: name -> what returns its state, in plain types."""
 
 
 def random_state() -> dict[str, Any]:
@@ -143,13 +149,17 @@ def random_digest() -> str:
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Put the global generators back into a state that `random_state` returned."""
     version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers.tolist()), gauss))
+    random.setstate((version, tuple(array("I", numbers)), gauss))
     numpy = dict(state["numpy"])
-    numpy["state"] = {**numpy["state"], "key": numpy["state"]["key"].numpy().astype(np.uint32)}
+    numpy["state"] = {**numpy["state"], "key": np.frombuffer(numpy["state"]["key"], np.uint32)}
     np.random.set_state(numpy)
-    torch.set_rng_state(state["torch"])
+    torch.set_rng_state(_tensor(state["torch"]))
     if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+        torch.cuda.set_rng_state_all(map(_tensor, state["cuda"]))
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def digest(batch: Any) -> str:

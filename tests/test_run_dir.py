@@ -146,7 +146,8 @@ def test_the_first_end_counts(run):
     )
 
 
-@pytest.mark.parametrize("reason", ["a: b\n- c", "'\"", "é 漢 😀", "null", "12", "x" * 300, "\0\x1b[0m", "\udcff", ""])
+@pytest.mark.parametrize("reason", ["a: b\n- c", "'\"", "é 漢 😀", "null", "12", "x" * 300, "\0\x1b[0m", "\udcff", "",
+                                    "a\nepochs_done: 5\n- b\n#\n" + 30 * "word ", "a\u2028b"])  # fmt: skip
 def test_any_reason_can_be_read_again(run, reason):
     run.begin()
     run.end("failed", 1, reason)
