@@ -7,7 +7,7 @@ import torch
 from emrun.running_stats import RUNNING, RunningStats
 
 CAPACITY = 8192  # about where a buffer of values is reduced
-MOST = 256  # and after so many batches
+MOST = 1024  # and after so many batches
 
 
 def running(aggregations, batches, weights=None):
@@ -309,7 +309,7 @@ def test_memory_does_not_grow_with_the_number_of_batches(batch, is_weighted):
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
-@pytest.mark.parametrize("cut", [0, 1, 1000, MOST, MOST + 1, 2999])
+@pytest.mark.parametrize("cut", [0, 1, 64, 65, 66, 1000, MOST, MOST + 1, 2999])
 def test_thousands_of_scalars_are_reduced_on_the_way_and_resumed_to_the_last_bit(cut, is_weighted):
     numbers = np.random.default_rng(5)
     batches = [(torch.tensor(numbers.random()), int(numbers.integers(1, 9))) for _ in range(3000)]
