@@ -1,13 +1,18 @@
 """What tests share: the installed command in a process of its own, and small configs."""
 
 import itertools
+import json
 import os
 import platform
 import pty
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import termios
+import threading
 from collections import Counter
 from datetime import date
 from importlib.metadata import version
@@ -50,15 +55,59 @@ def pytest_terminal_summary(terminalreporter, config):
             terminalreporter.write_line(f"{fault}: the time was enough for {made:,} of {tally['planned']:,} trials")
 
 
+class Warm:
+    """Runs the installed command in processes that need not import PyTorch, which takes most of a short command."""
+
+    def __init__(self):
+        self._client, server = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        self._server = subprocess.Popen([sys.executable, ROOT / "tests" / "warm.py"], stdin=server)
+        server.close()
+        self._lock = threading.Lock()
+
+    def run(self, arguments, cwd, timeout):
+        """Return the finished process, as `subprocess.run` does; a late one is killed."""
+        request = {"arguments": arguments, "cwd": str(cwd), "env": dict(os.environ)}
+        with self._lock, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            files = [output.fileno(), errors.fileno()]
+            socket.send_fds(self._client, [json.dumps(request).encode()], files)
+            pid = int(self._client.recv(64))
+            late = threading.Timer(timeout, os.kill, (pid, signal.SIGKILL))
+            late.start()
+            status = int(self._client.recv(64))
+            late.cancel()
+            texts = []
+            for file in (output, errors):
+                file.seek(0)
+                texts.append(file.read().decode())
+        return subprocess.CompletedProcess(arguments, status, *texts)
+
+    def close(self):
+        """End it."""
+        self._client.close()
+        self._server.wait()
+
+
+@pytest.fixture(scope="session")
+def warm():
+    """Return what runs the installed command without the import of PyTorch."""
+    process = Warm()
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def emrun(tmp_path):
+def emrun(tmp_path, warm):
     """Run the installed command in `tmp_path`, or in `cwd`; return the finished process with its output as text."""
 
     def run(*arguments, cwd=tmp_path, env=None, timeout=100):
+        """Run it; only an environment of its own makes that a process which Python begins anew."""
+        command = [str(EMRUN), *map(str, arguments)]
+        if env is None:
+            return warm.run(command, cwd, timeout)
         return subprocess.run(
-            [str(EMRUN), *map(str, arguments)],
+            command,
             cwd=cwd,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, **env},
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -1,0 +1,51 @@
+"""A process that has imported PyTorch, and becomes the installed command as often as it is asked to: see `emrun`.
+
+Reads requests from the socket that is its standard input: JSON with the command's arguments, directory and environment,
+together with what are to be its standard output and error. Answers the pid, and later the exit status.
+"""
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import socket
+import sys
+from pathlib import Path
+
+# what most commands import, but for emrun itself, which is imported as the command does it
+SLOW = ("click", "numpy", "ruamel.yaml", "safetensors.torch", "tabulate", "torch", "torch._dynamo", "tqdm")
+
+
+def serve(server):
+    """Fork a process for each request; return in these."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(server, 1 << 20, 2)
+        if not message:
+            os._exit(0)
+        request = json.loads(message)
+        pid = os.fork()
+        if not pid:
+            server.close()
+            for descriptor, place in zip(descriptors, (1, 2), strict=True):
+                os.dup2(descriptor, place)
+                os.close(descriptor)
+            os.chdir(request["cwd"])
+            os.environ.clear()
+            os.environ.update(request["env"])
+            return request["arguments"]
+        for descriptor in descriptors:
+            os.close(descriptor)
+        server.send(str(pid).encode())
+        server.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+if __name__ == "__main__":
+    for name in SLOW:
+        importlib.import_module(name)
+    gc.freeze()
+    sys.argv = serve(socket.socket(fileno=os.dup(0)))
+    with Path(os.devnull).open("rb") as null:
+        os.dup2(null.fileno(), 0)
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    runpy.run_path(sys.argv[0], run_name="__main__")
