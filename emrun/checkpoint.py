@@ -154,7 +154,8 @@ def name_checkpoint(place: Path, names: Iterable[str], given_up: Iterable[str] =
         for each in entries:
             if each.name.startswith(_ASIDE):  # by a process that was killed
                 shutil.rmtree(each)
-            elif _is_checkpoint(each) and each.name not in named:
+        for each in entries:
+            if _is_checkpoint(each) and each.name not in named:
                 aside = root / f"{_ASIDE}{each.name}"
                 (root / each.name).rename(aside)  # a checkpoint is never seen with half its files
                 shutil.rmtree(aside)
@@ -249,9 +250,13 @@ def verify(place: Path) -> Manifest:
 
 def _next_number(root: Path) -> int:
     """Return the `commit` of the next checkpoint; a damaged one does not keep it from being saved."""
+    number = 0
     with os.scandir(root) as entries:
-        found = [(root / each.name, each.stat(follow_symlinks=False)) for each in entries if _is_checkpoint(each)]
-    return 1 + max((_known_commit_of(place, stat.st_ino, stat.st_mtime_ns) for place, stat in found), default=0)
+        for each in filter(_is_checkpoint, entries):
+            with suppress(FileNotFoundError):  # somebody deletes it
+                found = each.stat(follow_symlinks=False)
+                number = max(number, _known_commit_of(root / each.name, found.st_ino, found.st_mtime_ns))
+    return number + 1
 
 
 @cache

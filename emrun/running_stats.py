@@ -34,8 +34,9 @@ class RunningStats:
         needs = {"var": "squares", "std": "squares", "nanfraction": "nancount"}
         self._needed = {needs.get(name, name) for name in aggregations}
         self._collects = any(name not in RUNNING for name in aggregations)
-        self._shape: torch.Size | None = None  # of the values before, their type, and the length of their batch
+        self._shape: torch.Size | None = None  # of the values before, their type and place, their batch's length
         self._dtype = torch.double
+        self._is_cpu = True
         self._length = 0
         self._is_scalar = False
         self._is_weighted = False
@@ -73,6 +74,7 @@ class RunningStats:
             shape != self._shape
             or length != self._length
             or value.dtype is not self._dtype
+            or value.is_cpu is not self._is_cpu
             or weights is not None
             or self._is_weighted
         ):
@@ -110,11 +112,12 @@ class RunningStats:
             raise ValueError(f"has weights of shape {tuple(weight.shape)}, but the batch has {length} examples")
         if self._count and (weight is not None) is not self._is_weighted:
             raise ValueError("has weights in some batches and none in others")
-        if value.shape != self._shape or value.dtype is not self._dtype:
+        like = value.shape, value.dtype, value.is_cpu
+        if like != (self._shape, self._dtype, self._is_cpu):
             self._leave_slots()
             self._repeats = False
         self._is_weighted = weight is not None
-        self._shape, self._dtype, self._length = value.shape, value.dtype, length
+        (self._shape, self._dtype, self._is_cpu), self._length = like, length
         if weight is None:
             return None
         weight = weight.to(self._device, self._precision)

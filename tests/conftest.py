@@ -1,18 +1,19 @@
 """What tests share: the installed command in a process of its own, and small configs."""
 
+import io
 import itertools
 import json
 import os
 import platform
 import pty
+import selectors
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import termios
-import threading
+import time
 from collections import Counter
 from datetime import date
 from importlib.metadata import version
@@ -55,6 +56,25 @@ def pytest_terminal_summary(terminalreporter, config):
             terminalreporter.write_line(f"{fault}: the time was enough for {made:,} of {tally['planned']:,} trials")
 
 
+def read_both(output, errors, timeout):
+    """Return what comes through two pipes until nobody has their other ends any more, as text."""
+    parts = {output: [], errors: []}
+    deadline = time.monotonic() + timeout
+    with selectors.DefaultSelector() as selector:
+        for file in parts:
+            selector.register(file, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                part = os.read(key.fd, 65536)
+                parts[key.fileobj].append(part)
+                if not part:
+                    selector.unregister(key.fileobj)
+    return ["".join(io.TextIOWrapper(io.BytesIO(b"".join(each)))) for each in parts.values()]
+
+
 class Warm:
     """Runs the installed command in processes that need not import PyTorch, which takes most of a short command."""
 
@@ -62,23 +82,26 @@ class Warm:
         self._client, server = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._server = subprocess.Popen([sys.executable, ROOT / "tests" / "warm.py"], stdin=server)
         server.close()
-        self._lock = threading.Lock()
 
     def run(self, arguments, cwd, timeout):
-        """Return the finished process, as `subprocess.run` does; a late one is killed."""
-        request = {"arguments": arguments, "cwd": str(cwd), "env": dict(os.environ)}
-        with self._lock, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            files = [output.fileno(), errors.fileno()]
-            socket.send_fds(self._client, [json.dumps(request).encode()], files)
-            pid = int(self._client.recv(64))
-            late = threading.Timer(timeout, os.kill, (pid, signal.SIGKILL))
-            late.start()
-            status = int(self._client.recv(64))
-            late.cancel()
-            texts = []
-            for file in (output, errors):
-                file.seek(0)
-                texts.append(file.read().decode())
+        """Return the finished process, as `subprocess.run` does; a late one is killed, which is an error."""
+        request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": dict(os.environ)}).encode()
+        answers, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # of their own: a test may end at any moment
+        pipes = [os.pipe(), os.pipe()]
+        socket.send_fds(self._client, [request], [*(pipe[1] for pipe in pipes), theirs.fileno()])
+        theirs.close()
+        for _, end in pipes:
+            os.close(end)
+        with answers, os.fdopen(pipes[0][0], "rb") as output, os.fdopen(pipes[1][0], "rb") as errors:
+            pid = int(answers.recv(64))
+            try:
+                texts = read_both(output, errors, timeout)
+                status = int(answers.recv(64))
+            except BaseException as error:
+                os.kill(pid, signal.SIGKILL)
+                if isinstance(error, TimeoutError):
+                    raise subprocess.TimeoutExpired(arguments, timeout) from None
+                raise
         return subprocess.CompletedProcess(arguments, status, *texts)
 
     def close(self):

@@ -1,7 +1,7 @@
 """A process that has imported PyTorch, and becomes the installed command as often as it is asked to: see `emrun`.
 
 Reads requests from the socket that is its standard input: JSON with the command's arguments, directory and environment,
-together with what are to be its standard output and error. Answers the pid, and later the exit status.
+together with what are to be its standard output and error, and a socket that gets the pid and later the exit status.
 """
 
 import gc
@@ -11,33 +11,40 @@ import os
 import runpy
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 # what most commands import, but for emrun itself, which is imported as the command does it
-SLOW = ("click", "numpy", "ruamel.yaml", "safetensors.torch", "tabulate", "torch", "torch._dynamo", "tqdm")
+SLOW = ("click", "ruamel.yaml", "safetensors.torch", "tabulate", "torch", "torch._dynamo", "tqdm")
 
 
 def serve(server):
     """Fork a process for each request; return in these."""
     while True:
-        message, descriptors, _, _ = socket.recv_fds(server, 1 << 20, 2)
+        message, descriptors, _, _ = socket.recv_fds(server, 1 << 20, 3)
         if not message:
             os._exit(0)
         request = json.loads(message)
+        *files, answers = descriptors
         pid = os.fork()
         if not pid:
             server.close()
-            for descriptor, place in zip(descriptors, (1, 2), strict=True):
+            os.close(answers)
+            for descriptor, place in zip(files, (1, 2), strict=True):
                 os.dup2(descriptor, place)
                 os.close(descriptor)
             os.chdir(request["cwd"])
             os.environ.clear()
             os.environ.update(request["env"])
+            np.random.seed()
             return request["arguments"]
-        for descriptor in descriptors:
+        for descriptor in files:
             os.close(descriptor)
-        server.send(str(pid).encode())
-        server.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+        with socket.socket(fileno=answers) as client, suppress(BrokenPipeError):  # the test has ended
+            client.send(str(pid).encode())
+            client.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
 
 
 if __name__ == "__main__":
