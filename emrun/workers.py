@@ -26,6 +26,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import signal_handling
 
 from emrun.errors import EmrunError, StreamError
 from emrun.pickling import what_cannot_be_pickled
@@ -89,7 +90,12 @@ class Workers(Iterator[Any]):
                 generator=torch.Generator(),  # not the global one, which is the model's
                 worker_init_fn=_begin,
             )
-            return iter(loader)
+            batches: Any = iter(loader)
+            # a handler of SIGCHLD, set by a DataLoader that the user made, would raise in the middle of whatever the
+            # loop does when one of these processes ends; `check` does its work
+            batches._worker_pids_set = False
+            signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
+            return cast("Iterator[Any]", batches)
 
     def _write(self, stream_pass: StreamPass, start_method: str) -> None:
         """Write the pass to where processes that are not forked read it.
@@ -329,7 +335,7 @@ def _end_with_the_loop(folder: Path) -> None:
 def _signals_kept_from_children() -> Iterator[None]:
     """Block signals while processes are started: a Ctrl-C reaches them too, before they can say what to do with it.
 
-    DataLoader's handler of SIGCHLD would raise in the middle of whatever the loop does; `Workers.check` does its work.
+    The handler of SIGCHLD that a DataLoader sets is put back.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -343,32 +349,16 @@ def _signals_kept_from_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextlib.contextmanager
-def _children_unheard() -> Iterator[None]:
-    """Keep from a handler of SIGCHLD that children end: that of a DataLoader which the user made would raise."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, handler)
-
-
 def _end(context: Any, name: str, folder: Path) -> None:
     if context.results is not None:
         context.results.closed = True
     started = [process for process in context.processes if process.pid is not None]
-    with _children_unheard():
-        for process in started:
-            process.kill()
-        for process in started:
-            process.join(_PATIENCE)
-            if process.exitcode is None:
-                _LOG.warning(
-                    "stream %r: worker process (pid %d) cannot be killed and is left behind", name, process.pid
-                )
+    for process in started:
+        process.kill()
+    for process in started:
+        process.join(_PATIENCE)
+        if process.exitcode is None:
+            _LOG.warning("stream %r: worker process (pid %d) cannot be killed and is left behind", name, process.pid)
     if context.results is not None:
         context.results.end_read()
     shutil.rmtree(folder, ignore_errors=True)

@@ -516,6 +516,8 @@ def test_the_handler_of_a_data_loader_hears_nothing_of_the_processes(monkeypatch
         assert signal.getsignal(signal.SIGCHLD) != before
         with wrap(Strided().train_stream, 2) as stream:
             next(iter(stream))
+        with wrap(Dying(signal.SIGKILL).train_stream, 2) as stream, pytest.raises(StreamError, match="was killed by"):
+            list(stream)
         assert signal.getsignal(signal.SIGCHLD) != before
     finally:
         signal.signal(signal.SIGCHLD, before)
