@@ -15,6 +15,7 @@ import sys
 import termios
 import time
 from collections import Counter
+from contextlib import suppress
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -98,7 +99,8 @@ class Warm:
                 texts = read_both(output, errors, timeout)
                 status = int(answers.recv(64))
             except BaseException as error:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # what it left behind may be what is late
+                    os.kill(pid, signal.SIGKILL)
                 if isinstance(error, TimeoutError):
                     raise subprocess.TimeoutExpired(arguments, timeout) from None
                 raise
@@ -123,7 +125,7 @@ def emrun(tmp_path, warm):
     """Run the installed command in `tmp_path`, or in `cwd`; return the finished process with its output as text."""
 
     def run(*arguments, cwd=tmp_path, env=None, timeout=100):
-        """Run it; only an environment of its own makes that a process which Python begins anew."""
+        """With an environment of its own, that is a process which Python begins anew."""
         command = [str(EMRUN), *map(str, arguments)]
         if env is None:
             return warm.run(command, cwd, timeout)

@@ -224,6 +224,22 @@ def test_a_commit_that_fails_at_any_step_leaves_the_old_or_the_new_checkpoint(
     assert outcomes[-1] == 2
 
 
+def test_a_commit_reads_no_manifest_again_however_many_there_are(root, monkeypatch):
+    read = []
+    original = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, **options: read.append(path) or original(path, **options))
+    for iteration in range(1, 9):
+        commit_at(root, iteration, f"epoch-{iteration}")
+    assert len(read) == len(set(read)) == 7  # each by the one after it
+
+
+def test_a_run_whose_checkpoints_were_replaced_counts_from_what_is_there(root):
+    for iteration in (1, 2, 3):
+        commit_at(root, iteration, "latest")
+    shutil.rmtree(root)
+    assert [verify(commit_at(root, iteration, "latest")).commit for iteration in (3, 4)] == [1, 2]
+
+
 def test_a_run_that_was_removed_does_not_come_back_as_its_checkpoints(tmp_path):
     with pytest.raises(StorageError):
         commit(tmp_path / "gone" / "checkpoints", lambda place: None, epoch=0, iteration=0, names=["latest"])

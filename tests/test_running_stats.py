@@ -61,6 +61,36 @@ def test_no_number_is_rounded_where_dtypes_change(scalars):
 
 
 @pytest.mark.parametrize("scalars", [False, True])
+def test_no_number_is_rounded_where_the_dtype_changes_after_many_batches_of_another(scalars):
+    stats = RunningStats(["min", "max", "count"])
+    batches = [(0.5, torch.float32)] * 5 + [(2**53 - 1, torch.int64)] * 3 + [(-(2**53 - 1), torch.float64)] * 3
+    for value, dtype in [*batches, *batches]:
+        stats.add(torch.tensor(value if scalars else [value], dtype=dtype), 1)
+    assert stats.result() == {"min": -(2**53 - 1), "max": 2**53 - 1, "count": 22}
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 2)], ids=str)
+def test_values_of_many_like_batches_that_are_changed_in_place_afterwards_were_copied(shape):
+    stats, value, expected = RunningStats(["mean", "median"]), torch.zeros(shape), []
+    for index in range(200):
+        value.fill_(index)
+        stats.add(value, 3)
+        expected += [index]
+    assert stats.result() == {"mean": np.mean(expected), "median": np.median(expected)}
+
+
+def test_batches_of_another_length_among_like_ones_keep_their_weights():
+    numbers = np.random.default_rng(7)
+    batches = [numbers.random(length) for length in [4] * 5 + [3] + [4] * 70 + [3, 3, 3] + [4, 3] * 5]
+    weights = [numbers.random(len(batch)) for batch in batches]
+    stats = RunningStats(["mean"])
+    for batch, weight in zip(batches, weights, strict=True):
+        stats.add(torch.from_numpy(batch), len(batch), torch.from_numpy(weight))
+    expected = np.average(np.concatenate(batches), weights=np.concatenate(weights))
+    assert stats.result()["mean"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("scalars", [False, True])
 def test_an_integer_beside_single_precision_is_not_rounded(scalars):
     large = 2**53 - 1
     stats = RunningStats(["min", "max"])
