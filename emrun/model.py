@@ -46,6 +46,16 @@ class AbstractModel(ABC):
             batch. No output has the name of a source.
         """
 
+    def step_values(self) -> Mapping[str, Any]:
+        """Return what there is to say about the last `run` with `train`.
+
+        Returns:
+            `loss`: the scalar that was minimised, a number or a tensor of one element that stays on its device;
+            `learning_rate`: the learning rate of each group of parameters, as numbers. A model leaves out what it does
+            not have.
+        """
+        return {}
+
     def prefetcher(self) -> Prefetch | None:
         """Return what prepares batches for `run` while they wait for it, None when nothing is to be gained by that.
 

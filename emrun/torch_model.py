@@ -118,6 +118,7 @@ class TorchModel(AbstractModel):
         self._check_pending = False
         self._trained = False
         self._updated = False
+        self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
         """The outputs of the batch of an update, for `before_update` and `after_update`."""
 
@@ -191,7 +192,18 @@ class TorchModel(AbstractModel):
         detached = {}
         for name, value in outputs.items():
             detached[name] = value.detach() if isinstance(value, Tensor) and value.requires_grad else value
+        if self._minimised is not None:  # as a rule it is an output, whose detached tensor is there already
+            self._minimised = detached["loss"] if self._minimised is outputs.get("loss") else self._minimised.detach()
         return detached
+
+    def step_values(self) -> Mapping[str, Any]:
+        """Return the scalar `loss` that was minimised last, on its device, and the `learning_rate` of each group."""
+        values: dict[str, Any] = {}
+        if self._minimised is not None:
+            values["loss"] = self._minimised
+        if self.optimizer is not None:
+            values["learning_rate"] = [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group]
+        return values
 
     def prefetcher(self) -> Prefetch | None:
         """Return what pins the sources of a batch and copies them to the device ahead; None on CPU and MPS."""
@@ -265,6 +277,7 @@ class TorchModel(AbstractModel):
         Raises:
             ArgumentError: the loss does not depend on any parameter that is trained.
         """
+        self._minimised = loss
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:

@@ -563,6 +563,22 @@ class Track(torch.autograd.Function):
         return gradient
 
 
+def test_step_values_are_the_scalar_that_was_minimised_and_the_learning_rates():
+    class Look(AbstractHook):
+        seen: ClassVar = []
+
+        def after_batch(self, batch_data):
+            self.seen.append((self.main_loop.model.step_values(), batch_data["loss"]))
+
+    model = TorchModel(Affine(), optimizer=SGD)
+    assert model.step_values() == {"learning_rate": [0.1]}
+    run(model, XY, Look())
+    for values, per_example in Look.seen:
+        assert values["learning_rate"] == [0.1]
+        assert values["loss"] == per_example.mean()
+        assert values["loss"].grad_fn is None
+
+
 def test_no_graph_is_kept_when_a_training_step_is_over():
     class Tracked(Affine):
         def forward(self, x, y):
