@@ -103,10 +103,16 @@ class AbstractHook:
         self.main_loop = main_loop
 
     def before_training(self) -> None:
-        """Called when the main loop is entered."""
+        """Called when the main loop is entered; of a run that is resumed, after `load_state_dict`."""
 
     def before_epoch(self, epoch_id: int) -> None:
-        """Called before an epoch. `epoch_id` counts training epochs from 1; the zeroth epoch only evaluates."""
+        """Called before an epoch. `epoch_id` counts training epochs from 1; the zeroth epoch only evaluates.
+
+        Also called when an epoch is resumed in its middle, under the random states with which that epoch began, so that
+        what a hook sets up here is in force again. After that the weights and the states of model and hooks are loaded
+        again. So whatever else this event changes must be a function of `epoch_id`. A request for a checkpoint and a
+        termination have no effect then.
+        """
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Called before the model runs on a batch of any stream."""
@@ -146,7 +152,10 @@ class AbstractHook:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Take back what `state_dict` returned.
+
+        Called twice when an epoch is resumed in its middle: it sets what was counted, and adds nothing.
+        """
 
 
 def check_events(hook_class: type) -> None:

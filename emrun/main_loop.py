@@ -209,7 +209,9 @@ class MainLoop:
         return self.checks.batch_length
 
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: Iterable[str] = ()) -> None:
-        """Ask for a checkpoint, which is saved when the event is over for all hooks; in an evaluation, do nothing.
+        """Ask for a checkpoint, which is saved when the event is over for all hooks.
+
+        In an evaluation, and in the `before_epoch` of an epoch that is resumed in its middle, do nothing.
 
         Args:
             name: the name it gets, such as `latest`; an older checkpoint loses it.
@@ -219,7 +221,7 @@ class MainLoop:
         Raises:
             HookError: the loop has no run directory.
         """
-        if not self.evaluating:
+        if not (self.evaluating or self._state.begins_again):
             self._checkpointing.request(name, on_failure, instead_of)
             self._news = True
 
@@ -238,15 +240,18 @@ class MainLoop:
     def restore(self, place: Path) -> None:
         """Load a checkpoint: weights and state of the model, hooks, counters, positions of the streams.
 
-        Random states follow when the training goes on.
+        Random states follow when the run continues, after `before_training`. When the checkpoint lies in the middle of
+        an epoch, `before_epoch` is called first, under the random states with which that epoch began, and the
+        checkpoint is loaded a second time.
 
         Args:
-            place: the directory of the checkpoint.
+            place: the directory of the checkpoint, or its name's link; the directory must be there until then.
 
         Raises:
             StateError: it does not fit the model, the hooks or the streams.
             StorageError: it cannot be read.
         """
+        place = place.resolve()
         self._state.load(place)
         self._checkpointing.go_on_from(place, *self._state.point)
 
@@ -296,7 +301,7 @@ class MainLoop:
             self._end_if_due()
             if self.run is not None:
                 state.encoded()  # what cannot be saved is found before the first batch
-            state.go_on()
+            self._go_on()
             if state.phase is Phase.BEFORE and not self._skip_zeroth_epoch:
                 self._run_epoch([], [streams.get(self.train_stream_name, train=False), *streams.due(0)], 0)
             while True:
@@ -342,6 +347,7 @@ class MainLoop:
         if not self._entered:
             raise UsageError("an epoch runs inside `with main_loop:`, which calls before_training and after_training")
         self._end_if_due()
+        self._go_on()
         resolve = self._streams.resolve
         train = [resolve(stream, f"unnamed_train_{i}", train=True) for i, stream in enumerate(train_streams)]
         evaluated = [resolve(stream, f"unnamed_eval_{i}", train=False) for i, stream in enumerate(eval_streams)]
@@ -362,7 +368,7 @@ class MainLoop:
             except Exception:
                 self._failed_call = event, self._listeners[event].index(call)
                 raise
-        if ended and not self.evaluating:
+        if ended and not (self.evaluating or self._state.begins_again):
             reasons = "; ".join(dict.fromkeys(error.reason for error in ended))
             termination = ended[0] if len(ended) == 1 else TrainingTerminated(reasons)
             if event in _DEFERRED:
@@ -461,6 +467,10 @@ class MainLoop:
                 first = first or error
         return first if event != "on_error" else None
 
+    def _go_on(self) -> None:
+        """Bring everything to the checkpoint that was restored, if there is one."""
+        self._state.go_on(lambda epoch_id: self.notify("before_epoch", epoch_id=epoch_id))
+
     def _run_epoch(self, train: list[StreamWrapper], evaluated: list[StreamWrapper], epoch_id: int) -> EpochData:
         state = self._state
         names = [stream.name for stream in (*train, *evaluated)]
@@ -472,8 +482,10 @@ class MainLoop:
         epoch_data: EpochData = {name: {} for name in names}
         if not (train or self.evaluating):
             state.keep_copy()
-        continued = bool(train) and state.phase in (Phase.TRAIN, Phase.EVALUATE)
+        continued = bool(train) and state.is_in_epoch
         if not continued:
+            if train:
+                state.begin_epoch()
             self.notify("before_epoch", epoch_id=epoch_id)
         if train and state.phase is not Phase.EVALUATE:
             state.phase = Phase.TRAIN

@@ -73,6 +73,8 @@ class AbstractModel(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - a model may have no other state
         """Take back what `state_dict` returned; what the config changed meanwhile wins.
 
+        Called twice, as `load` is, when an epoch is resumed in its middle: before and after `before_epoch`.
+
         Raises:
             StateError: the state does not fit this model.
         """

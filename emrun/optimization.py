@@ -116,6 +116,7 @@ def load_optimizer_state(
         )
     if [group["params"] for group in saved["configured"]] != [group["params"] for group in configured]:
         raise StateError("model.optimizer.groups puts the parameters into other groups; a resume cannot change that")
+    optimizer.state.clear()  # it is replaced: two of them in memory, on a second load, may be too much for a GPU
     try:
         optimizer.load_state_dict(saved["state"])
     except ValueError as error:

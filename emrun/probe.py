@@ -216,9 +216,16 @@ def _final(directory: Path) -> dict[str, Any]:
         "hooks": hooks,
         "loop": _flat(state["loop"], ""),
         "streams": _flat(_without_began(state["streams"]), ""),
-        "generators": _digests(state["random"]),
+        "generators": _generators(state),
         "metrics": {f"epoch {line['epoch']}{key}": value for line in lines for key, value in _metrics(line).items()},
     }
+
+
+def _generators(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the random states, and those with which the epoch began that the training ended in."""
+    began = state["epoch_began"]
+    at_first = _digests(began["random"]) if began else {}
+    return {**_digests(state["random"]), **{f"{name} as the epoch began": each for name, each in at_first.items()}}
 
 
 def _metrics(line: Mapping[str, Any]) -> dict[str, str]:

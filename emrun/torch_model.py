@@ -321,6 +321,7 @@ class TorchModel(AbstractModel):
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
             "extra": extra_state(self.module),
             "trained": self._trained,
+            "modes": self._modes(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -338,6 +339,8 @@ class TorchModel(AbstractModel):
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self._trained = state["trained"]
+        if "modes" in state:
+            self._set_modes(state["modes"]["training"], frozenset(state["modes"]["others"]))
 
     def save(self, directory: Path) -> None:
         """Write the weights to `model.safetensors`.
@@ -363,6 +366,20 @@ class TorchModel(AbstractModel):
         if extra_state(self.module):
             extra = load_state(directory)["model"]["extra"]
             self.module.load_state_dict({**self.module.state_dict(), **extra})
+
+    def _modes(self) -> dict[str, Any]:
+        """Return the mode of the module, and the names of its parts that have another one."""
+        training = self.module.training
+        return {
+            "training": training,
+            "others": [name for name, part in self.module.named_modules() if part.training is not training],
+        }
+
+    def _set_modes(self, training: bool, others: frozenset[str]) -> None:
+        self.module.train(training)
+        for name, part in self.module.named_modules():
+            if name in others:
+                part.training = not training
 
     @property
     def _evaluates(self) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,29 @@ class TrainingState:
         self.iterations_done = 0
         self.phase = Phase.BEFORE
         self.hooks = hooks
+        self.begins_again = False
+        """Whether `before_epoch` is called for an epoch that is resumed in its middle; nothing ends the run there."""
         self._model = model
         self._streams = streams
         self._run = run
         self._copy: dict[str, Any] | None = None
-        self._random_to_restore: dict[str, Any] | None = None
+        self._epoch_began: dict[str, Any] | None = None  # iterations done and random states then
+        self._loaded: tuple[Path, dict[str, Any]] | None = None  # until `go_on`: the checkpoint, its random states
 
     @property
     def point(self) -> tuple[int, int, str]:
         """What tells the states of a training apart: epochs done, iterations done, phase of the epoch."""
         return self.epochs_done, self.iterations_done, self.phase.value
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether a training epoch has begun that is not complete."""
+        return self.phase in (Phase.TRAIN, Phase.EVALUATE)
+
+    def begin_epoch(self) -> None:
+        """Take note of what a training epoch begins with, for a resume in its middle; see `go_on`."""
+        if self._run is not None:
+            self._epoch_began = {"iterations_done": self.iterations_done, "random": random_state()}
 
     def start_from(self, epochs_done: int, iterations_done: int) -> None:
         """Count on from where a model that was loaded has come to."""
@@ -89,6 +103,7 @@ class TrainingState:
             "model": encode(self._model.state_dict(), "state of the model"),
             "hooks": hooks,
             "streams": streams,
+            "epoch_began": self._epoch_began if self.is_in_epoch else None,
             "metrics": self._run.metrics_length if self._run is not None else 0,
             "random": random_state(),
         }
@@ -121,7 +136,7 @@ class TrainingState:
         """Bring weights, model, hooks, counters and metrics to a checkpoint; the rest follows in `go_on`.
 
         Args:
-            place: the directory of the checkpoint.
+            place: the directory of the checkpoint, which must be there until `go_on`.
 
         Raises:
             StateError: it does not fit the model, the hooks or the streams.
@@ -139,14 +154,33 @@ class TrainingState:
                 hook.load_state_dict(found[0]["state"])
         for name, position in state["streams"].items():
             self._streams.get(name, train=True).load_state_dict(position)
-        self._random_to_restore = state["random"]
+        self._epoch_began = state.get("epoch_began")
+        self._loaded = place, state["random"]
         if self._run is not None:
             self._run.rewind(state["metrics"])
 
-    def go_on(self) -> None:
-        """Bring streams and random states to where the checkpoint that was loaded had them, if there was one."""
-        if self._random_to_restore is None:
+    def go_on(self, before_epoch: Callable[[int], None]) -> None:
+        """Bring streams and random states to where the checkpoint that was loaded had them, if there was one.
+
+        When the checkpoint lies in the middle of an epoch, that epoch begins once more, so that what was set up at its
+        beginning is in force again; then the checkpoint is loaded a second time, over what that changed. The second
+        load reads the files again: a copy in memory would share its tensors with the optimizer.
+
+        Args:
+            before_epoch: begins an epoch, whose number it gets, under the random states with which that epoch began.
+
+        Raises:
+            StateError: see `load`.
+            StorageError: see `load`.
+            BaseException: what `before_epoch` raises.
+        """
+        if self._loaded is None:
             return
+        place, random_to_restore = self._loaded
+        if self.is_in_epoch:
+            self._begin_again(before_epoch)
+            with _logged_already():
+                self.load(place)
         for name, stream in self._streams.trained.items():
             if not stream.restore():
                 _LOG.warning(
@@ -155,8 +189,30 @@ class TrainingState:
                     "changes batches in place",
                     name,
                 )
-        set_random_state(self._random_to_restore)
-        self._random_to_restore = None
+        set_random_state(random_to_restore)
+        self._loaded = None
+
+    def _begin_again(self, before_epoch: Callable[[int], None]) -> None:
+        """Begin the epoch that the state lies in once more, with the counters and random states of its beginning."""
+        iterations_done, self.begins_again = self.iterations_done, True
+        if self._epoch_began is not None:  # it was saved by a loop that takes note of them
+            self.iterations_done = self._epoch_began["iterations_done"]
+            set_random_state(self._epoch_began["random"])
+        try:
+            before_epoch(self.epochs_done + 1)
+        finally:
+            self.iterations_done, self.begins_again = iterations_done, False
+
+
+@contextmanager
+def _logged_already() -> Iterator[None]:
+    """Leave warnings out of the log, which has them from the first time that the same was done."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _occurrences(hooks: Sequence[AbstractHook]) -> dict[tuple[str, int], AbstractHook]:

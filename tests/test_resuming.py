@@ -7,6 +7,7 @@ ComputeStats, StopAfter, SaveBest and WriteCSV; `trained` of TorchModel; the rew
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import torch
 
 from emrun import AbstractHook, TrainingTerminated, create_training, resume_training
 from emrun.errors import StateError, UsageError
+from emrun.files import describe, json_digest
 from emrun.state import encode
 from emrun.training import train
 
@@ -199,7 +201,7 @@ def resumed(directory):
         train(training)
 
 
-def result(directory):
+def result(directory, has_best=True):
     """Return all that must be the same: weights, optimizer, metrics but for times, CSV."""
     latest = directory / "checkpoints" / "latest"
     state = torch.load(latest / "state.pt", weights_only=True)
@@ -208,7 +210,7 @@ def result(directory):
     csv = directory / "training.csv"
     return {
         "weights": (latest / "model.safetensors").read_bytes(),
-        "best": (directory / "checkpoints" / "best" / "model.safetensors").read_bytes(),
+        "best": (directory / "checkpoints" / "best" / "model.safetensors").read_bytes() if has_best else None,
         "metrics": [{**line, "seconds": None} for line in lines],
         "csv": csv.read_text() if csv.exists() else None,
         "model": plain(state["model"]),
@@ -271,7 +273,7 @@ def test_a_training_interrupted_at_every_event_in_turn_ends_the_same(project):
         training = resume_training(directory)
         if training is None:
             break
-        hook = Interrupt(7)
+        hook = Interrupt(8)  # an evaluation, which begins anew each time, has seven events after before_epoch
         train_with(training, hook)
     else:
         raise AssertionError("the training makes no progress")
@@ -725,3 +727,216 @@ def test_a_fork_that_cannot_be_built_leaves_nothing(project, monkeypatch):
     with pytest.raises(OSError, match="disk is full"):
         resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork")
     assert not (project / "fork").exists()
+
+
+# what hooks set up before an epoch
+
+
+class SetsUp(AbstractHook):
+    """Sets up in `before_epoch` what no state has, and changes there what states have."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def before_epoch(self, epoch_id):
+        self.count += 1
+        model = self.main_loop.model
+        for parameter in model.module.layers[0].parameters():
+            parameter.requires_grad_(epoch_id >= 2)
+        model.module.layers[1].eval()
+        model.optimizer.param_groups[0]["lr"] *= 0.9
+        for state in model.optimizer.state.values():
+            state["exp_avg"].mul_(0.5)
+        self.drawn = torch.rand(2) * random.random() + np.random.rand()
+        self.first = self.main_loop.iterations_done
+        with torch.no_grad():
+            model.module.layers[3].bias.add_(self.drawn)
+
+    def after_epoch(self, epoch_id):
+        with torch.no_grad():
+            self.main_loop.model.module.layers[3].bias.add_(self.drawn * (self.first + 1))
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+@pytest.fixture
+def hooked(project):
+    """Return a config whose hooks set something up before an epoch; of other settings of the main loop."""
+    (project / "sets_up.py").write_text("from tests_of_resuming import SetsUp  # noqa: F401\n")
+
+    def config(**main_loop):
+        found = config_of(**main_loop)
+        return {**found, "hooks": ["sets_up.SetsUp", *found["hooks"]]}
+
+    sys.modules["tests_of_resuming"] = sys.modules[__name__]
+    yield config
+    del sys.modules["tests_of_resuming"]
+
+
+@pytest.mark.parametrize(
+    "main_loop", [{}, {"skip_zeroth_epoch": True, "extra_streams": []}], ids=["evaluated", "only trained"]
+)
+def test_what_a_hook_sets_up_before_an_epoch_is_in_force_wherever_the_epoch_is_resumed(project, hooked, main_loop):
+    """Each of these makes it fail: no `before_epoch`, its random states, its iterations, the second load, the modes."""
+    config = hooked(**main_loop)
+    config["hooks"] = [hook for hook in config["hooks"] if main_loop == {} or "SaveBest" not in hook]
+    events = interrupted(config, project / "straight", None)
+    expected = result(project / "straight", bool(not main_loop))
+    for epoch in (1, 2):
+        first = events.index(f"before_epoch {epoch}")
+        last = events.index(f"after_epoch {epoch}")
+        for at in (first, first + 1, first + 5, last - 9, last - 2, last - 1, last, last + 1):
+            interrupted(config, project / "run", at + 1)
+            resumed(project / "run")
+            assert result(project / "run", bool(not main_loop)) == expected, events[at]
+            shutil.rmtree(project / "run")
+
+
+class Events(AbstractHook):
+    """Lists its events, and does something else in `before_epoch`."""
+
+    def __init__(self, act=lambda hook: None):
+        super().__init__()
+        self.act = act
+        self.events = []
+
+    def before_training(self):
+        self.events.append("before_training")
+
+    def before_epoch(self, epoch_id):
+        self.events.append(f"before_epoch {epoch_id}")
+        self.act(self)
+
+    def before_batch(self, stream_name):
+        self.events.append(f"{stream_name} at {self.main_loop.iterations_done}")
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        self.events.append("load_state_dict")
+
+
+def stopped_in_an_epoch(project, iterations=7, **main_loop):
+    config = {**config_of(**main_loop), "hooks": [{"StopAfter": {"iterations": iterations}}]}
+    train_with(create_training(config, output_dir=project / "run"), Events())
+    return project / "run"
+
+
+def resumed_with(directory, hook):
+    """Resume until the tenth iteration with a hook that is there when the checkpoint is loaded; return the training."""
+    training = resume_training(directory, ["hooks.StopAfter.iterations=10"])
+    loop = training.main_loop
+    loop.change_hooks([*loop.hooks, hook])
+    loop.restore(directory / "checkpoints" / "latest")
+    return training
+
+
+def test_the_order_of_a_resume_in_the_middle_of_an_epoch(project):
+    hook = Events()
+    train(resumed_with(stopped_in_an_epoch(project), hook))
+    assert hook.events[:5] == [
+        "load_state_dict", "before_training", "before_epoch 2", "load_state_dict", "train at 7",
+    ]  # fmt: skip
+    assert hook.events.count("before_epoch 2") == 1
+
+
+@pytest.mark.parametrize("iterations", [0, 5])
+def test_nothing_is_loaded_twice_between_epochs(project, iterations):
+    hook = Events()
+    config = {**config_of(), "hooks": [{"StopAfter": {"epochs": iterations // 5}}]}
+    train_with(create_training(config, output_dir=project / "run"), Events())
+    training = resume_training(project / "run", ["hooks.StopAfter.epochs=2"])
+    training.main_loop.change_hooks([*training.main_loop.hooks, hook])
+    training.main_loop.restore(project / "run" / "checkpoints" / "latest")
+    train(training)
+    epoch = iterations // 5 + 1
+    assert hook.events[:4] == [
+        "load_state_dict", "before_training", f"before_epoch {epoch}", f"train at {iterations}",
+    ]  # fmt: skip
+
+
+def terminate(hook):
+    raise TrainingTerminated("enough")
+
+
+def request(hook):
+    hook.main_loop.request_checkpoint("begun")
+
+
+@pytest.mark.parametrize("act", [terminate, request])
+def test_an_epoch_that_is_resumed_in_its_middle_has_begun_before(project, act):
+    """A termination and a request in its `before_epoch` had their effect when it began, or had none."""
+    directory = stopped_in_an_epoch(project)
+    hook = Events(lambda hook: act(hook) if len(hook.events) < 4 else None)
+    training = resumed_with(directory, hook)
+    train(training)
+    assert training.main_loop.iterations_done == 10
+    assert not (directory / "checkpoints" / "begun").exists()
+
+
+def test_an_error_in_before_epoch_of_a_resume_leaves_the_checkpoints(project):
+    directory = stopped_in_an_epoch(project)
+    before = {path: path.read_bytes() for path in (directory / "checkpoints").rglob("*") if path.is_file()}
+
+    def fail(hook):
+        raise RuntimeError("no")
+
+    training = resumed_with(directory, Events(fail))
+    with pytest.raises(RuntimeError, match="no"):
+        train(training)
+    assert training.main_loop.iterations_done == 7
+    assert {path: path.read_bytes() for path in before} == before
+    resumed(directory)
+
+
+def test_a_limit_that_is_reached_ends_a_resume_in_the_middle_of_an_epoch_at_once(project):
+    directory = stopped_in_an_epoch(project)
+    hook = Events()
+    training = resume_training(directory, ["model.optimizer.lr=0.1"])
+    training.main_loop.change_hooks([*training.main_loop.hooks, hook])
+    train(training)
+    assert hook.events == ["before_training"]
+    assert training.main_loop.outcome.reason == "7 iterations done (StopAfter iterations: 7)"
+
+
+def test_an_epoch_by_hand_is_resumed_in_its_middle(project, hooked):
+    """Restoring neither random states nor what hooks set up makes this fail."""
+    train(create_training(hooked(), output_dir=project / "straight"))
+    events = interrupted(hooked(), project / "run", None)
+    shutil.rmtree(project / "run")
+    interrupted(hooked(), project / "run", events.index("before_epoch 2") + 6)
+    loop = resume_training(project / "run").main_loop
+    assert loop.iterations_done > 5
+    with loop:
+        loop.epoch(["train"], ["valid"])
+    assert result(project / "run")["weights"] == result(project / "straight")["weights"]
+    assert result(project / "run")["metrics"] == result(project / "straight")["metrics"]
+
+
+def test_what_loading_warns_of_is_in_the_log_once(project, caplog):
+    events = interrupted(config_of(), project / "run", None)
+    shutil.rmtree(project / "run")
+    interrupted(config_of(), project / "run", events.index("before_epoch 2") + 6)
+    train(resume_training(project / "run", ["hooks.SaveBest={variable: loss, condition: min}"]))
+    assert caplog.text.count("another statistic counts now") == 1
+
+
+def test_a_checkpoint_without_the_beginning_of_its_epoch_can_be_resumed(project):
+    directory = stopped_in_an_epoch(project)
+    latest = (directory / "checkpoints" / "latest").resolve()
+    state = torch.load(latest / "state.pt", weights_only=True)
+    assert state.pop("epoch_began")["iterations_done"] == 5
+    torch.save(state, latest / "state.pt")
+    manifest = json.loads((latest / "manifest.json").read_text())
+    manifest.pop("sha256")
+    manifest["files"]["state.pt"] = describe(latest / "state.pt")
+    (latest / "manifest.json").write_text(json.dumps({**manifest, "sha256": json_digest(manifest)}))
+    hook = Events()
+    train(resumed_with(directory, hook))
+    assert hook.events[2] == "before_epoch 2"

@@ -1,6 +1,7 @@
 """`emrun verify-resume` as an installed command, on trainings that are exact and on some that are not."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ class Data:
 
     def __init__(self, kind="good"):
         self.x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+        self.scale = 1.0
         self.train_stream = getattr(self, kind)
 
     def _batch(self, rows, noise=0.0):
@@ -36,7 +38,7 @@ class Data:
 
     def good(self, ctx):
         for rows in ctx.batches(24, 4, shuffle=True):
-            yield self._batch(rows, ctx.rng.normal())
+            yield self._batch(rows, ctx.rng.normal() * self.scale)
 
     def augmented(self, ctx):
         for rows in ctx.batches(24, 4, shuffle=True):
@@ -90,6 +92,47 @@ class Warmup(AbstractHook):
     def after_update(self):
         self.count += 1
         self.optimizer.param_groups[0]["lr"] = 0.01 * self.count
+
+
+class Freeze(AbstractHook):
+    """Freezes the first layer in all epochs before `until`."""
+
+    def __init__(self, model, until=2):
+        super().__init__(model)
+        self.until = until
+
+    def before_epoch(self, epoch_id):
+        for parameter in self.model.module.layers[0].parameters():
+            parameter.requires_grad_(epoch_id >= self.until)
+
+
+class Decay(AbstractHook):
+    """Multiplies the learning rate at the beginning of each epoch."""
+
+    def before_epoch(self):
+        self.model.optimizer.param_groups[0]["lr"] *= 0.7
+
+
+class Draw(AbstractHook):
+    """Draws at the beginning of an epoch from all generators what it adds to the weights, there and at the end."""
+
+    def before_epoch(self):
+        self.drawn = torch.rand(8).mul_(random.random()).add_(np.random.normal())
+        self.add()
+
+    def after_epoch(self):
+        self.add()
+
+    def add(self):
+        with torch.no_grad():
+            self.model.module.layers[0].bias.add_(self.drawn)
+
+
+class Curriculum(AbstractHook):
+    """Makes the data harder from epoch to epoch."""
+
+    def before_epoch(self, epoch_id):
+        self.dataset.scale = 1.0 + epoch_id
 
 
 class Clock(AbstractHook):
@@ -167,6 +210,40 @@ def test_a_killed_training_goes_on_from_its_checkpoint_and_long_epochs_are_cut(e
     assert rows(done) == [["as told", "11", "SIGKILL", "9", "exact"]]
     assert "verified with main_loop.fixed_epoch_size=8" in done.stdout
     assert "compared 18 iterations" in done.stdout
+
+
+def gradient_norm():
+    """Return the code of the hook that the README has."""
+    text = (SAMPLES.parent / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(import torch\n\nfrom emrun import AbstractHook.*?)```", text, re.DOTALL)
+    return code
+
+
+SET_UP = "my_code.Freeze, my_code.Freeze: {until: 3}, my_code.Decay, my_code.Draw, my_code.Curriculum"
+
+
+@pytest.mark.parametrize(
+    ("options", "resumed"),
+    [(["--at", "4", "--at", "6", "--at", "9"], ["4", "6", "9"]), (["--kill", "--at", "5", "--at", "10"], ["3", "8"])],
+    ids=["SIGTERM", "SIGKILL"],
+)
+def test_what_hooks_set_up_before_an_epoch_is_in_force_after_a_resume_in_its_middle(verify, options, resumed):
+    done = verify(*options, f"hooks=[ComputeStats: {{variables: [loss]}}, WriteCSV, {SET_UP}]")
+    assert [row[-2:] for row in rows(done)] == [[iteration, "exact"] for iteration in resumed], done.stdout
+    assert done.returncode == 0
+
+
+def test_the_hook_of_the_readme_is_exact(verify, tmp_path):
+    text = (SAMPLES.parent / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(import torch\n\nfrom emrun import AbstractHook.*?)```", text, re.DOTALL)
+    with (tmp_path / "my_code.py").open("a") as file:
+        file.write("\n\n" + code)
+    done = verify("hooks=[ComputeStats: {variables: [loss]}, WriteCSV, my_code.GradientNorm: {enough: 0.0}]")
+    assert [(row[0], row[-1]) for row in rows(done)] == [
+        ("the middle of an epoch", "exact"),
+        ("the last batch of an epoch", "exact"),
+        ("an evaluation (valid)", "exact"),
+    ]
 
 
 def test_a_stream_that_draws_global_random_numbers_in_a_thread_is_named(verify):
