@@ -205,6 +205,11 @@ def newest(root: Path) -> Path | None:
     return None
 
 
+def is_unfinished(root: Path) -> bool:
+    """Tell whether a process was killed while it wrote a checkpoint."""
+    return root.is_dir() and any(path.name.startswith(_ASIDE) for path in root.iterdir())
+
+
 def _is_checkpoint(entry: os.DirEntry[str]) -> bool:
     return bool(_DIRECTORY.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
 

@@ -17,7 +17,7 @@ from emrun.errors import UsageError
 from emrun.files import storing, write_atomically
 from emrun.lock import RunLock
 from emrun.preparation import prepare
-from emrun.run_dir import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, read_trace
+from emrun.run_dir import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, read_trace, recorded_epochs
 from emrun.training import DRAWN
 from emrun.yaml_tree import Node, dump
 
@@ -36,8 +36,8 @@ def resume_training(
     Args:
         run_directory: the directory of the run.
         overrides: become part of its config; the old config is kept as `config-<n>.yaml`.
-        checkpoint_name: a name such as `best`, or a path; by default the newest that is intact. A run without any
-            begins anew.
+        checkpoint_name: a name such as `best`, or a path; by default the newest that is intact. A run that was killed
+            before its first one begins anew.
         fork: a directory for a new run, which goes on from the checkpoint instead.
         command: the command line, for the trace.
 
@@ -45,7 +45,7 @@ def resume_training(
         The training, or None when the run is finished and nothing was changed.
 
     Raises:
-        UsageError: there is no such run or checkpoint.
+        UsageError: there is no such run or checkpoint, or the run has lost its checkpoints.
         RunInUse: somebody writes the run at the moment.
         ConfigError: the config cannot be used.
         StateError: the checkpoint does not fit the config.
@@ -69,6 +69,8 @@ def resume_training(
             run.release()
             return None
         place = _place_to_go_on_from(source / CHECKPOINTS, checkpoint_name)
+        if place is None:
+            _check_that_nothing_is_lost(source, trace)
         if fork is not None:
             run, trace, place = _fork(source, Path(fork), place, trace, command)
         assert run is not None  # one of the two
@@ -109,6 +111,25 @@ def _place_to_go_on_from(checkpoints: Path, name: str | None) -> Path | None:
         raise UsageError(f"{name} is no checkpoint in {checkpoints}")
     checkpoint.verify(place)
     return place
+
+
+def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
+    """Check that a run without checkpoints may begin anew: it was killed before it could commit the first one.
+
+    Raises:
+        UsageError: it recorded a training epoch, or ended with a checkpoint; beginning anew would replace what it left.
+    """
+    if checkpoint.is_unfinished(source / CHECKPOINTS):
+        return
+    epochs = sum(line["epoch"] > 0 for line in recorded_epochs(source))
+    iterations = trace.get("iterations_done") if trace.get("status") in ("finished", "interrupted") else None
+    if epochs or iterations:
+        done = f"{epochs} epochs" if epochs else f"{iterations} iterations"
+        raise UsageError(
+            f"{source} has no checkpoint left to resume from, and beginning anew would replace what it recorded "
+            f"({done} done); nothing was changed. Put its checkpoints back into {source / CHECKPOINTS}, or train from "
+            f"the start in a new directory: emrun train {source}"
+        )
 
 
 def _fork(

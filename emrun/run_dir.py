@@ -305,6 +305,12 @@ def read_trace(directory: Path) -> dict[str, Any]:
     return trace if isinstance(trace, dict) else {}
 
 
+def recorded_epochs(directory: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's `metrics.jsonl` that tell of an epoch."""
+    lines = _read_metrics(directory / METRICS)
+    return [line for line in lines if isinstance(line, dict) and isinstance(line.get("epoch"), int)]
+
+
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file; a line that was not written whole ends it."""
     lines: list[dict[str, Any]] = []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -339,3 +340,95 @@ def test_a_wrong_value_about_signals_is_told_with_what_is_allowed(project, emrun
     assert done.returncode == 2
     assert message in done.stderr
     assert not (project / "run").exists()
+
+
+# a run that has no checkpoint
+
+
+def files(directory):
+    """Return all that a run has, but for what every process writes that looks at it."""
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".owner.json"}
+
+
+def lose_checkpoints(project, emrun, *overrides):
+    """Train for two epochs and delete the checkpoints; return what is left of the run."""
+    emrun("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=2", *overrides)
+    shutil.rmtree(project / "run" / "checkpoints")
+    return files(project / "run")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["resume", "run", "hooks.StopAfter.epochs=3"],
+        ["resume", "run", "hooks.StopAfter.epochs=3", "--fork", "other"],
+    ],
+    ids=["resume", "fork"],
+)
+def test_a_run_that_lost_its_checkpoints_is_not_begun_anew(project, emrun, arguments):
+    """Without the refusal, the metrics of both epochs are replaced."""
+    before = lose_checkpoints(project, emrun)
+    assert len((project / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    done = emrun(*arguments)
+    assert done.returncode == 2
+    assert "run has no checkpoint left to resume from" in done.stderr
+    assert "would replace what it recorded (2 epochs done)" in done.stderr
+    assert done.stderr.rstrip().endswith("emrun train run")
+    assert files(project / "run") == before
+    assert not (project / "other").exists()
+    assert emrun("train", "-q", "run", "hooks.StopAfter.epochs=0").returncode == 0  # the way that was named
+
+
+def test_auto_resume_does_not_begin_a_run_anew_that_lost_its_checkpoints(project, emrun):
+    (project / "config.yaml").write_text(CONFIG + sending((signal.SIGKILL, "train", 6, 2)))
+    command = ["train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume"]
+    assert emrun(*command).returncode == -signal.SIGKILL
+    shutil.rmtree(project / "run" / "checkpoints")
+    before = files(project / "run")
+    done = emrun(*command)
+    assert done.returncode == 2
+    assert "would replace what it recorded (1 epochs done)" in done.stderr
+    assert files(project / "run") == before
+
+
+def test_a_run_that_was_interrupted_in_its_first_epoch_and_lost_its_checkpoints_is_not_begun_anew(project, emrun):
+    (project / "config.yaml").write_text(CONFIG + sending((signal.SIGTERM, "train", 2, 2)))
+    before = lose_checkpoints(project, emrun, "main_loop.skip_zeroth_epoch=true")
+    assert not (project / "run" / "metrics.jsonl").exists()
+    done = emrun("resume", "run")
+    assert done.returncode == 2
+    assert "would replace what it recorded (2 iterations done)" in done.stderr
+    assert files(project / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("where", "overrides"),
+    [
+        (["valid", 0, 1], []),
+        (["train", 2, 2], ["main_loop.skip_zeroth_epoch=true"]),
+    ],
+    ids=["zeroth", "first"],
+)
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(project, emrun, expected, where, overrides):
+    done = send(project, emrun, [[signal.SIGKILL, *where]], *overrides)
+    assert done.returncode == -signal.SIGKILL
+    assert not (project / "run" / "checkpoints").exists()
+    done = emrun("resume", "run")
+    assert done.returncode == 0
+    assert "has no checkpoint: beginning anew" in done.stderr
+    assert result(project / "run")["weights"] == expected["weights"]
+
+
+def test_a_run_that_was_killed_while_its_first_checkpoint_was_written_begins_anew(project, emrun):
+    lose_checkpoints(project, emrun, "main_loop.skip_zeroth_epoch=true")
+    (project / "run" / "checkpoints" / ".tmp-77").mkdir(parents=True)  # as the kill leaves it
+    assert emrun("resume", "-q", "run", "hooks.StopAfter.epochs=1").returncode == 0
+    assert result_of_epochs(project / "run") == [1]
+
+
+def test_a_name_that_no_checkpoint_has_any_more_leaves_the_run_as_it_is(project, emrun):
+    before = lose_checkpoints(project, emrun)
+    done = emrun("resume", "run", "--checkpoint", "best")
+    assert done.returncode == 2
+    assert "no checkpoint 'best'" in done.stderr
+    assert files(project / "run") == before
