@@ -1180,3 +1180,19 @@ def test_parameters_that_go_by_name_only_are_passed_by_name():
     for module, inputs in ((Named(), None), (Named(), ["y", "x"]), (Named(), {"x": "x", "y": "y"})):
         outputs = TorchModel(module, inputs=inputs).run({"x": [1.0, 2.0], "y": [1.0, 3.0]}, False, "valid")
         assert outputs["loss"].tolist() == [0.0, 1.0]
+
+
+def test_a_state_says_which_parts_are_in_which_mode():
+    def model():
+        return TorchModel(nn.Sequential(nn.Linear(1, 1), nn.Dropout()), inputs=["x"], outputs=["y"])
+
+    one, other = model(), model()
+    one.module.train(False)
+    one.module[1].train(True)
+    other.load_state_dict(one.state_dict())
+    assert [part.training for part in other.module.modules()] == [False, False, True]
+    state = one.state_dict()
+    del state["modes"]
+    other.module.train(True)
+    other.load_state_dict(state)
+    assert other.module.training
