@@ -18,7 +18,7 @@ from emrun.files import storing, write_atomically
 from emrun.lock import RunLock
 from emrun.preparation import prepare
 from emrun.run_dir import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, read_trace
-from emrun.training import DRAWN
+from emrun.training import DRAWN, refuse_ranks
 from emrun.yaml_tree import Node, dump
 
 _LOG = logging.getLogger(__name__)
@@ -45,13 +45,14 @@ def resume_training(
         The training, or None when the run is finished and nothing was changed.
 
     Raises:
-        UsageError: there is no such run or checkpoint.
+        UsageError: there is no such run or checkpoint; or this process is one of several of `torchrun`.
         RunInUse: somebody writes the run at the moment.
         ConfigError: the config cannot be used.
         StateError: the checkpoint does not fit the config.
         StorageError: the checkpoint is damaged.
         BaseException: what a dataset, model or hook raises while it is built. The run is as it was in all these cases.
     """
+    refuse_ranks()
     source = Path(run_directory)
     if not (source / CONFIG).exists():
         raise UsageError(f"{source} is no run directory: it has no {CONFIG}")

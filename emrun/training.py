@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +31,8 @@ _LOG = logging.getLogger(__name__)
 DRAWN = ("seed", "code_directory")
 """The keys that are written to a run's config when the given one does not have them."""
 
+_WORLD_SIZE = "WORLD_SIZE"  # how many processes torch's launcher started
+
 
 def create_training(
     config: str | Path | Mapping[str, Any],
@@ -49,10 +52,12 @@ def create_training(
 
     Raises:
         ConfigError: the config cannot be used; nothing is left behind.
+        UsageError: this process is one of several that `torchrun` started.
         RunExists: the directory holds a run (a `UsageError`).
         StorageError: the directory cannot be written.
         BaseException: what a dataset, model or hook raises while it is built; the trace tells of it.
     """
+    refuse_ranks()
     loaded = load_config(config, overrides)
     merged = with_defaults(loaded.root, dict(zip(DRAWN, (draw_seed(), str(Path.cwd())), strict=True)))
     prepared = prepare(merged, Imported())
@@ -186,11 +191,12 @@ def evaluate(
         The stream's statistics: stream -> variable -> a number or a mapping aggregation -> number.
 
     Raises:
-        UsageError: there is no such run, checkpoint or stream.
+        UsageError: there is no such run, checkpoint or stream; or this process is one of several of `torchrun`.
         ConfigError: the config cannot be used.
         StorageError: the checkpoint is damaged or does not fit.
         BaseException: what a dataset, model or hook raises.
     """
+    refuse_ranks()
     directory = Path(run_directory)
     own = _config_of(directory)
     merged = override(overlay(own if config is None else read_config(Path(config)), stream), overrides)
@@ -210,6 +216,21 @@ def evaluate(
                 place = training.main_loop.capsule
                 _LOG.warning("the batch that failed is kept; do its step again with: emrun replay %s", place)
             raise
+
+
+def refuse_ranks() -> None:
+    """Refuse to be one of several processes that are meant to train together: each would make a run of its own.
+
+    Raises:
+        UsageError: the environment, as `torchrun` sets it, says that there are several.
+    """
+    size, rank = os.environ.get(_WORLD_SIZE, ""), os.environ.get("RANK", "unknown")
+    if size.isdecimal() and int(size) > 1:
+        raise UsageError(
+            f"{_WORLD_SIZE}={size}: this is one of {size} processes (RANK={rank}) that torchrun or another launcher "
+            "started to train together. emrun does not support ranks yet, each process would make a run of its own; "
+            f"start emrun without a launcher, with one process (--nproc-per-node 1), or with {_WORLD_SIZE} unset"
+        )
 
 
 def _config_of(directory: Path) -> Node:

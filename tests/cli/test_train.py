@@ -320,3 +320,31 @@ def test_a_missing_extra_names_its_pip_command(emrun, tmp_path):
     message = "Digits needs scikit-learn, which is not installed: pip install 'emrun[metrics]'"
     assert f"c.yaml:3:1: dataset: {message}\n    dataset: {{class: Digits}}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_torchrun_with_two_processes_is_an_error_and_makes_no_run(project):
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    command = [torchrun, "--standalone", "--nproc-per-node", "2", "-m", "emrun", "train", "config.yaml"]
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0  # torchrun masks the status of its processes
+    assert "error: WORLD_SIZE=2: this is one of 2 processes (RANK=" in done.stderr
+    assert "exitcode  : 2" in done.stderr
+    assert not (project / "log").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train", "config.yaml", "-o", "other"], ["resume", "run"], ["eval", "run", "valid"]]
+)
+def test_a_command_that_is_one_of_several_ranks_ends_with_status_2_and_changes_nothing(project, emrun, arguments):
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in project.rglob("*")}
+    done = emrun(*arguments, env={"WORLD_SIZE": "2", "RANK": "1", "PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: WORLD_SIZE=2: this is one of 2 processes (RANK=1) that torchrun")
+    assert done.stderr.count("\n") == 1
+    assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == before
+
+
+def test_one_process_of_torchrun_trains(project, emrun):
+    assert emrun("train", "-q", "config.yaml", env={"WORLD_SIZE": "1", "RANK": "0"}).returncode == 0
