@@ -23,6 +23,7 @@ from emrun.build import Imported
 from emrun.config import Config, with_defaults
 from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.errors import ArgumentError, ConfigError, Problem, StateError, did_you_mean, listed
+from emrun.hook import warn_of_no_end
 from emrun.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.preparation import Prepared, prepare, prepare_all
@@ -30,7 +31,6 @@ from emrun.randomness import preserved_randomness, seed_everything
 from emrun.run_dir import Run
 from emrun.state import encode, load_state, save_state
 from emrun.stream_context import StreamContext
-from emrun.training import warn_of_no_end
 from emrun.types import Batch
 
 _BATCHES = 2

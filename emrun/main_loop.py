@@ -19,7 +19,7 @@ from emrun.checkpointing import Checkpointing
 from emrun.dataset import stream_function
 from emrun.dataset_streams import DatasetStreams, StreamLike
 from emrun.errors import ArgumentError, UsageError, did_you_mean
-from emrun.hook import EVENTS, AbstractHook, TrainingTerminated, check_monitors, listener
+from emrun.hook import EVENTS, AbstractHook, TrainingTerminated, check_monitors, listener, warn_of_no_end
 from emrun.interrupts import Interrupts
 from emrun.model import AbstractModel
 from emrun.outcome import Outcome
@@ -293,6 +293,7 @@ class MainLoop:
         for name in (self.train_stream_name, *self.extra_streams):
             stream_function(self.dataset, name)
         with self:
+            warn_of_no_end(self.hooks)
             self._end_if_due()
             if self.run is not None:
                 state.encoded()  # what cannot be saved is found before the first batch
@@ -388,9 +389,11 @@ class MainLoop:
         self._streams.close()
 
     def __enter__(self) -> MainLoop:
-        """Install the signal handlers and call `before_training` of the hooks."""
+        """Open the log of the run, install the signal handlers and call `before_training` of the hooks."""
         if self._entered:
             raise UsageError("the main loop is entered already")
+        if self.run is not None:
+            self.run.open_log()
         self._entered = True
         self._termination = None
         self._is_ending = False
@@ -409,15 +412,23 @@ class MainLoop:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Save what is to be saved, call `after_training` of every hook and restore the signal handlers.
+        """Save what is to be saved, call `after_training` of every hook, restore the signal handlers, close the log.
 
         A `TrainingTerminated`, a signal's too, ends here.
         """
+        failure = error
         try:
-            failure = self._stop(error if isinstance(error, BaseException) else None)
+            failure = self._stop(error)
+            if failure is None and self.outcome is not None and not self.evaluating:
+                _LOG.info("%s", ": ".join(filter(None, (self.outcome.status, self.outcome.reason))))
+        except BaseException as last_error:
+            failure = last_error
+            raise
         finally:
             self._entered = self.training = False
             self._interrupts.restore()
+            if self.run is not None:
+                self.run.close_log(failure)
         if failure is not None and failure is not error:
             raise failure
         return failure is None

@@ -87,6 +87,7 @@ class Run:
             "pid": os.getpid(),
             "git_commit": _git_commit(),
         }
+        self._log: _LogSession | None = None
         self._written: dict[str, tuple[Any, str]] = {}  # entry of the trace -> its value, and that in YAML
 
     @property
@@ -177,25 +178,38 @@ class Run:
     @contextmanager
     def logging(self) -> Iterator[None]:
         """Write the log of the block, from every module, into `train.log`; an error that ends it with its traceback."""
-        root = logging.getLogger()
-        with storing(self.directory / LOG, "write"):
-            handler = _LogFile(self.directory / LOG, encoding="utf-8")
-        handler.setFormatter(logging.Formatter(_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
-        level = root.level
-        root.addHandler(handler)
-        if root.getEffectiveLevel() > logging.INFO:
-            root.setLevel(logging.INFO)
+        self.open_log()
         try:
             yield
         except BaseException as error:
-            text = "".join(traceback.format_exception(error)).rstrip()
-            handler.emit(logging.LogRecord("emrun", logging.ERROR, __file__, 0, text, None, None))
+            self.close_log(error)
             raise
-        finally:
-            root.removeHandler(handler)
-            root.setLevel(level)
-            with suppress(OSError):  # what could not be written was told of
-                handler.close()
+        self.close_log()
+
+    def open_log(self) -> None:
+        """Write the log, from every module, into `train.log` until `close_log`; sessions may lie within each other.
+
+        Other handlers of the root logger get what they got before, also where the log of the run has more.
+
+        Raises:
+            StorageError: the file cannot be opened.
+        """
+        if self._log is None:
+            with storing(self.directory / LOG, "write"):
+                handler = _LogFile(self.directory / LOG, encoding="utf-8")
+            handler.setFormatter(logging.Formatter(_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
+            self._log = _LogSession(handler)
+        self._log.depth += 1
+
+    def close_log(self, error: BaseException | None = None) -> None:
+        """End what `open_log` began; the outermost session's error is written with its traceback."""
+        session = self._log
+        if session is None:
+            return
+        session.depth -= 1
+        if session.depth == 0:
+            self._log = None
+            session.end(error)
 
     def remove(self, *, only_own_files: bool = False) -> None:
         """Delete the directory, or only what a run writes before it trains."""
@@ -226,6 +240,49 @@ def _in_yaml(entries: Mapping[str, Any]) -> dict[str, str]:
     yaml.dump(entries, text)
     lines = re.split(r"(?m)^(?=[^\s-])", text.getvalue())[1:]  # what goes on with an entry is indented, or in a list
     return dict(zip(entries, lines, strict=True))
+
+
+class _LogSession:
+    """The root logger while a run's log is written.
+
+    Args:
+        file: what writes the log.
+    """
+
+    def __init__(self, file: logging.Handler) -> None:
+        self.depth = 0
+        self._root = logging.getLogger()
+        self._level = self._root.level
+        self._file = file
+        self._others = list(self._root.handlers)
+        if not self._others and logging.lastResort is not None:  # what shows warnings when nothing is configured
+            self._root.addHandler(logging.lastResort)
+        if self._root.getEffectiveLevel() > logging.INFO:
+            self._root.setLevel(logging.INFO)
+            for handler in self._others:
+                handler.addFilter(self._passed_before)
+        self._root.addHandler(file)
+
+    def end(self, error: BaseException | None) -> None:
+        """Leave the root logger as it was; write an error with its traceback."""
+        if error is not None:
+            text = "".join(traceback.format_exception(error)).rstrip()
+            self._file.emit(logging.LogRecord("emrun", logging.ERROR, __file__, 0, text, None, None))
+        self._root.removeHandler(self._file)
+        if not self._others and logging.lastResort is not None:
+            self._root.removeHandler(logging.lastResort)
+        for handler in self._others:
+            handler.removeFilter(self._passed_before)
+        self._root.setLevel(self._level)
+        with suppress(OSError):  # what could not be written was told of
+            self._file.close()
+
+    def _passed_before(self, record: logging.LogRecord) -> bool:
+        """Tell whether a record would have come to the root's handlers at the level that the root logger had."""
+        logger = logging.getLogger(record.name)
+        while logger.level == logging.NOTSET and logger.parent is not None:
+            logger = logger.parent
+        return logger is not self._root or record.levelno >= self._level
 
 
 class _LogFile(logging.FileHandler):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -155,18 +154,12 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
 
 
 def train(training: Training) -> Outcome:
-    """Run a training to its end, with its log in the run directory.
+    """Run a training to its end.
 
     Raises:
         BaseException: what made it fail.
     """
-    run = training.main_loop.run
-    assert run is not None  # create_training made one
-    with run.logging():
-        warn_of_no_end(training.hooks)
-        outcome = training.main_loop.run_training()
-        _LOG.info("%s: %s", outcome.status, outcome.reason)
-        return outcome
+    return training.main_loop.run_training()
 
 
 def evaluate(
@@ -276,15 +269,3 @@ def _unknown_stream(dataset: Any, stream: str) -> UsageError:
     there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
     near = did_you_mean(stream, there)
     return UsageError(f"dataset {type(dataset).__name__} has no stream {stream!r}{near} (it has {listed(there)})")
-
-
-def warn_of_no_end(hooks: Sequence[AbstractHook]) -> None:
-    """Log a warning when no hook can end a training."""
-    if not any(_can_end(hook) for hook in hooks):
-        _LOG.warning("no hook ends the training, only an interrupt will; add for example `- StopAfter: {epochs: 20}`")
-
-
-def _can_end(hook: AbstractHook) -> bool:
-    """Tell whether a hook's code names `TrainingTerminated`."""
-    functions = [each for cls in type(hook).__mro__ for each in vars(cls).values() if inspect.isfunction(each)]
-    return any("TrainingTerminated" in function.__code__.co_names for function in functions)

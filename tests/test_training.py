@@ -133,11 +133,16 @@ def test_deterministic_algorithms_are_on_during_the_training_only(tmp_path, monk
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+def end(*_, **__):
+    raise emrun.TrainingTerminated
+
+
 def test_a_training_without_a_hook_that_ends_it_is_warned_of(tmp_path, caplog):
     training = create_training({**CONFIG, "hooks": ["LogVariables"]}, tmp_path)
-    training.main_loop.run_training = lambda: emrun.main_loop.Outcome("finished", None, 0)
+    training.main_loop.request_checkpoint = end  # which SaveLatest calls
     train(training)
     assert "no hook ends the training" in caplog.text
+    assert "no hook ends the training" in (training.output_dir / "train.log").read_text()
 
 
 # what goes wrong while it is created

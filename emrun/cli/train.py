@@ -96,12 +96,10 @@ def _go_on(output_dir: Path, loaded: Config, quiet: bool) -> int:
 
 def run(training: Training, quiet: bool) -> int:
     """Run a training, print its table and what survived it, and return the exit status."""
-    from emrun import training as training_module
-
     directory = training.main_loop.run
     metrics = directory.metrics if directory else []
     try:
-        outcome = training_module.train(training)
+        outcome = training.main_loop.run_training()
     except Exception as error:
         status = fail(error)
         tell_of_capsule(training.main_loop.capsule)
