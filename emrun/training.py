@@ -39,6 +39,7 @@ def create_training(
     output_dir: str | Path | None = None,
     overrides: Sequence[str] = (),
     command: Sequence[str] = (),
+    remove_failed: bool = False,
 ) -> Training:
     """Make a run directory and build everything that a config describes.
 
@@ -48,6 +49,7 @@ def create_training(
         output_dir: the run directory itself; it must not hold a run.
         overrides: `key.path=value`, `~key.path` to delete.
         command: the command line, for the trace.
+        remove_failed: delete the run directory again when building fails, whatever the reason.
 
     Raises:
         ConfigError: the config cannot be used; nothing is left behind.
@@ -71,7 +73,7 @@ def create_training(
         command=command,
     )
     try:
-        with _kept_or_removed(run, existed), run.logging():
+        with _kept_or_removed(run, existed, remove_failed), run.logging():
             _LOG.info("run directory: %s", run.directory)
             return assemble(prepared, run.directory, run)
     except (ConfigError, UsageError):
@@ -252,13 +254,22 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 @contextmanager
-def _kept_or_removed(run: Run, existed: bool) -> Iterator[None]:
-    """Remove a run whose config cannot be used, but not what was in its directory; tell of any other failure."""
+def _kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Iterator[None]:
+    """Remove a run whose config cannot be used, but not what was in its directory; keep one that fails otherwise.
+
+    Args:
+        run: the run.
+        existed: whether its directory was there before.
+        remove_failed: remove a run that fails otherwise, too.
+    """
     try:
         yield
     except BaseException as error:
         if isinstance(error, ConfigError | UsageError):
             run.remove(only_own_files=existed)
+        elif remove_failed:
+            run.remove(only_own_files=existed)
+            _LOG.info("deleted %s, as building failed", run.directory)
         else:
             outcome = Outcome.of(error)
             run.end(outcome.status, outcome.exit_status, outcome.reason)

@@ -67,7 +67,7 @@ def train(
         if auto_resume and output_dir is not None and (output_dir / "config.yaml").exists():
             return _go_on(output_dir, loaded, quiet)
         try:
-            training = create_training(loaded, output_root, output_dir, command=sys.argv)
+            training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
         except RunExists:
             if auto_resume and output_dir is not None:  # another process made it meanwhile, and has ended
                 return _go_on(output_dir, loaded, quiet)

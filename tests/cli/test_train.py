@@ -166,6 +166,17 @@ def test_rm_of_a_training_that_fails_deletes_the_directory_and_keeps_the_exit_st
     assert not list((project / "log").iterdir())
 
 
+@pytest.mark.parametrize("arguments", [[], ["--output-dir", "mine"]], ids=["log", "output-dir"])
+def test_rm_of_a_training_that_cannot_be_built_deletes_the_directory(project, emrun, arguments):
+    (project / "broken.py").write_text("def model():\n    raise RuntimeError('no GPU today')\n")
+    done = emrun("train", "--rm", *arguments, "config.yaml", "model.module={class: broken.model}")
+    assert done.returncode == 1
+    assert "RuntimeError: no GPU today" in done.stderr
+    assert "deleted " in done.stderr
+    assert not list(project.glob("log/*"))
+    assert not (project / "mine").exists()
+
+
 def test_an_exception_in_user_code_shows_its_traceback_and_what_survived(project, emrun):
     (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Fail\n")
     done = emrun("train", "config.yaml")
