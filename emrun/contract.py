@@ -23,9 +23,9 @@ from emrun.build import Imported
 from emrun.config import Config, with_defaults
 from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.errors import ArgumentError, ConfigError, Problem, StateError, did_you_mean, listed
-from emrun.hook import warn_of_no_end
 from emrun.main_loop import MainLoop
 from emrun.model import AbstractModel
+from emrun.outcome import warn_of_no_end
 from emrun.preparation import Prepared, prepare, prepare_all
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.run_dir import Run

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from emrun.errors import HookError, did_you_mean, listed
@@ -12,8 +11,6 @@ from emrun.types import Batch, EpochData, Profile
 
 if TYPE_CHECKING:  # hooks know the loop they are registered in; the loop knows its hooks
     from emrun.main_loop import MainLoop
-
-_LOG = logging.getLogger(__name__)
 
 EVENTS: dict[str, tuple[str, ...]] = {
     "register_mainloop": ("main_loop",),
@@ -258,15 +255,3 @@ def _one_edit_apart(name: str, event: str) -> bool:
         name, event = name[:-1], event[:-1]
     swapped = len(name) == 2 and name == event[::-1]
     return swapped or (len(name) <= 1 and len(event) <= 1)
-
-
-def warn_of_no_end(hooks: Iterable[AbstractHook]) -> None:
-    """Log a warning when no hook can end a training."""
-    if not any(_can_end(hook) for hook in hooks):
-        _LOG.warning("no hook ends the training, only an interrupt will; add for example `- StopAfter: {epochs: 20}`")
-
-
-def _can_end(hook: AbstractHook) -> bool:
-    """Tell whether a hook's code names `TrainingTerminated`."""
-    functions = [each for cls in type(hook).__mro__ for each in vars(cls).values() if inspect.isfunction(each)]
-    return any("TrainingTerminated" in function.__code__.co_names for function in functions)

@@ -19,10 +19,10 @@ from emrun.checkpointing import Checkpointing
 from emrun.dataset import stream_function
 from emrun.dataset_streams import DatasetStreams, StreamLike
 from emrun.errors import ArgumentError, UsageError, did_you_mean
-from emrun.hook import EVENTS, AbstractHook, TrainingTerminated, check_monitors, listener, warn_of_no_end
+from emrun.hook import EVENTS, AbstractHook, TrainingTerminated, check_monitors, listener
 from emrun.interrupts import Interrupts
 from emrun.model import AbstractModel
-from emrun.outcome import Outcome
+from emrun.outcome import Outcome, warn_of_no_end
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.run_dir import Run
 from emrun.stream import StreamWrapper

@@ -17,7 +17,7 @@ from emrun.errors import UsageError
 from emrun.files import storing, write_atomically
 from emrun.lock import RunLock
 from emrun.preparation import prepare
-from emrun.run_dir import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, read_trace
+from emrun.run_dir import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, no_run, read_trace
 from emrun.training import DRAWN, refuse_ranks
 from emrun.yaml_tree import Node, dump
 
@@ -55,7 +55,7 @@ def resume_training(
     refuse_ranks()
     source = Path(run_directory)
     if not (source / CONFIG).exists():
-        raise UsageError(f"{source} is no run directory: it has no {CONFIG}")
+        raise no_run(source)
     if fork is not None and Path(fork).exists() and (not Path(fork).is_dir() or any(Path(fork).iterdir())):
         raise UsageError(f"--fork makes a new run, but {fork} exists and is not empty; choose another directory")
     run = Run(source, command=command, lock=RunLock(source)) if fork is None else None

@@ -34,6 +34,7 @@ from emrun.types import EpochData
 _LOG = logging.getLogger(__name__)
 
 CONFIG, TRACE, METRICS, LOG, CHECKPOINTS = "config.yaml", "trace.yaml", "metrics.jsonl", "train.log", "checkpoints"
+EVALUATIONS = "eval"
 _LOG_FORMAT = "%(asctime)s.%(msecs)03d: %(levelname)-8s@%(module)-14s: %(message)s"
 _FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
 _DEFAULT_FORMAT = "{name}_{timestamp}"
@@ -313,7 +314,8 @@ def create_run(
         name: the name of the run, part of the directory's.
         output_root: the directory in which it is made, named `{name}_{timestamp}`, with a number when that is taken;
             the environment variable EMRUN_OUTPUT_DIR_FORMAT changes the name.
-        output_dir: a path of its own instead; it may exist, but must not hold a run.
+        output_dir: a path of its own instead; it may exist, but must not hold a run. One whose start failed is taken
+            over: its log is kept, its config and its trace are replaced.
         seed: see `Run`, likewise the others.
         command: see `Run`.
         clock: see `Run`.
@@ -333,7 +335,9 @@ def create_run(
             directory = _make_free(itertools.chain((directory,), others))
     lock = RunLock(directory)
     try:
-        if holds_run(directory):
+        if is_failed_start(directory):
+            _LOG.info("the start of the run in %s failed: beginning anew, the log is kept", directory)
+        elif holds_run(directory):
             raise RunExists(
                 f"{directory} holds a run already ({_status_without_process(read_trace(directory))}); choose another "
                 "--output-dir, go on with it by `emrun resume`, or add --auto-resume"
@@ -382,7 +386,7 @@ def create_evaluation(
     Raises:
         StorageError: it cannot be made.
     """
-    root = run_directory / "eval"
+    root = run_directory / EVALUATIONS
     with storing(root, "create"):
         make_directory(root, exist_ok=True)
         stem = safe_component("stream", stream)
@@ -396,6 +400,29 @@ def create_evaluation(
 def holds_run(directory: Path) -> bool:
     """Tell whether a directory is that of a run."""
     return (directory / CONFIG).exists() or (directory / TRACE).exists()
+
+
+def is_failed_start(directory: Path) -> bool:
+    """Tell whether a directory holds a run that failed or was interrupted before it came to anything worth keeping.
+
+    That is: before the first training batch, without metrics, checkpoints and evaluations, as its trace says.
+    """
+    trace = read_trace(directory)
+    return (
+        trace.get("status") in ("failed", "interrupted")
+        and trace.get("epochs_done") == trace.get("iterations_done") == 0
+        and not any((directory / name).exists() for name in (METRICS, CHECKPOINTS, EVALUATIONS))
+    )
+
+
+def no_run(place: Path) -> UsageError:
+    """Return the error for a path that was given for the directory of a run and is something else."""
+    if not place.is_file():
+        return UsageError(f"{place} is no run directory: it has no {CONFIG}")
+    if (place.parent / TRACE).exists():
+        return UsageError(f"{place} is a file; name the directory of the run: {place.parent}")
+    begin = f"; to begin a run with it: emrun train {place}" if place.suffix in (".yaml", ".yml") else ""
+    return UsageError(f"{place} is a file; name the directory of a run, such as log/NAME_TIME{begin}")
 
 
 def _make_free(candidates: Iterable[Path]) -> Path:

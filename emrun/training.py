@@ -21,7 +21,7 @@ from emrun.model import AbstractModel
 from emrun.outcome import Outcome
 from emrun.preparation import prepare
 from emrun.randomness import draw_seed
-from emrun.run_dir import CHECKPOINTS, CONFIG, Run, create_evaluation, create_run, holds_run
+from emrun.run_dir import CHECKPOINTS, CONFIG, Run, create_evaluation, create_run, holds_run, no_run
 from emrun.types import EpochData
 from emrun.yaml_tree import Node, dump
 
@@ -46,7 +46,7 @@ def create_training(
     Args:
         config: a file, a directory that holds `config.yaml`, or a mapping.
         output_root: the directory in which the run directory is made.
-        output_dir: the run directory itself; it must not hold a run.
+        output_dir: the run directory itself; it must not hold a run, but for one whose start failed.
         overrides: `key.path=value`, `~key.path` to delete.
         command: the command line, for the trace.
         remove_failed: delete the run directory again when building fails, whatever the reason.
@@ -231,7 +231,7 @@ def refuse_ranks() -> None:
 def _config_of(directory: Path) -> Node:
     """Return the config of a run, before interpolation."""
     if not holds_run(directory):
-        raise UsageError(f"{directory} is no run directory: it has no {CONFIG}")
+        raise no_run(directory)
     return read_config(directory / CONFIG)
 
 

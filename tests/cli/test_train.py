@@ -359,3 +359,89 @@ def test_a_command_that_is_one_of_several_ranks_ends_with_status_2_and_changes_n
 
 def test_one_process_of_torchrun_trains(project, emrun):
     assert emrun("train", "-q", "config.yaml", env={"WORLD_SIZE": "1", "RANK": "0"}).returncode == 0
+
+
+FLAKY = """
+import torch
+from pathlib import Path
+
+def model():
+    if not Path("fixed").exists():
+        raise RuntimeError("no weights yet")
+    return torch.nn.Sequential(torch.nn.Linear(11, 1), torch.nn.Flatten(start_dim=0))
+
+class Failing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = model()
+
+    def forward(self, x):
+        if self.training and not Path("trainable").exists():
+            raise RuntimeError("does not train yet")
+        return self.layer(x)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--auto-resume"]], ids=["train", "auto-resume"])
+def test_a_failed_start_is_not_in_the_way_of_the_same_command_and_its_log_is_kept(project, emrun, options):
+    (project / "flaky.py").write_text(FLAKY)
+    command = ["train", "config.yaml", "--output-dir", "mine", *options, "model.module={class: flaky.model}"]
+    assert emrun(*command).returncode == 1
+    assert "no weights yet" in (project / "mine" / "train.log").read_text()
+    (project / "fixed").touch()
+    done = emrun(*command, "model.optimizer.lr=0.25")
+    assert done.returncode == 0, done.stderr
+    text = (project / "mine" / "train.log").read_text()
+    assert "RuntimeError: no weights yet" in text
+    assert "epoch 2  valid  loss" in text
+    assert trace(project)["status"] == "finished"
+    assert "lr: 0.25" in (project / "mine" / "config.yaml").read_text()
+
+
+def test_a_run_that_failed_with_metrics_is_not_taken_over(project, emrun):
+    (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Fail\n")
+    command = ["train", "config.yaml", "--output-dir", "mine"]
+    assert emrun(*command).returncode == 1
+    before = {path: path.read_bytes() for path in (project / "mine").rglob("*") if path.is_file()}
+    done = emrun(*command)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: mine holds a run already (failed); choose another --output-dir")
+    assert {path: path.read_bytes() for path in (project / "mine").rglob("*") if path.is_file()} == before
+
+
+def test_a_run_without_a_checkpoint_does_not_suggest_to_resume_it(project, emrun):
+    (project / "flaky.py").write_text(FLAKY)
+    (project / "fixed").touch()
+    overrides = ["model.module={class: flaky.Failing}", "main_loop.skip_zeroth_epoch=true"]
+    done = emrun("train", "config.yaml", "--output-dir", "mine", *overrides)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "0 epochs, 0 iterations done; no checkpoint was saved; begin again with: emrun train config.yaml "
+        "--output-dir mine 'model.module={class: flaky.Failing}' main_loop.skip_zeroth_epoch=true"
+    )
+    (project / "trainable").touch()
+    assert emrun("train", "config.yaml", "--output-dir", "mine", *overrides).returncode == 0
+
+
+def test_a_run_without_a_checkpoint_that_has_begun_is_in_the_way_and_the_last_line_says_so(project, emrun):
+    (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Fail\n")
+    done = emrun("train", "config.yaml", "--output-dir", "mine", "main_loop.skip_zeroth_epoch=true")
+    assert done.stderr.splitlines()[-1] == (
+        "0 epochs, 3 iterations done; no checkpoint was saved; begin again with: emrun train config.yaml --output-dir "
+        "mine main_loop.skip_zeroth_epoch=true (with another --output-dir)"
+    )
+
+
+@pytest.mark.parametrize("command", ["resume", "eval"])
+def test_a_file_given_for_a_run_directory_is_told_with_the_directory_that_is_meant(project, emrun, command):
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=0").returncode == 0
+    streams = ["valid"] if command == "eval" else []
+    done = emrun(command, "run/config.yaml", *streams)
+    expected = "error: run/config.yaml is a file; name the directory of the run: run\n"
+    assert (done.returncode, done.stderr) == (2, expected)
+    done = emrun(command, "config.yaml", *streams)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: config.yaml is a file; name the directory of a run, such as log/NAME_TIME; to begin a run with it: "
+        "emrun train config.yaml\n",
+    )
