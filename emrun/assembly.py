@@ -123,7 +123,7 @@ def assemble(prepared: Prepared, output_dir: Path, run: Run | None, is_evaluatio
         BaseException: what a dataset, model or hook raises.
     """
     seed = prepared.get("seed", 0)
-    supplied: dict[str, Any] = {"output_dir": str(output_dir)}
+    supplied: dict[str, Any] = {"output_dir": output_dir}
     began = perf_counter()
     seed_everything(seed, "dataset")
     supplied["dataset"] = prepared.dataset.build(supplied)

@@ -21,8 +21,9 @@ _NUMERIC_KINDS = "biuf"
 class AbstractDataset:
     """Optional base of datasets.
 
-    A dataset is built with the keys of its section, plus `output_dir` if its constructor takes it. It offers streams:
-    methods `<name>_stream` that take nothing or a `StreamContext` and return an iterable of batches.
+    A dataset is built with the keys of its section, plus `output_dir` if its constructor takes it: the directory of the
+    run, a `pathlib.Path`, or None when there is no run. It offers streams: methods `<name>_stream` that take nothing or
+    a `StreamContext` and return an iterable of batches.
     """
 
     @property

@@ -124,6 +124,11 @@ class Run:
         self._trace["resumes"] = [*(resumes if isinstance(resumes, list) else []), entry]
         self._write_trace()
 
+    def add_to_trace(self, **entries: Any) -> None:
+        """Write more entries into the trace."""
+        self._trace.update(entries)
+        self._write_trace()
+
     def rewind(self, length: int) -> None:
         """Cut `metrics.jsonl` down to what it held at a checkpoint, its length in bytes then."""
         path = self.directory / METRICS

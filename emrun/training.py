@@ -150,7 +150,7 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
     prepared = replace(prepare(_config_of(directory), Imported()), hooks=[])
     checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
     training = assemble(prepared, directory, run=None, is_evaluation=True)
-    manifest = _load(training.model, directory / CHECKPOINTS, checkpoint_name)
+    _, manifest = _load(training.model, directory / CHECKPOINTS, checkpoint_name)
     training.main_loop.start_from(manifest.epoch, manifest.iteration)
     return training
 
@@ -202,7 +202,13 @@ def evaluate(
         training = assemble(prepared, run.directory, run, is_evaluation=True)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
             raise _unknown_stream(training.dataset, stream)
-        manifest = _load(training.model, directory / CHECKPOINTS, checkpoint_name)
+        name = checkpoint_name or _default_checkpoint(directory / CHECKPOINTS)
+        place, manifest = _load(training.model, directory / CHECKPOINTS, name)
+        where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
+        run.add_to_trace(checkpoint={"name": name, **where})
+        _LOG.info(
+            "checkpoint %s (%s): %d epochs, %d iterations done; results in %s", name, *where.values(), run.directory
+        )
         training.main_loop.start_from(manifest.epoch, manifest.iteration)
         try:
             return training.main_loop.run_evaluation(stream)
@@ -235,14 +241,19 @@ def _config_of(directory: Path) -> Node:
     return read_config(directory / CONFIG)
 
 
-def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> checkpoint.Manifest:
-    """Load a checkpoint; when the name moved to a newer one meanwhile, load that."""
+def _default_checkpoint(checkpoints: Path) -> str:
+    """Return the name of the checkpoint that is evaluated when none is given."""
+    return next((name for name in checkpoint.DEFAULTS if (checkpoints / name).is_dir()), checkpoint.DEFAULTS[-1])
+
+
+def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> tuple[Path, checkpoint.Manifest]:
+    """Load a checkpoint, return its directory too; when the name moved to a newer one meanwhile, load that."""
     while True:
         place = checkpoint.find(checkpoints, name)
         try:
             manifest = checkpoint.verify(place)
             model.load(place)
-            return manifest
+            return place, manifest
         except StorageError:
             if checkpoint.find(checkpoints, name) == place:
                 raise

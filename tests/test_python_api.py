@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import logging
 import subprocess
 import sys
@@ -240,3 +241,20 @@ def test_warnings_are_shown_where_no_logging_is_configured(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stderr == "look here\n"
+
+
+@pytest.mark.parametrize("package", ["emrun", "emrun.hooks", "emrun.datasets"])
+def test_a_package_lists_its_public_names_and_nothing_else_before_and_after_they_are_imported(package):
+    script = (
+        f"import importlib, json; package = importlib.import_module({package!r})\n"
+        "names = lambda: [name for name in dir(package) if not name.startswith('_')]\n"
+        "before = names()\n"
+        "found = [getattr(package, name).__name__ for name in before]\n"
+        "assert names() == before\n"
+        "print(json.dumps([before, found]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    before, found = json.loads(done.stdout)
+    named = [name for name in before if name != "Factory"]
+    assert [name for name in found if name in named] == named
+    assert {"emrun": "MainLoop", "emrun.hooks": "StopAfter", "emrun.datasets": "Digits"}[package] in before

@@ -395,3 +395,38 @@ def test_damaged_weights_are_refused(tmp_path):
     path.write_bytes(content)
     with pytest.raises(StorageError, match="differs from its manifest"):
         evaluate(training.output_dir, "valid")
+
+
+TAKERS = """
+from pathlib import Path
+import torch
+from emrun import AbstractHook
+from emrun.datasets import Majority
+
+class Data(Majority):
+    def __init__(self, output_dir: str | None = None):
+        super().__init__(n=50)
+        self.output_dir = output_dir
+
+class Module(torch.nn.Module):
+    def __init__(self, output_dir: str):
+        super().__init__()
+        self.output_dir = output_dir
+        self.layer = torch.nn.Linear(11, 1)
+
+    def forward(self, x):
+        return {"loss": self.layer(x).mean()}
+
+class Hook(AbstractHook):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+"""
+
+
+def test_the_output_dir_that_dataset_module_and_hook_get_is_a_path(tmp_path, monkeypatch):
+    (tmp_path / "takers.py").write_text(TAKERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {"dataset": {"class": "takers.Data"}, "model": {"module": {"class": "takers.Module"}}}
+    training = create_training({**config, "hooks": ["takers.Hook"]}, output_dir=tmp_path / "run")
+    for taker in (training.dataset, training.model.module, training.hooks[0]):
+        assert taker.output_dir == tmp_path / "run"
