@@ -25,6 +25,7 @@ from emrun.model import AbstractModel
 from emrun.outcome import Outcome, warn_of_no_end
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.run_dir import Run
+from emrun.slow_start import NamedWhenSlow
 from emrun.stream import StreamWrapper
 from emrun.training_state import Phase, TrainingState
 from emrun.types import (
@@ -91,6 +92,8 @@ class MainLoop:
         ArgumentError: an argument has a value that cannot be used.
         HookError: a hook is registered already.
     """
+
+    _silence: NamedWhenSlow | None = None  # until the first batch of a session
 
     def __init__(
         self,
@@ -397,6 +400,7 @@ class MainLoop:
         self._entered = True
         self._termination = None
         self._is_ending = False
+        self._silence = NamedWhenSlow("reading and running the first batch")
         self.outcome = None
         try:
             self._interrupts.install()
@@ -531,10 +535,13 @@ class MainLoop:
         """Run the model on the batches of one epoch of a stream, and tell the hooks that it is over."""
         self.training = train
         self._failed_call = None
+        if self._silence is not None:
+            self._silence.__enter__()
         self._current = stream.__enter__()  # a train stream reads ahead during the evaluations too, see `_stop`
         try:
             batches_run = self._run_batches(stream, train)
         finally:
+            self._end_silence()
             self.training = False
             self._current = None
             if not (train and stream is self._streams.trained.get(stream.name)):  # `_stop` ends the others
@@ -546,6 +553,12 @@ class MainLoop:
         if train and is_last:
             self._state.phase = Phase.EVALUATE
         self.notify("after_stream", stream_name=stream.name)
+
+    def _end_silence(self) -> None:
+        """Take note that the first batch of the session is there, or will not come."""
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
 
     def _run_batches(self, stream: StreamWrapper, train: bool) -> int:
         """Run the model on the batches of a stream, return on how many. Each batch pays for every line in the loop."""
@@ -577,6 +590,7 @@ class MainLoop:
                 outputs = run(batch, train, name)
                 seconds.append(clock() - began)
                 if batches_run == 0:
+                    self._end_silence()
                     checks.check_outputs(outputs)
                     note_randomness = note_randomness and self._draws.watch()
                 batches_run += 1

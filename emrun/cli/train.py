@@ -20,6 +20,7 @@ from emrun.cli.console import (
     terminal_log,
 )
 from emrun.errors import RunExists
+from emrun.slow_start import NamedWhenSlow
 
 if TYPE_CHECKING:
     from emrun.assembly import Training
@@ -63,8 +64,9 @@ def train(
 
         loaded = load_config(config, overrides)
         check_statically(loaded.root, evaluations=True)
-        from emrun.run_dir import is_failed_start
-        from emrun.training import create_training
+        with NamedWhenSlow("importing PyTorch"):
+            from emrun.run_dir import is_failed_start
+            from emrun.training import create_training
 
         holds_config = output_dir is not None and (output_dir / "config.yaml").exists()
         if auto_resume and output_dir is not None and holds_config and not is_failed_start(output_dir):
