@@ -94,6 +94,7 @@ class MainLoop:
     """
 
     _silence: NamedWhenSlow | None = None  # until the first batch of a session
+    _epoch_began: float = 0.0  # on the clock of `perf_counter`
 
     def __init__(
         self,
@@ -210,6 +211,11 @@ class MainLoop:
     def batch_length(self) -> int:
         """How many examples the current batch has."""
         return self.checks.batch_length
+
+    @property
+    def epoch_seconds(self) -> float:
+        """How long the current epoch has taken so far in this process, evaluations included."""
+        return perf_counter() - self._epoch_began
 
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: Iterable[str] = ()) -> None:
         """Ask for a checkpoint, which is saved when the event is over for all hooks; in an evaluation, do nothing.
@@ -482,7 +488,7 @@ class MainLoop:
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(f"two streams of the epoch are named {name!r}")
-        began = perf_counter()
+        began = self._epoch_began = perf_counter()
         self._profile = {}
         epoch_data: EpochData = {name: {} for name in names}
         if not (train or self.evaluating):
