@@ -123,7 +123,7 @@ class _Trial:
 
     def run(self) -> _Trial:
         """Try all streams: those of the loop, then the others, of which only the sources are looked at."""
-        own = [self._loop.train_stream_name, *self._loop.extra_streams]
+        own = self._loop.dataset_streams
         for name in [*own, *(each for each in stream_names(self._dataset) if each not in own)]:
             try:
                 self._try_stream(name, is_run=name in own)

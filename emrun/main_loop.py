@@ -58,7 +58,9 @@ class MainLoop:
         dataset: any object with methods `<name>_stream`.
         hooks: called in this order, the model after them.
         train_stream_name: the stream that the model learns from.
-        extra_streams: names of the streams that are evaluated after it; `{name: '5 epochs'}` for not each time.
+        extra_streams: names of the streams that are evaluated after it; `{name: '5 epochs'}` for not each time. The
+            train stream may be among them: it is evaluated, in a pass of its own, under the name `train_eval` (or
+            `NAME_eval` for another `train_stream_name`), beside what is seen of `train` while it is trained on.
         buffer: how many batches of a stream are read ahead, by a thread or the workers; 0 for none, or two for each of
             the workers.
         workers: how many processes read a stream whose rows come from `ctx.batches`, in turn; another stream is read by
@@ -199,8 +201,13 @@ class MainLoop:
 
     @property
     def extra_streams(self) -> list[str]:
-        """Names of the streams that are evaluated after the train stream."""
+        """Names of the streams that are evaluated after the train stream; that itself is `train_eval` there."""
         return list(self.intervals)
+
+    @property
+    def dataset_streams(self) -> list[str]:
+        """Names of the dataset's streams that are run, the train stream first."""
+        return list(dict.fromkeys([self.train_stream_name, *map(self._streams.source_of, self.intervals)]))
 
     @property
     def stream_name(self) -> str | None:
@@ -299,7 +306,7 @@ class MainLoop:
         """
         state, streams = self._state, self._streams
         self.check_hooks()
-        for name in (self.train_stream_name, *self.extra_streams):
+        for name in self.dataset_streams:
             stream_function(self.dataset, name)
         with self:
             warn_of_no_end(self.hooks)
