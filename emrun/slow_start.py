@@ -34,5 +34,6 @@ class NamedWhenSlow:
         self.cancel()
 
     def cancel(self) -> None:
-        """Log nothing any more, before the block ends."""
+        """Log nothing any more, before the block ends; the thread of the timer is gone afterwards."""
         self._timer.cancel()
+        self._timer.join()

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ class AtOnce:
     def start(self):
         self.call()
     def cancel(self):
+        pass
+    def join(self):
         pass
 
 slow_start.Timer = AtOnce
@@ -45,6 +48,9 @@ class AtOnce:
 
     def cancel(self):
         type(self).cancelled += 1
+
+    def join(self):
+        pass
 
 
 @pytest.fixture
@@ -104,3 +110,10 @@ def test_the_command_names_the_import_of_pytorch_but_not_when_it_is_quiet(tmp_pa
         "reading and running the first batch...",
     ]
     assert [line[:-3] for line in done.stderr.splitlines() if line.endswith("...")] == ([] if options else shown)
+
+
+def test_no_thread_is_left_behind():
+    before = threading.active_count()
+    with slow_start.NamedWhenSlow("waiting"):
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
