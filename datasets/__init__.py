@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from emrun.datasets.token_windows import TokenWindows as TokenWindows
     from emrun.datasets.torch_dataset import TorchDataset as TorchDataset
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "emrun.datasets",
     {
         "Digits": "digits",

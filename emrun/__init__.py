@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "emrun",
     {
         "AbstractDataset": "dataset",

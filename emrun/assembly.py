@@ -23,6 +23,7 @@ from emrun.names import find_user_modules
 from emrun.preparation import Preparation, Prepared, code_directories, named_streams
 from emrun.randomness import seed_everything
 from emrun.run_dir import Run
+from emrun.slow_start import NamedWhenSlow
 from emrun.yaml_tree import Node
 
 _LOG = logging.getLogger(__name__)
@@ -123,16 +124,18 @@ def assemble(prepared: Prepared, output_dir: Path, run: Run | None, is_evaluatio
         BaseException: what a dataset, model or hook raises.
     """
     seed = prepared.get("seed", 0)
-    supplied: dict[str, Any] = {"output_dir": str(output_dir)}
+    supplied: dict[str, Any] = {"output_dir": output_dir}
     began = perf_counter()
     seed_everything(seed, "dataset")
-    supplied["dataset"] = prepared.dataset.build(supplied)
+    with NamedWhenSlow("building the dataset"):
+        supplied["dataset"] = prepared.dataset.build(supplied)
     _LOG.debug("built the dataset in %.2f s", perf_counter() - began)
     if not is_evaluation:
         _check_dataset(supplied["dataset"], prepared)
     began = perf_counter()
     seed_everything(seed, "model")
-    supplied["model"] = prepared.model.build(supplied)
+    with NamedWhenSlow("building the model"):
+        supplied["model"] = prepared.model.build(supplied)
     _LOG.debug("built the model in %.2f s", perf_counter() - began)
     seed_everything(seed, "hooks")
     hooks = tuple(recipe.build(supplied) for recipe in prepared.hooks)

@@ -28,6 +28,7 @@ from emrun.files import (
 _LOG = logging.getLogger(__name__)
 
 FORMAT = 1
+DEFAULTS = ("best", "latest")  # the names that are tried in turn when none is given
 _MANIFEST = "manifest.json"
 _ASIDE = ".tmp-"  # how the names begin of directories that are being written or deleted
 _DIRECTORY = re.compile(r"it-\d{8,}(-\d+)?")
@@ -171,7 +172,7 @@ def find(root: Path, name: str | None = None) -> Path:
     Raises:
         UsageError: there is none; the message lists those that exist.
     """
-    for candidate in (name,) if name else ("best", "latest"):
+    for candidate in (name,) if name else DEFAULTS:
         path = root / candidate
         if candidate == Path(candidate).name and not candidate.startswith(".") and path.is_dir():
             return path.resolve()

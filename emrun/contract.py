@@ -25,12 +25,12 @@ from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.errors import ArgumentError, ConfigError, Problem, StateError, did_you_mean, listed
 from emrun.main_loop import MainLoop
 from emrun.model import AbstractModel
+from emrun.outcome import warn_of_no_end
 from emrun.preparation import Prepared, prepare, prepare_all
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.run_dir import Run
 from emrun.state import encode, load_state, save_state
 from emrun.stream_context import StreamContext
-from emrun.training import warn_of_no_end
 from emrun.types import Batch
 
 _BATCHES = 2
@@ -123,7 +123,7 @@ class _Trial:
 
     def run(self) -> _Trial:
         """Try all streams: those of the loop, then the others, of which only the sources are looked at."""
-        own = [self._loop.train_stream_name, *self._loop.extra_streams]
+        own = self._loop.dataset_streams
         for name in [*own, *(each for each in stream_names(self._dataset) if each not in own)]:
             try:
                 self._try_stream(name, is_run=name in own)

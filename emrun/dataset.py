@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +21,9 @@ _NUMERIC_KINDS = "biuf"
 class AbstractDataset:
     """Optional base of datasets.
 
-    A dataset is built with the keys of its section, plus `output_dir` if its constructor takes it. It offers streams:
-    methods `<name>_stream` that take nothing or a `StreamContext` and return an iterable of batches.
+    A dataset is built with the keys of its section, plus `output_dir` if its constructor takes it: the directory of the
+    run, a `pathlib.Path`, or None when there is no run. It offers streams: methods `<name>_stream` that take nothing or
+    a `StreamContext` and return an iterable of batches.
     """
 
     @property
@@ -31,21 +34,45 @@ class AbstractDataset:
     def stream_info(self, max_batches: int = 100) -> str:
         """Return a table of every stream's sources: dtype, shape without the batch axis, range, ragged or not.
 
+        A stream that raises an error has a line of its own below the table.
+
         Args:
             max_batches: how many batches of each stream are looked at.
         """
-        rows: list[list[str]] = []
-        for name in stream_names(self):
-            sources: dict[str, SourceInfo] = {}
-            for index, batch in enumerate(open_stream(self, name, StreamContext(name, seed=0))):
-                if index >= max_batches:
-                    break
+        table, broken = describe_streams(self, max_batches)
+        return "\n".join([table, *(line for line, _ in broken)])
+
+
+def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tuple[str, Exception]]]:
+    """Return a table of every stream's sources, and for each stream that raised an error a line about it and the error.
+
+    Args:
+        dataset: any object with methods `<name>_stream`.
+        max_batches: how many batches of each stream are looked at.
+    """
+    rows: list[list[str]] = []
+    broken: list[tuple[str, Exception]] = []
+    for name in stream_names(dataset):
+        sources: dict[str, SourceInfo] = {}
+        count = 0
+        try:
+            for batch in itertools.islice(open_stream(dataset, name, StreamContext(name, seed=0)), max_batches):
                 for source, values in batch.items():
                     sources.setdefault(source, SourceInfo()).add(values)
-            rows += [[name, source, *info.row()] for source, info in sources.items()]
-            if not sources:
-                rows.append([name, "no batches", "", "", ""])
-        return tabulate(rows, headers=["stream", "source", "dtype", "shape", "range"])
+                count += 1
+        except Exception as error:
+            broken.append((f"stream {name!r} fails after {count} batches: {_in_a_line(error)}", error))
+        rows += [[name, source, *info.row()] for source, info in sources.items()]
+        if not sources:
+            rows.append([name, "no batches", "", "", ""])
+    return tabulate(rows, headers=["stream", "source", "dtype", "shape", "range"]), broken
+
+
+def _in_a_line(error: Exception) -> str:
+    """Return the kind of an error, the first line of its message, and where it was raised."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}{': ' if first else ''}{first} ({place.filename}:{place.lineno})"
 
 
 def stream_names(dataset: Any) -> list[str]:

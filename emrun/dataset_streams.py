@@ -19,7 +19,8 @@ class DatasetStreams:
     Args:
         dataset: any object with methods `<name>_stream`.
         train_stream_name: the stream that the model learns from.
-        extra_streams: names of the streams that are evaluated after it; `{name: '5 epochs'}` for not each time.
+        extra_streams: names of the streams that are evaluated after it; `{name: '5 epochs'}` for not each time. The
+            train stream may be among them: it is evaluated as `train_eval`.
         buffer: how many batches of a stream a thread reads ahead; 0 for none.
         fixed_epoch_size: how many batches of the train stream make an epoch, None for a pass.
         seed: the seed of the streams.
@@ -53,8 +54,10 @@ class DatasetStreams:
             raise ArgumentError(
                 "stream_timeout", "without `buffer` or `workers` nothing can end the wait for a batch; set one of them"
             )
-        self.intervals = _read_extra_streams(extra_streams, train_stream_name)
-        """Extra stream -> every how many epochs it is evaluated, None for every one."""
+        self._evaluated_train = f"{train_stream_name}_eval"
+        self.intervals = _read_extra_streams(extra_streams, train_stream_name, self._evaluated_train)
+        """Extra stream -> every how many epochs it is evaluated, None for every one. The train stream, when it is
+        evaluated after the training too, has a name of its own there, so that hooks do not mix the two."""
         self._dataset = dataset
         self._train_stream_name = train_stream_name
         self._buffer = buffer
@@ -81,9 +84,10 @@ class DatasetStreams:
         """
         wrappers = self._trained if train else self._evaluated
         if name not in wrappers:
-            cut = self._fixed_epoch_size if name == self._train_stream_name else None
+            source = self.source_of(name)
+            cut = self._fixed_epoch_size if source == self._train_stream_name else None
             wrappers[name] = StreamWrapper(
-                stream_function(self._dataset, name),
+                stream_function(self._dataset, source),
                 self._buffer,
                 cut or -1,
                 name,
@@ -94,8 +98,14 @@ class DatasetStreams:
                 start_method=self._start_method,
                 timeout=self._timeout,
                 prefetch=self._prefetch,
+                context_name=source,
             )
         return wrappers[name]
+
+    def source_of(self, name: str) -> str:
+        """Return the dataset's stream that is run under a name."""
+        is_train = name == self._evaluated_train and name in self.intervals
+        return self._train_stream_name if is_train else name
 
     def resolve(self, stream: StreamLike, unnamed: str, *, train: bool) -> StreamWrapper:
         """Return the wrapper of what stands for a stream; an iterable gets one of its own, called `unnamed`."""
@@ -131,8 +141,10 @@ class DatasetStreams:
             stream.close()
 
 
-def _read_extra_streams(entries: Sequence[str | Mapping[str, Any]], train_stream_name: str) -> dict[str, int | None]:
-    """Return name -> every how many epochs, None for every one."""
+def _read_extra_streams(
+    entries: Sequence[str | Mapping[str, Any]], train_stream_name: str, evaluated_train: str
+) -> dict[str, int | None]:
+    """Return name -> every how many epochs, None for every one; the train stream's name is `evaluated_train`."""
     if isinstance(entries, str) or not isinstance(entries, Sequence):
         raise ArgumentError("extra_streams", f"{entries!r} is no list of streams")
     intervals: dict[str, int | None] = {}
@@ -140,8 +152,10 @@ def _read_extra_streams(entries: Sequence[str | Mapping[str, Any]], train_stream
         pairs = list(entry.items()) if isinstance(entry, Mapping) else [(entry, None)]
         if len(pairs) != 1 or not isinstance(pairs[0][0], str):
             raise ArgumentError("extra_streams", f"{entry!r} is no stream; write a name, or `name: 5 epochs`")
-        name, interval = pairs[0]
-        if name in intervals or name == train_stream_name:
-            raise ArgumentError("extra_streams", f"stream {name!r} is evaluated already")
+        stream, interval = pairs[0]
+        name = evaluated_train if stream == train_stream_name else stream
+        if name in intervals:
+            why = f" ({train_stream_name!r} is evaluated as {name!r})" if name == evaluated_train else ""
+            raise ArgumentError("extra_streams", f"stream {stream!r} is listed twice{why}; remove one entry")
         intervals[name] = None if interval is None else int(Interval.parse("extra_streams", interval).count)
     return intervals

@@ -62,8 +62,8 @@ class AbstractHook:
           - my_hooks.PrintLoss: {every: 10}
 
     Args:
-        model: the model, the dataset and the directory of the run, kept under these names. emrun supplies those that
-            a hook's constructor takes, so that a hook written `def __init__(self, limit, **kwargs):
+        model: the model, the dataset and the directory of the run, a `pathlib.Path`, kept under these names. emrun
+            supplies those that a hook's constructor takes, so that a hook written `def __init__(self, limit, **kwargs):
             super().__init__(**kwargs)` works.
         dataset: see `model`.
         output_dir: see `model`.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a module's `__getattr__` that finds each name in its home.
+def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a module's `__getattr__`, which finds each name in its home, and its `__dir__`, which lists the names.
 
     Args:
         package: the name of the package whose names these are.
@@ -19,4 +20,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(__import__(f"{package}.{homes[name]}", fromlist=[name]), name)
 
-    return __getattr__
+    def __dir__() -> list[str]:
+        own = vars(sys.modules[package])
+        return sorted({*homes, *(name for name in own if name.startswith("__") and name.endswith("__"))})
+
+    return __getattr__, __dir__

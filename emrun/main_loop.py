@@ -22,9 +22,10 @@ from emrun.errors import ArgumentError, UsageError, did_you_mean
 from emrun.hook import EVENTS, AbstractHook, TrainingTerminated, check_monitors, listener
 from emrun.interrupts import Interrupts
 from emrun.model import AbstractModel
-from emrun.outcome import Outcome
+from emrun.outcome import Outcome, warn_of_no_end
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.run_dir import Run
+from emrun.slow_start import NamedWhenSlow
 from emrun.stream import StreamWrapper
 from emrun.training_state import Phase, TrainingState
 from emrun.types import (
@@ -57,7 +58,9 @@ class MainLoop:
         dataset: any object with methods `<name>_stream`.
         hooks: called in this order, the model after them.
         train_stream_name: the stream that the model learns from.
-        extra_streams: names of the streams that are evaluated after it; `{name: '5 epochs'}` for not each time.
+        extra_streams: names of the streams that are evaluated after it; `{name: '5 epochs'}` for not each time. The
+            train stream may be among them: it is evaluated, in a pass of its own, under the name `train_eval` (or
+            `NAME_eval` for another `train_stream_name`), beside what is seen of `train` while it is trained on.
         buffer: how many batches of a stream are read ahead, by a thread or the workers; 0 for none, or two for each of
             the workers.
         workers: how many processes read a stream whose rows come from `ctx.batches`, in turn; another stream is read by
@@ -91,6 +94,9 @@ class MainLoop:
         ArgumentError: an argument has a value that cannot be used.
         HookError: a hook is registered already.
     """
+
+    _silence: NamedWhenSlow | None = None  # until the first batch of a session
+    _epoch_began: float = 0.0  # on the clock of `perf_counter`
 
     def __init__(
         self,
@@ -195,8 +201,13 @@ class MainLoop:
 
     @property
     def extra_streams(self) -> list[str]:
-        """Names of the streams that are evaluated after the train stream."""
+        """Names of the streams that are evaluated after the train stream; that itself is `train_eval` there."""
         return list(self.intervals)
+
+    @property
+    def dataset_streams(self) -> list[str]:
+        """Names of the dataset's streams that are run, the train stream first."""
+        return list(dict.fromkeys([self.train_stream_name, *map(self._streams.source_of, self.intervals)]))
 
     @property
     def stream_name(self) -> str | None:
@@ -207,6 +218,11 @@ class MainLoop:
     def batch_length(self) -> int:
         """How many examples the current batch has."""
         return self.checks.batch_length
+
+    @property
+    def epoch_seconds(self) -> float:
+        """How long the current epoch has taken so far in this process, evaluations included."""
+        return perf_counter() - self._epoch_began
 
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: Iterable[str] = ()) -> None:
         """Ask for a checkpoint, which is saved when the event is over for all hooks.
@@ -295,9 +311,10 @@ class MainLoop:
         """
         state, streams = self._state, self._streams
         self.check_hooks()
-        for name in (self.train_stream_name, *self.extra_streams):
+        for name in self.dataset_streams:
             stream_function(self.dataset, name)
         with self:
+            warn_of_no_end(self.hooks)
             self._end_if_due()
             if self.run is not None:
                 state.encoded()  # what cannot be saved is found before the first batch
@@ -394,12 +411,15 @@ class MainLoop:
         self._streams.close()
 
     def __enter__(self) -> MainLoop:
-        """Install the signal handlers and call `before_training` of the hooks."""
+        """Open the log of the run, install the signal handlers and call `before_training` of the hooks."""
         if self._entered:
             raise UsageError("the main loop is entered already")
+        if self.run is not None:
+            self.run.open_log()
         self._entered = True
         self._termination = None
         self._is_ending = False
+        self._silence = NamedWhenSlow("reading and running the first batch")
         self.outcome = None
         try:
             self._interrupts.install()
@@ -415,15 +435,23 @@ class MainLoop:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Save what is to be saved, call `after_training` of every hook and restore the signal handlers.
+        """Save what is to be saved, call `after_training` of every hook, restore the signal handlers, close the log.
 
         A `TrainingTerminated`, a signal's too, ends here.
         """
+        failure = error
         try:
-            failure = self._stop(error if isinstance(error, BaseException) else None)
+            failure = self._stop(error)
+            if failure is None and self.outcome is not None and not self.evaluating:
+                _LOG.info("%s", ": ".join(filter(None, (self.outcome.status, self.outcome.reason))))
+        except BaseException as last_error:
+            failure = last_error
+            raise
         finally:
             self._entered = self.training = False
             self._interrupts.restore()
+            if self.run is not None:
+                self.run.close_log(failure)
         if failure is not None and failure is not error:
             raise failure
         return failure is None
@@ -477,7 +505,7 @@ class MainLoop:
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(f"two streams of the epoch are named {name!r}")
-        began = perf_counter()
+        began = self._epoch_began = perf_counter()
         self._profile = {}
         epoch_data: EpochData = {name: {} for name in names}
         if not (train or self.evaluating):
@@ -539,10 +567,13 @@ class MainLoop:
         """Run the model on the batches of one epoch of a stream, and tell the hooks that it is over."""
         self.training = train
         self._failed_call = None
+        if self._silence is not None:
+            self._silence.__enter__()
         self._current = stream.__enter__()  # a train stream reads ahead during the evaluations too, see `_stop`
         try:
             batches_run = self._run_batches(stream, train)
         finally:
+            self._end_silence()
             self.training = False
             self._current = None
             if not (train and stream is self._streams.trained.get(stream.name)):  # `_stop` ends the others
@@ -554,6 +585,12 @@ class MainLoop:
         if train and is_last:
             self._state.phase = Phase.EVALUATE
         self.notify("after_stream", stream_name=stream.name)
+
+    def _end_silence(self) -> None:
+        """Take note that the first batch of the session is there, or will not come."""
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
 
     def _run_batches(self, stream: StreamWrapper, train: bool) -> int:
         """Run the model on the batches of a stream, return on how many. Each batch pays for every line in the loop."""
@@ -585,6 +622,7 @@ class MainLoop:
                 outputs = run(batch, train, name)
                 seconds.append(clock() - began)
                 if batches_run == 0:
+                    self._end_silence()
                     checks.check_outputs(outputs)
                     note_randomness = note_randomness and self._draws.watch()
                 batches_run += 1

@@ -1,13 +1,18 @@
-"""How a training ended."""
+"""How a training ended, and whether anything will end it."""
 
 from __future__ import annotations
 
+import inspect
+import logging
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from emrun.errors import exit_status
-from emrun.hook import TrainingTerminated
+from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.interrupts import Interrupted
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +52,15 @@ class Outcome:
         name = "" if hasattr(error, "exit_status") else f"{type(error).__name__}: "
         first_line = (str(error).strip().splitlines() or [""])[0]
         return cls("failed", f"{name}{first_line}", exit_status(error))
+
+
+def warn_of_no_end(hooks: Iterable[AbstractHook]) -> None:
+    """Log a warning when no hook can end a training."""
+    if not any(_can_end(hook) for hook in hooks):
+        _LOG.warning("no hook ends the training, only an interrupt will; add for example `- StopAfter: {epochs: 20}`")
+
+
+def _can_end(hook: AbstractHook) -> bool:
+    """Tell whether a hook's code names `TrainingTerminated`."""
+    functions = [each for cls in type(hook).__mro__ for each in vars(cls).values() if inspect.isfunction(each)]
+    return any("TrainingTerminated" in function.__code__.co_names for function in functions)

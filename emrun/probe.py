@@ -292,7 +292,7 @@ def _text(value: Any) -> str | None:
 def _draws(training: Training) -> dict[str, list[str]]:
     """Return the global generators that each stream draws from behind its first batch."""
     loop, found = training.main_loop, {}
-    for name in (loop.train_stream_name, *loop.extra_streams):
+    for name in loop.dataset_streams:
         context = StreamContext(name, seed=loop.seed, epoch=int(name == loop.train_stream_name))
         changed: dict[str, None] = {}
         with preserved_randomness():

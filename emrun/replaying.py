@@ -104,7 +104,7 @@ class _Attempt:
         self._prepared = prepared
         self._seed = int(prepared.get("seed", 0))
         self._hook_recipe = recipe = self._recipe_of_hook()
-        self._supplied: dict[str, Any] = {"dataset": None, "output_dir": str(output_dir)}
+        self._supplied: dict[str, Any] = {"dataset": None, "output_dir": output_dir}
         if any(each is not None and each.wants("dataset") for each in (prepared.model, recipe)):
             seed_everything(self._seed, "dataset")
             self._supplied["dataset"] = prepared.dataset.build(self._supplied)

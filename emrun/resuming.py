@@ -17,8 +17,8 @@ from emrun.errors import UsageError
 from emrun.files import storing, write_atomically
 from emrun.lock import RunLock
 from emrun.preparation import prepare
-from emrun.run_dir import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, read_trace, recorded_epochs
-from emrun.training import DRAWN
+from emrun.run_dir import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, no_run, read_trace, recorded_epochs
+from emrun.training import DRAWN, refuse_ranks
 from emrun.yaml_tree import Node, dump
 
 _LOG = logging.getLogger(__name__)
@@ -45,16 +45,18 @@ def resume_training(
         The training, or None when the run is finished and nothing was changed.
 
     Raises:
-        UsageError: there is no such run or checkpoint, or the run has lost its checkpoints.
+        UsageError: there is no such run or checkpoint, or the run has lost its checkpoints; or this process is one of
+            several of `torchrun`.
         RunInUse: somebody writes the run at the moment.
         ConfigError: the config cannot be used.
         StateError: the checkpoint does not fit the config.
         StorageError: the checkpoint is damaged.
         BaseException: what a dataset, model or hook raises while it is built. The run is as it was in all these cases.
     """
+    refuse_ranks()
     source = Path(run_directory)
     if not (source / CONFIG).exists():
-        raise UsageError(f"{source} is no run directory: it has no {CONFIG}")
+        raise no_run(source)
     if fork is not None and Path(fork).exists() and (not Path(fork).is_dir() or any(Path(fork).iterdir())):
         raise UsageError(f"--fork makes a new run, but {fork} exists and is not empty; choose another directory")
     run = Run(source, command=command, lock=RunLock(source)) if fork is None else None

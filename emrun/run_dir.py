@@ -34,6 +34,7 @@ from emrun.types import EpochData
 _LOG = logging.getLogger(__name__)
 
 CONFIG, TRACE, METRICS, LOG, CHECKPOINTS = "config.yaml", "trace.yaml", "metrics.jsonl", "train.log", "checkpoints"
+EVALUATIONS = "eval"
 _LOG_FORMAT = "%(asctime)s.%(msecs)03d: %(levelname)-8s@%(module)-14s: %(message)s"
 _FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
 _DEFAULT_FORMAT = "{name}_{timestamp}"
@@ -87,6 +88,7 @@ class Run:
             "pid": os.getpid(),
             "git_commit": _git_commit(),
         }
+        self._log: _LogSession | None = None
         self._written: dict[str, tuple[Any, str]] = {}  # entry of the trace -> its value, and that in YAML
 
     @property
@@ -120,6 +122,11 @@ class Run:
         entry = {"time": self._clock().isoformat(timespec="seconds"), **resumed, "before": before}
         resumes = previous.get("resumes")
         self._trace["resumes"] = [*(resumes if isinstance(resumes, list) else []), entry]
+        self._write_trace()
+
+    def add_to_trace(self, **entries: Any) -> None:
+        """Write more entries into the trace."""
+        self._trace.update(entries)
         self._write_trace()
 
     def rewind(self, length: int) -> None:
@@ -177,25 +184,38 @@ class Run:
     @contextmanager
     def logging(self) -> Iterator[None]:
         """Write the log of the block, from every module, into `train.log`; an error that ends it with its traceback."""
-        root = logging.getLogger()
-        with storing(self.directory / LOG, "write"):
-            handler = _LogFile(self.directory / LOG, encoding="utf-8")
-        handler.setFormatter(logging.Formatter(_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
-        level = root.level
-        root.addHandler(handler)
-        if root.getEffectiveLevel() > logging.INFO:
-            root.setLevel(logging.INFO)
+        self.open_log()
         try:
             yield
         except BaseException as error:
-            text = "".join(traceback.format_exception(error)).rstrip()
-            handler.emit(logging.LogRecord("emrun", logging.ERROR, __file__, 0, text, None, None))
+            self.close_log(error)
             raise
-        finally:
-            root.removeHandler(handler)
-            root.setLevel(level)
-            with suppress(OSError):  # what could not be written was told of
-                handler.close()
+        self.close_log()
+
+    def open_log(self) -> None:
+        """Write the log, from every module, into `train.log` until `close_log`; sessions may lie within each other.
+
+        Other handlers of the root logger get what they got before, also where the log of the run has more.
+
+        Raises:
+            StorageError: the file cannot be opened.
+        """
+        if self._log is None:
+            with storing(self.directory / LOG, "write"):
+                handler = _LogFile(self.directory / LOG, encoding="utf-8")
+            handler.setFormatter(logging.Formatter(_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
+            self._log = _LogSession(handler)
+        self._log.depth += 1
+
+    def close_log(self, error: BaseException | None = None) -> None:
+        """End what `open_log` began; the outermost session's error is written with its traceback."""
+        session = self._log
+        if session is None:
+            return
+        session.depth -= 1
+        if session.depth == 0:
+            self._log = None
+            session.end(error)
 
     def remove(self, *, only_own_files: bool = False) -> None:
         """Delete the directory, or only what a run writes before it trains."""
@@ -228,6 +248,49 @@ def _in_yaml(entries: Mapping[str, Any]) -> dict[str, str]:
     return dict(zip(entries, lines, strict=True))
 
 
+class _LogSession:
+    """The root logger while a run's log is written.
+
+    Args:
+        file: what writes the log.
+    """
+
+    def __init__(self, file: logging.Handler) -> None:
+        self.depth = 0
+        self._root = logging.getLogger()
+        self._level = self._root.level
+        self._file = file
+        self._others = list(self._root.handlers)
+        if not self._others and logging.lastResort is not None:  # what shows warnings when nothing is configured
+            self._root.addHandler(logging.lastResort)
+        if self._root.getEffectiveLevel() > logging.INFO:
+            self._root.setLevel(logging.INFO)
+            for handler in self._others:
+                handler.addFilter(self._passed_before)
+        self._root.addHandler(file)
+
+    def end(self, error: BaseException | None) -> None:
+        """Leave the root logger as it was; write an error with its traceback."""
+        if error is not None:
+            text = "".join(traceback.format_exception(error)).rstrip()
+            self._file.emit(logging.LogRecord("emrun", logging.ERROR, __file__, 0, text, None, None))
+        self._root.removeHandler(self._file)
+        if not self._others and logging.lastResort is not None:
+            self._root.removeHandler(logging.lastResort)
+        for handler in self._others:
+            handler.removeFilter(self._passed_before)
+        self._root.setLevel(self._level)
+        with suppress(OSError):  # what could not be written was told of
+            self._file.close()
+
+    def _passed_before(self, record: logging.LogRecord) -> bool:
+        """Tell whether a record would have come to the root's handlers at the level that the root logger had."""
+        logger = logging.getLogger(record.name)
+        while logger.level == logging.NOTSET and logger.parent is not None:
+            logger = logger.parent
+        return logger is not self._root or record.levelno >= self._level
+
+
 class _LogFile(logging.FileHandler):
     """Writes the log; when that is not possible any more it says so once, and the training goes on without."""
 
@@ -256,7 +319,8 @@ def create_run(
         name: the name of the run, part of the directory's.
         output_root: the directory in which it is made, named `{name}_{timestamp}`, with a number when that is taken;
             the environment variable EMRUN_OUTPUT_DIR_FORMAT changes the name.
-        output_dir: a path of its own instead; it may exist, but must not hold a run.
+        output_dir: a path of its own instead; it may exist, but must not hold a run. One whose start failed is taken
+            over: its log is kept, its config and its trace are replaced.
         seed: see `Run`, likewise the others.
         command: see `Run`.
         clock: see `Run`.
@@ -276,7 +340,9 @@ def create_run(
             directory = _make_free(itertools.chain((directory,), others))
     lock = RunLock(directory)
     try:
-        if holds_run(directory):
+        if is_failed_start(directory):
+            _LOG.info("the start of the run in %s failed: beginning anew, the log is kept", directory)
+        elif holds_run(directory):
             raise RunExists(
                 f"{directory} holds a run already ({_status_without_process(read_trace(directory))}); choose another "
                 "--output-dir, go on with it by `emrun resume`, or add --auto-resume"
@@ -331,7 +397,7 @@ def create_evaluation(
     Raises:
         StorageError: it cannot be made.
     """
-    root = run_directory / "eval"
+    root = run_directory / EVALUATIONS
     with storing(root, "create"):
         make_directory(root, exist_ok=True)
         stem = safe_component("stream", stream)
@@ -345,6 +411,29 @@ def create_evaluation(
 def holds_run(directory: Path) -> bool:
     """Tell whether a directory is that of a run."""
     return (directory / CONFIG).exists() or (directory / TRACE).exists()
+
+
+def is_failed_start(directory: Path) -> bool:
+    """Tell whether a directory holds a run that failed or was interrupted before it came to anything worth keeping.
+
+    That is: before the first training batch, without metrics, checkpoints and evaluations, as its trace says.
+    """
+    trace = read_trace(directory)
+    return (
+        trace.get("status") in ("failed", "interrupted")
+        and trace.get("epochs_done") == trace.get("iterations_done") == 0
+        and not any((directory / name).exists() for name in (METRICS, CHECKPOINTS, EVALUATIONS))
+    )
+
+
+def no_run(place: Path) -> UsageError:
+    """Return the error for a path that was given for the directory of a run and is something else."""
+    if not place.is_file():
+        return UsageError(f"{place} is no run directory: it has no {CONFIG}")
+    if (place.parent / TRACE).exists():
+        return UsageError(f"{place} is a file; name the directory of the run: {place.parent}")
+    begin = f"; to begin a run with it: emrun train {place}" if place.suffix in (".yaml", ".yml") else ""
+    return UsageError(f"{place} is a file; name the directory of a run, such as log/NAME_TIME{begin}")
 
 
 def _make_free(candidates: Iterable[Path]) -> Path:

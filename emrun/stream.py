@@ -57,6 +57,7 @@ class StreamWrapper:
             or workers nobody looks at the clock, nor while a resume reads up to its position.
         prefetch: returns what prepares the batches that are read ahead, as `AbstractModel.prefetcher` does; called at
             the beginning of a pass.
+        context_name: the name of the stream in the `StreamContext`; by default `name`.
 
     Raises:
         ValueError: on iteration outside a `with` block with a buffer or workers.
@@ -80,8 +81,10 @@ class StreamWrapper:
         start_method: StartMethod | None = None,
         timeout: float | None = None,
         prefetch: Callable[[], Prefetch | None] = lambda: None,
+        context_name: str | None = None,
     ) -> None:
         self.name = name
+        self._context_name = context_name or name
         self.profile: MutableMapping[str, Any] = {} if profile is None else profile
         self.training = training
         self._stream_fn = stream_fn
@@ -305,7 +308,7 @@ class StreamWrapper:
         if self.training:
             self._began = random_state()
         self._before_last = None
-        stream_pass = StreamPass(self._stream_fn, self.name, self._seed, self._pass_number, self._batch, state)
+        stream_pass = StreamPass(self._stream_fn, self._context_name, self._seed, self._pass_number, self._batch, state)
         batches: Iterator[Any]
         prefetch = self._prefetch()
         if self._worker_count and not self._is_read_here(stream_pass):

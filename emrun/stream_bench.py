@@ -139,7 +139,7 @@ def bench(
     whole = interpolate(root)
     with preserved_randomness():
         dataset = build_dataset(root)
-        names = [name for name, _ in named_streams(whole)]
+        names = list(dict.fromkeys(name for name, _ in named_streams(whole)))
         seed, method = whole.get("seed"), whole.get("main_loop", "start_method")
         reader = _Reader(
             dataset,

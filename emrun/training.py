@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +21,7 @@ from emrun.model import AbstractModel
 from emrun.outcome import Outcome
 from emrun.preparation import prepare
 from emrun.randomness import draw_seed
-from emrun.run_dir import CHECKPOINTS, CONFIG, Run, create_evaluation, create_run, holds_run
+from emrun.run_dir import CHECKPOINTS, CONFIG, Run, create_evaluation, create_run, holds_run, no_run
 from emrun.types import EpochData
 from emrun.yaml_tree import Node, dump
 
@@ -30,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 DRAWN = ("seed", "code_directory")
 """The keys that are written to a run's config when the given one does not have them."""
 
+_WORLD_SIZE = "WORLD_SIZE"  # how many processes torch's launcher started
+
 
 def create_training(
     config: str | Path | Mapping[str, Any],
@@ -37,22 +39,26 @@ def create_training(
     output_dir: str | Path | None = None,
     overrides: Sequence[str] = (),
     command: Sequence[str] = (),
+    remove_failed: bool = False,
 ) -> Training:
     """Make a run directory and build everything that a config describes.
 
     Args:
         config: a file, a directory that holds `config.yaml`, or a mapping.
         output_root: the directory in which the run directory is made.
-        output_dir: the run directory itself; it must not hold a run.
+        output_dir: the run directory itself; it must not hold a run, but for one whose start failed.
         overrides: `key.path=value`, `~key.path` to delete.
         command: the command line, for the trace.
+        remove_failed: delete the run directory again when building fails, whatever the reason.
 
     Raises:
         ConfigError: the config cannot be used; nothing is left behind.
+        UsageError: this process is one of several that `torchrun` started.
         RunExists: the directory holds a run (a `UsageError`).
         StorageError: the directory cannot be written.
         BaseException: what a dataset, model or hook raises while it is built; the trace tells of it.
     """
+    refuse_ranks()
     loaded = load_config(config, overrides)
     merged = with_defaults(loaded.root, dict(zip(DRAWN, (draw_seed(), str(Path.cwd())), strict=True)))
     prepared = prepare(merged, Imported())
@@ -67,7 +73,7 @@ def create_training(
         command=command,
     )
     try:
-        with _kept_or_removed(run, existed), run.logging():
+        with _kept_or_removed(run, existed, remove_failed), run.logging():
             _LOG.info("run directory: %s", run.directory)
             return assemble(prepared, run.directory, run)
     except (ConfigError, UsageError):
@@ -144,24 +150,18 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
     prepared = replace(prepare(_config_of(directory), Imported()), hooks=[])
     checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
     training = assemble(prepared, directory, run=None, is_evaluation=True)
-    manifest = _load(training.model, directory / CHECKPOINTS, checkpoint_name)
+    _, manifest = _load(training.model, directory / CHECKPOINTS, checkpoint_name)
     training.main_loop.start_from(manifest.epoch, manifest.iteration)
     return training
 
 
 def train(training: Training) -> Outcome:
-    """Run a training to its end, with its log in the run directory.
+    """Run a training to its end.
 
     Raises:
         BaseException: what made it fail.
     """
-    run = training.main_loop.run
-    assert run is not None  # create_training made one
-    with run.logging():
-        warn_of_no_end(training.hooks)
-        outcome = training.main_loop.run_training()
-        _LOG.info("%s: %s", outcome.status, outcome.reason)
-        return outcome
+    return training.main_loop.run_training()
 
 
 def evaluate(
@@ -186,11 +186,12 @@ def evaluate(
         The stream's statistics: stream -> variable -> a number or a mapping aggregation -> number.
 
     Raises:
-        UsageError: there is no such run, checkpoint or stream.
+        UsageError: there is no such run, checkpoint or stream; or this process is one of several of `torchrun`.
         ConfigError: the config cannot be used.
         StorageError: the checkpoint is damaged or does not fit.
         BaseException: what a dataset, model or hook raises.
     """
+    refuse_ranks()
     directory = Path(run_directory)
     own = _config_of(directory)
     merged = override(overlay(own if config is None else read_config(Path(config)), stream), overrides)
@@ -201,7 +202,13 @@ def evaluate(
         training = assemble(prepared, run.directory, run, is_evaluation=True)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
             raise _unknown_stream(training.dataset, stream)
-        manifest = _load(training.model, directory / CHECKPOINTS, checkpoint_name)
+        name = checkpoint_name or _default_checkpoint(directory / CHECKPOINTS)
+        place, manifest = _load(training.model, directory / CHECKPOINTS, name)
+        where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
+        run.add_to_trace(checkpoint={"name": name, **where})
+        _LOG.info(
+            "checkpoint %s (%s): %d epochs, %d iterations done; results in %s", name, *where.values(), run.directory
+        )
         training.main_loop.start_from(manifest.epoch, manifest.iteration)
         try:
             return training.main_loop.run_evaluation(stream)
@@ -212,21 +219,41 @@ def evaluate(
             raise
 
 
+def refuse_ranks() -> None:
+    """Refuse to be one of several processes that are meant to train together: each would make a run of its own.
+
+    Raises:
+        UsageError: the environment, as `torchrun` sets it, says that there are several.
+    """
+    size, rank = os.environ.get(_WORLD_SIZE, ""), os.environ.get("RANK", "unknown")
+    if size.isdecimal() and int(size) > 1:
+        raise UsageError(
+            f"{_WORLD_SIZE}={size}: this is one of {size} processes (RANK={rank}) that torchrun or another launcher "
+            "started to train together. emrun does not support ranks yet, each process would make a run of its own; "
+            f"start emrun without a launcher, with one process (--nproc-per-node 1), or with {_WORLD_SIZE} unset"
+        )
+
+
 def _config_of(directory: Path) -> Node:
     """Return the config of a run, before interpolation."""
     if not holds_run(directory):
-        raise UsageError(f"{directory} is no run directory: it has no {CONFIG}")
+        raise no_run(directory)
     return read_config(directory / CONFIG)
 
 
-def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> checkpoint.Manifest:
-    """Load a checkpoint; when the name moved to a newer one meanwhile, load that."""
+def _default_checkpoint(checkpoints: Path) -> str:
+    """Return the name of the checkpoint that is evaluated when none is given."""
+    return next((name for name in checkpoint.DEFAULTS if (checkpoints / name).is_dir()), checkpoint.DEFAULTS[-1])
+
+
+def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> tuple[Path, checkpoint.Manifest]:
+    """Load a checkpoint, return its directory too; when the name moved to a newer one meanwhile, load that."""
     while True:
         place = checkpoint.find(checkpoints, name)
         try:
             manifest = checkpoint.verify(place)
             model.load(place)
-            return manifest
+            return place, manifest
         except StorageError:
             if checkpoint.find(checkpoints, name) == place:
                 raise
@@ -238,13 +265,22 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 @contextmanager
-def _kept_or_removed(run: Run, existed: bool) -> Iterator[None]:
-    """Remove a run whose config cannot be used, but not what was in its directory; tell of any other failure."""
+def _kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Iterator[None]:
+    """Remove a run whose config cannot be used, but not what was in its directory; keep one that fails otherwise.
+
+    Args:
+        run: the run.
+        existed: whether its directory was there before.
+        remove_failed: remove a run that fails otherwise, too.
+    """
     try:
         yield
     except BaseException as error:
         if isinstance(error, ConfigError | UsageError):
             run.remove(only_own_files=existed)
+        elif remove_failed:
+            run.remove(only_own_files=existed)
+            _LOG.info("deleted %s, as building failed", run.directory)
         else:
             outcome = Outcome.of(error)
             run.end(outcome.status, outcome.exit_status, outcome.reason)
@@ -255,15 +291,3 @@ def _unknown_stream(dataset: Any, stream: str) -> UsageError:
     there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
     near = did_you_mean(stream, there)
     return UsageError(f"dataset {type(dataset).__name__} has no stream {stream!r}{near} (it has {listed(there)})")
-
-
-def warn_of_no_end(hooks: Sequence[AbstractHook]) -> None:
-    """Log a warning when no hook can end a training."""
-    if not any(_can_end(hook) for hook in hooks):
-        _LOG.warning("no hook ends the training, only an interrupt will; add for example `- StopAfter: {epochs: 20}`")
-
-
-def _can_end(hook: AbstractHook) -> bool:
-    """Tell whether a hook's code names `TrainingTerminated`."""
-    functions = [each for cls in type(hook).__mro__ for each in vars(cls).values() if inspect.isfunction(each)]
-    return any("TrainingTerminated" in function.__code__.co_names for function in functions)

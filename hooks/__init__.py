@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from emrun.hooks.stop_on_nan import StopOnNaN as StopOnNaN
     from emrun.hooks.write_csv import WriteCSV as WriteCSV
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "emrun.hooks",
     {
         "ComputeStats": "compute_stats",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
@@ -11,6 +12,7 @@ from tqdm import tqdm
 from emrun.hook import AbstractHook
 
 tqdm.monitor_interval = 0  # no monitor thread
+_SECONDS = 0.25  # between two looks at the loss, which may wait for the device
 
 
 class ShowProgress(AbstractHook):
@@ -20,6 +22,9 @@ class ShowProgress(AbstractHook):
 
         hooks:
           - ShowProgress
+
+    The bar of a training shows the loss that was minimised last, as far as the model tells; reading it waits for the
+    device, at most four times a second.
 
     The number of batches is that of `dataset.num_batches`, of `main_loop.fixed_epoch_size`, or of the pass before.
     """
@@ -45,7 +50,8 @@ class ShowProgress(AbstractHook):
         """Move the bar on."""
         if self._bar is None:
             self._count = 0
-            self._bar = tqdm(
+            self._bar = _Bar(
+                tell_loss=self._loss if self.main_loop.training else None,
                 total=self._totals.get(stream_name),
                 desc=f"epoch {self._epoch} {stream_name}",
                 unit="batch",
@@ -53,6 +59,7 @@ class ShowProgress(AbstractHook):
                 file=sys.stderr,
                 disable=not sys.stderr.isatty() or bool(os.environ.get("TQDM_DISABLE")),
                 dynamic_ncols=True,
+                mininterval=_SECONDS,
             )
         self._count += 1
         self._bar.update()
@@ -67,7 +74,26 @@ class ShowProgress(AbstractHook):
         """Remove the bar of a stream that did not come to its end."""
         self._close()
 
+    def _loss(self) -> str:
+        """Return the loss of the last update, empty when the model does not tell."""
+        loss = self.main_loop.model.step_values().get("loss")
+        return "" if loss is None else f"loss {float(loss):.4g}"
+
     def _close(self) -> None:
         if self._bar is not None:
             self._bar.close()
         self._bar = None
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]
+    """A bar that looks at the loss only when it is drawn."""
+
+    def __init__(self, *args: Any, tell_loss: Callable[[], str] | None, **kwargs: Any) -> None:
+        self._tell_loss = tell_loss
+        super().__init__(*args, **kwargs)
+
+    def refresh(self, *args: Any, **kwargs: Any) -> Any:
+        """Draw the bar with the loss as it is now."""
+        if self._tell_loss is not None:
+            self.set_postfix_str(self._tell_loss(), refresh=False)
+        return super().refresh(*args, **kwargs)

@@ -49,7 +49,7 @@ class WriteCSV(AbstractHook):
 
     def __init__(
         self,
-        output_dir: str | None = None,
+        output_dir: str | Path | None = None,
         output_file: str = "training.csv",
         delimiter: str = ",",
         default_value: str = "",

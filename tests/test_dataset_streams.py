@@ -42,10 +42,19 @@ def test_extra_streams_are_a_list():
         DatasetStreams(Data(), "train", "valid")
 
 
-@pytest.mark.parametrize("extra", [["train"], ["valid", {"valid": 2}]])
-def test_a_stream_is_evaluated_once(extra):
-    with pytest.raises(ArgumentError, match="evaluated already"):
+@pytest.mark.parametrize(
+    "extra", [["train", "train"], ["train", "train_eval"], ["train_eval", "train"], ["valid", {"valid": 2}]]
+)
+def test_a_stream_is_listed_once(extra):
+    with pytest.raises(ArgumentError, match="is listed twice"):
         streams_of(*extra)
+
+
+def test_the_train_stream_is_evaluated_under_a_name_of_its_own_from_the_same_function():
+    streams = streams_of("train", {"valid": 2})
+    assert names(streams.due(1)) == ["train_eval"]
+    assert streams.source_of("train_eval") == "train"
+    assert streams_of("valid").source_of("train_eval") == "train_eval"
 
 
 def test_streams_with_an_interval_are_due_in_the_epochs_that_it_divides():

@@ -23,6 +23,7 @@ FLOORS = [
         "running_stats",
         "type_hints",
         "pickling",
+        "slow_start",
     },
     {"hook", "model", "stream_context", "state", "lock"},
     {"dataset", "interrupts", "config"},

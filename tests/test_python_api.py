@@ -1,6 +1,11 @@
 """emrun from Python: what a script or a notebook writes, with files and with mappings."""
 
 import asyncio
+import io
+import json
+import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -151,3 +156,105 @@ def test_a_run_that_is_not_there_cannot_be_loaded(tmp_path, run):
 def test_a_wrong_argument_of_the_main_loop_is_told_from_python():
     with pytest.raises(ArgumentError, match="buffer"):
         emrun.MainLoop(emrun.create_model(SAMPLE), emrun.create_dataset(SAMPLE), buffer=-1)
+
+
+FAILS = """
+from emrun import AbstractHook
+
+class Fail(AbstractHook):
+    def after_batch(self):
+        if self.main_loop.iterations_done == 3:
+            raise RuntimeError("it broke")
+"""
+
+
+def log_lines(directory):
+    """Return the lines of a run's log without their times: level, module, message."""
+    lines = (directory / "train.log").read_text(encoding="utf-8").splitlines()
+    return [line.partition(": ")[2] for line in lines]
+
+
+def test_the_log_of_a_run_from_python_has_its_construction_its_epochs_and_its_end(tmp_path):
+    training = emrun.create_training(SAMPLE, tmp_path, overrides=ONE_EPOCH)
+    training.main_loop.run_training()
+    text = "\n".join(log_lines(training.output_dir))
+    assert text.count("run directory: ") == 1
+    assert text.count("epoch 1  train  loss ") == 1
+    assert text.count("finished: 1 epochs done (StopAfter epochs: 1)") == 1
+
+
+def test_the_log_of_a_run_that_fails_from_python_has_the_traceback_once(tmp_path, monkeypatch):
+    (tmp_path / "failing.py").write_text(FAILS)
+    monkeypatch.syspath_prepend(tmp_path)
+    overrides = ["hooks=[failing.Fail, {StopAfter: {epochs: 1}}]"]
+    training = emrun.create_training(SAMPLE, output_dir=tmp_path / "run", overrides=overrides)
+    with pytest.raises(RuntimeError, match="it broke"):
+        training.main_loop.run_training()
+    text = (tmp_path / "run" / "train.log").read_text()
+    assert text.count("Traceback (most recent call last)") == 1
+    assert 'raise RuntimeError("it broke")' in text
+
+
+def test_the_log_of_a_run_by_hand_has_what_happens_inside_of_the_block(tmp_path):
+    training = emrun.create_training(SAMPLE, output_dir=tmp_path / "run")
+    with training.main_loop as loop:
+        loop.epoch(["train"], ["valid"])
+        logging.getLogger("notebook").info("looked at the weights")
+    logging.getLogger("notebook").warning("after the block")
+    text = "\n".join(log_lines(tmp_path / "run"))
+    assert "epoch 1  valid  loss " in text
+    assert text.count("looked at the weights") == 1
+    assert "after the block" not in text
+    assert text.endswith("finished")
+
+
+def test_the_log_of_a_resume_from_python_has_its_epochs(run):
+    resumed = emrun.resume_training(run, ["hooks.StopAfter.epochs=2"])
+    resumed.main_loop.run_training()
+    text = "\n".join(log_lines(run))
+    assert text.count("epoch 1  train  loss ") == text.count("epoch 2  train  loss ") == 1
+    assert text.endswith("finished: 2 epochs done (StopAfter epochs: 2)")
+
+
+@pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
+def test_the_log_of_a_run_leaves_the_users_own_logging_as_it_is(tmp_path, level):
+    root, shown = logging.getLogger(), io.StringIO()
+    handler, before = logging.StreamHandler(shown), root.level
+    root.addHandler(handler)
+    root.setLevel(level)
+    try:
+        emrun.create_training(SAMPLE, tmp_path, overrides=ONE_EPOCH).main_loop.run_training()
+        assert root.level == level
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+    assert shown.getvalue().count("epoch 1  train  loss ") == (level == logging.INFO)
+
+
+def test_warnings_are_shown_where_no_logging_is_configured(tmp_path):
+    script = (
+        "import emrun\n"
+        f"training = emrun.create_training({str(SAMPLE)!r}, 'log', overrides={['hooks.StopAfter.epochs=0']!r})\n"
+        "import logging\n"
+        "with training.main_loop:\n"
+        "    logging.getLogger('mine').warning('look here')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == "look here\n"
+
+
+@pytest.mark.parametrize("package", ["emrun", "emrun.hooks", "emrun.datasets"])
+def test_a_package_lists_its_public_names_and_nothing_else_before_and_after_they_are_imported(package):
+    script = (
+        f"import importlib, json; package = importlib.import_module({package!r})\n"
+        "names = lambda: [name for name in dir(package) if not name.startswith('_')]\n"
+        "before = names()\n"
+        "found = [getattr(package, name).__name__ for name in before]\n"
+        "assert names() == before\n"
+        "print(json.dumps([before, found]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    before, found = json.loads(done.stdout)
+    named = [name for name in before if name != "Factory"]
+    assert [name for name in found if name in named] == named
+    assert {"emrun": "MainLoop", "emrun.hooks": "StopAfter", "emrun.datasets": "Digits"}[package] in before

@@ -133,11 +133,16 @@ def test_deterministic_algorithms_are_on_during_the_training_only(tmp_path, monk
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+def end(*_, **__):
+    raise emrun.TrainingTerminated
+
+
 def test_a_training_without_a_hook_that_ends_it_is_warned_of(tmp_path, caplog):
     training = create_training({**CONFIG, "hooks": ["LogVariables"]}, tmp_path)
-    training.main_loop.run_training = lambda: emrun.main_loop.Outcome("finished", None, 0)
+    training.main_loop.request_checkpoint = end  # which SaveLatest calls
     train(training)
     assert "no hook ends the training" in caplog.text
+    assert "no hook ends the training" in (training.output_dir / "train.log").read_text()
 
 
 # what goes wrong while it is created
@@ -390,3 +395,88 @@ def test_damaged_weights_are_refused(tmp_path):
     path.write_bytes(content)
     with pytest.raises(StorageError, match="differs from its manifest"):
         evaluate(training.output_dir, "valid")
+
+
+TAKERS = """
+from pathlib import Path
+import torch
+from emrun import AbstractHook
+from emrun.datasets import Majority
+
+class Data(Majority):
+    def __init__(self, output_dir: str | None = None):
+        super().__init__(n=50)
+        self.output_dir = output_dir
+
+class Module(torch.nn.Module):
+    def __init__(self, output_dir: str):
+        super().__init__()
+        self.output_dir = output_dir
+        self.layer = torch.nn.Linear(11, 1)
+
+    def forward(self, x):
+        return {"loss": self.layer(x).mean()}
+
+class Hook(AbstractHook):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+"""
+
+
+def test_the_output_dir_that_dataset_module_and_hook_get_is_a_path(tmp_path, monkeypatch):
+    (tmp_path / "takers.py").write_text(TAKERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {"dataset": {"class": "takers.Data"}, "model": {"module": {"class": "takers.Module"}}}
+    training = create_training({**config, "hooks": ["takers.Hook"]}, output_dir=tmp_path / "run")
+    for taker in (training.dataset, training.model.module, training.hooks[0]):
+        assert taker.output_dir == tmp_path / "run"
+
+
+# the train stream among the extra streams
+
+
+class Probed(emrun.AbstractHook):
+    """Notes what hooks are told of each stream: its name, whether it is trained on, its first source's sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def after_batch(self, stream_name, batch_data):
+        key = (stream_name, self.main_loop.training, self.main_loop.training_epochs_done)
+        self.seen.setdefault(key, []).append(float(np.sum(batch_data["x"])))
+
+
+def with_train_evaluated(**main_loop):
+    return {**CONFIG, "main_loop": {"extra_streams": ["train", "valid"], **main_loop}}
+
+
+@pytest.mark.parametrize("main_loop", [{}, {"buffer": 3}, {"fixed_epoch_size": 2}], ids=str)
+def test_evaluating_the_train_stream_too_changes_nothing_of_the_training(tmp_path, main_loop):
+    both = trained(tmp_path, config=with_train_evaluated(**main_loop))
+    plain = trained(tmp_path, config={**CONFIG, "main_loop": {"extra_streams": ["valid"], **main_loop}})
+    assert weights(both) == weights(plain)
+    for one, other in zip(metrics(both), metrics(plain), strict=True):
+        assert {name: data for name, data in one["streams"].items() if name != "train_eval"} == other["streams"]
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_the_train_stream_is_evaluated_on_the_same_batches_each_time_under_a_name_of_its_own(tmp_path, size):
+    overrides = [] if size is None else [f"main_loop.fixed_epoch_size={size}"]
+    training = create_training(with_train_evaluated(), tmp_path, overrides=overrides)
+    probe = Probed()
+    training.main_loop.change_hooks([probe, *training.hooks])
+    training.main_loop.run_training()
+    count = len(probe.seen["train", True, 1])
+    in_two_epochs = probe.seen["train_eval", False, 0]  # the counter grows behind the evaluations
+    assert len(in_two_epochs) == 2 * count
+    assert in_two_epochs[:count] == in_two_epochs[count:] == probe.seen["train_eval", False, 1]
+    assert not [key for key in probe.seen if key[0] == "train_eval" and key[1]]
+    assert list(metrics(training)[-1]["streams"]) == ["train", "train_eval", "valid"]
+    assert metrics(training)[0]["streams"]["train_eval"] == metrics(training)[0]["streams"]["train"]
+
+
+def test_a_hook_may_watch_the_evaluated_train_stream(tmp_path):
+    config = with_train_evaluated()
+    config["hooks"] = [CONFIG["hooks"][0], {"SaveBest": {"stream": "train_eval"}}, {"StopAfter": {"epochs": 1}}]
+    assert (trained(tmp_path, config=config).output_dir / "checkpoints" / "best").exists()

@@ -90,16 +90,17 @@ def fail(error: BaseException) -> int:
         traceback.print_exception(error)
     elif isinstance(error, ConfigError):
         for problem in error.problems:
-            _print_error(_coloured(problem))
+            print_error(_coloured(problem))
         if len(error.problems) > 1:
-            _print_error(f"{len(error.problems)} errors")
+            print_error(f"{len(error.problems)} errors")
     else:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        _print_error(f"{click.style('error:', fg='red', bold=True)} {error}{notes}")
+        print_error(f"{click.style('error:', fg='red', bold=True)} {error}{notes}")
     return status
 
 
-def _print_error(text: str) -> None:
+def print_error(text: str) -> None:
+    """Print a line on standard error, with its colours only where they are shown."""
     click.echo(text, err=True, color=has_colours(sys.stderr))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.cli.console import terminal_log
+from emrun.cli.console import print_error, terminal_log
 
 if TYPE_CHECKING:
     from emrun.stream_bench import Bench, Reading, StreamBench
@@ -38,7 +38,7 @@ def dataset(
 ) -> int:
     """Build the dataset of CONFIG, call its METHOD without arguments and print what it returns.
 
-    Every dataset has stream_info: a table of its streams' sources.
+    Every dataset has stream_info: a table of its streams' sources; when a stream fails, the exit status is 1.
 
     The METHOD bench is a word of emrun, also for a dataset that has a method of this name: it measures how fast the
     streams are read with nobody ahead, by a thread (buffer) and by worker processes, and says which of them a training
@@ -59,16 +59,21 @@ def dataset(
 
 def _call(method: str, config: Path, overrides: tuple[str, ...]) -> int:
     """Call a method of the dataset of a config."""
-    from emrun.dataset import AbstractDataset
-    from emrun.errors import did_you_mean, listed
+    from emrun.dataset import AbstractDataset, describe_streams
+    from emrun.errors import did_you_mean, exit_status, listed
     from emrun.training import create_dataset
 
     built = create_dataset(config, overrides)
     public = [name for name in dir(built) if not name.startswith("_")]
     methods = [name for name in public if callable(getattr(type(built), name, None))]  # properties are not asked
-    if method == "stream_info" and method not in methods:
-        click.echo(AbstractDataset.stream_info(built))
-        return 0
+    standard = AbstractDataset.stream_info
+    if method == "stream_info" and getattr(type(built), method, standard) is standard:
+        table, broken = describe_streams(built)
+        click.echo(table)
+        for line, _ in broken:
+            print_error(f"{click.style('error:', fg='red', bold=True)} {line}")
+        statuses = {exit_status(error) for _, error in broken}
+        return (statuses.pop() if len(statuses) == 1 else 1) if broken else 0
     if method not in methods:
         hint = did_you_mean(method, methods)
         kind = type(built).__name__

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from emrun.cli.console import end_by_signal, output_options, results, terminal_log
+from emrun.slow_start import NamedWhenSlow
 
 
 @click.command("eval", short_help="Evaluate a run on streams.")
@@ -41,8 +42,9 @@ def evaluate(
 
             for stream in streams:
                 check_statically(override(overlay(read_config(config or directory), stream), overrides))
-        from emrun.interrupts import Interrupted
-        from emrun.training import evaluate as evaluate_stream
+        with NamedWhenSlow("importing PyTorch"):
+            from emrun.interrupts import Interrupted
+            from emrun.training import evaluate as evaluate_stream
 
         found = {}
         try:

@@ -9,6 +9,7 @@ import click
 
 from emrun.cli.console import ignore_early_requests, output_options, terminal_log
 from emrun.cli.train import run
+from emrun.slow_start import NamedWhenSlow
 
 
 @click.command(short_help="Go on with a run.")
@@ -43,7 +44,8 @@ def resume(
             from emrun.preparation import check_statically
 
             check_statically(read_config(directory, overrides))
-        from emrun.resuming import resume_training
+        with NamedWhenSlow("importing PyTorch"):
+            from emrun.resuming import resume_training
 
         training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv)
         return 0 if training is None else run(training, quiet)

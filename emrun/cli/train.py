@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from emrun.cli.console import (
     terminal_log,
 )
 from emrun.errors import RunExists
+from emrun.slow_start import NamedWhenSlow
 
 if TYPE_CHECKING:
     from emrun.assembly import Training
@@ -62,12 +64,15 @@ def train(
 
         loaded = load_config(config, overrides)
         check_statically(loaded.root, evaluations=True)
-        from emrun.training import create_training
+        with NamedWhenSlow("importing PyTorch"):
+            from emrun.run_dir import is_failed_start
+            from emrun.training import create_training
 
-        if auto_resume and output_dir is not None and (output_dir / "config.yaml").exists():
+        holds_config = output_dir is not None and (output_dir / "config.yaml").exists()
+        if auto_resume and output_dir is not None and holds_config and not is_failed_start(output_dir):
             return _go_on(output_dir, loaded, quiet)
         try:
-            training = create_training(loaded, output_root, output_dir, command=sys.argv)
+            training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
         except RunExists:
             if auto_resume and output_dir is not None:  # another process made it meanwhile, and has ended
                 return _go_on(output_dir, loaded, quiet)
@@ -96,12 +101,10 @@ def _go_on(output_dir: Path, loaded: Config, quiet: bool) -> int:
 
 def run(training: Training, quiet: bool) -> int:
     """Run a training, print its table and what survived it, and return the exit status."""
-    from emrun import training as training_module
-
     directory = training.main_loop.run
     metrics = directory.metrics if directory else []
     try:
-        outcome = training_module.train(training)
+        outcome = training.main_loop.run_training()
     except Exception as error:
         status = fail(error)
         tell_of_capsule(training.main_loop.capsule)
@@ -118,12 +121,17 @@ def run(training: Training, quiet: bool) -> int:
 
 
 def _tell_what_survived(training: Training) -> None:
+    from emrun.run_dir import is_failed_start
+
     loop, directory = training.main_loop, training.output_dir
     done = f"{loop.training_epochs_done} epochs, {loop.iterations_done} iterations done"
     checkpoints = directory / "checkpoints"
     names = sorted(path.name for path in checkpoints.iterdir() if path.is_symlink()) if checkpoints.is_dir() else []
     if names:
-        kept = f"checkpoints {', '.join(names)} are kept"
-    else:
-        kept = "no checkpoint was saved"
-    click.echo(f"{done}; {kept}; go on with: emrun resume {directory}", err=True)
+        click.echo(f"{done}; checkpoints {', '.join(names)} are kept; go on with: emrun resume {directory}", err=True)
+        return
+    arguments = sys.argv[1:]
+    again = f"emrun {shlex.join(arguments)}" if arguments[:1] == ["train"] else f"emrun train {directory}"
+    is_in_the_way = any(each.startswith("--output-dir") for each in arguments) and not is_failed_start(directory)
+    elsewhere = " (with another --output-dir)" if is_in_the_way else ""
+    click.echo(f"{done}; no checkpoint was saved; begin again with: {again}{elsewhere}", err=True)

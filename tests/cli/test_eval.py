@@ -3,6 +3,8 @@
 import json
 import signal
 
+from ruamel.yaml import YAML
+
 INTERRUPT = """
 import os
 from emrun import AbstractHook
@@ -61,3 +63,37 @@ def test_a_signal_ends_an_evaluation_and_the_process_by_it(emrun, tmp_path):
     done = emrun("eval", "-q", "run", "train")
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
     assert done.stderr == "interrupted by SIGTERM; the evaluation is not complete\n"
+
+
+def test_an_evaluation_names_its_checkpoint_and_where_its_results_are(emrun, tmp_path):
+    config = {
+        "dataset": {"class": "Majority", "n": 50},
+        "model": {
+            "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
+            "inputs": ["x"],
+            "outputs": ["logits"],
+            "loss": {"class": "torch.nn.MSELoss", "inputs": ["logits", "logits"]},
+            "optimizer": {"class": "SGD", "lr": 0.1},
+        },
+        "main_loop": {"on_unused_sources": "ignore"},
+        "hooks": [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 2}}],
+    }
+    config["hooks"].insert(1, {"SaveBest": {"stream": "train", "condition": "max"}})
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
+    manifests = {
+        name: json.loads((tmp_path / "run" / "checkpoints" / name / "manifest.json").read_text())
+        for name in ("best", "latest")
+    }
+    for number, (options, name) in enumerate([((), "best"), (("--checkpoint", "latest"), "latest")], 1):
+        done = emrun("eval", "run", "valid", *options)
+        directory = (tmp_path / "run" / "checkpoints" / name).resolve().name
+        epoch, iteration = manifests[name]["epoch"], manifests[name]["iteration"]
+        assert done.stderr.splitlines()[0] == (
+            f"checkpoint {name} ({directory}): {epoch} epochs, {iteration} iterations done; "
+            f"results in run/eval/valid-{number}"
+        )
+        trace = YAML(typ="safe").load(tmp_path / "run" / "eval" / f"valid-{number}" / "trace.yaml")
+        expected = {"name": name, "directory": directory, "epoch": epoch, "iteration": iteration}
+        assert trace["checkpoint"] == expected
+    assert manifests["best"]["iteration"] == 0 < manifests["latest"]["iteration"]

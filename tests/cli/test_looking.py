@@ -253,3 +253,31 @@ def test_an_unknown_hook_is_an_error(emrun, name, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+BROKEN = """
+class Half:
+    def train_stream(self):
+        yield {"x": [1.0, 2.0]}
+
+    def test_stream(self):
+        yield {"x": [1.0, 2.0]}
+        raise OSError("no such shard\\nsecond line")
+
+    def valid_stream(self):
+        return open("missing.csv")
+"""
+
+
+def test_stream_info_shows_the_other_streams_when_one_is_broken(tmp_path, emrun):
+    (tmp_path / "half.py").write_text(BROKEN)
+    (tmp_path / "config.yaml").write_text("dataset: {class: half.Half}\n")
+    done = emrun("dataset", "stream_info", "config.yaml")
+    assert done.returncode == 1
+    rows = [line.split()[:2] for line in done.stdout.splitlines()[2:]]
+    assert rows == [["test", "x"], ["train", "x"], ["valid", "no"]]
+    errors = done.stderr.splitlines()
+    assert errors[0].startswith("error: stream 'test' fails after 1 batches: OSError: no such shard (")
+    assert errors[0].endswith("half.py:8)")
+    assert errors[1].startswith("error: stream 'valid' fails after 0 batches: FileNotFoundError: [Errno 2] No such")
+    assert len(errors) == 2

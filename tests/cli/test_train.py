@@ -166,6 +166,17 @@ def test_rm_of_a_training_that_fails_deletes_the_directory_and_keeps_the_exit_st
     assert not list((project / "log").iterdir())
 
 
+@pytest.mark.parametrize("arguments", [[], ["--output-dir", "mine"]], ids=["log", "output-dir"])
+def test_rm_of_a_training_that_cannot_be_built_deletes_the_directory(project, emrun, arguments):
+    (project / "broken.py").write_text("def model():\n    raise RuntimeError('no GPU today')\n")
+    done = emrun("train", "--rm", *arguments, "config.yaml", "model.module={class: broken.model}")
+    assert done.returncode == 1
+    assert "RuntimeError: no GPU today" in done.stderr
+    assert "deleted " in done.stderr
+    assert not list(project.glob("log/*"))
+    assert not (project / "mine").exists()
+
+
 def test_an_exception_in_user_code_shows_its_traceback_and_what_survived(project, emrun):
     (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Fail\n")
     done = emrun("train", "config.yaml")
@@ -320,3 +331,117 @@ def test_a_missing_extra_names_its_pip_command(emrun, tmp_path):
     message = "Digits needs scikit-learn, which is not installed: pip install 'emrun[metrics]'"
     assert f"c.yaml:3:1: dataset: {message}\n    dataset: {{class: Digits}}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_torchrun_with_two_processes_is_an_error_and_makes_no_run(project):
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    command = [torchrun, "--standalone", "--nproc-per-node", "2", "-m", "emrun", "train", "config.yaml"]
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0  # torchrun masks the status of its processes
+    assert "error: WORLD_SIZE=2: this is one of 2 processes (RANK=" in done.stderr
+    assert "exitcode  : 2" in done.stderr
+    assert not (project / "log").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train", "config.yaml", "-o", "other"], ["resume", "run"], ["eval", "run", "valid"]]
+)
+def test_a_command_that_is_one_of_several_ranks_ends_with_status_2_and_changes_nothing(project, emrun, arguments):
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in project.rglob("*")}
+    done = emrun(*arguments, env={"WORLD_SIZE": "2", "RANK": "1", "PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: WORLD_SIZE=2: this is one of 2 processes (RANK=1) that torchrun")
+    assert done.stderr.count("\n") == 1
+    assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == before
+
+
+def test_one_process_of_torchrun_trains(project, emrun):
+    assert emrun("train", "-q", "config.yaml", env={"WORLD_SIZE": "1", "RANK": "0"}).returncode == 0
+
+
+FLAKY = """
+import torch
+from pathlib import Path
+
+def model():
+    if not Path("fixed").exists():
+        raise RuntimeError("no weights yet")
+    return torch.nn.Sequential(torch.nn.Linear(11, 1), torch.nn.Flatten(start_dim=0))
+
+class Failing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = model()
+
+    def forward(self, x):
+        if self.training and not Path("trainable").exists():
+            raise RuntimeError("does not train yet")
+        return self.layer(x)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--auto-resume"]], ids=["train", "auto-resume"])
+def test_a_failed_start_is_not_in_the_way_of_the_same_command_and_its_log_is_kept(project, emrun, options):
+    (project / "flaky.py").write_text(FLAKY)
+    command = ["train", "config.yaml", "--output-dir", "mine", *options, "model.module={class: flaky.model}"]
+    assert emrun(*command).returncode == 1
+    assert "no weights yet" in (project / "mine" / "train.log").read_text()
+    (project / "fixed").touch()
+    done = emrun(*command, "model.optimizer.lr=0.25")
+    assert done.returncode == 0, done.stderr
+    text = (project / "mine" / "train.log").read_text()
+    assert "RuntimeError: no weights yet" in text
+    assert "epoch 2  valid  loss" in text
+    assert trace(project)["status"] == "finished"
+    assert "lr: 0.25" in (project / "mine" / "config.yaml").read_text()
+
+
+def test_a_run_that_failed_with_metrics_is_not_taken_over(project, emrun):
+    (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Fail\n")
+    command = ["train", "config.yaml", "--output-dir", "mine"]
+    assert emrun(*command).returncode == 1
+    before = {path: path.read_bytes() for path in (project / "mine").rglob("*") if path.is_file()}
+    done = emrun(*command)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: mine holds a run already (failed); choose another --output-dir")
+    assert {path: path.read_bytes() for path in (project / "mine").rglob("*") if path.is_file()} == before
+
+
+def test_a_run_without_a_checkpoint_does_not_suggest_to_resume_it(project, emrun):
+    (project / "flaky.py").write_text(FLAKY)
+    (project / "fixed").touch()
+    overrides = ["model.module={class: flaky.Failing}", "main_loop.skip_zeroth_epoch=true"]
+    done = emrun("train", "config.yaml", "--output-dir", "mine", *overrides)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "0 epochs, 0 iterations done; no checkpoint was saved; begin again with: emrun train config.yaml "
+        "--output-dir mine 'model.module={class: flaky.Failing}' main_loop.skip_zeroth_epoch=true"
+    )
+    (project / "trainable").touch()
+    assert emrun("train", "config.yaml", "--output-dir", "mine", *overrides).returncode == 0
+
+
+def test_a_run_without_a_checkpoint_that_has_begun_is_in_the_way_and_the_last_line_says_so(project, emrun):
+    (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Fail\n")
+    done = emrun("train", "config.yaml", "--output-dir", "mine", "main_loop.skip_zeroth_epoch=true")
+    assert done.stderr.splitlines()[-1] == (
+        "0 epochs, 3 iterations done; no checkpoint was saved; begin again with: emrun train config.yaml --output-dir "
+        "mine main_loop.skip_zeroth_epoch=true (with another --output-dir)"
+    )
+
+
+@pytest.mark.parametrize("command", ["resume", "eval"])
+def test_a_file_given_for_a_run_directory_is_told_with_the_directory_that_is_meant(project, emrun, command):
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=0").returncode == 0
+    streams = ["valid"] if command == "eval" else []
+    done = emrun(command, "run/config.yaml", *streams)
+    expected = "error: run/config.yaml is a file; name the directory of the run: run\n"
+    assert (done.returncode, done.stderr) == (2, expected)
+    done = emrun(command, "config.yaml", *streams)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: config.yaml is a file; name the directory of a run, such as log/NAME_TIME; to begin a run with it: "
+        "emrun train config.yaml\n",
+    )

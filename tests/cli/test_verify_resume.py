@@ -199,6 +199,16 @@ def test_a_good_training_is_exact_at_every_point(verify):
     assert done.stdout.splitlines()[-1] == "exact: interrupted at 4 points, compared 10 iterations"
 
 
+def test_a_training_whose_train_stream_is_evaluated_too_is_exact(verify):
+    done = verify("main_loop.extra_streams=[train]")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert rows(done) == [
+        ["the middle of an epoch", "9", "SIGTERM", "9", "exact"],
+        ["the last batch of an epoch", "6", "SIGTERM", "6", "exact"],
+        ["an evaluation (train_eval)", "6", "SIGTERM", "6", "exact"],
+    ]
+
+
 def test_a_killed_training_goes_on_from_its_checkpoint_and_long_epochs_are_cut(emrun, tmp_path):
     sample = "{class: Majority, n: 300, batch_size: 10}"
     (tmp_path / "config.yaml").write_text(CONFIG.replace("{class: my_code.Data}", sample).replace(

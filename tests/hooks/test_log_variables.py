@@ -1,6 +1,7 @@
 """LogVariables: the line of each stream, and what happens to values that are no numbers."""
 
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -21,6 +22,11 @@ class Fill(AbstractHook):
     def after_epoch(self, epoch_data):
         epoch_data.clear()
         epoch_data.update(self.data)
+
+
+def without_seconds(line):
+    """Return a line of the log without what the clock decides."""
+    return re.sub(r"\d+\.\d s$", "? s", line)
 
 
 @pytest.fixture
@@ -122,7 +128,10 @@ def test_all_that_was_computed_is_logged_in_a_training(scripted, numbers, caplog
     hooks = [ComputeStats(["loss", {"x": ["max"]}]), LogVariables(), StopAfter(epochs=1)]
     MainLoop(scripted(), numbers, hooks, extra_streams=["valid"]).run_training()
     lines = [record.getMessage() for record in caplog.records if record.name == "emrun.hooks.log_variables"]
-    assert lines[2:] == ["epoch 1  train  loss 0.0000  x/max 5.0000", "epoch 1  valid  loss 0.0000  x/max 20.0000"]
+    assert [without_seconds(line) for line in lines[2:]] == [
+        "epoch 1  train  loss 0.0000  x/max 5.0000  ? s",
+        "epoch 1  valid  loss 0.0000  x/max 20.0000",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -146,3 +155,34 @@ def test_a_listed_variable_that_nothing_wrote_is_an_error_with_the_nearest_name(
     hook = LogVariables(variables=["los"])
     with pytest.raises(HookError, match=r"wrote 'los'; did you mean 'loss'\?"):
         hook.after_epoch(0, {"train": {"loss": {"mean": 1.0}}})
+
+
+def test_the_line_of_the_train_stream_ends_with_learning_rates_and_seconds(train_digits, caplog):
+    caplog.set_level(logging.INFO)
+    train_digits([{"ComputeStats": {"variables": ["loss"]}}, "LogVariables"])
+    lines = [record.getMessage() for record in caplog.records if record.name == "emrun.hooks.log_variables"]
+    ends = [without_seconds(line).split("  ")[3:] for line in lines]
+    assert ends == [["? s"], [], ["lr 0.5", "? s"], []]
+
+
+class Rates(AbstractHook):
+    """Lets the model say that it has these learning rates."""
+
+    def __init__(self, rates):
+        super().__init__()
+        self.rates = rates
+
+    def before_training(self):
+        self.main_loop.model.step_values = lambda: {"learning_rate": self.rates}
+
+
+@pytest.mark.parametrize(
+    ("rates", "text"),
+    [([0.001], "lr 0.001"), ([0.5, 0.5], "lr 0.5"), ([3e-5, 0.01], "lr 3e-05 0.01"), ([], None)],
+)
+def test_learning_rates_that_differ_are_all_logged_even_without_statistics(scripted, numbers, caplog, rates, text):
+    caplog.set_level(logging.INFO)
+    MainLoop(scripted(), numbers, [Rates(rates), LogVariables(), StopAfter(epochs=1)]).run_training()
+    lines = [record.getMessage() for record in caplog.records if record.name == "emrun.hooks.log_variables"]
+    expected = ["epoch 0  train  ? s", "  ".join(filter(None, ["epoch 1  train", text, "? s"]))]
+    assert [without_seconds(line) for line in lines] == expected

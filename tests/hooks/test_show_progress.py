@@ -126,3 +126,41 @@ def test_no_thread_is_started(scripted, numbers, terminal):
 
     MainLoop(scripted(), numbers, [ShowProgress(), Look(), StopAfter(epochs=1)]).run_training()
     assert bars(terminal.getvalue())
+
+
+class Loss:
+    """A loss on a device: counts how often somebody waits for it."""
+
+    def __init__(self):
+        self.reads = 0
+
+    def __float__(self):
+        self.reads += 1
+        return 0.125
+
+
+def test_the_bar_of_a_training_shows_the_loss_without_any_statistics(train_digits, terminal):
+    train_digits(["ShowProgress"])
+    trained = re.findall(r"epoch 1 train: [^\r\n]*", terminal.getvalue())
+    assert re.search(r", loss 2\.\d+\]", trained[0])
+    assert "loss" not in "".join(re.findall(r"epoch \d valid: [^\r\n]*|epoch 0 train: [^\r\n]*", terminal.getvalue()))
+
+
+def test_the_loss_is_read_only_when_the_bar_is_drawn(scripted, terminal):
+    class Many:
+        def train_stream(self):
+            return ({"x": [1.0]} for _ in range(2000))
+
+    model, loss = scripted(), Loss()
+    model.step_values = lambda: {"loss": loss}
+    MainLoop(model, Many(), [ShowProgress(), StopAfter(epochs=1)], skip_zeroth_epoch=True).run_training()
+    assert "loss 0.125" in terminal.getvalue()
+    assert loss.reads == terminal.getvalue().count("loss 0.125") < 100
+
+
+def test_the_loss_is_not_read_where_no_bar_is_shown(scripted, numbers, monkeypatch):
+    monkeypatch.setattr(show_progress, "sys", SimpleNamespace(stderr=io.StringIO()))
+    model, loss = scripted(), Loss()
+    model.step_values = lambda: {"loss": loss}
+    MainLoop(model, numbers, [ShowProgress(), StopAfter(epochs=1)]).run_training()
+    assert loss.reads == 0
