@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from emrun.errors import StreamError, did_you_mean, listed
-from emrun.hook import AbstractHook
+from emrun.hook import AbstractHook, read_by
 from emrun.model import AbstractModel
 from emrun.types import Batch, Policy, check_choice
 
@@ -94,7 +94,7 @@ class BatchChecks:
             raise self._error(0, message)
         variables = [*self._sources, *outputs]
         for hook in self.hooks:
-            for name in hook.reads:
+            for name in read_by(hook) or ():
                 if name not in variables:
                     message = (
                         f"hook {type(hook).__name__} reads {name!r}, which is neither a source nor an output"
@@ -124,7 +124,7 @@ class BatchChecks:
             message = f"the model needs {listed(missing)}, which the batch does not have{hints} (it has {there})"
             raise self._error(index, message)
         used = {*self._model.input_names, *self._model.optional_input_names}
-        used.update(name for hook in self.hooks for name in hook.reads)
+        used.update(name for hook in self.hooks for name in read_by(hook) or ())
         unused = [name for name in names if name not in used and name not in self._warned]
         if unused and self._on_unused_sources != "ignore":
             message = f"nothing reads the sources {listed(unused)} (main_loop.on_unused_sources decides)"

@@ -23,6 +23,7 @@ from emrun.build import Imported
 from emrun.config import Config, with_defaults
 from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.errors import ArgumentError, ConfigError, Problem, StateError, did_you_mean, listed
+from emrun.hook import read_by
 from emrun.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.preparation import Prepared, prepare, prepare_all
@@ -200,7 +201,7 @@ class _Trial:
 
     def _users(self, source: str) -> list[str]:
         in_model = (*self._model.input_names, *self._model.optional_input_names)
-        readers = [type(hook).__name__ for hook in self._hooks if source in hook.reads]
+        readers = [type(hook).__name__ for hook in self._hooks if source in (read_by(hook) or ())]
         return [*(["model"] if source in in_model else []), *dict.fromkeys(readers)]
 
     def _how_often(self, name: str) -> str:

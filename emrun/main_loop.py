@@ -271,13 +271,20 @@ class MainLoop:
                 hook.register_mainloop(main_loop=self)
         self._listeners = self._find_listeners()
 
-    def check_hooks(self) -> None:
+    def check_hooks(self, *, any_stream: bool = False) -> None:
         """Check that what hooks read of the epoch's data is written by a hook before them, in a stream that is run.
+
+        Args:
+            any_stream: the streams that will be run are not known, as for an evaluation: look only at variables that
+                are monitored without a stream, and not at the model, which reads after training epochs.
 
         Raises:
             HookError: a hook monitors what is not there; the message says which to move or add.
         """
-        check_monitors([*self.hooks, self.model], [self.train_stream_name, *self.extra_streams])
+        if any_stream:
+            check_monitors(self.hooks, None)
+        else:
+            check_monitors([*self.hooks, self.model], [self.train_stream_name, *self.extra_streams])
 
     def run_training(self) -> Outcome:
         """Train until a hook or a signal ends it.
@@ -391,6 +398,7 @@ class MainLoop:
         """Install the signal handlers and call `before_training` of the hooks."""
         if self._entered:
             raise UsageError("the main loop is entered already")
+        self.check_hooks(any_stream=True)
         self._entered = True
         self._termination = None
         self._is_ending = False

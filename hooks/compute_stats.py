@@ -12,7 +12,7 @@ import numpy as np
 from emrun.errors import ArgumentError, HookError, did_you_mean
 from emrun.hook import AbstractHook
 from emrun.running_stats import RUNNING, RunningStats
-from emrun.types import EpochData
+from emrun.types import EpochData, VariableName
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class ComputeStats(AbstractHook):
         HookError: a variable is no number, or its length is not that of the batch.
     """
 
-    def __init__(self, variables: Sequence[str | Mapping[str, Sequence[str]]]) -> None:
+    def __init__(self, variables: Sequence[VariableName | Mapping[VariableName, Sequence[str]]]) -> None:
         super().__init__()
         self._aggregations = _read(variables)
         self._stats: dict[str, dict[str, RunningStats]] = {}

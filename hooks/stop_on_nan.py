@@ -36,7 +36,8 @@ class StopOnNaN(AbstractHook):
     It stands before the hooks that save, so that nothing of the epoch with the NaN is saved.
 
     Args:
-        variables: which variables are looked at; by default all.
+        variables: which variables are looked at; by default all. With `after_batch` every batch must have them, without
+            it an earlier hook must write them.
         on_unknown_type: what to do about a value that is no number: `error` or `ignore`.
         stop_on_inf: abort when a value is infinite too.
         after_batch: look at the variables of every batch, and at the gradients of every update, which waits for the
@@ -71,7 +72,8 @@ class StopOnNaN(AbstractHook):
         self._stop_on_inf = stop_on_inf
         self._looks_after_batch = after_batch
         self._looks_after_epoch = after_epoch
-        self.reads = tuple(variables or ()) if after_batch else ()
+        self.reads = variables if after_batch else ()
+        self.monitors = () if after_batch or variables is None else variables
 
     def before_update(self, model: Any) -> None:
         """Look at the outputs and the gradients of the batch while the weights are still those before it."""

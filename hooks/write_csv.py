@@ -14,7 +14,7 @@ import numpy as np
 from emrun.errors import ArgumentError, HookError, StateError
 from emrun.files import append_line, safe_component, storing, truncate
 from emrun.hook import AbstractHook
-from emrun.types import EpochData, check_choice
+from emrun.types import EpochData, EpochVariable, check_choice
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class WriteCSV(AbstractHook):
         output_file: str = "training.csv",
         delimiter: str = ",",
         default_value: str = "",
-        variables: Sequence[str] | None = None,
+        variables: Sequence[EpochVariable] | None = None,
         on_unknown_type: UnknownType = "default",
         on_missing_variable: MissingVariable = "error",
     ) -> None:

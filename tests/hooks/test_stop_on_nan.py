@@ -198,9 +198,12 @@ def test_numbers_behind_it_do_not_hide_one(others):
 
 
 def test_variables_that_are_looked_at_in_each_batch_are_read_and_those_of_the_epoch_need_not_be_there():
-    assert StopOnNaN(variables=["loss"], after_batch=True).reads == ("loss",)
-    assert StopOnNaN(variables=["loss"]).reads == ()
-    assert StopOnNaN(after_batch=True).reads == ()
+    hook = StopOnNaN(variables=["loss"], after_batch=True)
+    assert (hook.reads, hook.monitors) == (["loss"], ())
+    hook = StopOnNaN(variables=["loss"])
+    assert (hook.reads, hook.monitors) == ((), ["loss"])
+    hook = StopOnNaN(after_batch=True)  # any
+    assert (hook.reads, hook.monitors) == (None, ())
 
 
 class Gradients:
