@@ -107,7 +107,7 @@ class AbstractHook(_NotesNames):
 
     changes_batches: bool = True
     """Whether `before_batch` may change the batch. A hook that has this event and only looks says False, so that
-    batches can be copied to a GPU ahead of their turn."""
+    batches need not be copied, and can be copied to a GPU ahead of their turn."""
 
     def __init__(self, model: Any = None, dataset: Any = None, output_dir: Any = None) -> None:
         self.model = model
@@ -132,7 +132,11 @@ class AbstractHook(_NotesNames):
         """Called before an epoch. `epoch_id` counts training epochs from 1; the zeroth epoch only evaluates."""
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
-        """Called before the model runs on a batch of any stream."""
+        """Called before the model runs on a batch of any stream.
+
+        Sources may be replaced, added and removed: hooks share a copy of the mapping, in order, on which the model is
+        run. What is in the sources is the stream's, and not to be changed in place.
+        """
 
     def before_update(self, model: Any) -> None:
         """Called when the gradients of an update are complete, before the optimizer uses them."""
@@ -372,6 +376,24 @@ def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., 
     if takes_any or len(wanted) == len(EVENTS[event]):
         return method  # type: ignore[no-any-return]
     return lambda **arguments: method(**{name: arguments[name] for name in wanted})
+
+
+def may_change_batches(hook: Any) -> bool:
+    """Tell whether a hook, or a model, gets the batches before the model and may change them."""
+    return bool(getattr(hook, "changes_batches", True)) and _gets(hook, "before_batch", "batch")
+
+
+def may_read_anything(hook: Any) -> bool:
+    """Tell whether a hook, or a model, gets the batches and does not say what it reads in them."""
+    return read_by(hook) is None and (_gets(hook, "before_batch", "batch") or _gets(hook, "after_batch", "batch_data"))
+
+
+def _gets(hook: Any, event: str, argument: str) -> bool:
+    """Tell whether a hook, or a model, listens to an event and takes one of its arguments."""
+    if listener(hook, event) is None:
+        return False
+    parameters = inspect.signature(getattr(hook, event)).parameters
+    return argument in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _check_parameters(hook_class: type, event: str) -> None:

@@ -19,7 +19,14 @@ from emrun.checkpointing import Checkpointing
 from emrun.dataset import stream_function
 from emrun.dataset_streams import DatasetStreams, StreamLike
 from emrun.errors import ArgumentError, UsageError, did_you_mean
-from emrun.hook import EVENTS, AbstractHook, TrainingTerminated, check_monitors, listener
+from emrun.hook import (
+    EVENTS,
+    AbstractHook,
+    TrainingTerminated,
+    check_monitors,
+    listener,
+    may_change_batches,
+)
 from emrun.interrupts import Interrupts
 from emrun.model import AbstractModel
 from emrun.outcome import Outcome
@@ -551,8 +558,10 @@ class MainLoop:
         hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
         stream.profile = self._profile
         checks, run, state, clock = self.checks, self.model.run, self._state, perf_counter
-        check_batch, fixed_batch_size = checks.begin(name), self.fixed_batch_size
-        announce = partial(self.notify, "before_batch") if self._listeners["before_batch"] else None
+        check_batch, fixed_batch_size = checks.begin(name, ", ".join(self._changers)), self.fixed_batch_size
+        announce: Callable[..., Batch | None] | None = None
+        if self._listeners["before_batch"]:
+            announce = self._let_change if self._changers else partial(self.notify, "before_batch")
         report = partial(self.notify, "after_batch") if self._listeners["after_batch"] else None
         note_randomness = self._draws.take_all if self.run is not None else None
         handled: Batch | None = None
@@ -568,8 +577,11 @@ class MainLoop:
                 handled = batch
                 if note_randomness is not None:
                     note_randomness()
-                if announce is not None:
-                    announce(stream_name=name, batch=batch)
+                if announce is not None and (changed := announce(stream_name=name, batch=batch)) is not None:
+                    handled = None
+                    if checks.check_changed(changed) == 0:
+                        continue
+                    handled = batch = changed  # noqa: PLW2901 - the stream keeps its own
                 began = clock()
                 outputs = run(batch, train, name)
                 seconds.append(clock() - began)
@@ -595,6 +607,8 @@ class MainLoop:
     def _keep_failure(self, error: Exception, batch: Batch, stream: StreamWrapper, train: bool) -> None:
         """Write a capsule of the batch that was being handled."""
         event, index = self._failed_call or (None, 0)
+        if event == "before_batch" and self._offered is not None:
+            batch = self._offered
         listening = [hook for hook in self.hooks if event is not None and listener(hook, event) is not None]
         hook = listening[index] if index < len(listening) else None
         step = Step(
@@ -665,12 +679,31 @@ class MainLoop:
 
     def _find_listeners(self) -> dict[str, list[Callable[..., Any]]]:
         """Return what to call at each event: the hooks that override it, in order, then the model."""
-        listeners = {}
+        listeners: dict[str, list[Callable[..., Any]]] = {}
+        self._offered: Batch | None = None  # a batch as the hook got it that was the last to change it
+        self._changers = [type(each).__name__ for each in (*self.hooks, self.model) if may_change_batches(each)]
         for event in EVENTS:
             hooks = [] if event == "register_mainloop" else [listener(hook, event) for hook in self.hooks]
             found = [*hooks, listener(self.model, event, AbstractModel)]
             listeners[event] = [call for call in found if call is not None]
+        if self._changers:
+            listeners["before_batch"] = [partial(self._offer, call) for call in listeners["before_batch"]]
         return listeners
+
+    def _let_change(self, stream_name: str, batch: Batch) -> Batch:
+        """Return a copy of a batch on which all who may change it were called."""
+        changed = dict(batch)
+        self.notify("before_batch", stream_name=stream_name, batch=changed)
+        if self.run is not None:
+            self._draws.take_again()
+        return changed
+
+    def _offer(self, call: Callable[..., Any], stream_name: str, batch: Batch) -> None:
+        """Call `before_batch` of a hook, and keep what it takes to do that again."""
+        self._offered = dict(batch)
+        if self.run is not None:
+            self._draws.take_again()
+        call(stream_name=stream_name, batch=batch)
 
     def _get_prefetch(self) -> Prefetch | None:
         return self._prefetch
@@ -678,14 +711,13 @@ class MainLoop:
     def _find_prefetch(self) -> Prefetch | None:
         """Return what prepares batches, None when there is nothing or a hook may change them afterwards."""
         prefetch = self.model.prefetcher() if self._prefetches else None
-        for each in (*self.hooks, self.model) if prefetch is not None else ():
-            if getattr(each, "changes_batches", True) and listener(each, "before_batch") is not None:
-                _LOG.info(
-                    "batches are not copied to the device ahead: %s.before_batch may change them (a hook that only "
-                    "looks says so with `changes_batches = False`)",
-                    type(each).__name__,
-                )
-                return None
+        if prefetch is not None and self._changers:
+            _LOG.info(
+                "batches are not copied to the device ahead: %s.before_batch may change them (a hook that only looks "
+                "says so with `changes_batches = False`)",
+                self._changers[0],
+            )
+            return None
         return prefetch
 
     def _wake_stream(self) -> None:
