@@ -7,6 +7,7 @@ import signal
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -22,6 +23,7 @@ from emrun.errors import ArgumentError, UsageError, did_you_mean
 from emrun.hook import (
     EVENTS,
     AbstractHook,
+    TrainingAborted,
     TrainingTerminated,
     check_monitors,
     listener,
@@ -451,7 +453,12 @@ class MainLoop:
                 _LOG.warning("the last checkpoint was not saved: %s", saving_error)
             failure = failure or saving_error
         self._checkpointing.close()
+        if failure is None and not self.evaluating:
+            self._state.loss.look(self._state.epochs_done + 1, self._state.iterations_done)
+        if not isinstance(failure, TrainingAborted):  # the guard has said it
+            self._state.loss.warn()
         self.outcome = Outcome.of(failure or error, None if self.evaluating else self._preempt_exit_code)
+        self.outcome = replace(self.outcome, warning=self._state.loss.warning)
         if failure is not None:
             self._call_all("on_error", error=failure)
         hook_error = self._call_all("after_training", success=failure is None)
@@ -520,6 +527,11 @@ class MainLoop:
             self.notify("after_epoch_profile", epoch_id=epoch_id, profile=self._profile, streams=names)
         except TrainingTerminated as error:
             ended = ended or error
+        for stream in train:
+            state.loss.look_at_mean(
+                stream.name, epoch_data.get(stream.name, {}), state.epochs_done, state.iterations_done
+            )
+        state.loss.warn()
         if self.run is not None:
             self.run.record_epoch(state.epochs_done, state.iterations_done, perf_counter() - began, epoch_data)
         self._request_by_signal()
@@ -549,6 +561,7 @@ class MainLoop:
             self.checks.report_empty_stream(stream.name, self.on_empty_stream)
         if train and is_last:
             self._state.phase = Phase.EVALUATE
+            self._state.loss.look(self._state.epochs_done + 1, self._state.iterations_done)
         self.notify("after_stream", stream_name=stream.name)
 
     def _run_batches(self, stream: StreamWrapper, train: bool) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from emrun.dataset_streams import DatasetStreams
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
+from emrun.outcome import LossWatch
 from emrun.run_dir import Run
 from emrun.state import encode, load_state, random_state, save_state, set_random_state
 
@@ -46,6 +47,7 @@ class TrainingState:
         self.iterations_done = 0
         self.phase = Phase.BEFORE
         self.hooks = hooks
+        self.loss = LossWatch(model)
         self._model = model
         self._streams = streams
         self._run = run
