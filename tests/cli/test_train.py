@@ -167,9 +167,8 @@ def test_a_mean_that_is_no_number_is_warned_of_too(project, emrun):
     done = emrun("train", "-q", "config.yaml")
     assert done.returncode == 0
     assert "warning: the mean of the loss of stream 'train' is infinite in epoch 1 (iteration 4): " in done.stderr
-    assert (
-        done.stderr.splitlines()[-1] == "warning: the loss was infinite in epoch 1; the hook StopOnNaN ends such a run"
-    )
+    last = "warning: the loss was infinite in epoch 1; the hook `StopOnNaN: {stop_on_inf: true}` ends such a run"
+    assert done.stderr.splitlines()[-1] == last
 
 
 def test_the_hook_of_the_readme_does_not_take_nan_for_a_small_gradient(project, emrun):
