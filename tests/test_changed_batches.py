@@ -7,11 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from emrun import AbstractHook, MainLoop, create_training
+from emrun import AbstractHook, AbstractModel, MainLoop, create_training
 from emrun.errors import StreamError
 from emrun.hooks import StopAfter
 from emrun.replaying import replay, report
-from tests.test_hook import Count
 
 PARTS = """
 import numpy as np
@@ -178,6 +177,22 @@ def test_a_hook_that_fails_behind_a_batch_does_not_change_it_a_second_time(proje
 
 
 # In this process
+
+
+class Count(AbstractModel):
+    """Has a loss."""
+
+    input_names = ("x",)
+    output_names = ("loss",)
+
+    def run(self, batch, train, stream):
+        return {"loss": 1.0}
+
+    def save(self, directory):
+        """Write nothing."""
+
+    def load(self, directory):
+        """Read nothing."""
 
 
 class Batches:
