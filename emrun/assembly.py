@@ -146,8 +146,7 @@ def assemble(prepared: Prepared, output_dir: Path, run: Run | None, is_evaluatio
     arguments = section.plain() if section is not None and section.value else {}
     try:
         main_loop = MainLoop(supplied["model"], supplied["dataset"], hooks, run=run, seed=seed, **arguments)
-        if not is_evaluation:
-            main_loop.check_hooks()
+        main_loop.check_hooks(any_stream=is_evaluation)
     except ArgumentError as error:
         node = section.get(error.argument) if section is not None else None
         message = prepared.config.censored(error.message)

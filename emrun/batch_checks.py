@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from emrun.errors import StreamError, did_you_mean, listed
-from emrun.hook import AbstractHook
+from emrun.hook import AbstractHook, may_read_anything, read_by
 from emrun.model import AbstractModel
 from emrun.types import Batch, Policy, check_choice
 
@@ -24,7 +24,8 @@ class BatchChecks:
         model: its inputs are what a batch must have.
         hooks: what they read counts as used, and must be there.
         on_empty_batch: what to do about a batch without sources or of length 0.
-        on_unused_sources: what to do about sources that nobody reads; warns once.
+        on_unused_sources: what to do about sources that nobody reads; warns once. Hooks that get the batches and do not
+            say what they read may read all of them.
     """
 
     def __init__(
@@ -33,6 +34,8 @@ class BatchChecks:
         check_choice("on_empty_batch", on_empty_batch, Policy)
         check_choice("on_unused_sources", on_unused_sources, Policy)
         self.batch_length = 0
+        self.check_changed: Callable[[Batch], int] = len
+        """Checks the batch that the stream's check has seen once more, when hooks may have changed it."""
         self._model = model
         self.hooks = hooks
         self._on_empty_batch = on_empty_batch
@@ -40,13 +43,22 @@ class BatchChecks:
         self._warned: set[str] = set()
         self._checked: set[str] = set()
         self._stream = ""
+        self._changed_by = ""
         self._sources: list[str] = []
 
-    def begin(self, stream: str) -> Callable[[Batch], int]:
-        """Return the check of a stream's batches: it returns a batch's length, 0 for one to be skipped."""
+    def begin(self, stream: str, changed_by: str = "") -> Callable[[Batch], int]:
+        """Return the check of a stream's batches: it returns a batch's length, 0 for one to be skipped.
+
+        Args:
+            stream: the name of the stream.
+            changed_by: who may change a batch before the model gets it. Then only the form of a batch is looked at,
+                and `check_changed` looks at the sources as well as the form again.
+        """
         self._stream = stream
+        self._changed_by = ""
         known: Any = None
         index = -1
+        looks_at_sources = not changed_by
 
         def check(batch: Batch) -> int:
             nonlocal known, index
@@ -56,7 +68,7 @@ class BatchChecks:
             except AttributeError:
                 message = f"a batch is a mapping source name -> values, not {type(batch).__name__}"
                 raise self._error(index, message) from None
-            if names != known and batch:
+            if names != known and batch and looks_at_sources:
                 self._check_sources(batch, index)
                 known = set(names)
                 self._sources = list(batch)
@@ -76,6 +88,14 @@ class BatchChecks:
             self.batch_length = length
             return length
 
+        def check_changed(batch: Batch) -> int:
+            nonlocal index, looks_at_sources
+            index, looks_at_sources, self._changed_by = index - 1, True, changed_by
+            length = check(batch)
+            looks_at_sources, self._changed_by = False, ""
+            return length
+
+        self.check_changed = check_changed
         return check
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
@@ -94,7 +114,7 @@ class BatchChecks:
             raise self._error(0, message)
         variables = [*self._sources, *outputs]
         for hook in self.hooks:
-            for name in hook.reads:
+            for name in read_by(hook) or ():
                 if name not in variables:
                     message = (
                         f"hook {type(hook).__name__} reads {name!r}, which is neither a source nor an output"
@@ -124,7 +144,9 @@ class BatchChecks:
             message = f"the model needs {listed(missing)}, which the batch does not have{hints} (it has {there})"
             raise self._error(index, message)
         used = {*self._model.input_names, *self._model.optional_input_names}
-        used.update(name for hook in self.hooks for name in hook.reads)
+        used.update(name for hook in self.hooks for name in read_by(hook) or ())
+        if any(map(may_read_anything, (*self.hooks, self._model))):
+            return
         unused = [name for name in names if name not in used and name not in self._warned]
         if unused and self._on_unused_sources != "ignore":
             message = f"nothing reads the sources {listed(unused)} (main_loop.on_unused_sources decides)"
@@ -151,7 +173,9 @@ class BatchChecks:
         return self._error(index, f"sources of unequal length: {counts}")
 
     def _error(self, index: int, message: str) -> StreamError:
-        return StreamError(f"stream {self._stream!r}, batch {index} of the epoch: {message}", first_batch=index == 0)
+        where = f"stream {self._stream!r}, batch {index} of the epoch"
+        where += f", after before_batch of {self._changed_by}" if self._changed_by else ""
+        return StreamError(f"{where}: {message}", first_batch=index == 0)
 
 
 def _length(values: Any) -> int:

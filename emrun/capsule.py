@@ -84,7 +84,8 @@ class Capsule:
         run_directory: the directory of its run, or evaluation.
         step: where the failure happened.
         facts: the rest of what `failure.json` says.
-        batch: source -> values, as the stream gave them; tensors are on the CPU.
+        batch: source -> values, as what failed got them: a hook whose `before_batch` failed, or the model, behind
+            all `before_batch`; tensors are on the CPU.
         state: what `state.pt` holds: `random`, `model`, `hook`.
     """
 
@@ -105,22 +106,31 @@ class Draws:
     """
 
     def __init__(self) -> None:
+        self._began: dict[str, Any] = {}  # of the first step
         self._before: dict[str, Any] = {}
-        self._moving: dict[str, Callable[[], Any]] = {}
+        self._moving: dict[str, Callable[[], Any]] | None = None  # not known yet
 
     def take_all(self) -> None:
         """Take all states, before the first step of a pass."""
-        self._before = random_state()
+        self._began = self._before = random_state()
+        self._moving = None
+
+    def take_again(self) -> None:
+        """Take the states later in a step, before something else that may fail."""
+        if self._moving is None:
+            self._before = random_state()
+        else:
+            self._take_moving()
 
     def watch(self) -> Callable[[], None] | None:
         """Compare them with those after it; return what is to be called before each of the next steps, if anything."""
         now = random_state()
-        self._moving = {name: take for name, take in GENERATORS.items() if now[name] != self._before[name]}
+        self._moving = {name: take for name, take in GENERATORS.items() if now[name] != self._began[name]}
         self._before = {name: self._before[name] for name in self._moving}
         return self._take_moving if self._moving else None
 
     def _take_moving(self) -> None:
-        for name, take in self._moving.items():
+        for name, take in (self._moving or {}).items():
             self._before[name] = take()
 
     def before_step(self) -> tuple[dict[str, Any], list[str]]:

@@ -23,6 +23,7 @@ from emrun.build import Imported
 from emrun.config import Config, with_defaults
 from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.errors import ArgumentError, ConfigError, Problem, StateError, did_you_mean, listed
+from emrun.hook import TrainingTerminated, listener, may_change_batches, may_read_anything, read_by
 from emrun.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.outcome import warn_of_no_end
@@ -42,7 +43,8 @@ def try_out(config: Config) -> dict[str, Any]:
     """Build what a config describes and try it out, without changing anything: no file, no random state is left.
 
     The first two batches of every stream are looked at. A copy of the model makes a step with each of the train
-    stream's, evaluates every stream, and is saved and loaded again. Hooks are built and registered, no more.
+    stream's, evaluates every stream, and is saved and loaded again. Hooks are built and registered, no more; those that
+    may change batches get the events up to `before_batch`, and `after_training`.
 
     Args:
         config: the config.
@@ -114,6 +116,7 @@ class _Trial:
         self._dataset = training.dataset
         self._hooks = training.hooks
         self._model = model
+        self._changers = [each for each in (*training.hooks, model) if may_change_batches(each)]
         self._notes = notes
         self._lengths = _lengths(training.dataset)
         self._seconds: dict[str, float] = {}  # of one batch, reading included
@@ -124,6 +127,10 @@ class _Trial:
     def run(self) -> _Trial:
         """Try all streams: those of the loop, then the others, of which only the sources are looked at."""
         own = self._loop.dataset_streams
+        hooks = [each for each in self._changers if each is not self._model]
+        for hook in hooks:
+            _call(hook, "before_training")
+            _call(hook, "before_epoch", epoch_id=1)
         for name in [*own, *(each for each in stream_names(self._dataset) if each not in own)]:
             try:
                 self._try_stream(name, is_run=name in own)
@@ -135,21 +142,27 @@ class _Trial:
                     continue
                 error.add_note(f"while trying the first batches of stream {name!r}")
                 raise
+        for hook in hooks:
+            _call(hook, "after_training", success=True)
         return self
 
     def _try_stream(self, name: str, *, is_run: bool) -> None:
         sources: dict[str, SourceInfo] = {}
         usable = 0
         batches = _timed(self._batches(name))
-        check = self._loop.checks.begin(name) if is_run else len
+        changed_by = ", ".join(type(each).__name__ for each in self._changers)
+        check = self._loop.checks.begin(name, changed_by) if is_run else len
         for batch, seconds in itertools.islice(batches, _MOST_BATCHES):
             if not self._is_usable(check(batch), is_run=is_run):
                 continue
-            for source, values in batch.items():
+            changed = self._change(name, batch) if is_run else batch
+            if not changed:
+                continue
+            for source, values in {**batch, **changed}.items():
                 sources.setdefault(source, SourceInfo()).add(values)
             if is_run:
-                self.first_batches.setdefault(name, batch)
-                self._seconds[name] = seconds + self._run_model(name, batch, usable)
+                self.first_batches.setdefault(name, changed)
+                self._seconds[name] = seconds + self._run_model(name, changed, usable)
             usable += 1
             if usable == _BATCHES:
                 break
@@ -164,6 +177,19 @@ class _Trial:
             "runs": self._how_often(name),
             "sources": {source: {**_seen(info), "used_by": self._users(source)} for source, info in sources.items()},
         }
+
+    def _change(self, name: str, batch: Batch) -> Batch:
+        """Return what hooks make of a batch before the model gets it, nothing when that is to be skipped."""
+        if not self._changers:
+            return batch
+        changed = dict(batch)
+        self._loop.training = name == self._loop.train_stream_name
+        try:
+            for each in self._changers:
+                _call(each, "before_batch", stream_name=name, batch=changed)
+        finally:
+            self._loop.training = False
+        return changed if self._loop.checks.check_changed(changed) else {}
 
     def _is_usable(self, length: int, *, is_run: bool) -> bool:
         """Tell whether the loop would run the model on a batch of this length."""
@@ -200,8 +226,10 @@ class _Trial:
 
     def _users(self, source: str) -> list[str]:
         in_model = (*self._model.input_names, *self._model.optional_input_names)
-        readers = [type(hook).__name__ for hook in self._hooks if source in hook.reads]
-        return [*(["model"] if source in in_model else []), *dict.fromkeys(readers)]
+        readers = [type(hook).__name__ for hook in self._hooks if source in (read_by(hook) or ())]
+        users = [*(["model"] if source in in_model else []), *dict.fromkeys(readers)]
+        able = [type(each).__name__ for each in (*self._hooks, self._model) if may_read_anything(each)]
+        return users or [f"{name} (possibly)" for name in dict.fromkeys(able)]
 
     def _how_often(self, name: str) -> str:
         if name == self._loop.train_stream_name:
@@ -229,6 +257,19 @@ class _Trial:
             },
             "notes": self._notes,
         }
+
+
+def _call(listening: Any, event: str, **arguments: Any) -> None:
+    """Call an event of a hook or a model as the loop would; one that ends the training has no effect."""
+    call = listener(listening, event)
+    try:
+        if call is not None:
+            call(**arguments)
+    except TrainingTerminated:
+        pass
+    except Exception as error:
+        error.add_note(f"in {event} of {type(listening).__name__}")
+        raise
 
 
 def _check_round_trip(training: Training, copy: AbstractModel, batches: Mapping[str, Batch], place: Path) -> None:

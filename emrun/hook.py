@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import types
+import typing
+from collections import abc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from emrun.errors import HookError, did_you_mean, listed
-from emrun.types import Batch, EpochData, Profile
+from emrun.types import Batch, EpochData, Names, Profile
 
 if TYPE_CHECKING:  # hooks know the loop they are registered in; the loop knows its hooks
     from emrun.main_loop import MainLoop
@@ -50,7 +54,20 @@ class TrainingAborted(Exception):
         super().__init__(reason)
 
 
-class AbstractHook:
+class _NotesNames:
+    """Takes note of what the arguments of a hook name before the constructor runs, whoever builds it.
+
+    It stands apart from `AbstractHook`, whose signature is that of its constructor.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        new = super().__new__
+        hook = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+        object.__setattr__(hook, "_named_by_arguments", tuple(dict.fromkeys(_named_by(cls, args, kwargs))))
+        return hook
+
+
+class AbstractHook(_NotesNames):
     """Base of all hooks: an object whose methods are called at the events of the main loop.
 
     A hook overrides the events it listens to; the others cost nothing. One that needs an event only with some of its
@@ -60,6 +77,10 @@ class AbstractHook:
 
         hooks:
           - my_hooks.PrintLoss: {every: 10}
+
+    Variables and statistics that a hook is given by name are checked before the training, or with the first batches:
+    those in parameters that are annotated with `emrun.types.VariableName`, `EpochVariable` or `Address`, and those in
+    `reads` and `monitors`.
 
     Args:
         model: the model, the dataset and the directory of the run, a `pathlib.Path`, kept under these names. emrun
@@ -72,19 +93,21 @@ class AbstractHook:
     main_loop: MainLoop
     """The loop, from `register_mainloop` on."""
 
-    reads: Sequence[str] = ()
-    """Variables that this hook reads in the batches of every stream; checked with each stream's first batch."""
+    reads: Sequence[str] | None = None
+    """Variables that this hook reads in the batches of every stream; checked with each stream's first batch. None for
+    what is not declared: a hook that gets the batches may read anything in them, and no source is unused then."""
 
     writes: Sequence[str] = ()
-    """What this hook adds to the epoch's data: `variable` or `variable/aggregation`."""
+    """What this hook adds to the epoch's data: `variable` or `variable/aggregation`. Every hook that adds something
+    declares it."""
 
     monitors: Sequence[str] = ()
-    """What this hook reads in the epoch's data: `stream/variable` or `stream/variable/aggregation`. An earlier hook
-    must write it."""
+    """What this hook reads in the epoch's data: `variable` (in whatever stream), `stream/variable` or
+    `stream/variable/aggregation`. An earlier hook must write it."""
 
     changes_batches: bool = True
     """Whether `before_batch` may change the batch. A hook that has this event and only looks says False, so that
-    batches can be copied to a GPU ahead of their turn."""
+    batches need not be copied, and can be copied to a GPU ahead of their turn."""
 
     def __init__(self, model: Any = None, dataset: Any = None, output_dir: Any = None) -> None:
         self.model = model
@@ -115,7 +138,11 @@ class AbstractHook:
         """
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
-        """Called before the model runs on a batch of any stream."""
+        """Called before the model runs on a batch of any stream.
+
+        Sources may be replaced, added and removed: hooks share a copy of the mapping, in order, on which the model is
+        run. What is in the sources is the stream's, and not to be changed in place.
+        """
 
     def before_update(self, model: Any) -> None:
         """Called when the gradients of an update are complete, before the optimizer uses them."""
@@ -183,32 +210,59 @@ def no_event(hook_class: str, name: str, near: str) -> str:
     return f"{hook_class}.{name} is no event of a hook; did you mean {near!r}?"
 
 
-def check_monitors(hooks: Sequence[Any], streams: Sequence[str]) -> None:
-    """Check that what hooks monitor is written by a hook before them, in a stream that is run.
+def read_by(hook: Any) -> tuple[str, ...] | None:
+    """Return the variables of a batch that a hook says it reads, None when it says nothing.
+
+    Raises:
+        HookError: its `reads` is not a list of names.
+    """
+    by_arguments = _named(hook, "variable")
+    declared = _declared(hook, "reads")
+    return by_arguments or None if declared is None else tuple(dict.fromkeys((*by_arguments, *declared)))
+
+
+def written_by(hook: Any) -> tuple[str, ...]:
+    """Return what a hook says it adds to the epoch's data.
+
+    Raises:
+        HookError: its `writes` is not a list of names.
+    """
+    return _declared(hook, "writes") or ()
+
+
+def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
+    """Check that what hooks read of the epoch's data is written by a hook before them, in a stream that is run.
 
     Args:
         hooks: the hooks in their order, and the model, which may monitor too.
-        streams: the names of the streams that are run.
+        streams: the names of the streams that are run; None when any may be: then only variables that are monitored
+            without a stream are looked at.
 
     Raises:
         HookError: it is not; the message says which hook to move, or what to add.
     """
+    writes = [written_by(hook) for hook in hooks]
+    everything = sorted({name for names in writes for name in names})
     for index, hook in enumerate(hooks):
-        for address in getattr(hook, "monitors", ()):
-            stream, _, statistic = address.partition("/")
-            if stream not in streams:
+        for address, is_variable in _monitored(hook, everything).items():
+            stream, _, statistic = ("", "", address) if is_variable else address.partition("/")
+            if streams is None and not is_variable:
+                continue
+            if not is_variable and stream not in (streams or ()):
                 raise HookError(
                     f"{type(hook).__name__} monitors {address}, but stream {stream!r} is not run"
-                    f"{did_you_mean(stream, streams)} (main_loop runs {listed(streams)}: main_loop.extra_streams)",
+                    f"{did_you_mean(stream, streams or ())} (main_loop runs {listed(streams or ())}: "
+                    "main_loop.extra_streams)",
                     index,
                 )
-            writers = [i for i, other in enumerate(hooks) if _writes(other, statistic)]
+            is_meant = _is_of_variable if is_variable else _is_statistic
+            writers = [i for i, names in enumerate(writes) if any(is_meant(name, statistic) for name in names)]
             if not writers:
-                written = sorted({name for other in hooks for name in getattr(other, "writes", ())})
+                there = sorted({name.partition("/")[0] for name in everything}) if is_variable else everything
                 raise HookError(
                     f"{type(hook).__name__} monitors {address}, but no hook writes {statistic!r}"
-                    f"{did_you_mean(statistic, written)} (written are {listed(written)}); add it to ComputeStats, or "
-                    "to `writes` of the hook that adds it",
+                    f"{did_you_mean(statistic, there)} (written are {listed(there)}); add it to ComputeStats. A hook "
+                    f"of yours that writes it declares `writes = [{statistic!r}]`",
                     index,
                 )
             if writers[0] > index:
@@ -216,8 +270,98 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str]) -> None:
                 raise HookError(f"{type(hook).__name__} monitors {address}: move it behind {writer}", index)
 
 
-def _writes(hook: Any, statistic: str) -> bool:
-    return any(name in (statistic, statistic.partition("/")[0]) for name in getattr(hook, "writes", ()))
+def _monitored(hook: Any, written: Sequence[str]) -> dict[str, bool]:
+    """Return what a hook reads of the epoch's data -> whether it is a variable in whatever stream.
+
+    Args:
+        hook: the hook, or the model.
+        written: what is written: a variable may have a slash in its name.
+    """
+    addresses = (*_named(hook, "address"), *(_declared(hook, "monitors") or ()))
+    found = {name: "/" not in name or any(_is_of_variable(each, name) for each in written) for name in addresses}
+    return {**found, **dict.fromkeys(_named(hook, "epoch variable"), True)}
+
+
+def _is_of_variable(name: str, variable: str) -> bool:
+    """Tell whether what is written, `variable` or `variable/aggregation`, is of a variable."""
+    return name == variable or name.startswith(f"{variable}/")
+
+
+def _is_statistic(name: str, statistic: str) -> bool:
+    """Tell whether what is written is a statistic, or the variable of one, whose aggregations are not known."""
+    return name in (statistic, statistic.partition("/")[0])
+
+
+def _declared(hook: Any, attribute: str) -> tuple[str, ...] | None:
+    names = getattr(hook, attribute, None)
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise HookError(f"{type(hook).__name__}.{attribute} is {names!r}, not a list of names, e.g. ['loss']")
+    return tuple(names)
+
+
+def _named(hook: Any, what: str) -> tuple[str, ...]:
+    """Return what the arguments of a hook name; nothing of a hook that was made without its constructor."""
+    return tuple(name for kind, name in getattr(hook, "_named_by_arguments", ()) if kind == what)
+
+
+def _named_by(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what the arguments of a constructor name, and those that it hands on to its bases as they are."""
+    constructors = dict.fromkeys(cls.__init__ for cls in hook_class.__mro__)  # type: ignore[misc]  # of each class
+    for index, constructor in enumerate(constructors):
+        try:
+            bound = inspect.signature(constructor).bind_partial(None, *args, **kwargs)
+        except (TypeError, ValueError):  # of a wrong call the constructor tells; some signatures cannot be read
+            return
+        if index == 0:
+            bound.apply_defaults()
+        args, kwargs = (), {}
+        for name, value in bound.arguments.items():
+            parameter = bound.signature.parameters[name]
+            values = [value]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                args = values = value
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                kwargs, values = value, value.values()
+            for each in values:
+                yield from _names_in(_type_of(constructor, name), each)
+        if not (args or kwargs):
+            return
+
+
+def _type_of(function: Any, parameter: str) -> Any:
+    """Return the type of a parameter, None without one that can be evaluated."""
+    function = inspect.unwrap(function)
+    annotations = getattr(function, "__annotations__", {})
+    owner = SimpleNamespace(__annotations__={"it": annotations.get(parameter)})
+    try:
+        return typing.get_type_hints(owner, getattr(function, "__globals__", {}), include_extras=True)["it"]
+    except Exception:  # annotations are the user's code, and may need what only type checkers import
+        return None
+
+
+def _names_in(hint: Any, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield what a value names, as far as its type says what its texts are: what it is, and the name."""
+    inner = typing.get_args(hint)
+    kind = typing.get_origin(hint)
+    if kind is typing.Annotated:
+        marks = [each for each in hint.__metadata__ if isinstance(each, Names)]
+        yield from ((mark.what, value) for mark in marks if isinstance(value, str))
+        yield from _names_in(inner[0], value)
+    elif kind in (typing.Union, types.UnionType):
+        for each in inner:
+            yield from _names_in(each, value)
+    elif isinstance(value, Mapping) and len(inner) == 2:
+        for key, child in value.items():
+            yield from _names_in(inner[0], key)
+            yield from _names_in(inner[1], child)
+    elif (
+        isinstance(value, abc.Sequence | abc.Set) and not isinstance(value, str) and (len(inner) == 1 or kind is tuple)
+    ):
+        fixed = kind is tuple and inner[-1:] != (Ellipsis,)
+        for each, child in zip(inner if fixed else [inner[0]] * len(value), value, strict=False):
+            yield from _names_in(each, child)
 
 
 def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., Any] | None:
@@ -241,6 +385,24 @@ def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., 
     if takes_any or len(wanted) == len(EVENTS[event]):
         return method  # type: ignore[no-any-return]
     return lambda **arguments: method(**{name: arguments[name] for name in wanted})
+
+
+def may_change_batches(hook: Any) -> bool:
+    """Tell whether a hook, or a model, gets the batches before the model and may change them."""
+    return bool(getattr(hook, "changes_batches", True)) and _gets(hook, "before_batch", "batch")
+
+
+def may_read_anything(hook: Any) -> bool:
+    """Tell whether a hook, or a model, gets the batches and does not say what it reads in them."""
+    return read_by(hook) is None and (_gets(hook, "before_batch", "batch") or _gets(hook, "after_batch", "batch_data"))
+
+
+def _gets(hook: Any, event: str, argument: str) -> bool:
+    """Tell whether a hook, or a model, listens to an event and takes one of its arguments."""
+    if listener(hook, event) is None:
+        return False
+    parameters = inspect.signature(getattr(hook, event)).parameters
+    return argument in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _check_parameters(hook_class: type, event: str) -> None:

@@ -7,6 +7,7 @@ import signal
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +20,15 @@ from emrun.checkpointing import Checkpointing
 from emrun.dataset import stream_function
 from emrun.dataset_streams import DatasetStreams, StreamLike
 from emrun.errors import ArgumentError, UsageError, did_you_mean
-from emrun.hook import EVENTS, AbstractHook, TrainingTerminated, check_monitors, listener
+from emrun.hook import (
+    EVENTS,
+    AbstractHook,
+    TrainingAborted,
+    TrainingTerminated,
+    check_monitors,
+    listener,
+    may_change_batches,
+)
 from emrun.interrupts import Interrupts
 from emrun.model import AbstractModel
 from emrun.outcome import Outcome, warn_of_no_end
@@ -292,13 +301,20 @@ class MainLoop:
                 hook.register_mainloop(main_loop=self)
         self._listeners = self._find_listeners()
 
-    def check_hooks(self) -> None:
+    def check_hooks(self, *, any_stream: bool = False) -> None:
         """Check that what hooks read of the epoch's data is written by a hook before them, in a stream that is run.
+
+        Args:
+            any_stream: the streams that will be run are not known, as for an evaluation: look only at variables that
+                are monitored without a stream, and not at the model, which reads after training epochs.
 
         Raises:
             HookError: a hook monitors what is not there; the message says which to move or add.
         """
-        check_monitors([*self.hooks, self.model], [self.train_stream_name, *self.extra_streams])
+        if any_stream:
+            check_monitors(self.hooks, None)
+        else:
+            check_monitors([*self.hooks, self.model], [self.train_stream_name, *self.extra_streams])
 
     def run_training(self) -> Outcome:
         """Train until a hook or a signal ends it.
@@ -414,6 +430,7 @@ class MainLoop:
         """Open the log of the run, install the signal handlers and call `before_training` of the hooks."""
         if self._entered:
             raise UsageError("the main loop is entered already")
+        self.check_hooks(any_stream=True)
         if self.run is not None:
             self.run.open_log()
         self._entered = True
@@ -470,7 +487,12 @@ class MainLoop:
                 _LOG.warning("the last checkpoint was not saved: %s", saving_error)
             failure = failure or saving_error
         self._checkpointing.close()
+        if failure is None and not self.evaluating:
+            self._state.loss.look(self._state.epochs_done + 1, self._state.iterations_done)
+        if not isinstance(failure, TrainingAborted):  # the guard has said it
+            self._state.loss.warn()
         self.outcome = Outcome.of(failure or error, None if self.evaluating else self._preempt_exit_code)
+        self.outcome = replace(self.outcome, warning=self._state.loss.warning)
         if failure is not None:
             self._call_all("on_error", error=failure)
         hook_error = self._call_all("after_training", success=failure is None)
@@ -545,6 +567,10 @@ class MainLoop:
             self.notify("after_epoch_profile", epoch_id=epoch_id, profile=self._profile, streams=names)
         except TrainingTerminated as error:
             ended = ended or error
+        for stream in train:
+            variables = epoch_data.get(stream.name, {})
+            state.loss.look_at_mean(stream.name, variables, state.epochs_done, state.iterations_done)
+        state.loss.warn()
         self._record_epoch(perf_counter() - began, epoch_data, is_training=bool(train))
         self._request_by_signal()
         self._checkpointing.save_requested(*state.point)
@@ -584,6 +610,7 @@ class MainLoop:
             self.checks.report_empty_stream(stream.name, self.on_empty_stream)
         if train and is_last:
             self._state.phase = Phase.EVALUATE
+            self._state.loss.look(self._state.epochs_done + 1, self._state.iterations_done)
         self.notify("after_stream", stream_name=stream.name)
 
     def _end_silence(self) -> None:
@@ -599,8 +626,10 @@ class MainLoop:
         hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
         stream.profile = self._profile
         checks, run, state, clock = self.checks, self.model.run, self._state, perf_counter
-        check_batch, fixed_batch_size = checks.begin(name), self.fixed_batch_size
-        announce = partial(self.notify, "before_batch") if self._listeners["before_batch"] else None
+        check_batch, fixed_batch_size = checks.begin(name, ", ".join(self._changers)), self.fixed_batch_size
+        announce: Callable[..., Batch | None] | None = None
+        if self._listeners["before_batch"]:
+            announce = self._let_change if self._changers else partial(self.notify, "before_batch")
         report = partial(self.notify, "after_batch") if self._listeners["after_batch"] else None
         note_randomness = self._draws.take_all if self.run is not None else None
         handled: Batch | None = None
@@ -616,8 +645,11 @@ class MainLoop:
                 handled = batch
                 if note_randomness is not None:
                     note_randomness()
-                if announce is not None:
-                    announce(stream_name=name, batch=batch)
+                if announce is not None and (changed := announce(stream_name=name, batch=batch)) is not None:
+                    handled = None
+                    if checks.check_changed(changed) == 0:
+                        continue
+                    handled = batch = changed  # noqa: PLW2901 - the stream keeps its own
                 began = clock()
                 outputs = run(batch, train, name)
                 seconds.append(clock() - began)
@@ -644,6 +676,8 @@ class MainLoop:
     def _keep_failure(self, error: Exception, batch: Batch, stream: StreamWrapper, train: bool) -> None:
         """Write a capsule of the batch that was being handled."""
         event, index = self._failed_call or (None, 0)
+        if event == "before_batch" and self._offered is not None:
+            batch = self._offered
         listening = [hook for hook in self.hooks if event is not None and listener(hook, event) is not None]
         hook = listening[index] if index < len(listening) else None
         step = Step(
@@ -714,12 +748,31 @@ class MainLoop:
 
     def _find_listeners(self) -> dict[str, list[Callable[..., Any]]]:
         """Return what to call at each event: the hooks that override it, in order, then the model."""
-        listeners = {}
+        listeners: dict[str, list[Callable[..., Any]]] = {}
+        self._offered: Batch | None = None  # a batch as the hook got it that was the last to change it
+        self._changers = [type(each).__name__ for each in (*self.hooks, self.model) if may_change_batches(each)]
         for event in EVENTS:
             hooks = [] if event == "register_mainloop" else [listener(hook, event) for hook in self.hooks]
             found = [*hooks, listener(self.model, event, AbstractModel)]
             listeners[event] = [call for call in found if call is not None]
+        if self._changers:
+            listeners["before_batch"] = [partial(self._offer, call) for call in listeners["before_batch"]]
         return listeners
+
+    def _let_change(self, stream_name: str, batch: Batch) -> Batch:
+        """Return a copy of a batch on which all who may change it were called."""
+        changed = dict(batch)
+        self.notify("before_batch", stream_name=stream_name, batch=changed)
+        if self.run is not None:
+            self._draws.take_again()
+        return changed
+
+    def _offer(self, call: Callable[..., Any], stream_name: str, batch: Batch) -> None:
+        """Call `before_batch` of a hook, and keep what it takes to do that again."""
+        self._offered = dict(batch)
+        if self.run is not None:
+            self._draws.take_again()
+        call(stream_name=stream_name, batch=batch)
 
     def _get_prefetch(self) -> Prefetch | None:
         return self._prefetch
@@ -727,14 +780,13 @@ class MainLoop:
     def _find_prefetch(self) -> Prefetch | None:
         """Return what prepares batches, None when there is nothing or a hook may change them afterwards."""
         prefetch = self.model.prefetcher() if self._prefetches else None
-        for each in (*self.hooks, self.model) if prefetch is not None else ():
-            if getattr(each, "changes_batches", True) and listener(each, "before_batch") is not None:
-                _LOG.info(
-                    "batches are not copied to the device ahead: %s.before_batch may change them (a hook that only "
-                    "looks says so with `changes_batches = False`)",
-                    type(each).__name__,
-                )
-                return None
+        if prefetch is not None and self._changers:
+            _LOG.info(
+                "batches are not copied to the device ahead: %s.before_batch may change them (a hook that only looks "
+                "says so with `changes_batches = False`)",
+                self._changers[0],
+            )
+            return None
         return prefetch
 
     def _wake_stream(self) -> None:

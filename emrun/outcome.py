@@ -24,12 +24,14 @@ class Outcome:
         reason: why, in one line; None for an evaluation or a block that came to its end.
         exit_status: what the command line ends with.
         signal_number: the number of the signal that interrupted it and that the process is to end by, if it is.
+        warning: what is wrong with it all the same, in one line; None for nothing that is known.
     """
 
     status: str
     reason: str | None
     exit_status: int
     signal_number: int | None = None
+    warning: str | None = None
 
     @classmethod
     def of(cls, error: BaseException | None, preempt_exit_code: int | None = None) -> Outcome:

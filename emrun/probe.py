@@ -94,6 +94,7 @@ class Probe(AbstractHook):
     """
 
     changes_batches = False
+    reads = ()
 
     def __init__(self, record: _Record, job: Mapping[str, Any]) -> None:
         super().__init__()

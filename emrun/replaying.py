@@ -117,6 +117,8 @@ class _Attempt:
             name = self._weights.name if self._weights is not None else "no checkpoint: new weights"
             notes.append(f"the weights could not be read from the device; these are those of {name}")
         self._random = dict(capsule.state["random"])
+        if capsule.step.event != "before_batch":
+            self._model.before_batch = None  # the batch is as the model got it
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if len(self._random["cuda"]) > devices:
             notes.append(f"random states of {len(self._random['cuda'])} GPUs are known, {devices} are here")
@@ -166,6 +168,8 @@ class _Attempt:
         if self._hook_recipe is not None:
             seed_everything(self._seed, "hooks")
             hook = self._hook_recipe.build(self._supplied)
+            if self._capsule.step.event != "before_batch":
+                hook.before_batch = None  # the batch has what it made of it
             if self._capsule.state["hook"]:
                 hook.load_state_dict(self._capsule.state["hook"])
             hooks.append(hook)
@@ -217,7 +221,8 @@ def _differences(capsule: Capsule) -> Iterator[str]:
     for name, reason in facts["left_out"].items():
         yield f"left out: {name}: {reason}"
     if step.hook_class is not None:
-        yield f"of the hooks, only {step.hook_class} is called"
+        without = "" if step.event == "before_batch" else "; before_batch of none, as the batch is what they made of it"
+        yield f"of the hooks, only {step.hook_class} is called{without}"
 
 
 def _find_causes(found: Replay, attempt: _Attempt) -> None:

@@ -45,6 +45,7 @@ _PLAIN_BASES: dict[str, inspect.Signature | None] = {  # their constructors, whe
     "torch.optim.optimizer.Optimizer": _ANY,
     "torch.utils.data.Dataset": None,
     "emrun.dataset.AbstractDataset": None,
+    "emrun.hook._NotesNames": None,
 }
 _WITHOUT_STREAMS = frozenset(("builtins.object", "abc.ABC", "typing.Generic", "emrun.dataset.AbstractDataset"))
 _TYPES: dict[str, Any] = {

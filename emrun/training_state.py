@@ -12,6 +12,7 @@ from typing import Any
 
 from emrun.dataset_streams import DatasetStreams
 from emrun.hook import AbstractHook
+from emrun.loss_watch import LossWatch
 from emrun.model import AbstractModel
 from emrun.run_dir import Run
 from emrun.state import encode, load_state, random_state, save_state, set_random_state
@@ -49,6 +50,7 @@ class TrainingState:
         self.hooks = hooks
         self.begins_again = False
         """Whether `before_epoch` is called for an epoch that is resumed in its middle; nothing ends the run there."""
+        self.loss = LossWatch(model)
         self._model = model
         self._streams = streams
         self._run = run

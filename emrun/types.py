@@ -6,7 +6,7 @@ import re
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from emrun.errors import ArgumentError
 
@@ -30,6 +30,31 @@ Prefetch = Callable[[Batch], Callable[[], None] | None]
 
 StartMethod = Literal["fork", "forkserver", "spawn"]
 """How worker processes are started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Says what the texts in an argument of a hook name; see `VariableName`, `EpochVariable`, `Address`.
+
+    Args:
+        what: `variable`, `epoch variable` or `address`.
+    """
+
+    what: Literal["variable", "epoch variable", "address"]
+
+
+VariableName = Annotated[str, Names("variable")]
+"""A variable of a batch, a source or an output, that a hook reads: checked with the first batch of each stream.
+
+This and the two below annotate parameters of a hook's constructor, also inside of lists, mappings and unions, as in
+`variables: Sequence[VariableName] | None`. What is given there counts as what the hook reads.
+"""
+
+EpochVariable = Annotated[str, Names("epoch variable")]
+"""A variable of the epoch's data that a hook reads, in whatever stream: an earlier hook must write it."""
+
+Address = Annotated[str, Names("address")]
+"""A statistic that a hook reads, `stream/variable` or `stream/variable/aggregation`: an earlier hook must write it."""
 
 
 def check_choice(argument: str, value: object, allowed: object) -> None:

@@ -12,9 +12,12 @@ import numpy as np
 from emrun.errors import ArgumentError, HookError, did_you_mean
 from emrun.hook import AbstractHook
 from emrun.running_stats import RUNNING, RunningStats
-from emrun.types import EpochData
+from emrun.types import EpochData, VariableName
 
 _LOG = logging.getLogger(__name__)
+
+ByVariable = Mapping[VariableName, str | Sequence[str]]
+"""Variable -> its aggregation, or several."""
 
 
 class ComputeStats(AbstractHook):
@@ -32,14 +35,15 @@ class ComputeStats(AbstractHook):
     weight the examples with it.
 
     Args:
-        variables: names, or `{name: [aggregation, ...]}`; a name alone means the mean.
+        variables: names, or `{name: [aggregation, ...]}`; a name alone means the mean. Or a mapping of all,
+            `{loss: [mean, std], accuracy: mean}`.
 
     Raises:
         ArgumentError: an aggregation is unknown.
         HookError: a variable is no number, or its length is not that of the batch.
     """
 
-    def __init__(self, variables: Sequence[str | Mapping[str, Sequence[str]]]) -> None:
+    def __init__(self, variables: Sequence[VariableName | ByVariable] | ByVariable) -> None:
         super().__init__()
         self._aggregations = _read(variables)
         self._stats: dict[str, dict[str, RunningStats]] = {}
@@ -97,12 +101,12 @@ class ComputeStats(AbstractHook):
 
 
 def _read(variables: Any) -> dict[str, list[str]]:
-    if isinstance(variables, str) or not isinstance(variables, Sequence) or not variables:
+    if isinstance(variables, str) or not isinstance(variables, Sequence | Mapping) or not variables:
         raise ArgumentError(
             "variables", f"{variables!r} is no list of variables, e.g. [loss, {{accuracy: [mean, std]}}]"
         )
     aggregations: dict[str, list[str]] = {}
-    for entry in variables:
+    for entry in [variables] if isinstance(variables, Mapping) else variables:
         pairs = entry.items() if isinstance(entry, Mapping) else [(entry, ["mean"])]
         for name, wanted in pairs:
             names = [wanted] if isinstance(wanted, str) else wanted

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from emrun.errors import HookError, did_you_mean
 from emrun.hook import AbstractHook
-from emrun.types import EpochData, check_choice, check_names
+from emrun.types import EpochData, EpochVariable, check_choice, check_names
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +37,9 @@ class LogVariables(AbstractHook):
         HookError: a value is no number, and the policy is `error`; or a listed variable is in no stream.
     """
 
-    def __init__(self, variables: Sequence[str] | None = None, on_unknown_type: UnknownType = "ignore") -> None:
+    def __init__(
+        self, variables: Sequence[EpochVariable] | None = None, on_unknown_type: UnknownType = "ignore"
+    ) -> None:
         super().__init__()
         check_choice("on_unknown_type", on_unknown_type, UnknownType)
         if variables is not None:

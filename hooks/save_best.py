@@ -33,7 +33,7 @@ class SaveBest(SaveLatest):
 
     Raises:
         ArgumentError: the condition or policy is none of these.
-        HookError: the main loop has no run directory, or the statistic is not there.
+        HookError: the main loop has no run directory, or the statistic is not there or not a number.
     """
 
     def __init__(
@@ -84,4 +84,29 @@ class SaveBest(SaveLatest):
                 there = listed(list(value)) if isinstance(value, Mapping) else f"the number {value}"
                 raise HookError(f"SaveBest monitors {self.monitors[0]}, but there is no {part!r}: there is {there}")
             value = value[part]
-        return float(value)
+        if isinstance(value, Mapping) and value:
+            raise HookError(
+                f"SaveBest monitors {self.monitors[0]}, which has the aggregations {listed(list(map(str, value)))}; "
+                "name one of them (aggregation)"
+            )
+        number = _number(value)
+        if number is None:
+            raise HookError(f"SaveBest monitors {self.monitors[0]}, which is not a number: {_shown(value)}")
+        return number
+
+
+def _number(value: Any) -> float | None:
+    """Return the number that a value is or holds alone, None when it is none."""
+    if isinstance(value, str | bytes):
+        return None
+    item = getattr(value, "item", None)  # of arrays and tensors
+    try:
+        return float(item() if callable(item) else value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _shown(value: Any) -> str:
+    """Return what a value is, in a few words."""
+    shape = getattr(value, "shape", None)
+    return repr(value)[:40] if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"

@@ -38,6 +38,8 @@ class SaveEvery(SaveLatest):
         HookError: the main loop has no run directory, or another SaveEvery gives the same names.
     """
 
+    reads = ()
+
     def __init__(
         self,
         n_epochs: int | str = 1,

@@ -29,6 +29,8 @@ class ShowProgress(AbstractHook):
     The number of batches is that of `dataset.num_batches`, of `main_loop.fixed_epoch_size`, or of the pass before.
     """
 
+    reads = ()
+
     def __init__(self, dataset: Any = None) -> None:
         super().__init__(dataset=dataset)
         self._totals: dict[str, int] = {}

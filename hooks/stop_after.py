@@ -26,6 +26,7 @@ class StopAfter(AbstractHook):
         ArgumentError: no limit is given, or one is negative.
     """
 
+    reads = ()
     clock = staticmethod(time.monotonic)
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -13,7 +14,9 @@ from emrun.errors import ArgumentError, HookError
 from emrun.hook import AbstractHook, TrainingAborted
 from emrun.types import EpochData, check_choice
 
-UnknownType = Literal["error", "ignore"]
+UnknownType = Literal["error", "warn", "ignore"]
+
+_LOG = logging.getLogger(__name__)
 _FLOATS = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -36,8 +39,9 @@ class StopOnNaN(AbstractHook):
     It stands before the hooks that save, so that nothing of the epoch with the NaN is saved.
 
     Args:
-        variables: which variables are looked at; by default all.
-        on_unknown_type: what to do about a value that is no number: `error` or `ignore`.
+        variables: which variables are looked at; by default all. With `after_batch` every batch must have them, without
+            it an earlier hook must write them.
+        on_unknown_type: what to do about a value that is no number: `error`, `warn`, once for each, or `ignore`.
         stop_on_inf: abort when a value is infinite too.
         after_batch: look at the variables of every batch, and at the gradients of every update, which waits for the
             device. Gradients are looked at whatever `variables` says.
@@ -67,11 +71,13 @@ class StopOnNaN(AbstractHook):
         if not (after_batch or after_epoch):
             raise ArgumentError("after_epoch", "with after_batch false too there is nothing to look at")
         self._variables = variables
+        self._warned: set[str] = set()
         self._on_unknown_type = on_unknown_type
         self._stop_on_inf = stop_on_inf
         self._looks_after_batch = after_batch
         self._looks_after_epoch = after_epoch
-        self.reads = tuple(variables or ()) if after_batch else ()
+        self.reads = variables if after_batch else ()
+        self.monitors = () if after_batch or variables is None else variables
 
     def before_update(self, model: Any) -> None:
         """Look at the outputs and the gradients of the batch while the weights are still those before it."""
@@ -116,8 +122,12 @@ class StopOnNaN(AbstractHook):
             return
         found = _not_finite(value)
         if found is None:
+            message = f"StopOnNaN: {address} is no number, but {type(value).__name__} (on_unknown_type)"
             if self._on_unknown_type == "error":
-                raise HookError(f"StopOnNaN: {address} is no number, but {type(value).__name__} (on_unknown_type)")
+                raise HookError(message)
+            if self._on_unknown_type == "warn" and address not in self._warned:
+                self._warned.add(address)
+                _LOG.warning("%s", message)
             return
         nan, inf = found
         if nan or (inf and self._stop_on_inf):

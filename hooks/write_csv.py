@@ -14,7 +14,7 @@ import numpy as np
 from emrun.errors import ArgumentError, HookError, StateError
 from emrun.files import append_line, safe_component, storing, truncate
 from emrun.hook import AbstractHook
-from emrun.types import EpochData, check_choice
+from emrun.types import EpochData, EpochVariable, check_choice
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,8 +29,9 @@ class WriteCSV(AbstractHook):
           - ComputeStats: {variables: [loss, {accuracy: [mean, std]}]}
           - WriteCSV: {output_file: training.csv}
 
-    Of a variable with several aggregations the mean is written; of an array, the mean without its NaNs. The columns are
-    those of the first epoch that is written. A resumed run goes on with the same file and has no epoch twice.
+    Of a variable with several aggregations the mean is written; where it has none, each of them, as
+    `<stream>_<variable>_<aggregation>`. Of an array, the mean without its NaNs. The columns are those of the first
+    epoch that is written. A resumed run goes on with the same file and has no epoch twice.
 
     Args:
         output_file: the name of the file.
@@ -53,7 +54,7 @@ class WriteCSV(AbstractHook):
         output_file: str = "training.csv",
         delimiter: str = ",",
         default_value: str = "",
-        variables: Sequence[str] | None = None,
+        variables: Sequence[EpochVariable] | None = None,
         on_unknown_type: UnknownType = "default",
         on_missing_variable: MissingVariable = "error",
     ) -> None:
@@ -72,7 +73,7 @@ class WriteCSV(AbstractHook):
         self._variables = list(variables) if variables is not None else None
         self._on_unknown_type = on_unknown_type
         self._on_missing_variable = on_missing_variable
-        self._columns: list[list[str]] = []
+        self._columns: list[list[str]] = []  # stream, variable, and, where it has no mean, aggregation
         self._length = 0
         self._is_known = False
 
@@ -93,8 +94,8 @@ class WriteCSV(AbstractHook):
         """Write the line, before the first one the header."""
         if not self._columns:
             self._columns = self._find_columns(epoch_data)
-            self._write(["epoch_id", *(f"{stream}_{name}" for stream, name in self._columns)])
-        self._write([str(epoch_id), *(self._value(stream, name, epoch_data) for stream, name in self._columns)])
+            self._write(["epoch_id", *("_".join(column) for column in self._columns)])
+        self._write([str(epoch_id), *(self._value(column, epoch_data) for column in self._columns)])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the columns and the length of the file in bytes, and what must not change."""
@@ -122,18 +123,25 @@ class WriteCSV(AbstractHook):
         names = self._variables if self._variables is not None else found
         extra = [] if self.main_loop.evaluating else self.main_loop.extra_streams
         streams = list(dict.fromkeys([*epoch_data, *extra]))
-        return [[stream, name] for stream in streams for name in names]
+        return [
+            [stream, name, *aggregation]
+            for stream in streams
+            for name in names
+            for aggregation in _without_mean(stream, name, epoch_data)
+        ]
 
-    def _value(self, stream: str, name: str, epoch_data: EpochData) -> str:
+    def _value(self, column: Sequence[str], epoch_data: EpochData) -> str:
+        stream, name, *aggregation = column
         if stream not in epoch_data:  # not evaluated in this epoch
             return self._default
         if name not in epoch_data[stream]:
             return self._complain(self._on_missing_variable, f"stream {stream!r} has no variable {name!r}")
         value = epoch_data[stream][name]
         if isinstance(value, Mapping):
-            if "mean" not in value:
-                return self._complain(self._on_missing_variable, f"{stream}/{name} has no mean")
-            value = value["mean"]
+            (wanted,) = aggregation or ["mean"]
+            if wanted not in value:
+                return self._complain(self._on_missing_variable, f"{stream}/{name} has no {wanted}")
+            value = value[wanted]
         try:
             array = np.asarray(value if value is not None else "", dtype=np.float64)
             return repr(float(np.nanmean(array) if array.ndim else array))
@@ -153,3 +161,14 @@ class WriteCSV(AbstractHook):
         append_line(self._path, text.getvalue())
         with storing(self._path, "read"):
             self._length = self._path.stat().st_size
+
+
+def _without_mean(stream: str, name: str, epoch_data: EpochData) -> list[list[str]]:
+    """Return a list for each column of a variable: empty for its mean or number, else with one of its aggregations.
+
+    A stream that does not have it now is taken to be like the others.
+    """
+    own = epoch_data.get(stream, {})
+    found = own if name in own else next((each for each in epoch_data.values() if name in each), {})
+    value = found.get(name)
+    return [[str(key)] for key in value] if isinstance(value, Mapping) and value and "mean" not in value else [[]]

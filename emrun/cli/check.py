@@ -30,7 +30,7 @@ def check(config: Path, overrides: tuple[str, ...], static: bool, as_json: bool)
 
     The config is checked against all that it names. Then the first two batches of every stream are made, a copy of the
     model makes a step with them, evaluates them, and is saved and loaded again. Nothing is written, nothing is changed;
-    hooks are built, but hear of no event of a training.
+    hooks are built, but get no events, except for those that may change batches before the model gets them.
 
     Exit status: 0 nothing is wrong, 1 the dataset or the model failed, 2 something is wrong.
     """

@@ -112,6 +112,8 @@ def run(training: Training, quiet: bool) -> int:
         return status
     if metrics and not quiet:
         click.echo(summary(metrics))
+    if outcome.warning is not None:
+        click.echo(f"warning: {outcome.warning}", err=True)
     if outcome.status == "interrupted":
         click.echo(str(outcome.reason), err=True)
         _tell_what_survived(training)

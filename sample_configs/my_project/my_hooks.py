@@ -1,3 +1,4 @@
+import numpy as np
 import torch
 
 from emrun import AbstractHook, TrainingTerminated
@@ -18,7 +19,8 @@ class GradientNorm(AbstractHook):
 
     def before_update(self, model):
         gradients = [parameter.grad for parameter in model.module.parameters()]
-        self.largest = max(self.largest, torch.nn.utils.get_total_norm(gradients).item())
+        norm = torch.nn.utils.get_total_norm(gradients).item()
+        self.largest = float(np.maximum(self.largest, norm))  # NaN stays NaN, unlike with max()
 
     def after_epoch(self, epoch_id, epoch_data):
         if epoch_id > 0:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+ROOT = Path(__file__).parent.parent.parent
 EMRUN = str(Path(sys.executable).with_name("emrun"))
 
 CONFIG = """\
@@ -42,6 +45,11 @@ class Fail(AbstractHook):
     def after_batch(self):
         if self.main_loop.iterations_done == 3:
             raise RuntimeError("it broke")
+
+class SpoilMean(AbstractHook):
+    def after_epoch(self, epoch_id, epoch_data):
+        if epoch_id == 1:
+            epoch_data["train"]["loss"] = float("inf")
 
 class Guard(AbstractHook):
     def after_batch(self):
@@ -112,6 +120,64 @@ def test_a_training_prints_a_table_and_logs_readable_lines(project, emrun):
 def test_quiet_prints_nothing(project, emrun):
     done = emrun("train", "-q", "config.yaml")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+TOO_FAST = "model.optimizer={class: SGD, lr: 1.0e38}"
+
+
+@pytest.mark.parametrize("options", [(), ("-q",)], ids=str)
+def test_a_loss_that_is_no_number_any_more_is_warned_of_once_and_in_the_last_line(project, emrun, options):
+    done = emrun("train", *options, "config.yaml", TOO_FAST, "hooks.StopAfter.epochs=4")
+    assert done.returncode == 0
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 2, done.stderr
+    assert re.match(
+        r"warning: the loss that was minimised last is NaN in epoch \d \(iteration \d+\): .* `StopOnNaN: "
+        r"\{after_batch: true\}` in the hooks",
+        warnings[0],
+    )
+    assert done.stderr.splitlines()[-1] == warnings[1]
+    assert re.match(r"warning: the loss was NaN from epoch \d on; the hook `StopOnNaN` ends such a run$", warnings[1])
+    done = emrun("eval", "-q", next((project / "log").iterdir()), "valid")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_that_ends_in_the_middle_of_an_epoch_says_that_its_loss_is_no_number(project, emrun):
+    done = emrun("train", "-q", "config.yaml", TOO_FAST, "hooks.StopAfter.iterations=3", "~main_loop.extra_streams")
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert [line.startswith("warning: the loss ") for line in lines] == [True, True]
+    done = emrun("resume", "-q", next((project / "log").iterdir()), "hooks.StopAfter.iterations=4")
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-1].startswith("warning: the loss was NaN from epoch 1 on")
+
+
+@pytest.mark.parametrize(
+    "guard", ["hooks.StopOnNaN.after_batch=true", "hooks.StopOnNaN={after_epoch: true}"], ids=["batch", "epoch"]
+)
+def test_a_guard_that_ends_a_run_is_not_repeated_by_a_warning(project, emrun, guard):
+    done = emrun("train", "-q", "config.yaml", TOO_FAST, "hooks.StopAfter.epochs=4", guard)
+    assert done.returncode == 3
+    assert done.stderr.count("is NaN") == 1
+    assert "warning" not in done.stderr
+
+
+def test_a_mean_that_is_no_number_is_warned_of_too(project, emrun):
+    (project / "config.yaml").write_text(CONFIG.replace("  - LogVariables", "  - my_hooks.SpoilMean"))
+    done = emrun("train", "-q", "config.yaml")
+    assert done.returncode == 0
+    assert "warning: the mean of the loss of stream 'train' is infinite in epoch 1 (iteration 4): " in done.stderr
+    last = "warning: the loss was infinite in epoch 1; the hook `StopOnNaN: {stop_on_inf: true}` ends such a run"
+    assert done.stderr.splitlines()[-1] == last
+
+
+def test_the_hook_of_the_readme_does_not_take_nan_for_a_small_gradient(project, emrun):
+    shutil.copytree(ROOT / "sample_configs" / "my_project", project / "mine")
+    done = emrun("train", "config.yaml", TOO_FAST, "hooks.StopAfter.epochs=4", cwd=project / "mine")
+    assert "gradients are as small as" not in done.stderr
+    assert "finished: 4 epochs done" in done.stderr
+    lines = next((project / "mine").glob("log/*/metrics.jsonl")).read_text().splitlines()
+    assert json.loads(lines[-1])["streams"]["train"]["gradient_norm"] == "NaN"
 
 
 def test_overrides_change_the_config_and_are_kept(project, emrun):

@@ -6,6 +6,7 @@ import torch
 
 from emrun import AbstractHook, MainLoop
 from emrun.errors import ArgumentError, HookError, StreamError
+from emrun.hook import read_by
 from emrun.hooks import ComputeStats, StopAfter
 
 
@@ -119,7 +120,9 @@ def test_it_tells_what_it_reads_and_writes():
         ("loss", "'loss' is no list of variables, e.g. [loss, {accuracy: [mean, std]}]"),
         ([], "[] is no list of variables"),
         (None, "None is no list of variables"),
-        ({"loss": ["mean"]}, "is no list of variables"),
+        ({}, "{} is no list of variables"),
+        ({"loss": ["mena"]}, "'mena' is no aggregation; did you mean 'mean'?"),
+        ({"loss": []}, "is neither a name nor {name: [aggregation, ...]}"),
         ([3], "3 is neither a name nor {name: [aggregation, ...]}"),
         ([{"loss": []}], "{'loss': []} is neither a name nor"),
         ([{"loss": 3}], "{'loss': 3} is neither a name nor"),
@@ -170,3 +173,16 @@ def test_a_variable_that_a_later_batch_does_not_have_is_named_with_its_stream(sc
     model = scripted(lambda batch: {"loss": 1.0} if batch["x"] == [1.0, 2.0] else {})
     with pytest.raises(HookError, match=r"ComputeStats: stream 'train': a batch has no 'loss'"):
         statistics(model, numbers, ["loss"])
+
+
+def test_a_mapping_says_the_aggregations_of_all_variables(scripted, numbers):
+    (_, data) = statistics(scripted(), numbers, {"x": ["max", "mean"], "loss": "mean"})
+    assert data["train"] == {"x": {"max": 5.0, "mean": 3.0}, "loss": {"mean": 0.0}}
+    hook = ComputeStats({"x": ["max", "mean"], "loss": "mean"})
+    assert (read_by(hook), hook.writes) == (("x", "loss"), ("x/max", "x/mean", "loss/mean"))
+
+
+def test_a_mapping_of_variables_is_written_in_a_config(train_digits):
+    training = train_digits([{"ComputeStats": {"variables": {"loss": ["mean", "std"], "accuracy": "mean"}}}])
+    last = training.main_loop.run.metrics[-1]["streams"]["valid"]
+    assert {name: list(found) for name, found in last.items()} == {"loss": ["mean", "std"], "accuracy": ["mean"]}

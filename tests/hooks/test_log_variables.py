@@ -18,6 +18,7 @@ class Fill(AbstractHook):
     def __init__(self, data):
         super().__init__()
         self.data = data
+        self.writes = list(dict.fromkeys(name for variables in data.values() for name in variables))
 
     def after_epoch(self, epoch_data):
         epoch_data.clear()

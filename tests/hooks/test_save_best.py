@@ -4,7 +4,9 @@ import json
 import logging
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from emrun import AbstractHook, MainLoop, create_training
 from emrun.errors import ArgumentError, ConfigError, HookError, StorageError
@@ -223,3 +225,33 @@ def test_what_is_not_there_after_all_is_an_error(scripted, numbers, run, written
     loop = MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run)
     with pytest.raises(HookError, match=rf"SaveBest monitors valid/loss/mean, but {message}"):
         loop.run_training()
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("3.0", "'3.0'"),
+        (None, "None"),
+        (np.ones(2), "ndarray of shape (2,)"),
+        (torch.ones(2, 2), "Tensor of shape (2, 2)"),
+        ([1.0], "[1.0]"),
+    ],
+    ids=str,
+)
+def test_what_is_not_a_number_is_an_error_that_names_it(best_epochs, value, told):
+    with pytest.raises(HookError) as caught:
+        best_epochs([value], aggregation=None)
+    assert str(caught.value) == f"SaveBest monitors valid/score, which is not a number: {told}"
+
+
+def test_a_variable_of_several_aggregations_needs_one(scripted, numbers, run):
+    hooks = [ComputeStats([{"loss": ["mean", "std"]}]), SaveBest(aggregation=None), StopAfter(epochs=1)]
+    hooks[0].writes = ("loss",)
+    loop = MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run)
+    with pytest.raises(HookError, match=r"valid/loss, which has the aggregations mean, std; name one of them"):
+        loop.run_training()
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.array, torch.tensor, lambda value: np.array([value])], ids=str)
+def test_numbers_of_any_kind_are_compared(best_epochs, kind):
+    assert best_epochs([kind(3.0), kind(1.0), kind(2.0)], aggregation=None) == [0, 1, 1]

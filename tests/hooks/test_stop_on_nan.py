@@ -111,11 +111,22 @@ def test_what_is_no_number_can_be_an_error():
         hook_of(on_unknown_type="error").after_epoch(1, {"train": {"name": "x"}})
 
 
+def test_what_is_no_number_can_be_warned_of_once(caplog):
+    hook = hook_of(on_unknown_type="warn")
+    for _ in range(2):
+        hook.after_epoch(1, {"train": {"name": "x", "loss": 1.0}})
+    assert [record.getMessage() for record in caplog.records] == [
+        "StopOnNaN: train/name is no number, but str (on_unknown_type)"
+    ]
+    with pytest.raises(TrainingAborted):
+        hook.after_epoch(1, {"train": {"name": "x", "loss": NAN}})
+
+
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
         ({"variables": "loss"}, "variables"),
-        ({"on_unknown_type": "warn"}, "on_unknown_type"),
+        ({"on_unknown_type": "default"}, "on_unknown_type"),
         ({"stop_on_inf": 1}, "stop_on_inf"),
         ({"after_batch": "yes"}, "after_batch"),
         ({"after_epoch": False}, "after_epoch"),
@@ -198,9 +209,12 @@ def test_numbers_behind_it_do_not_hide_one(others):
 
 
 def test_variables_that_are_looked_at_in_each_batch_are_read_and_those_of_the_epoch_need_not_be_there():
-    assert StopOnNaN(variables=["loss"], after_batch=True).reads == ("loss",)
-    assert StopOnNaN(variables=["loss"]).reads == ()
-    assert StopOnNaN(after_batch=True).reads == ()
+    hook = StopOnNaN(variables=["loss"], after_batch=True)
+    assert (hook.reads, hook.monitors) == (["loss"], ())
+    hook = StopOnNaN(variables=["loss"])
+    assert (hook.reads, hook.monitors) == ((), ["loss"])
+    hook = StopOnNaN(after_batch=True)  # any
+    assert (hook.reads, hook.monitors) == (None, ())
 
 
 class Gradients:

@@ -74,7 +74,7 @@ def test_only_listed_variables_are_written(tmp_path):
     assert rows(tmp_path / "other.csv")[0] == ["epoch_id", "train_loss", "valid_loss"]
 
 
-@pytest.mark.parametrize("value", ["text", None, {"std": 1.0}])
+@pytest.mark.parametrize("value", ["text", None, {}])
 @pytest.mark.parametrize("policy", ["error", "warn", "default"])
 def test_what_is_no_number_or_missing_follows_the_policies(tmp_path, value, policy, caplog):
     hook = hook_of(tmp_path, on_unknown_type=policy, on_missing_variable=policy, default_value="?")
@@ -87,6 +87,34 @@ def test_what_is_no_number_or_missing_follows_the_policies(tmp_path, value, poli
         hook.after_epoch(0, data)
     assert rows(tmp_path / "training.csv")[1] == ["0", "1.0", "?"]
     assert ("valid/v" in caplog.text) is (policy == "warn")
+
+
+def test_a_variable_without_a_mean_has_a_column_for_each_aggregation(tmp_path):
+    hook = hook_of(tmp_path)
+    hook.after_epoch(0, {"train": {"loss": {"std": 1.0, "max": 2.0}, "f1": {"mean": 0.5, "std": 0.1}}})
+    hook.after_epoch(1, {"train": {"loss": {"std": 3.0, "max": 4.0}, "f1": {"mean": 0.6, "std": 0.1}},
+                         "valid": {"loss": {"std": 5.0, "max": 6.0}, "f1": {"mean": 0.7, "std": 0.1}}})  # fmt: skip
+    assert rows(tmp_path / "training.csv") == [
+        ["epoch_id", "train_loss_std", "train_loss_max", "train_f1", "valid_loss_std", "valid_loss_max", "valid_f1"],
+        ["0", "1.0", "2.0", "0.5", "", "", ""],
+        ["1", "3.0", "4.0", "0.6", "5.0", "6.0", "0.7"],
+    ]
+
+
+def test_an_aggregation_that_is_missing_later_follows_the_policy(tmp_path):
+    hook = hook_of(tmp_path)
+    hook.after_epoch(0, {"train": {"loss": {"std": 1.0}}})
+    with pytest.raises(HookError, match="train/loss has no std"):
+        hook.after_epoch(1, {"train": {"loss": {"max": 1.0}}})
+
+
+@pytest.mark.parametrize("aggregations", [["std"], ["nanmean"]], ids=str)
+def test_a_training_writes_aggregations_without_a_mean(train_digits, aggregations):
+    training = train_digits([{"ComputeStats": {"variables": {"loss": aggregations}}}, "WriteCSV"])
+    header, *lines = rows(training.output_dir / "training.csv")
+    assert header == ["epoch_id", f"train_loss_{aggregations[0]}", f"valid_loss_{aggregations[0]}"]
+    assert len(lines) == 2
+    assert all(float(cell) > 0 for line in lines for cell in line[1:])
 
 
 def test_a_new_training_begins_the_file_anew(tmp_path):
