@@ -145,8 +145,9 @@ def check_call(
         elif name in taken:
             problems.append(Problem(value.key_position, key, f"argument {name!r} is given by position already"))
         elif name not in keywords and not parameters.takes_any:
-            problems.append(_unknown(value, key, name, allowed))
-            misspelt.add(nearest(name, allowed))
+            left_over = _left_over(value, key, name, node)
+            problems.append(left_over or _unknown(value, key, name, allowed))
+            misspelt |= {nearest(name, allowed)} if left_over is None else set()
     for name, parameter in named.items():
         needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
         if needed and name not in arguments and name not in supplied:
@@ -158,6 +159,16 @@ def check_call(
         if problem is not None:
             problems.append(Problem(value.position, where, value.censored(problem)))
     return problems
+
+
+def _left_over(value: Node, key: str, name: str, call: Node) -> Problem | None:
+    """Return the problem of an argument that was meant for a class that an override has replaced."""
+    cls = call.get("class")
+    if cls is None or cls.former is None or not value.position.line:
+        return None
+    with_what = f" with ~{key}.{name}" if "[" not in key else ""
+    hint = f"it stood there for {cls.former}; delete it{with_what}"
+    return Problem(value.key_position, key, f"{str(cls.shown()).rpartition('.')[2]} does not take {name!r}; {hint}")
 
 
 def _check_type(value: Node, parameter: inspect.Parameter | None) -> str | None:

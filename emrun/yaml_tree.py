@@ -40,13 +40,15 @@ _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "in
 class Node:
     """A value of a config: a scalar, a mapping of nodes or a list of nodes, with its position and that of its key.
 
-    A scalar that came from the environment has a `spelling`: what the config says, for messages.
+    A scalar that came from the environment has a `spelling`: what the config says, for messages. The name of a class
+    that an override put in the place of another has that one as `former`.
     """
 
     value: Any
     position: Position
     key: Position | None = None
     spelling: str | None = None
+    former: str | None = None
 
     def plain(self) -> Any:
         """Return the value in plain Python types."""
