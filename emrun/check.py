@@ -111,7 +111,7 @@ def check_call(
     *,
     key: str,
     node: Node,
-    args: Sequence[Node] = (),
+    args: Sequence[Node] | None = (),
     first: int = 0,
     supplied: Collection[str] = (),
     own_keys: Collection[str] = (),
@@ -123,7 +123,7 @@ def check_call(
         arguments: the keyword arguments that the config gives.
         key: the key in the config, for the message.
         node: where the call stands.
-        args: the positional arguments that the config gives.
+        args: the positional arguments that the config gives; None when they are not known: nothing is missing then.
         first: how many positional arguments come before those.
         supplied: the keyword arguments that emrun supplies if there is a parameter of that name.
         own_keys: keys of the form that are no arguments, for the list of what is allowed.
@@ -132,7 +132,7 @@ def check_call(
         return []
     problems = []
     misspelt = set()
-    positional = first + len(args)
+    positional = first + len(args or ())
     taken = parameters.by_position(positional)
     if positional > len(taken) and not parameters.takes_more:
         problems.append(Problem(node.key_position, key, f"takes at most {len(taken)} positional arguments"))
@@ -150,9 +150,9 @@ def check_call(
             misspelt |= {nearest(name, allowed)} if left_over is None else set()
     for name, parameter in named.items():
         needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
-        if needed and name not in arguments and name not in supplied:
+        if needed and args is not None and name not in arguments and name not in supplied:
             problems.append(Problem(node.key_position, key, f"missing argument {name!r}"))
-    by_position = zip(taken[first:], itertools.count(), args, strict=False)
+    by_position = zip(taken[first:], itertools.count(), args or (), strict=False)
     values = [(name, f"{key}.args[{index}]", value) for name, index, value in by_position]
     for name, where, value in [*values, *((name, f"{key}.{name}", value) for name, value in arguments.items())]:
         problem = _check_type(value, named.get(name))
