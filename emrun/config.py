@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from typing import Any
 from emrun.errors import ConfigError, Position, Problem, did_you_mean
 from emrun.names import normalised, same_class
 from emrun.yaml_tree import MAX_DEPTH, MAX_NODES, Node, dump, node_of, parse, read_scalar
+
+_Place = tuple[tuple[Any, ...], Node, Position | None]  # a path, what is there, and the alias that brought it there
 
 _INTERPOLATION = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<name>[^{}]*)\}|\$\{")
 
@@ -25,12 +29,14 @@ class Config(Mapping[str, Any]):
         root: the merged tree, before interpolation.
         name: what the config is called: the stem of its file.
         text: the text of its file, where it is a single one.
+        notes: what its overrides may not have done as they were meant.
     """
 
-    def __init__(self, root: Node, name: str, text: str | None = None) -> None:
+    def __init__(self, root: Node, name: str, text: str | None = None, notes: Sequence[str] = ()) -> None:
         self.root = root
         self.name = name
         self.text = text
+        self.notes = tuple(notes)
         plain = interpolate(root).plain()
         self._plain: dict[str, Any] = plain if isinstance(plain, dict) else {}
 
@@ -58,14 +64,16 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         ConfigError: a file cannot be read, or an override does not fit, or a `${...}` names nothing.
     """
     if isinstance(source, Config):
-        return Config(override(source.root, overrides), source.name, source.text)
+        root = override(source.root, overrides)
+        return Config(root, source.name, source.text, (*source.notes, *copies_left(source.root, root)))
     if isinstance(source, Mapping):
         return Config(override(node_of(source, Position("config")), overrides), "run")
     path, text = _read_text(Path(source))
     node = parse(text, str(path))
     extends = isinstance(node.value, dict) and node.get("extends") is not None
-    root = override(_extended(node, path, ()), overrides)
-    return Config(root, Path(source).resolve().stem, None if extends else text)
+    base = _extended(node, path, ())
+    root = override(base, overrides)
+    return Config(root, Path(source).resolve().stem, None if extends else text, copies_left(base, root))
 
 
 def read_config(source: Path, overrides: Sequence[str] = ()) -> Node:
@@ -201,6 +209,80 @@ def _path_of(text: str, position: Position) -> list[str]:
     if not all(path):
         raise ConfigError(Problem(position, "", f"{text!r} is no key; write for example model.optimizer.lr=0.1"))
     return path
+
+
+def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",)) -> list[str]:
+    """Return a note for each value that overrides changed while a copy of it, made by an anchor of YAML, stayed.
+
+    Args:
+        before: the config without the overrides.
+        after: the config with them.
+        unread: sections in which a copy that stayed does not matter.
+    """
+    places = list(_places(before))
+    if all(alias is None for _, _, alias in places):
+        return []
+    there, left = _by_position(places), _by_position(_places(after))
+    notes = []
+    reported: list[tuple[Any, ...]] = []
+    for path, node, _ in places:
+        kept = {other: each for other, each in left.get(node.position, {}).items() if other[0] not in unread}
+        was_copied = len(there.get(node.position, ())) > max(1, len(left.get(node.position, ())))
+        is_below = any(path[: len(other)] == other for other in reported)
+        is_there = _at(after, path[:-1]) is not None  # otherwise more was deleted than the copy
+        if was_copied and kept and path not in left[node.position] and is_there and not is_below:
+            reported.append(path)
+            notes.append(_note_of_copies(path, node, _at(after, path), kept))
+    return notes
+
+
+def _places(node: Node, path: tuple[Any, ...] = (), alias: Position | None = None) -> Iterator[_Place]:
+    """Yield all nodes below one with their paths, and the alias that brought them there."""
+    for key, child in _items(node):
+        outermost = alias or child.alias
+        yield (*path, key), child, outermost
+        yield from _places(child, (*path, key), outermost)
+
+
+def _by_position(places: Iterable[_Place]) -> dict[Position, dict[tuple[Any, ...], Position]]:
+    """Return where in a file values are from -> paths that have them -> the alias, or else the value, in the file."""
+    found: dict[Position, dict[tuple[Any, ...], Position]] = {}
+    for path, node, alias in places:
+        if node.position.line:  # otherwise it is from no file, and has no position of its own
+            found.setdefault(node.position, {})[path] = alias or node.position
+    return found
+
+
+def _note_of_copies(
+    path: tuple[Any, ...], old: Node, new: Node | None, kept: Mapping[tuple[Any, ...], Position]
+) -> str:
+    places = ", ".join(f"{_key_path(other)} ({place})" for other, place in kept.items())
+    if new is None:
+        ways = [f"~{_key_path(other)}" for other in kept]
+    else:
+        value = new.shown()
+        text = value if isinstance(value, str) and read_scalar(value) == value else json.dumps(value)
+        ways = [f"{_key_path(other)}={text}" for other in kept]
+    more = " ".join(shlex.quote(way) for way in ways)
+    return (
+        f"{_key_path(path)} ({old.position}) is overridden, but not {places}, which has the same value by an anchor of "
+        f"YAML; to change that too, add {more}"
+    )
+
+
+def _key_path(path: Sequence[Any]) -> str:
+    """Return a path in the tree as overrides write it: an index of the hooks' list is followed by arguments."""
+    parts = [str(part) for part in path]
+    return ".".join(parts[:2] + parts[3:] if parts[0] == "hooks" else parts)
+
+
+def _at(node: Node, path: Sequence[Any]) -> Node | None:
+    for part in path:
+        children = dict(_items(node))
+        if part not in children:
+            return None
+        node = children[part]
+    return node
 
 
 class _Overriding:
@@ -449,11 +531,13 @@ def _environment(name: str, node: Node) -> Node:
 
 
 def _children(node: Node) -> Mapping[str, Node]:
+    return {str(key): child for key, child in _items(node)}
+
+
+def _items(node: Node) -> Iterable[tuple[Any, Node]]:
     if isinstance(node.value, dict):
-        return {str(key): child for key, child in node.value.items()}
-    if isinstance(node.value, list):
-        return {str(index): child for index, child in enumerate(node.value)}
-    return {}
+        return node.value.items()
+    return enumerate(node.value) if isinstance(node.value, list) else ()
 
 
 def with_defaults(config: Node, defaults: Mapping[str, Any]) -> Node:

@@ -63,6 +63,7 @@ def try_out(config: Config) -> dict[str, Any]:
     prepare_all(merged, Imported())
     prepared = prepare(merged, Imported())
     with _unchanged_process(), tempfile.TemporaryDirectory(prefix="emrun-check-") as place, _notes() as notes:
+        notes.extend(config.notes)
         training = assemble(prepared, Path(place), Run(Path(place)))
         warn_of_no_end(training.hooks)
         notes.extend(_streams_of_no_dataset(prepared, training.dataset))

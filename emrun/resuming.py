@@ -12,13 +12,13 @@ from typing import Any
 from emrun import checkpoint
 from emrun.assembly import Training, assemble
 from emrun.build import Imported
-from emrun.config import Config, override, read_config, with_defaults
+from emrun.config import Config, copies_left, override, read_config, with_defaults
 from emrun.errors import UsageError
 from emrun.files import storing, write_atomically
 from emrun.lock import RunLock
 from emrun.preparation import prepare
 from emrun.run_dir import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, read_trace
-from emrun.training import DRAWN
+from emrun.training import DRAWN, warn_of
 from emrun.yaml_tree import Node, dump
 
 _LOG = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ def resume_training(
             run, trace, place = _fork(source, Path(fork), place, trace, command)
         assert run is not None  # one of the two
         with run.logging():
+            warn_of(copies_left(stored, merged))
             training = assemble(prepared, run.directory, run)
             if place is not None:
                 training.main_loop.restore(place)

@@ -14,7 +14,7 @@ from typing import Any
 from emrun import checkpoint
 from emrun.assembly import Training, assemble, build_dataset, build_hooks, build_model
 from emrun.build import Imported
-from emrun.config import load_config, overlay, override, read_config, with_defaults
+from emrun.config import copies_left, load_config, overlay, override, read_config, with_defaults
 from emrun.errors import ConfigError, StorageError, UsageError, did_you_mean, listed
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
@@ -69,6 +69,7 @@ def create_training(
     try:
         with _kept_or_removed(run, existed), run.logging():
             _LOG.info("run directory: %s", run.directory)
+            warn_of(loaded.notes)
             return assemble(prepared, run.directory, run)
     except (ConfigError, UsageError):
         if not had_root:
@@ -193,11 +194,13 @@ def evaluate(
     """
     directory = Path(run_directory)
     own = _config_of(directory)
-    merged = override(overlay(own if config is None else read_config(Path(config)), stream), overrides)
+    laid_over = overlay(own if config is None else read_config(Path(config)), stream)
+    merged = override(laid_over, overrides)
     prepared = prepare(merged, Imported())
     checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
     run = create_evaluation(directory, stream, dump(merged), command)
     with _kept_or_removed(run, existed=False), run.logging():
+        warn_of(copies_left(laid_over, merged, unread=("vars", "eval")))
         training = assemble(prepared, run.directory, run, is_evaluation=True)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
             raise _unknown_stream(training.dataset, stream)
@@ -255,6 +258,12 @@ def _unknown_stream(dataset: Any, stream: str) -> UsageError:
     there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
     near = did_you_mean(stream, there)
     return UsageError(f"dataset {type(dataset).__name__} has no stream {stream!r}{near} (it has {listed(there)})")
+
+
+def warn_of(notes: Sequence[str]) -> None:
+    """Log what is to be said about a config; a terminal shows the same only once."""
+    for note in notes:
+        _LOG.warning("%s", note, extra={"once": True})
 
 
 def warn_of_no_end(hooks: Sequence[AbstractHook]) -> None:

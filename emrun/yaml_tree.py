@@ -6,7 +6,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -41,7 +41,8 @@ class Node:
     """A value of a config: a scalar, a mapping of nodes or a list of nodes, with its position and that of its key.
 
     A scalar that came from the environment has a `spelling`: what the config says, for messages. The name of a class
-    that an override put in the place of another has that one as `former`.
+    that an override put in the place of another has that one as `former`. A copy that YAML made of a value by an anchor
+    has the position of the `alias` that made it, beside those of the value itself.
     """
 
     value: Any
@@ -49,6 +50,7 @@ class Node:
     key: Position | None = None
     spelling: str | None = None
     former: str | None = None
+    alias: Position | None = None
 
     def plain(self) -> Any:
         """Return the value in plain Python types."""
@@ -240,7 +242,8 @@ class _Parser:
         for each in child.value if isinstance(child.value, list) else [child]:
             if not isinstance(each.value, dict):
                 raise self._error(child.position, "'<<' takes a mapping or a list of mappings")
-            merged = {**each.value, **merged}
+            copies = each.value if each.alias is None else _copied(each.value, each.alias)
+            merged = {**copies, **merged}
         return merged
 
     def _alias(self, anchor: str, position: Position, key: Position | None) -> Node:
@@ -252,7 +255,7 @@ class _Parser:
         self._add(size, position)
         self._deepest = max(self._deepest, self._depth + levels)
         self._check_depth(position)
-        return Node(node.value, node.position, key)
+        return Node(node.value, node.position, key, alias=position)
 
     def _scalar(self, event: Event, position: Position) -> Any:
         assert isinstance(event, ScalarEvent)
@@ -281,6 +284,10 @@ class _Parser:
 
     def _error(self, position: Position, message: str) -> ConfigError:
         return ConfigError(Problem(position, "", message))
+
+
+def _copied(entries: Mapping[Any, Node], alias: Position) -> dict[Any, Node]:
+    return {key: replace(child, alias=alias) for key, child in entries.items()}
 
 
 def _plain_scalar(yaml: YAML, word: str, text: str) -> Any:

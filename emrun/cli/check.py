@@ -68,7 +68,11 @@ def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, An
 
     config = load_config(path, overrides)
     check_statically(config.root, evaluations=True)
-    return None if static else _try_out(config)
+    if not static:
+        return _try_out(config)
+    for note in config.notes:
+        click.echo(f"warning: {note}", err=True)
+    return None
 
 
 def _try_out(config: Config) -> dict[str, Any]:

@@ -42,6 +42,55 @@ def test_an_evaluation_prints_a_table_of_each_stream_and_what_the_training_wrote
     assert sorted(path.name for path in (tmp_path / "run" / "eval").iterdir()) == ["train-1", "valid-1"]
 
 
+COPIES = """\
+dataset: &data
+  class: Majority
+  n: &n 50
+model:
+  module: {class: torch.nn.Linear, in_features: 11, out_features: 1}
+  inputs: [x]
+  outputs: [logit]
+  loss: {class: torch.nn.MSELoss, inputs: [logit, logit]}
+  optimizer: {class: SGD, lr: 0.1}
+main_loop: {on_unused_sources: ignore, buffer: *n}
+hooks:
+  - StopAfter: {epochs: 1}
+eval:
+  valid:
+    dataset:
+      <<: *data
+"""
+
+
+def test_an_override_that_an_anchor_keeps_from_a_copy_is_warned_of_once(emrun, tmp_path):
+    (tmp_path / "c.yaml").write_text(COPIES)
+    train = emrun("train", "-q", "c.yaml", "dataset.n=60", "main_loop.buffer=0", "--output-dir", "run")
+    warning = (
+        "warning: dataset.n (c.yaml:3:6) is overridden, but not eval.valid.dataset.n (c.yaml:16:11), which has the "
+        "same value by an anchor of YAML; to change that too, add eval.valid.dataset.n=60\n"
+    )
+    assert train.returncode == 0, train.stderr
+    assert train.stderr.count(warning) == 1
+    assert "is overridden, but not" in (tmp_path / "run" / "train.log").read_text()
+    for arguments in (["config", "c.yaml"], ["check", "--static", "c.yaml"], ["check", "c.yaml"]):
+        done = emrun(*arguments, "dataset.n=60", "main_loop.buffer=0")
+        assert done.stderr.count("dataset.n (c.yaml:3:6) is overridden") == 1
+        assert warning in done.stderr
+    assert "is overridden" not in emrun("config", "c.yaml", "dataset.n=60", "~eval", "~main_loop").stderr
+    evaluated = emrun("eval", "-q", "run", "valid", "train", "-c", "c.yaml", "dataset.n=60")
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert evaluated.stderr.count("which has the same value") == 1  # of main_loop.buffer; the overlay is laid over
+    assert "but not main_loop.buffer (c.yaml:10:48)" in evaluated.stderr
+
+
+def test_a_resume_warns_of_it_too(emrun, tmp_path):
+    (tmp_path / "c.yaml").write_text(COPIES)
+    assert emrun("train", "-q", "c.yaml", "--output-dir", "run").returncode == 0
+    done = emrun("resume", "-q", "run", "main_loop.buffer=0", "hooks.StopAfter.epochs=2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("main_loop.buffer (") == 1
+
+
 def test_a_signal_ends_an_evaluation_and_the_process_by_it(emrun, tmp_path):
     (tmp_path / "my_hooks.py").write_text(INTERRUPT)
     config = {
