@@ -19,6 +19,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
     "deterministic": (bool,),
     "name": (str,),
     "code_directory": (str,),
+    "vars": (dict,),
     "dataset": (dict,),
     "model": (dict,),
     "main_loop": (dict,),
@@ -30,7 +31,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
 REQUIRED = ("dataset", "model")
 """The sections that a config must have."""
 
-OVERLAY = ("dataset", "model", "main_loop", "hooks", "seed", "deterministic")
+OVERLAY = ("vars", "dataset", "model", "main_loop", "hooks", "seed", "deterministic")
 """The sections that a stream under `eval` may have."""
 
 DEFAULT_MODEL = "TorchModel"

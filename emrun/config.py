@@ -138,6 +138,7 @@ def override(config: Node, overrides: Sequence[str]) -> Node:
     overriding = _Overriding(config)
     for text in overrides:
         overriding.apply(text)
+    overriding.check_vars(config)
     return overriding.tree
 
 
@@ -285,6 +286,45 @@ def _at(node: Node, path: Sequence[Any]) -> Node | None:
     return node
 
 
+def unread_vars(config: Node) -> list[str]:
+    """Return a note for each free value, under `vars`, that nothing reads.
+
+    Args:
+        config: the config before interpolation.
+    """
+    return [f"nothing reads ${{{_name_of(path)}}} ({node.key_position})" for path, node in _unread_vars(config)]
+
+
+def _unread_vars(config: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
+    places = list(_places(config))
+    free = [(path, node) for path, node, _ in places if path == ("vars",) or (path[0], *path[2:]) == ("eval", "vars")]
+    if not free:
+        return
+    texts = (node.value for _, node, _ in places if isinstance(node.value, str))
+    names = {match["name"] for text in texts for match in _INTERPOLATION.finditer(text) if match["name"]}
+    above = [path for path, _ in free]
+    copied = {node.position for path, node, _ in places if path[:1] not in above and path[:3] not in above}
+    for path, node in [leaf for section in free for leaf in _single_values(*section)]:
+        name = f"{_name_of(path)}."
+        is_named = any(f"{each}.".startswith(name) or name.startswith(f"{each}.") for each in names)
+        if not is_named and (node.position not in copied or not node.position.line):
+            yield path, node
+
+
+def _single_values(path: tuple[Any, ...], node: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
+    """Yield what is in a mapping and its mappings, with paths."""
+    for key, child in node.value.items() if isinstance(node.value, dict) else ():
+        if isinstance(child.value, dict) and child.value:
+            yield from _single_values((*path, key), child)
+        else:
+            yield (*path, key), child
+
+
+def _name_of(path: Sequence[Any]) -> str:
+    """Return how an interpolation names a free value."""
+    return ".".join(map(str, path[2:] if path[0] == "eval" else path))
+
+
 class _Overriding:
     """A tree that overrides change, one after the other.
 
@@ -312,6 +352,15 @@ class _Overriding:
         self._path = tuple(path)
         self.tree = self._with(self.tree, path, node, ())
         self._earlier[self._position.source] = self._path
+
+    def check_vars(self, before: Node) -> None:
+        """Check that overrides add no free values that nothing reads: such a mistake would be silent."""
+        for path, node in _unread_vars(self.tree):
+            if node.position.source in self._earlier and _at(before, path) is None:
+                self._position = node.position
+                owner = _at(before, path[:-1])
+                near = did_you_mean(str(path[-1]), [str(key) for key, _ in _items(owner)] if owner else [])
+                raise self._error(".".join(map(str, path[:-1])), f"nothing reads ${{{_name_of(path)}}}{near}")
 
     def _with(self, base: Node, path: Sequence[Any], new: Node, above: tuple[str, ...]) -> Node:
         """Return `base`, which stands at `above`, with `new` at a path below it."""

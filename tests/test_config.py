@@ -15,6 +15,7 @@ from emrun.config import (
     overlay,
     override,
     read_config,
+    unread_vars,
     with_defaults,
 )
 from emrun.errors import ConfigError, Position
@@ -651,6 +652,57 @@ def test_interpolations_cannot_go_deeper_without_end():
 def test_an_override_cannot_make_a_config_too_deep():
     config = override(parse("a: 1", "c.yaml"), [".".join("b" * 99) + "=" + "[" * 99 + "]" * 99])
     assert f"more than {MAX_DEPTH} levels" in problem_of(interpolate, config).message
+
+
+# Free values
+
+
+VARS = """\
+vars: {width: 32, deep: {a: 1, b: [2]}, opt: {class: SGD}, n: &n 5}
+model: {module: {hidden: "${vars.width}", all: "${vars.deep}"}, optimizer: "${vars.opt}"}
+dataset: {n: *n, text: "x${vars.deep.a}"}
+"""
+
+
+def test_a_free_value_is_read_by_interpolations_and_overridden():
+    found = interpolated(VARS, "vars.width=64", "vars.deep.b.0=3", "vars.deep.new=4")
+    assert found["model"]["module"] == {"hidden": 64, "all": {"a": 1, "b": [3], "new": 4}}
+    assert found["model"]["optimizer"] == {"class": "SGD"}
+
+
+@pytest.mark.parametrize(
+    "text, override_, message",
+    [
+        (VARS, "vars.widht=64", "nothing reads ${vars.widht}; did you mean 'width'?"),
+        (VARS, "vars={widht: 64}", "nothing reads ${vars.widht}; did you mean 'width'?"),
+        (VARS, "vars.opt2.lr=64", "nothing reads ${vars.opt2.lr}"),
+        ("a: 1", "vars.a=64", "nothing reads ${vars.a}"),
+        (VARS, "eval.test.vars.widht=64", "nothing reads ${vars.widht}"),
+    ],
+)
+def test_an_override_of_a_free_value_that_nothing_reads_is_an_error(text, override_, message):
+    problem = override_problem(text, override_)
+    assert problem.message == message
+    assert problem.position.source == f"override {override_!r}"
+
+
+@pytest.mark.parametrize("override_", ["vars.b=2", "~vars.a", "vars.a=3", "eval.test.vars.b=1"])
+def test_a_free_value_that_is_read_may_come_from_an_override_alone(override_):
+    override(parse("vars: {a: 1}\nx: ${vars.b}", "c.yaml"), [override_])
+
+
+def test_free_values_that_nothing_reads_are_noted():
+    text = VARS + "eval: {test: {vars: {width: 1, nothing: 2}}}"
+    assert unread_vars(parse(text, "c.yaml")) == ["nothing reads ${vars.nothing} (c.yaml:4:32)"]
+    assert unread_vars(parse("vars: {a: {b: 1, c: 2}, d: [1]}\nx: ${vars.a.b}", "c.yaml")) == [
+        "nothing reads ${vars.a.c} (c.yaml:1:18)",
+        "nothing reads ${vars.d} (c.yaml:1:25)",
+    ]
+
+
+def test_an_overlay_has_free_values_of_its_own():
+    config = parse(VARS + "eval: {test: {vars: {width: 1}}}", "c.yaml")
+    assert interpolate(overlay(config, "test")).plain()["model"]["module"]["hidden"] == 1
 
 
 # The environment

@@ -63,14 +63,14 @@ def check(config: Path, overrides: tuple[str, ...], static: bool, as_json: bool)
 
 
 def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, Any] | None:
-    from emrun.config import load_config
+    from emrun.config import load_config, unread_vars
     from emrun.preparation import check_statically
 
     config = load_config(path, overrides)
     check_statically(config.root, evaluations=True)
     if not static:
         return _try_out(config)
-    for note in config.notes:
+    for note in (*config.notes, *unread_vars(config.root)):
         click.echo(f"warning: {note}", err=True)
     return None
 

@@ -91,6 +91,40 @@ def test_a_resume_warns_of_it_too(emrun, tmp_path):
     assert done.stderr.count("main_loop.buffer (") == 1
 
 
+VARS = """\
+vars: {size: 50, bias: true, buffer: 0, left: 1}
+dataset: {class: Majority, n: "${vars.size}"}
+model:
+  module: {class: torch.nn.Linear, in_features: 11, out_features: 1, bias: "${vars.bias}"}
+  inputs: [x]
+  outputs: [logit]
+  loss: {class: torch.nn.MSELoss, inputs: [logit, logit]}
+  optimizer: {class: SGD, lr: 0.1}
+main_loop: {on_unused_sources: ignore, buffer: "${vars.buffer}"}
+hooks:
+  - StopAfter: {epochs: 1}
+"""
+
+
+def test_free_values_are_read_by_interpolations_and_nothing_else(emrun, tmp_path):
+    (tmp_path / "c.yaml").write_text(VARS)
+    origins = emrun("config", "c.yaml", "--origins", "vars.size=20").stdout.splitlines()
+    assert origins[0].split() == ["vars.size", "20", "override", "'vars.size=20'"]
+    assert origins[1].split() == ["vars.bias", "True", "c.yaml:1:24"]
+    for options in ([], ["--static"]):
+        checked = emrun("check", "c.yaml", *options)
+        assert checked.stderr == "warning: nothing reads ${vars.left} (c.yaml:1:41)\n"
+    typo = emrun("train", "-q", "c.yaml", "vars.sise=20")
+    assert (typo.returncode, typo.stderr) == (
+        2,
+        "override 'vars.sise=20': vars: nothing reads ${vars.sise}; did you mean 'size'?\n",
+    )
+    assert emrun("train", "-q", "c.yaml", "vars.size=20", "--output-dir", "run").returncode == 0
+    done = emrun("resume", "run", "vars.buffer=2", "hooks.StopAfter.epochs=2")
+    assert done.returncode == 0, done.stderr
+    assert "changed: vars.buffer: 0 -> 2, hooks.0.StopAfter.epochs: 1 -> 2" in done.stderr
+
+
 def test_a_signal_ends_an_evaluation_and_the_process_by_it(emrun, tmp_path):
     (tmp_path / "my_hooks.py").write_text(INTERRUPT)
     config = {
