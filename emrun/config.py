@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.errors import ConfigError, Position, Problem, did_you_mean
+from emrun.files import expanded
 from emrun.names import normalised, same_class
 from emrun.yaml_tree import MAX_DEPTH, MAX_NODES, Node, dump, node_of, parse, read_scalar
 
@@ -68,7 +69,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         return Config(root, source.name, source.text, (*source.notes, *copies_left(source.root, root)))
     if isinstance(source, Mapping):
         return Config(override(node_of(source, Position("config")), overrides), "run")
-    path, text = _read_text(Path(source))
+    path, text = _read_text(expanded(source))
     node = parse(text, str(path))
     extends = isinstance(node.value, dict) and node.get("extends") is not None
     base = _extended(node, path, ())
@@ -86,7 +87,7 @@ def read_config(source: Path, overrides: Sequence[str] = ()) -> Node:
     Raises:
         ConfigError: a file cannot be read, or an override does not fit.
     """
-    path, text = _read_text(source)
+    path, text = _read_text(expanded(source))
     return override(_extended(parse(text, str(path)), path, ()), overrides)
 
 
@@ -183,11 +184,11 @@ def _extended(node: Node, path: Path, readers: tuple[Path, ...]) -> Node:
         if not isinstance(name.value, str):
             raise ConfigError(Problem(name.position, "extends", f"{name.shown()!r} is no file name"))
         try:
-            other = (path.parent / name.value).resolve(strict=True)
+            other = (path.parent / expanded(name.value)).resolve(strict=True)
             other = (other / "config.yaml").resolve(strict=True) if other.is_dir() else other
         except (OSError, RuntimeError, ValueError) as error:  # not there; a circle of links; a null byte
             raise ConfigError(
-                Problem(name.position, "extends", f"there is no file {str(path.parent / name.value)!r}")
+                Problem(name.position, "extends", f"there is no file {str(path.parent / expanded(name.value))!r}")
             ) from error
         if other in (*readers, path.resolve()):
             raise ConfigError(Problem(name.position, "extends", f"{name.value} extends itself"))

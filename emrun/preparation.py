@@ -17,6 +17,7 @@ from emrun.check import (
 )
 from emrun.config import hook_entry, interpolate, overlay
 from emrun.errors import ConfigError, MissingExtra, Problem, did_you_mean, listed
+from emrun.files import expanded
 from emrun.names import FORMER, NotThere, dotted_path, find_user_modules, normalised, short_names
 from emrun.signatures import UNREAD, Parameters
 from emrun.sources import Sources
@@ -160,7 +161,7 @@ def check_statically(merged: Node, *, evaluations: bool = False) -> None:
 def code_directories(config: Node) -> list[str | None]:
     """Return the directory in which a run was started, if the config tells it."""
     node = config.get("code_directory")
-    return [node.value] if node is not None and isinstance(node.value, str) else []
+    return [str(expanded(node.value))] if node is not None and isinstance(node.value, str) else []
 
 
 def named_streams(config: Node) -> list[tuple[str, Node]]:

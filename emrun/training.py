@@ -16,6 +16,7 @@ from emrun.assembly import Training, assemble, build_dataset, build_hooks, build
 from emrun.build import Imported
 from emrun.config import copies_left, load_config, overlay, override, read_config, with_defaults
 from emrun.errors import ConfigError, StorageError, UsageError, did_you_mean, listed
+from emrun.files import expanded
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
 from emrun.outcome import Outcome
@@ -53,16 +54,18 @@ def create_training(
         StorageError: the directory cannot be written.
         BaseException: what a dataset, model or hook raises while it is built; the trace tells of it.
     """
+    root = expanded(output_root)
+    place = None if output_dir is None else expanded(output_dir)
     loaded = load_config(config, overrides)
     merged = with_defaults(loaded.root, dict(zip(DRAWN, (draw_seed(), str(Path.cwd())), strict=True)))
     prepared = prepare(merged, Imported())
-    existed = output_dir is not None and Path(output_dir).exists()
-    had_root = output_dir is not None or Path(output_root).exists()
+    existed = place is not None and place.exists()
+    had_root = place is not None or root.exists()
     run = create_run(
         dump(merged, loaded.text),
         prepared.get("name", None) or loaded.name,
-        output_root=Path(output_root),
-        output_dir=None if output_dir is None else Path(output_dir),
+        output_root=root,
+        output_dir=place,
         seed=prepared.get("seed", 0),
         command=command,
     )
@@ -141,7 +144,7 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
         StorageError: the checkpoint is damaged or does not fit.
         BaseException: what the dataset or the model raises.
     """
-    directory = Path(run_directory)
+    directory = expanded(run_directory)
     prepared = replace(prepare(_config_of(directory), Imported()), hooks=[])
     checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
     training = assemble(prepared, directory, run=None, is_evaluation=True)
@@ -192,9 +195,9 @@ def evaluate(
         StorageError: the checkpoint is damaged or does not fit.
         BaseException: what a dataset, model or hook raises.
     """
-    directory = Path(run_directory)
+    directory = expanded(run_directory)
     own = _config_of(directory)
-    laid_over = overlay(own if config is None else read_config(Path(config)), stream)
+    laid_over = overlay(own if config is None else read_config(expanded(config)), stream)
     merged = override(laid_over, overrides)
     prepared = prepare(merged, Imported())
     checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
