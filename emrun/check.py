@@ -192,7 +192,12 @@ def _check_kinds(section: Node, prefix: str, allowed: Collection[str]) -> list[P
         wrong = not isinstance(node.value, kinds) or (isinstance(node.value, bool) and bool not in kinds)
         optional = name not in REQUIRED and node.value is None
         if wrong and not optional:
-            problems.append(Problem(node.position, where, f"{node.shown()!r} is not {_WORDS[kinds[0]]}"))
+            message = f"{node.shown()!r} is not {_WORDS[kinds[0]]}"
+            if name == "hooks" and isinstance(node.value, dict) and node.value:
+                first, child = next(iter(node.value.items()))
+                arguments = "" if child.value is None else ": ..."
+                message = f"each hook needs a dash before its name: - {first}{arguments}"
+            problems.append(Problem(node.position, where, message))
     return problems
 
 
@@ -210,6 +215,9 @@ def check_hooks(hooks: Node | None, where: str) -> list[Problem]:
         name, arguments = hook_entry(entry)
         if name is None:
             message = f"{entry.shown()!r} is no hook; write `- Name` or `- Name: {{argument: value}}`"
+            if isinstance(entry.value, dict) and next(iter(entry.value.values()), entry).value is None:
+                first = next(iter(entry.value))
+                message = f"indent the arguments of {first} further than its name, or write `- {first}: {{...}}`"
             problems.append(Problem(entry.position, f"{where}[{index}]", message))
         elif arguments is not None and arguments.value is not None and not isinstance(arguments.value, dict):
             message = f"{arguments.shown()!r} is no mapping of arguments"
