@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from emrun.errors import ArgumentError
+from emrun.files import expanded
 
 
 def files_of(argument: str, value: object) -> list[Path]:
@@ -21,7 +22,7 @@ def files_of(argument: str, value: object) -> list[Path]:
         ArgumentError: it names no file, or a file that is not there.
     """
     entries = value if isinstance(value, list | tuple) else [value]
-    paths = [Path(entry) for entry in entries if isinstance(entry, str | os.PathLike) and str(entry)]
+    paths = [expanded(entry) for entry in entries if isinstance(entry, str | os.PathLike) and str(entry)]
     if not paths or len(paths) < len(entries):
         raise ArgumentError(argument, f"{value!r} is neither a path nor a list of paths")
     return [found for path in paths for found in _matches(argument, path)]

@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 from emrun.dataset import AbstractDataset
 from emrun.datasets._archives import ENDINGS, folder_of, is_unpacked, unpack
 from emrun.errors import ArgumentError, DownloadError, MissingExtra, StreamError, listed
-from emrun.files import describe, flush_directory, flush_file, safe_component, storing
+from emrun.files import describe, expanded, flush_directory, flush_file, safe_component, storing
 from emrun.types import check_count
 
 _LOG = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class DownloadableDataset(AbstractDataset):
         check_count("max_bytes", max_bytes, minimum=1)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e6:
             raise ArgumentError("timeout", f"{timeout!r} is no number of seconds above 0")
-        self._root = Path(data_root).expanduser()
+        self._root = expanded(data_root)
         self._files = _checked(files)
         self._unpack = unpack
         self._check_folders()

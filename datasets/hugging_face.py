@@ -13,6 +13,7 @@ from emrun.datasets._offline import offline_and_quiet
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, MissingExtra, StreamError, did_you_mean, listed
+from emrun.files import expanded
 from emrun.stream_context import Rows, StreamContext
 from emrun.types import check_names
 
@@ -137,8 +138,8 @@ def _library() -> Any:
 
 def _loaded(library: Any, argument: str, value: Any, cache_dir: str | None) -> dict[str, Any]:
     """Return stream -> dataset of what an argument names."""
-    if isinstance(value, str | Path) and Path(value).is_dir():
-        return _saved(library, argument, Path(value))
+    if isinstance(value, str | Path) and expanded(value).is_dir():
+        return _saved(library, argument, expanded(value))
     files = files_of(argument, value)
     formats = {_FORMATS.get(path.suffix.lower(), path.name) for path in files}
     if not formats <= set(_FORMATS.values()) or len(formats) > 1:
@@ -148,7 +149,9 @@ def _loaded(library: Any, argument: str, value: Any, cache_dir: str | None) -> d
     if odd := next((name for name in names if "::" in name or glob.has_magic(name)), None):
         raise ArgumentError(argument, f"the library would take {odd!r} for an address or a pattern; rename the file")
     try:
-        found = library.load_dataset(formats.pop(), data_files={"train": names}, split="train", cache_dir=cache_dir)
+        found = library.load_dataset(
+            formats.pop(), data_files={"train": names}, split="train", cache_dir=cache_dir and str(expanded(cache_dir))
+        )
     except Exception as error:  # the library's own errors, and those of all that it reads with
         reason = str(error.__cause__ or error).strip() or "is there anything in it?"
         raise ArgumentError(argument, f"{listed([str(path) for path in files])} cannot be read: {reason}") from error

@@ -13,6 +13,7 @@ from emrun.datasets._examples import ExampleReader, OnBadExample
 from emrun.datasets._images import check_pillow, check_size, read_image, write_floats
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, StreamError, listed
+from emrun.files import expanded
 from emrun.stream_context import Rows, StreamContext
 from emrun.types import check_choice
 
@@ -78,10 +79,10 @@ class ImageFolder(Splits):
         sides = check_size("size", size)
         self._reader = ExampleReader(on_bad_example)
         check_pillow("ImageFolder")
-        self.classes = _folders("train", Path(train))
+        self.classes = _folders("train", expanded(train))
         """The names of the classes; a label is an index of it."""
         folders = {"train": train, "valid": valid, "test": test}
-        found = {name: _files(name, Path(path), self.classes) for name, path in folders.items() if path is not None}
+        found = {name: _files(name, expanded(path), self.classes) for name, path in folders.items() if path is not None}
         shape = sides or _first_size(*found["train"], mode, on_bad_example)
         parts = {
             name: _Pictures(*files, shape, sides is not None, mode, flip and name == "train", self._reader)

@@ -17,6 +17,7 @@ import numpy as np
 from emrun.datasets._paths import identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
+from emrun.files import expanded
 from emrun.stream_context import Rows, StreamContext
 
 _Array = np.ndarray[Any, Any]
@@ -90,8 +91,9 @@ class _Sources:
         memory_map: bool,
         train: _Sources | None,
     ) -> None:
+        files = files if isinstance(files, Mapping) else expanded(files)
         expected = train.dtypes() if train is not None else {}
-        is_csv = not isinstance(files, Mapping) and Path(files).suffix.lower() == ".csv"
+        is_csv = not isinstance(files, Mapping) and files.suffix.lower() == ".csv"
         if columns is not None and not is_csv:
             raise ArgumentError("columns", f"only CSV files have columns, and {argument} is none")
         if memory_map and not isinstance(files, Mapping):
@@ -103,14 +105,14 @@ class _Sources:
             read = _Mapped if memory_map else _read_npy
             self._sources = {source: read(argument, _npy(argument, source, path)) for source, path in files.items()}
         elif is_csv:
-            self._sources = dict(_read_csv(argument, Path(files), columns, expected))
-        elif Path(files).suffix.lower() == ".npz":
-            self._sources = dict(_read_npz(argument, Path(files)))
+            self._sources = dict(_read_csv(argument, files, columns, expected))
+        elif files.suffix.lower() == ".npz":
+            self._sources = dict(_read_npz(argument, files))
         else:
             what = "a .npy file has no name for its source; write {source: file.npy}"
             raise ArgumentError(
                 argument,
-                what if Path(files).suffix.lower() == ".npy" else f"{files} is neither a .npz nor a .csv file",
+                what if files.suffix.lower() == ".npy" else f"{files} is neither a .npz nor a .csv file",
             )
         self._check(argument, expected)
 
@@ -185,7 +187,7 @@ def _reading(argument: str, path: Path) -> Iterator[None]:
 def _npy(argument: str, source: str, path: str | Path) -> Path:
     if Path(path).suffix.lower() != ".npy":
         raise ArgumentError(argument, f"source {source!r}: {path} is no .npy file")
-    return Path(path)
+    return expanded(path)
 
 
 def _read_npy(argument: str, path: Path) -> _Array:

@@ -20,7 +20,7 @@ import numpy as np
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, StorageError, StreamError
-from emrun.files import flush_directory, storing
+from emrun.files import expanded, flush_directory, storing
 from emrun.stream_context import Rows, StreamContext
 from emrun.types import check_count
 
@@ -92,7 +92,7 @@ class TokenWindows(Splits):
             if cache_dir is None:
                 tokens = encoder.joined(argument, paths)
                 return _Windows(argument, tokens, len(tokens), window)
-            path = encoder.cached(argument, paths, Path(cache_dir))
+            path = encoder.cached(argument, paths, expanded(cache_dir))
             return _Windows(argument, path, len(np.load(path, mmap_mode="r")), window)
 
         super().__init__(

@@ -79,8 +79,7 @@ def build_hooks(config: Node, model: Any = None, dataset: Any = None) -> tuple[A
     """
     config, section, found = _begin(config, "hooks")
     found.problems += check_hooks(section, "hooks")
-    recipes = found.hooks(section) if not found.problems else []
-    _checked(found, recipes)
+    recipes = _checked(found, found.hooks(section))
     _seed(config, "hooks")
     return tuple(recipe.build({"model": model, "dataset": dataset, "output_dir": None}) for recipe in recipes)
 

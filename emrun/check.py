@@ -19,6 +19,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
     "deterministic": (bool,),
     "name": (str,),
     "code_directory": (str,),
+    "vars": (dict,),
     "dataset": (dict,),
     "model": (dict,),
     "main_loop": (dict,),
@@ -30,7 +31,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
 REQUIRED = ("dataset", "model")
 """The sections that a config must have."""
 
-OVERLAY = ("dataset", "model", "main_loop", "hooks", "seed", "deterministic")
+OVERLAY = ("vars", "dataset", "model", "main_loop", "hooks", "seed", "deterministic")
 """The sections that a stream under `eval` may have."""
 
 DEFAULT_MODEL = "TorchModel"
@@ -111,7 +112,7 @@ def check_call(
     *,
     key: str,
     node: Node,
-    args: Sequence[Node] = (),
+    args: Sequence[Node] | None = (),
     first: int = 0,
     supplied: Collection[str] = (),
     own_keys: Collection[str] = (),
@@ -123,7 +124,7 @@ def check_call(
         arguments: the keyword arguments that the config gives.
         key: the key in the config, for the message.
         node: where the call stands.
-        args: the positional arguments that the config gives.
+        args: the positional arguments that the config gives; None when they are not known: nothing is missing then.
         first: how many positional arguments come before those.
         supplied: the keyword arguments that emrun supplies if there is a parameter of that name.
         own_keys: keys of the form that are no arguments, for the list of what is allowed.
@@ -132,7 +133,7 @@ def check_call(
         return []
     problems = []
     misspelt = set()
-    positional = first + len(args)
+    positional = first + len(args or ())
     taken = parameters.by_position(positional)
     if positional > len(taken) and not parameters.takes_more:
         problems.append(Problem(node.key_position, key, f"takes at most {len(taken)} positional arguments"))
@@ -145,19 +146,30 @@ def check_call(
         elif name in taken:
             problems.append(Problem(value.key_position, key, f"argument {name!r} is given by position already"))
         elif name not in keywords and not parameters.takes_any:
-            problems.append(_unknown(value, key, name, allowed))
-            misspelt.add(nearest(name, allowed))
+            left_over = _left_over(value, key, name, node)
+            problems.append(left_over or _unknown(value, key, name, allowed))
+            misspelt |= {nearest(name, allowed)} if left_over is None else set()
     for name, parameter in named.items():
         needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
-        if needed and name not in arguments and name not in supplied:
+        if needed and args is not None and name not in arguments and name not in supplied:
             problems.append(Problem(node.key_position, key, f"missing argument {name!r}"))
-    by_position = zip(taken[first:], itertools.count(), args, strict=False)
+    by_position = zip(taken[first:], itertools.count(), args or (), strict=False)
     values = [(name, f"{key}.args[{index}]", value) for name, index, value in by_position]
     for name, where, value in [*values, *((name, f"{key}.{name}", value) for name, value in arguments.items())]:
         problem = _check_type(value, named.get(name))
         if problem is not None:
             problems.append(Problem(value.position, where, value.censored(problem)))
     return problems
+
+
+def _left_over(value: Node, key: str, name: str, call: Node) -> Problem | None:
+    """Return the problem of an argument that was meant for a class that an override has replaced."""
+    cls = call.get("class")
+    if cls is None or cls.former is None or not value.position.line:
+        return None
+    with_what = f" with ~{key}.{name}" if "[" not in key else ""
+    hint = f"it stood there for {cls.former}; delete it{with_what}"
+    return Problem(value.key_position, key, f"{str(cls.shown()).rpartition('.')[2]} does not take {name!r}; {hint}")
 
 
 def _check_type(value: Node, parameter: inspect.Parameter | None) -> str | None:
@@ -180,7 +192,12 @@ def _check_kinds(section: Node, prefix: str, allowed: Collection[str]) -> list[P
         wrong = not isinstance(node.value, kinds) or (isinstance(node.value, bool) and bool not in kinds)
         optional = name not in REQUIRED and node.value is None
         if wrong and not optional:
-            problems.append(Problem(node.position, where, f"{node.shown()!r} is not {_WORDS[kinds[0]]}"))
+            message = f"{node.shown()!r} is not {_WORDS[kinds[0]]}"
+            if name == "hooks" and isinstance(node.value, dict) and node.value:
+                first, child = next(iter(node.value.items()))
+                arguments = "" if child.value is None else ": ..."
+                message = f"each hook needs a dash before its name: - {first}{arguments}"
+            problems.append(Problem(node.position, where, message))
     return problems
 
 
@@ -198,6 +215,9 @@ def check_hooks(hooks: Node | None, where: str) -> list[Problem]:
         name, arguments = hook_entry(entry)
         if name is None:
             message = f"{entry.shown()!r} is no hook; write `- Name` or `- Name: {{argument: value}}`"
+            if isinstance(entry.value, dict) and next(iter(entry.value.values()), entry).value is None:
+                first = next(iter(entry.value))
+                message = f"indent the arguments of {first} further than its name, or write `- {first}: {{...}}`"
             problems.append(Problem(entry.position, f"{where}[{index}]", message))
         elif arguments is not None and arguments.value is not None and not isinstance(arguments.value, dict):
             message = f"{arguments.shown()!r} is no mapping of arguments"

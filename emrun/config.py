@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from emrun.errors import ConfigError, Position, Problem, did_you_mean
-from emrun.names import normalised
+from emrun.files import expanded
+from emrun.names import normalised, same_class
 from emrun.yaml_tree import MAX_DEPTH, MAX_NODES, Node, dump, node_of, parse, read_scalar
+
+_Place = tuple[tuple[Any, ...], Node, Position | None]  # a path, what is there, and the alias that brought it there
 
 _INTERPOLATION = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<name>[^{}]*)\}|\$\{")
 
@@ -25,12 +30,14 @@ class Config(Mapping[str, Any]):
         root: the merged tree, before interpolation.
         name: what the config is called: the stem of its file.
         text: the text of its file, where it is a single one.
+        notes: what its overrides may not have done as they were meant.
     """
 
-    def __init__(self, root: Node, name: str, text: str | None = None) -> None:
+    def __init__(self, root: Node, name: str, text: str | None = None, notes: Sequence[str] = ()) -> None:
         self.root = root
         self.name = name
         self.text = text
+        self.notes = tuple(notes)
         plain = interpolate(root).plain()
         self._plain: dict[str, Any] = plain if isinstance(plain, dict) else {}
 
@@ -58,14 +65,16 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         ConfigError: a file cannot be read, or an override does not fit, or a `${...}` names nothing.
     """
     if isinstance(source, Config):
-        return Config(override(source.root, overrides), source.name, source.text)
+        root = override(source.root, overrides)
+        return Config(root, source.name, source.text, (*source.notes, *copies_left(source.root, root)))
     if isinstance(source, Mapping):
         return Config(override(node_of(source, Position("config")), overrides), "run")
-    path, text = _read_text(Path(source))
+    path, text = _read_text(expanded(source))
     node = parse(text, str(path))
     extends = isinstance(node.value, dict) and node.get("extends") is not None
-    root = override(_extended(node, path, ()), overrides)
-    return Config(root, Path(source).resolve().stem, None if extends else text)
+    base = _extended(node, path, ())
+    root = override(base, overrides)
+    return Config(root, Path(source).resolve().stem, None if extends else text, copies_left(base, root))
 
 
 def read_config(source: Path, overrides: Sequence[str] = ()) -> Node:
@@ -78,7 +87,7 @@ def read_config(source: Path, overrides: Sequence[str] = ()) -> Node:
     Raises:
         ConfigError: a file cannot be read, or an override does not fit.
     """
-    path, text = _read_text(source)
+    path, text = _read_text(expanded(source))
     return override(_extended(parse(text, str(path)), path, ()), overrides)
 
 
@@ -93,9 +102,7 @@ def overlay(config: Node, stream: str) -> Node:
 
 def merge(base: Node, over: Node) -> Node:
     """Merge two trees: mappings key by key, lists replace, a mapping whose `class` (or `import`) differs replaces."""
-    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
-        return over
-    if _form_of(over) is not None and _form_of(base) != _form_of(over):
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict) or _is_another_form(base, over):
         return over
     merged = dict(base.value)
     for key, node in over.value.items():
@@ -103,41 +110,37 @@ def merge(base: Node, over: Node) -> Node:
     return replace(over, value=merged)
 
 
+def _is_another_form(base: Node, over: Node) -> bool:
+    """Tell whether a mapping is a form that names another class or object than the mapping below it."""
+    old, new = _form_of(base), _form_of(over)
+    if new is None or old == new:
+        return False
+    return old is None or old[0] != new[0] or new[0] == "import" or not _same_class(old[1], new[1])
+
+
 def _form_of(node: Node) -> tuple[str, Any] | None:
     """Return what a form names, None when the mapping is no form."""
     return next(((key, node.value[key].plain()) for key in ("class", "import") if key in node.value), None)
 
 
+def _same_class(one: Any, other: Any) -> bool:
+    return one == other or (isinstance(one, str) and isinstance(other, str) and same_class(one, other))
+
+
 def override(config: Node, overrides: Sequence[str]) -> Node:
-    """Apply overrides; all together are one mapping, merged by the rule of `merge`, then deletions follow.
+    """Apply overrides from left to right.
+
+    A mapping given as a whole is merged by the rule of `merge`. An override of `class` (or `import`) by its key path
+    keeps the keys beside it.
 
     Raises:
-        ConfigError: an override is malformed, or addresses what is not there.
+        ConfigError: an override is malformed, or addresses what is not there, or undoes an earlier one.
     """
-    changes = Node({}, Position("override"))
-    deletions: list[tuple[list[str], Position]] = []
+    overriding = _Overriding(config)
     for text in overrides:
-        position = Position(f"override {text!r}")
-        if text.startswith("~"):
-            deletions.append((_path_of(text[1:], position), position))
-            continue
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(Problem(position, "", "an override is key=value, or ~key to delete"))
-        change = replace(parse(value, position.source), position=position, key=position)
-        for part in reversed(_path_of(key, position)):
-            change = Node({part: change}, position, position)
-        changes = _joined(changes, change, ())
-    changed = _apply(config, changes, ())
-    doomed: dict[tuple[str | int, ...], Position] = {}
-    for path, position in deletions:
-        found = tuple(_resolve(config, changed, path, position))
-        if found in doomed:
-            raise ConfigError(Problem(position, "", f"{'.'.join(path)} is deleted twice, also by {doomed[found]}"))
-        doomed[found] = position
-    for found in sorted(doomed, key=lambda each: [str(part).rjust(9) for part in each], reverse=True):
-        changed = _delete(changed, found)
-    return changed
+        overriding.apply(text)
+    overriding.check_vars(config)
+    return overriding.tree
 
 
 def interpolate(config: Node) -> Node:
@@ -181,11 +184,11 @@ def _extended(node: Node, path: Path, readers: tuple[Path, ...]) -> Node:
         if not isinstance(name.value, str):
             raise ConfigError(Problem(name.position, "extends", f"{name.shown()!r} is no file name"))
         try:
-            other = (path.parent / name.value).resolve(strict=True)
+            other = (path.parent / expanded(name.value)).resolve(strict=True)
             other = (other / "config.yaml").resolve(strict=True) if other.is_dir() else other
         except (OSError, RuntimeError, ValueError) as error:  # not there; a circle of links; a null byte
             raise ConfigError(
-                Problem(name.position, "extends", f"there is no file {str(path.parent / name.value)!r}")
+                Problem(name.position, "extends", f"there is no file {str(path.parent / expanded(name.value))!r}")
             ) from error
         if other in (*readers, path.resolve()):
             raise ConfigError(Problem(name.position, "extends", f"{name.value} extends itself"))
@@ -210,66 +213,261 @@ def _path_of(text: str, position: Position) -> list[str]:
     return path
 
 
-def _joined(older: Node, newer: Node, path: tuple[str, ...]) -> Node:
-    """Put two trees of overrides together, whose order does not matter unless both set the same key."""
-    if isinstance(older.value, dict) is not isinstance(newer.value, dict):
-        message = f"{'.'.join(path)} is also set to {older.plain()!r} by {older.position}"
-        raise ConfigError(Problem(newer.position, "", message))
-    if not isinstance(older.value, dict):
-        return newer
-    forms = _form_of(older), _form_of(newer)
-    if None not in forms and forms[0] != forms[1]:
-        return newer
-    joined = dict(older.value)
-    for key, node in newer.value.items():
-        joined[key] = _joined(joined[key], node, (*path, str(key))) if key in joined else node
-    return replace(older, value=joined)
+def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",)) -> list[str]:
+    """Return a note for each value that overrides changed while a copy of it, made by an anchor of YAML, stayed.
+
+    Args:
+        before: the config without the overrides.
+        after: the config with them.
+        unread: sections in which a copy that stayed does not matter.
+    """
+    places = list(_places(before))
+    if all(alias is None for _, _, alias in places):
+        return []
+    there, left = _by_position(places), _by_position(_places(after))
+    notes = []
+    reported: list[tuple[Any, ...]] = []
+    for path, node, _ in places:
+        kept = {other: each for other, each in left.get(node.position, {}).items() if other[0] not in unread}
+        was_copied = len(there.get(node.position, ())) > max(1, len(left.get(node.position, ())))
+        is_below = any(path[: len(other)] == other for other in reported)
+        is_there = _at(after, path[:-1]) is not None  # otherwise more was deleted than the copy
+        if was_copied and kept and path not in left[node.position] and is_there and not is_below:
+            reported.append(path)
+            notes.append(_note_of_copies(path, node, _at(after, path), kept))
+    return notes
 
 
-def _apply(base: Node, changes: Node, path: tuple[str, ...]) -> Node:
-    """Merge the tree of overrides; where the config has a list, their keys are indices, or names of hooks."""
-    if isinstance(base.value, list) and isinstance(changes.value, dict):
-        items = list(base.value)
-        for part, node in changes.value.items():
-            key = str(part)
-            index = _index(items, key, path, node.position, adding=True)
-            if path == ("hooks",):
-                old = items[index] if index < len(items) else Node(key, node.position)
-                items[index : index + 1] = [_change_hook(old, node, (*path, key))]
+def _places(node: Node, path: tuple[Any, ...] = (), alias: Position | None = None) -> Iterator[_Place]:
+    """Yield all nodes below one with their paths, and the alias that brought them there."""
+    for key, child in _items(node):
+        outermost = alias or child.alias
+        yield (*path, key), child, outermost
+        yield from _places(child, (*path, key), outermost)
+
+
+def _by_position(places: Iterable[_Place]) -> dict[Position, dict[tuple[Any, ...], Position]]:
+    """Return where in a file values are from -> paths that have them -> the alias, or else the value, in the file."""
+    found: dict[Position, dict[tuple[Any, ...], Position]] = {}
+    for path, node, alias in places:
+        if node.position.line:  # otherwise it is from no file, and has no position of its own
+            found.setdefault(node.position, {})[path] = alias or node.position
+    return found
+
+
+def _note_of_copies(
+    path: tuple[Any, ...], old: Node, new: Node | None, kept: Mapping[tuple[Any, ...], Position]
+) -> str:
+    places = ", ".join(f"{_key_path(other)} ({place})" for other, place in kept.items())
+    if new is None:
+        ways = [f"~{_key_path(other)}" for other in kept]
+    else:
+        value = new.shown()
+        text = value if isinstance(value, str) and read_scalar(value) == value else json.dumps(value)
+        ways = [f"{_key_path(other)}={text}" for other in kept]
+    more = " ".join(shlex.quote(way) for way in ways)
+    return (
+        f"{_key_path(path)} ({old.position}) is overridden, but not {places}, which has the same value by an anchor of "
+        f"YAML; to change that too, add {more}"
+    )
+
+
+def _key_path(path: Sequence[Any]) -> str:
+    """Return a path in the tree as overrides write it: an index of the hooks' list is followed by arguments."""
+    parts = [str(part) for part in path]
+    return ".".join(parts[:2] + parts[3:] if parts[0] == "hooks" else parts)
+
+
+def _at(node: Node, path: Sequence[Any]) -> Node | None:
+    for part in path:
+        children = dict(_items(node))
+        if part not in children:
+            return None
+        node = children[part]
+    return node
+
+
+def unread_vars(config: Node) -> list[str]:
+    """Return a note for each free value, under `vars`, that nothing reads.
+
+    Args:
+        config: the config before interpolation.
+    """
+    return [f"nothing reads ${{{_name_of(path)}}} ({node.key_position})" for path, node in _unread_vars(config)]
+
+
+def _unread_vars(config: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
+    places = list(_places(config))
+    free = [(path, node) for path, node, _ in places if path == ("vars",) or (path[0], *path[2:]) == ("eval", "vars")]
+    if not free:
+        return
+    texts = (node.value for _, node, _ in places if isinstance(node.value, str))
+    names = {match["name"] for text in texts for match in _INTERPOLATION.finditer(text) if match["name"]}
+    above = [path for path, _ in free]
+    copied = {node.position for path, node, _ in places if path[:1] not in above and path[:3] not in above}
+    for path, node in [leaf for section in free for leaf in _single_values(*section)]:
+        name = f"{_name_of(path)}."
+        is_named = any(f"{each}.".startswith(name) or name.startswith(f"{each}.") for each in names)
+        if not is_named and (node.position not in copied or not node.position.line):
+            yield path, node
+
+
+def _single_values(path: tuple[Any, ...], node: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
+    """Yield what is in a mapping and its mappings, with paths."""
+    for key, child in node.value.items() if isinstance(node.value, dict) else ():
+        if isinstance(child.value, dict) and child.value:
+            yield from _single_values((*path, key), child)
+        else:
+            yield (*path, key), child
+
+
+def _name_of(path: Sequence[Any]) -> str:
+    """Return how an interpolation names a free value."""
+    return ".".join(map(str, path[2:] if path[0] == "eval" else path))
+
+
+class _Overriding:
+    """A tree that overrides change, one after the other.
+
+    Args:
+        tree: the tree as it is before them.
+    """
+
+    def __init__(self, tree: Node) -> None:
+        self.tree = tree
+        self._position = Position("override")  # of the override that is applied
+        self._path: tuple[str, ...] = ()
+        self._earlier: dict[str, tuple[str, ...]] = {}  # what the others are called in positions -> their paths
+
+    def apply(self, text: str) -> None:
+        """Apply an override: `key.path=value`, or `~key.path` to delete."""
+        self._position = Position(f"override {text!r}")
+        if text.startswith("~"):
+            self.tree = self._without(self.tree, _path_of(text[1:], self._position), ())
+            return
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise self._error("", "an override is key=value, or ~key to delete")
+        node = replace(parse(value, self._position.source), position=self._position, key=self._position)
+        path = _path_of(key, self._position)
+        self._path = tuple(path)
+        self.tree = self._with(self.tree, path, node, ())
+        self._earlier[self._position.source] = self._path
+
+    def check_vars(self, before: Node) -> None:
+        """Check that overrides add no free values that nothing reads: such a mistake would be silent."""
+        for path, node in _unread_vars(self.tree):
+            if node.position.source in self._earlier and _at(before, path) is None:
+                self._position = node.position
+                owner = _at(before, path[:-1])
+                near = did_you_mean(str(path[-1]), [str(key) for key, _ in _items(owner)] if owner else [])
+                raise self._error(".".join(map(str, path[:-1])), f"nothing reads ${{{_name_of(path)}}}{near}")
+
+    def _with(self, base: Node, path: Sequence[Any], new: Node, above: tuple[str, ...]) -> Node:
+        """Return `base`, which stands at `above`, with `new` at a path below it."""
+        if not path:
+            return self._laid(base, new, above)
+        part, *rest = path
+        where = (*above, str(part))
+        if above == ("hooks",) and base.value is None:
+            base = replace(base, value=[])
+        if isinstance(base.value, list):  # its keys are indices, or names of hooks
+            items = list(base.value)
+            index = _index(items, str(part), above, self._position, adding=True)
+            if above == ("hooks",):
+                old = items[index] if index < len(items) else Node(str(part), self._position)
+                items[index : index + 1] = [self._with_hook(old, rest, new, where)]
             else:
-                items[index] = _apply(items[index], node, (*path, key))
-        return replace(base, value=items)
-    if path == ("hooks",) and base.value is None:
-        return _apply(replace(base, value=[]), changes, path)
-    if not isinstance(base.value, dict) or not isinstance(changes.value, dict) or merge(base, changes) is changes:
-        return changes
-    merged = dict(base.value)
-    for part, node in changes.value.items():
-        key = _own_key(merged, part)
-        if key == "hooks" and not path and key not in merged and isinstance(node.value, dict):
-            merged[key] = Node([], node.position, node.key)
-        merged[key] = _apply(merged[key], node, (*path, str(key))) if key in merged else node
-    return replace(base, value=merged)
+                items[index] = self._with(items[index], rest, new, where)
+            return replace(base, value=items)
+        if not isinstance(base.value, dict):
+            if base.position.source in self._earlier:
+                message = f"{'.'.join(above)} is also set to {base.shown()!r} by {base.position}"
+                raise self._error("", message)
+            base = Node({}, self._position, base.key or self._position)
+        entries = dict(base.value)
+        key = _own_key(entries, part)
+        if not rest and key in ("class", "import"):
+            entries.pop("import" if key == "class" else "class", None)
+            new = _renamed(new, base.value.get(key))
+        old = entries.get(key) or Node(None if where == ("hooks",) else {}, self._position, self._position)
+        entries[key] = self._with(old, rest, new, where) if rest or key in entries or where == ("hooks",) else new
+        return replace(base, value=entries)
+
+    def _with_hook(self, entry: Node, path: Sequence[Any], new: Node, where: tuple[str, ...]) -> Node:
+        """Change the arguments in an entry of the list of hooks, which is a name or a mapping name -> arguments."""
+        if not path and not isinstance(new.value, dict):
+            raise self._error(".".join(where), f"{new.plain()!r} is no mapping of the hook's arguments")
+        name, arguments = hook_entry(entry)
+        if name is None:
+            return entry  # reported when the hooks are built
+        has_arguments = arguments is not None and isinstance(arguments.value, dict)
+        old = arguments if arguments is not None and has_arguments else Node({}, self._position)
+        changed = self._with(old, path, new, where) if path or has_arguments else new
+        key = arguments.key if arguments is not None else None
+        return replace(entry, value={name: replace(changed, key=key or entry.position)})
+
+    def _laid(self, base: Node, new: Node, where: tuple[str, ...]) -> Node:
+        """Return a value as a whole laid over what stands there."""
+        is_list = isinstance(base.value, list) or (where == ("hooks",) and base.value is None)
+        is_same = isinstance(base.value, dict) and isinstance(new.value, dict) and not _is_another_form(base, new)
+        if isinstance(new.value, dict) and (is_list or is_same):
+            for part, node in new.value.items():
+                base = self._with(base, [part], node, where)
+            return base
+        for lost in _lost(base, new):
+            if self._earlier.get(lost.position.source, self._path) != self._path:
+                raise self._error("", f"would undo {lost.position}; leave one of the two out, or write this one first")
+        return new
+
+    def _without(self, base: Node, path: Sequence[str], above: tuple[str, ...]) -> Node:
+        """Return `base`, which stands at `above`, without what is at a path below it."""
+        part, *rest = path
+        if isinstance(base.value, list):
+            items = list(base.value)
+            index = _index(items, part, above, self._position)
+            name, arguments = hook_entry(items[index]) if above == ("hooks",) and rest else (None, None)
+            if not rest:
+                del items[index]
+            elif arguments is not None:
+                items[index] = replace(items[index], value={name: self._without(arguments, rest, (*above, part))})
+            else:
+                items[index] = self._without(items[index], rest, (*above, part))
+            return replace(base, value=items)
+        entries = dict(base.value) if isinstance(base.value, dict) else {}
+        key = _own_key(entries, part)
+        if key not in entries:
+            near = did_you_mean(part, [str(each) for each in entries])
+            raise self._error(".".join(above), f"has no key {part!r} to delete{near}")
+        if rest:
+            entries[key] = self._without(entries[key], rest, (*above, part))
+        else:
+            del entries[key]
+        return replace(base, value=entries)
+
+    def _error(self, key: str, message: str) -> ConfigError:
+        return ConfigError(Problem(self._position, key, message))
+
+
+def _renamed(new: Node, old: Node | None) -> Node:
+    """Return the new name of a class; it remembers the old one, for which the keys beside it stood there."""
+    if old is None or _same_class(old.plain(), new.plain()):
+        return new
+    return replace(new, former=old.former or str(old.shown()))
+
+
+def _lost(old: Node, new: Node | None) -> Iterator[Node]:
+    """Yield what is below a node and not at the same place below another one."""
+    theirs = _children(new) if new is not None else {}
+    for key, child in _children(old).items():
+        if key not in theirs:
+            yield child
+        yield from _lost(child, theirs.get(key))
 
 
 def _own_key(mapping: Mapping[Any, Node], part: Any) -> Any:
     """Return the key of a mapping that a part of a path means; keys that are no texts are compared as texts."""
     return part if part in mapping else next((key for key in mapping if str(key) == str(part)), part)
-
-
-def _change_hook(entry: Node, arguments: Node, path: tuple[str, ...]) -> Node:
-    """Merge arguments into an entry of the list of hooks, which is a name or a mapping name -> arguments."""
-    if not isinstance(arguments.value, dict):
-        raise ConfigError(
-            Problem(arguments.position, ".".join(path), f"{arguments.plain()!r} is no mapping of the hook's arguments")
-        )
-    name, node = hook_entry(entry)
-    if name is None:
-        return entry  # reported when the hooks are built
-    old = node if node is not None and isinstance(node.value, dict) else None
-    key = node.key if node is not None else None
-    changed = arguments if old is None else _apply(old, arguments, path)
-    return replace(entry, value={name: replace(changed, key=key or entry.position)})
 
 
 def hook_entry(entry: Node) -> tuple[str | None, Node | None]:
@@ -286,9 +484,10 @@ def hook_entry(entry: Node) -> tuple[str | None, Node | None]:
 def _index(items: list[Node], key: str, path: tuple[str, ...], position: Position, *, adding: bool = False) -> int:
     """Return the index that a key of an override means; that of a new last item for a hook that is not listed."""
     where = ".".join(path)
+    holds = f"has {len(items)}, counted from 0" if items else "is empty"
     if re.fullmatch(r"[0-9]+", key):
         if len(key) > 9 or int(key) >= len(items):
-            raise ConfigError(Problem(position, where, f"has no item {key}; it has {len(items)}, counted from 0"))
+            raise ConfigError(Problem(position, where, f"has no item {key}; it {holds}"))
         return int(key)
     if path != ("hooks",):
         raise ConfigError(Problem(position, where, f"is a list of {len(items)}: {key!r} is no index, counted from 0"))
@@ -301,50 +500,6 @@ def _index(items: list[Node], key: str, path: tuple[str, ...], position: Positio
     if not adding:
         raise ConfigError(Problem(position, where, f"no hook {key!r} is listed{did_you_mean(key, names)}"))
     return len(items)
-
-
-def _resolve(original: Node, changed: Node, path: list[str], position: Position) -> list[str | int]:
-    """Turn the path of a deletion into keys and indices, the indices those of the original."""
-    found: list[str | int] = []
-    node, old = changed, original
-    for part in path:
-        where = ".".join(str(each) for each in found)
-        if isinstance(node.value, list):
-            items = old.value if isinstance(old.value, list) else node.value
-            index = _index(items, part, tuple(map(str, found)), position)
-            if index >= len(node.value):
-                raise ConfigError(
-                    Problem(position, where, f"has no item {part} any more; another override replaced it")
-                )
-            found.append(index)
-            node, old = node.value[index], items[index]
-            if found[0] == "hooks" and len(found) == 2 and len(path) > 2:
-                name, arguments = hook_entry(node)
-                if name is not None and arguments is not None:
-                    found.append(name)
-                    node = old = arguments
-        elif isinstance(node.value, dict) and (key := _own_key(node.value, part)) in node.value:
-            found.append(key)
-            node = node.value[key]
-            old = old.value[key] if isinstance(old.value, dict) and key in old.value else node
-        else:
-            keys = [str(key) for key in node.value] if isinstance(node.value, dict) else []
-            raise ConfigError(Problem(position, where, f"has no key {part!r} to delete{did_you_mean(part, keys)}"))
-    return found
-
-
-def _delete(node: Node, path: Sequence[Any]) -> Node:
-    first, rest = path[0], path[1:]
-    if isinstance(node.value, list):
-        items = list(node.value)
-        items[first : first + 1] = [_delete(items[first], rest)] if rest else []
-        return replace(node, value=items)
-    entries = dict(node.value)
-    if rest:
-        entries[first] = _delete(entries[first], rest)
-    else:
-        del entries[first]
-    return replace(node, value=entries)
 
 
 class _Interpolation:
@@ -370,7 +525,7 @@ class _Interpolation:
         if whole and whole["name"] is not None:
             found = self._named(whole["name"], node, active, depth)
             value = read_scalar(found.value) if whole["name"].startswith("env:") else found.value
-            return replace(found, value=value, position=node.position, key=node.key)
+            return replace(found, value=value, position=node.position, key=node.key, former=node.former)
         return self._text(node, active, depth)
 
     def _text(self, node: Node, active: tuple[str, ...], depth: int) -> Node:
@@ -426,11 +581,13 @@ def _environment(name: str, node: Node) -> Node:
 
 
 def _children(node: Node) -> Mapping[str, Node]:
+    return {str(key): child for key, child in _items(node)}
+
+
+def _items(node: Node) -> Iterable[tuple[Any, Node]]:
     if isinstance(node.value, dict):
-        return {str(key): child for key, child in node.value.items()}
-    if isinstance(node.value, list):
-        return {str(index): child for index, child in enumerate(node.value)}
-    return {}
+        return node.value.items()
+    return enumerate(node.value) if isinstance(node.value, list) else ()
 
 
 def with_defaults(config: Node, defaults: Mapping[str, Any]) -> Node:

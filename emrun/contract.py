@@ -20,7 +20,7 @@ import torch
 
 from emrun.assembly import DeterministicKernels, Training, assemble
 from emrun.build import Imported
-from emrun.config import Config, with_defaults
+from emrun.config import Config, unread_vars, with_defaults
 from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.errors import ArgumentError, ConfigError, Problem, StateError, did_you_mean, listed
 from emrun.hook import TrainingTerminated, listener, may_change_batches, may_read_anything, read_by
@@ -65,6 +65,7 @@ def try_out(config: Config) -> dict[str, Any]:
     prepare_all(merged, Imported())
     prepared = prepare(merged, Imported())
     with _unchanged_process(), tempfile.TemporaryDirectory(prefix="emrun-check-") as place, _notes() as notes:
+        notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(prepared, Path(place), Run(Path(place)))
         warn_of_no_end(training.hooks)
         notes.extend(_streams_of_no_dataset(prepared, training.dataset))

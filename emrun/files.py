@@ -18,6 +18,17 @@ _CHUNK = 2**24  # large: between two of them a writer in a thread waits for the 
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of those that are new
 
 
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path from a config or a command line, with `~` or `~user` at its beginning as the home directory.
+
+    Shells leave it as it is in `--output-dir=~/runs` and in quotes.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # no such user: a file may have that name
+        return Path(path)
+
+
 @contextmanager
 def storing(path: Path, what: str) -> Iterator[None]:
     """Turn an operating system's error about emrun's own files into one that says what could not be done.

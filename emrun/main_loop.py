@@ -567,11 +567,7 @@ class MainLoop:
             self.notify("after_epoch_profile", epoch_id=epoch_id, profile=self._profile, streams=names)
         except TrainingTerminated as error:
             ended = ended or error
-        for stream in train:
-            variables = epoch_data.get(stream.name, {})
-            state.loss.look_at_mean(stream.name, variables, state.epochs_done, state.iterations_done)
-        state.loss.warn()
-        self._record_epoch(perf_counter() - began, epoch_data, is_training=bool(train))
+        self._record_epoch(perf_counter() - began, epoch_data, [stream.name for stream in train])
         self._request_by_signal()
         self._checkpointing.save_requested(*state.point)
         if ended is not None:
@@ -579,13 +575,17 @@ class MainLoop:
         self._end_if_due()
         return epoch_data
 
-    def _record_epoch(self, seconds: float, epoch_data: EpochData, *, is_training: bool) -> None:
-        """Write the epoch into the run's metrics, if there is a run."""
+    def _record_epoch(self, seconds: float, epoch_data: EpochData, trained: list[str]) -> None:
+        """Look at the losses of the streams that were trained on, and write the epoch into the run's metrics."""
+        state = self._state
+        for name in trained:
+            state.loss.look_at_mean(name, epoch_data.get(name, {}), state.epochs_done, state.iterations_done)
+        state.loss.warn()
         if self.run is None:
             return
-        if is_training and self._checkpointing.newest is None:
+        if trained and self._checkpointing.newest is None:
             self._checkpointing.wait()  # a run that has recorded an epoch and has no checkpoint is one that lost it
-        self.run.record_epoch(self._state.epochs_done, self._state.iterations_done, seconds, epoch_data)
+        self.run.record_epoch(state.epochs_done, state.iterations_done, seconds, epoch_data)
 
     def _run_stream(
         self, stream: StreamWrapper, *, train: bool, is_last: bool = False, may_be_empty: bool = False

@@ -105,6 +105,24 @@ def dotted_path(name: str, kind: str) -> str | None:
     return f"{home}.{found}" if found else None
 
 
+def same_class(one: str, other: str) -> bool:
+    """Tell whether two names name the same class, as far as that is known without importing anything.
+
+    Short names are compared without regard to case and underscores, dotted paths as they are. A dotted path is the same
+    as a short name when the name can only mean that path: a class of emrun, of `torch.optim` or of a plugin.
+    """
+    dotted = [name for name in (one, other) if "." in name]
+    if len(dotted) == 2:
+        return one == other
+    if not dotted:
+        return normalised(one) == normalised(other)
+    short = normalised(next(name for name in (one, other) if name not in dotted))
+    if dotted[0].startswith(("emrun.", "torch.optim.")):
+        return normalised(dotted[0].rpartition(".")[2]) == short
+    found = (entry for kind in KINDS for entry in plugins(kind).items())
+    return any(normalised(name) == short and paths == dotted for name, paths in found)
+
+
 def short_names(kind: str, *, installed: bool = True) -> list[str]:
     """Return the short names of a kind as they are usually written.
 

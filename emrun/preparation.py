@@ -12,12 +12,12 @@ from emrun.check import (
     SUPPLIED,
     SUPPLIED_TO_LOOP,
     check_call,
-    check_hooks,
     check_main_loop,
     check_sections,
 )
 from emrun.config import hook_entry, interpolate, overlay
 from emrun.errors import ConfigError, MissingExtra, Problem, did_you_mean, listed
+from emrun.files import expanded
 from emrun.names import FORMER, NotThere, dotted_path, find_user_modules, normalised, short_names
 from emrun.signatures import UNREAD, Parameters
 from emrun.sources import Sources
@@ -77,16 +77,16 @@ def prepare(merged: Node, finder: Finder) -> Prepared:
         BaseException: what importing a module raises.
     """
     config = interpolate(merged)
-    problems = check_sections(config)
-    if problems:
-        raise ConfigError(problems)
-    find_user_modules(*code_directories(config))
     found = Preparation(finder)
+    found.problems += check_sections(config)
+    if not isinstance(config.value, dict):
+        raise ConfigError(found.problems)
+    find_user_modules(*code_directories(config))
     found.problems += check_main_loop(config.get("main_loop"), _main_loop_parameters(finder))
-    dataset = found.section(config.value["dataset"], "dataset", SUPPLIED["dataset"])
-    model = found.section(config.value["model"], "model", SUPPLIED["model"], default=DEFAULT_MODEL)
+    dataset = found.section(config.get("dataset"), "dataset", SUPPLIED["dataset"])
+    model = found.section(config.get("model"), "model", SUPPLIED["model"], default=DEFAULT_MODEL)
     section = config.get("hooks")
-    entries = list(section.value or ()) if section is not None else []
+    entries = list(section.value) if section is not None and isinstance(section.value, list) else []
     if not any(normalised(str(hook_entry(entry)[0])) == "savelatest" for entry in entries):
         entries.append(Node("SaveLatest", config.position))
     hooks = found.hooks(Node(entries, config.position))
@@ -104,9 +104,7 @@ def prepare_all(merged: Node, finder: Finder) -> None:
         ConfigError: one of them cannot be used.
         BaseException: what importing a module raises.
     """
-    problems = check_sections(interpolate(merged))  # those of `eval` included
-    if problems:
-        raise ConfigError(problems)
+    problems: list[Problem] = []
     overlays = merged.get("eval")
     streams = overlays.value if overlays is not None and isinstance(overlays.value, dict) else {}
     for stream in (None, *(each for each in streams if isinstance(each, str))):
@@ -114,7 +112,9 @@ def prepare_all(merged: Node, finder: Finder) -> None:
             prepare(merged if stream is None else overlay(merged, stream), finder)
         except ConfigError as error:
             known = {(problem.position, problem.message) for problem in problems}
-            new = [problem for problem in error.problems if (problem.position, problem.message) not in known]
+            lines = {problem.position for problem in problems if problem.position and problem.position.line}
+            new = [each for each in error.problems if (each.position, each.message) not in known]
+            new = [each for each in new if each.position not in lines] if stream else new
             problems += [replace(each, key=f"eval.{stream}.{each.key}") for each in new] if stream else new
     if problems:
         raise ConfigError(problems)
@@ -133,11 +133,9 @@ def defaults_of(merged: Node) -> list[tuple[str, Any, str]]:
     finder = Sources()
     found = Preparation(finder)
     for name, default in (("dataset", None), ("model", DEFAULT_MODEL)):
-        section = config.get(name)
-        if section is not None and isinstance(section.value, dict):
-            found.section(section, name, SUPPLIED[name], default)
+        found.section(config.get(name), name, SUPPLIED[name], default)
     hooks = config.get("hooks")
-    if hooks is not None and isinstance(hooks.value, list) and not check_hooks(hooks, "hooks"):
+    if hooks is not None and isinstance(hooks.value, list):
         found.hooks(hooks)
     main_loop = _main_loop_parameters(finder)
     given = config.get("main_loop")
@@ -163,7 +161,7 @@ def check_statically(merged: Node, *, evaluations: bool = False) -> None:
 def code_directories(config: Node) -> list[str | None]:
     """Return the directory in which a run was started, if the config tells it."""
     node = config.get("code_directory")
-    return [node.value] if node is not None and isinstance(node.value, str) else []
+    return [str(expanded(node.value))] if node is not None and isinstance(node.value, str) else []
 
 
 def named_streams(config: Node) -> list[tuple[str, Node]]:
@@ -171,7 +169,8 @@ def named_streams(config: Node) -> list[tuple[str, Node]]:
     section = config.get("main_loop")
     train = config.get("main_loop", "train_stream_name")
     extra = config.get("main_loop", "extra_streams")
-    named = [("train", section or config) if train is None else (str(train.value), train)]
+    named = [("train", section or config)] if train is None else []
+    named += [(train.value, train)] if train is not None and isinstance(train.value, str) else []
     for entry in extra.value if extra is not None and isinstance(extra.value, list) else []:
         names = list(entry.value) if isinstance(entry.value, dict) else [entry.value]
         named += [(name, entry) for name in names if isinstance(name, str)]  # the main loop refuses the others
@@ -200,8 +199,8 @@ def _check_streams(config: Node, dataset: Any, finder: Finder) -> list[Problem]:
 class Preparation:
     """Finds what a config names and checks the arguments, without calling anything.
 
-    All problems are collected in `problems`; what has one, or could not be read, is prepared as None. What a config
-    leaves to the defaults is in `defaults`: (key, value, class).
+    All problems are collected in `problems`; what is not found, or could not be read, is prepared as None, and nothing
+    is to be built when there are any. What a config leaves to the defaults is in `defaults`: (key, value, class).
 
     Args:
         finder: how names are found: by importing them, or in their sources.
@@ -212,53 +211,56 @@ class Preparation:
         self.defaults: list[tuple[str, Any, str]] = []
         self._finder = finder
 
-    def section(self, node: Node, kind: str, supplied: tuple[str, ...], default: str | None = None) -> Any:
+    def section(self, node: Node | None, kind: str, supplied: tuple[str, ...], default: str | None = None) -> Any:
         """Prepare a section that is one object, such as `dataset`.
 
         Args:
-            node: the section.
+            node: the section; None comes of one that is no mapping, which `check_sections` reports.
             kind: `dataset` or `model`.
             supplied: the arguments that emrun supplies to it and whatever is below it.
             default: the class when none is given.
         """
+        if node is None or not isinstance(node.value, dict):
+            return None
         if default is not None and "class" not in node.value:
             node = Node({"class": Node(default, node.position, node.key), **node.value}, node.position, node.key)
         if "class" not in node.value:
             self._problem(node, kind, f"missing key 'class'; built-in: {listed(short_names(kind))}")
             return None
-        for name in supplied:
-            if name in node.value:
-                self._problem(node.value[name], kind, f"{name!r} is supplied by emrun; remove it")
-                return None
-        return self._call(node, kind, kind, supplied)
+        return self._call(self._without_supplied(node, kind, supplied), kind, kind, supplied)
 
     def hooks(self, section: Node) -> list[Any]:
-        """Prepare the list of hooks."""
-        found = []
+        """Prepare the list of hooks; an entry that `check_hooks` reports is None."""
+        found: list[Any] = []
         for index, entry in enumerate(section.value):
             name, arguments = hook_entry(entry)
-            found.append(self.hook(str(name), arguments, entry, f"hooks[{index}].{name}"))
+            has_mapping = arguments is None or arguments.value is None or isinstance(arguments.value, dict)
+            is_usable = name is not None and has_mapping
+            found.append(self.hook(str(name), arguments, entry, f"hooks[{index}].{name}") if is_usable else None)
         return found
 
     def hook(self, name: str, arguments: Node | None, entry: Node, key: str) -> Any:
         """Prepare an entry of the list of hooks."""
         supplied = SUPPLIED["hook"]
         entries = dict(arguments.value) if arguments is not None and isinstance(arguments.value, dict) else {}
-        position = arguments.key_position if arguments is not None else entry.position
-        node = Node({"class": Node(name, position, position), **entries}, position, position)
         for argument in ("class", "import"):
             if argument in entries:
-                self._problem(entries[argument], key, f"unknown argument {argument!r}; the entry's key is the class")
-                return None
-        for argument in supplied:
-            if argument in entries:
-                self._problem(entries[argument], key, f"{argument!r} is supplied by emrun; remove it")
-                return None
-        recipe = self._call(node, key, "hook", supplied)
+                message = f"unknown argument {argument!r}; the entry's key is the class"
+                self._problem(entries.pop(argument), key, message)
+        position = arguments.key_position if arguments is not None else entry.position
+        node = Node({"class": Node(name, position, position), **entries}, position, position)
+        recipe = self._call(self._without_supplied(node, key, supplied), key, "hook", supplied)
         mistake = self._finder.mistaken_event(recipe.target) if recipe is not None else None
         if mistake is not None:
             self._problem(node, key, mistake)
         return recipe
+
+    def _without_supplied(self, node: Node, key: str, supplied: tuple[str, ...]) -> Node:
+        """Report the arguments of a call that emrun supplies itself, and return it without them."""
+        for name in supplied:
+            if name in node.value:
+                self._problem(node.value[name], key, f"{name!r} is supplied by emrun; remove it")
+        return replace(node, value={name: child for name, child in node.value.items() if name not in supplied})
 
     def value(self, node: Node, key: str, supplied: tuple[str, ...], hint: Any = None) -> Any:
         """Prepare any value: a form, a mapping, a list or a scalar.
@@ -298,10 +300,9 @@ class Preparation:
     def _call(
         self, node: Node, key: str, kind: str, supplied: tuple[str, ...], form: Form | None = None
     ) -> Recipe | None:
-        is_import = "import" in node.value
-        if is_import and "class" in node.value:
+        is_import = "class" not in node.value
+        if not is_import and "import" in node.value:
             self._problem(node, key, "has both 'class' and 'import'; 'class' is called, 'import' is not")
-            return None
         target = self._find(node.value["import" if is_import else "class"], key, kind, form)
         if target is None:
             return None
@@ -313,21 +314,22 @@ class Preparation:
         options = {k: self.value(v, f"{key}.{k}", supplied) for k, v in node.value.items() if k in own_keys}
         rest = {k: v for k, v in node.value.items() if k not in own_keys and k not in _KEYS}
         args = node.get("args")
+        is_list = args is None or isinstance(args.value, list)
         if is_import:
             self.problems += [
                 Problem(v.key_position, key, f"unknown argument {k!r}; 'import' names an object that is not called")
                 for k, v in {**rest, **({"args": args} if args else {})}.items()
             ]
             return Recipe(target, node, key, True, form=form, options=options)
-        if args is not None and not isinstance(args.value, list):
+        if args is not None and not is_list:
             self._problem(args, f"{key}.args", f"{args.shown()!r} is no list of positional arguments")
-            return None
-        given = list(args.value if args else ())
+        given = list(args.value if args and is_list else ())
         first = form.supplied if form else 0
         parameters = self._finder.parameters(target)
         self.problems += check_call(
-            parameters, rest, key=key, node=node, args=given, first=first, supplied=supplied, own_keys=own_keys
-        )
+            parameters, rest, key=key, node=node, args=given if is_list else None, first=first, supplied=supplied,
+            own_keys=own_keys,
+        )  # fmt: skip
         named = parameters.named if parameters is not None else {}
         taken = parameters.by_position(first + len(given)) if parameters is not None else []
         self.defaults += [

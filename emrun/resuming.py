@@ -12,13 +12,13 @@ from typing import Any
 from emrun import checkpoint
 from emrun.assembly import Training, assemble
 from emrun.build import Imported
-from emrun.config import Config, override, read_config, with_defaults
+from emrun.config import Config, copies_left, override, read_config, with_defaults
 from emrun.errors import UsageError
-from emrun.files import storing, write_atomically
+from emrun.files import expanded, storing, write_atomically
 from emrun.lock import RunLock
 from emrun.preparation import prepare
 from emrun.run_dir import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, no_run, read_trace, recorded_epochs
-from emrun.training import DRAWN, refuse_ranks
+from emrun.training import DRAWN, refuse_ranks, warn_of
 from emrun.yaml_tree import Node, dump
 
 _LOG = logging.getLogger(__name__)
@@ -54,10 +54,11 @@ def resume_training(
         BaseException: what a dataset, model or hook raises while it is built. The run is as it was in all these cases.
     """
     refuse_ranks()
-    source = Path(run_directory)
+    source = expanded(run_directory)
+    fork = None if fork is None else expanded(fork)
     if not (source / CONFIG).exists():
         raise no_run(source)
-    if fork is not None and Path(fork).exists() and (not Path(fork).is_dir() or any(Path(fork).iterdir())):
+    if fork is not None and fork.exists() and (not fork.is_dir() or any(fork.iterdir())):
         raise UsageError(f"--fork makes a new run, but {fork} exists and is not empty; choose another directory")
     run = Run(source, command=command, lock=RunLock(source)) if fork is None else None
     try:
@@ -74,9 +75,10 @@ def resume_training(
         if place is None:
             _check_that_nothing_is_lost(source, trace)
         if fork is not None:
-            run, trace, place = _fork(source, Path(fork), place, trace, command)
+            run, trace, place = _fork(source, fork, place, trace, command)
         assert run is not None  # one of the two
         with run.logging():
+            warn_of(copies_left(stored, merged))
             training = assemble(prepared, run.directory, run)
             if place is not None:
                 training.main_loop.restore(place)
@@ -107,8 +109,8 @@ def _place_to_go_on_from(checkpoints: Path, name: str | None) -> Path | None:
     """Return the checkpoint to go on from, verified; None when there is none at all."""
     if name is None:
         return checkpoint.newest(checkpoints)
-    path = Path(name)
-    place = path.resolve() if path.name != name and path.is_dir() else checkpoint.find(checkpoints, name)
+    path = expanded(name)
+    place = path.resolve() if path != Path(path.name) and path.is_dir() else checkpoint.find(checkpoints, name)
     if place.parent != checkpoints.resolve():
         raise UsageError(f"{name} is no checkpoint in {checkpoints}")
     checkpoint.verify(place)

@@ -35,6 +35,7 @@ _DESCRIPTIONS = {
     "deterministic": "true switches torch's deterministic algorithms on.",
     "name": "Names the run directory; by default the name of the file.",
     "code_directory": "Where user modules are found beside the current directory.",
+    "vars": "Free values, which nothing but `${vars.NAME}` reads.",
     "dataset": "The class of the dataset, a built-in or a dotted path, and its arguments.",
     "model": f"The class of the model, by default {DEFAULT_MODEL}, and its arguments.",
     "main_loop": "Arguments of the main loop.",
@@ -204,7 +205,7 @@ class _Writer:
             schema["items"] = self._hook()
         elif name == "eval":
             schema["additionalProperties"] = {"$ref": "#/$defs/overlay"}
-        elif "object" in kinds:
+        elif "object" in kinds and name != "vars":
             write = self._main_loop if name == "main_loop" else functools.partial(self._object, name)
             self._definitions[name] = {**schema, **write(is_partial=False)}
             self._definitions[f"partial.{name}"] = {**schema, **write(is_partial=True)}

@@ -14,8 +14,9 @@ from typing import Any
 from emrun import checkpoint
 from emrun.assembly import Training, assemble, build_dataset, build_hooks, build_model
 from emrun.build import Imported
-from emrun.config import load_config, overlay, override, read_config, with_defaults
+from emrun.config import copies_left, load_config, overlay, override, read_config, with_defaults
 from emrun.errors import ConfigError, StorageError, UsageError, did_you_mean, listed
+from emrun.files import expanded
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
 from emrun.outcome import Outcome
@@ -59,22 +60,25 @@ def create_training(
         BaseException: what a dataset, model or hook raises while it is built; the trace tells of it.
     """
     refuse_ranks()
+    root = expanded(output_root)
+    place = None if output_dir is None else expanded(output_dir)
     loaded = load_config(config, overrides)
     merged = with_defaults(loaded.root, dict(zip(DRAWN, (draw_seed(), str(Path.cwd())), strict=True)))
     prepared = prepare(merged, Imported())
-    existed = output_dir is not None and Path(output_dir).exists()
-    had_root = output_dir is not None or Path(output_root).exists()
+    existed = place is not None and place.exists()
+    had_root = place is not None or root.exists()
     run = create_run(
         dump(merged, loaded.text),
         prepared.get("name", None) or loaded.name,
-        output_root=Path(output_root),
-        output_dir=None if output_dir is None else Path(output_dir),
+        output_root=root,
+        output_dir=place,
         seed=prepared.get("seed", 0),
         command=command,
     )
     try:
         with _kept_or_removed(run, existed, remove_failed), run.logging():
             _LOG.info("run directory: %s", run.directory)
+            warn_of(loaded.notes)
             return assemble(prepared, run.directory, run)
     except (ConfigError, UsageError):
         if not had_root:
@@ -146,7 +150,7 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
         StorageError: the checkpoint is damaged or does not fit.
         BaseException: what the dataset or the model raises.
     """
-    directory = Path(run_directory)
+    directory = expanded(run_directory)
     prepared = replace(prepare(_config_of(directory), Imported()), hooks=[])
     checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
     training = assemble(prepared, directory, run=None, is_evaluation=True)
@@ -192,13 +196,15 @@ def evaluate(
         BaseException: what a dataset, model or hook raises.
     """
     refuse_ranks()
-    directory = Path(run_directory)
+    directory = expanded(run_directory)
     own = _config_of(directory)
-    merged = override(overlay(own if config is None else read_config(Path(config)), stream), overrides)
+    laid_over = overlay(own if config is None else read_config(expanded(config)), stream)
+    merged = override(laid_over, overrides)
     prepared = prepare(merged, Imported())
     checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
     run = create_evaluation(directory, stream, dump(merged), command)
     with _kept_or_removed(run, existed=False), run.logging():
+        warn_of(copies_left(laid_over, merged, unread=("vars", "eval")))
         training = assemble(prepared, run.directory, run, is_evaluation=True)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
             raise _unknown_stream(training.dataset, stream)
@@ -291,3 +297,9 @@ def _unknown_stream(dataset: Any, stream: str) -> UsageError:
     there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
     near = did_you_mean(stream, there)
     return UsageError(f"dataset {type(dataset).__name__} has no stream {stream!r}{near} (it has {listed(there)})")
+
+
+def warn_of(notes: Sequence[str]) -> None:
+    """Log what is to be said about a config; a terminal shows the same only once."""
+    for note in notes:
+        _LOG.warning("%s", note, extra={"once": True})

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emrun.config import hook_entry, interpolate, load_config, merge, overlay, override, read_config, with_defaults
+from emrun.config import (
+    copies_left,
+    hook_entry,
+    interpolate,
+    load_config,
+    merge,
+    overlay,
+    override,
+    read_config,
+    unread_vars,
+    with_defaults,
+)
 from emrun.errors import ConfigError, Position
 from emrun.yaml_tree import MAX_DEPTH, dump, node_of, parse
 
@@ -202,18 +213,47 @@ def test_values_of_overrides_are_yaml(text, value):
     assert changed("{}", f"a.b={text}") == {"a": {"b": value}}
 
 
+OPTIMIZER = {"class": "AdamW", "lr": 1.0, "betas": [1, 2]}
+
+
 @pytest.mark.parametrize(
-    "overrides",
+    "overrides, result",
     [
-        ["model.optimizer.class=SGD", "model.optimizer.lr=0.1"],
-        ["model.optimizer={class: SGD}", "model.optimizer.lr=0.1"],
-        ["model.optimizer={class: SGD, lr: 0.1}"],
-        ["model={optimizer: {lr: 0.1}}", "model.optimizer.class=SGD"],
+        (["class=SGD"], OPTIMIZER | {"class": "SGD"}),
+        (["class=SGD", "lr=0.1"], OPTIMIZER | {"class": "SGD", "lr": 0.1}),
+        (["lr=0.1", "class=SGD"], OPTIMIZER | {"class": "SGD", "lr": 0.1}),
+        (["class=SGD", "~betas"], {"class": "SGD", "lr": 1.0}),
+        (["class=Adamw"], OPTIMIZER | {"class": "Adamw"}),
+        (["import=my.optimizer"], {"import": "my.optimizer", "lr": 1.0, "betas": [1, 2]}),
     ],
 )
-@pytest.mark.parametrize("order", [1, -1])
-def test_overrides_are_one_mapping_whatever_their_order(overrides, order):
-    assert changed(MODEL, *overrides[::order]) == {"model": {"optimizer": {"class": "SGD", "lr": 0.1}}}
+def test_an_override_of_a_class_by_its_key_path_keeps_the_keys_beside_it(overrides, result):
+    paths = [("~" if text[0] == "~" else "") + "model.optimizer." + text.removeprefix("~") for text in overrides]
+    assert changed(MODEL, *paths) == {"model": {"optimizer": result}}
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adamw", "adam_w", "torch.optim.AdamW"])
+def test_a_mapping_given_as_a_whole_is_merged_where_its_class_is_the_same_however_it_is_written(name):
+    over = f"{{class: {name}, lr: 2}}"
+    assert changed(MODEL, f"model.optimizer={over}")["model"]["optimizer"] == OPTIMIZER | {"class": name, "lr": 2}
+    merged = merge(parse(MODEL, "b"), parse(f"model: {{optimizer: {over}}}", "o"))
+    assert merged.plain()["model"]["optimizer"] == OPTIMIZER | {"class": name, "lr": 2}
+
+
+@pytest.mark.parametrize("name", ["SGD", "my_optimizers.AdamW", "torch.optim.SGD", "Adam"])
+def test_a_mapping_given_as_a_whole_replaces_where_its_class_is_another(name):
+    over = {"class": name, "lr": 2}
+    assert changed(MODEL, f"model.optimizer={{class: {name}, lr: 2}}")["model"]["optimizer"] == over
+    assert changed(MODEL, f"model={{optimizer: {{class: {name}, lr: 2}}}}")["model"]["optimizer"] == over
+    merged = merge(parse(MODEL, "b"), parse(f"model: {{optimizer: {{class: {name}, lr: 2}}}}", "o"))
+    assert merged.plain()["model"]["optimizer"] == over
+
+
+def test_overrides_are_applied_from_left_to_right():
+    whole, part = "model.optimizer={class: SGD, momentum: 1}", "model.optimizer.lr=0.1"
+    assert changed(MODEL, whole, part) == {"model": {"optimizer": {"class": "SGD", "momentum": 1, "lr": 0.1}}}
+    assert changed(MODEL, "~model.optimizer", "model.optimizer.class=SGD") == {"model": {"optimizer": {"class": "SGD"}}}
+    assert changed("l: [1, 2]", "l=[3]", "l.0=4") == {"l": [4]}
 
 
 def test_an_override_of_the_same_class_is_merged():
@@ -229,11 +269,22 @@ def test_the_last_of_two_overrides_of_a_key_wins():
     assert changed("a: 1", "a={class: A, x: 1}", "a={class: B}") == {"a": {"class": "B"}}
 
 
-@pytest.mark.parametrize("overrides", [["a=5", "a.b=1"], ["a.b=1", "a=5"], ["a.b=1", "a=[1]"], ["a.b.c=1", "a={b: 5}"]])
-def test_overrides_that_contradict_each_other_are_an_error_in_any_order(overrides):
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *[["a=5", "a.b=1"], ["a.b=1", "a=5"], ["a.b=1", "a=[1]"], ["a.b.c=1", "a={b: 5}"]],
+        *[["a.b=1", "a={class: B}"], ["hooks.A.x=1", "hooks=[B]"]],
+    ],
+)
+def test_an_override_that_would_undo_an_earlier_one_is_an_error(overrides):
     problem = override_problem("a: {b: 1}", *overrides)
     assert problem.position.source == f"override {overrides[1]!r}"
-    assert f"by override {overrides[0]!r}" in problem.message
+    assert f"override {overrides[0]!r}" in problem.message
+
+
+def test_an_override_may_set_a_key_of_an_earlier_one_again():
+    assert changed("a: {b: 1}", "a.b=1", "a={class: A, b: 2}") == {"a": {"class": "A", "b": 2}}
+    assert changed("a: {b: 1}", "a.c=1", "~a.c") == {"a": {"b": 1}}
 
 
 def test_an_override_may_replace_a_value_by_a_mapping():
@@ -311,6 +362,78 @@ def test_an_index_that_is_not_there_is_an_error(key, message):
     assert override_problem("a: [1, 2, 3]\nhooks: [A]", f"~{key}").key == key[: key.index(".")]
 
 
+# Copies that YAML makes by anchors
+
+
+COPIED = """\
+dataset: &d
+  class: Table
+  n: 5
+  deep: {k: 1}
+model: {a: &x 3, b: *x, c: [1, *x]}
+hooks:
+  - A: &s {variables: [loss]}
+eval:
+  valid:
+    dataset:
+      <<: *d
+      class: Other
+  test:
+    dataset: *d
+    hooks: [A: *s]
+"""
+
+
+def left_by(text, *overrides):
+    config = parse(text, "c.yaml")
+    return copies_left(config, override(config, overrides))
+
+
+def test_an_override_that_does_not_reach_a_copy_names_both_lines_and_what_to_add():
+    (note,) = left_by(COPIED, "dataset.n=7")
+    assert note.startswith("dataset.n (c.yaml:3:6) is overridden, but not ")
+    assert "eval.valid.dataset.n (c.yaml:11:11), eval.test.dataset.n (c.yaml:14:14)" in note
+    assert note.endswith("add eval.valid.dataset.n=7 eval.test.dataset.n=7")
+
+
+@pytest.mark.parametrize(
+    "overrides, copies",
+    [
+        (["dataset.deep.k=2"], "eval.valid.dataset.deep.k=2 eval.test.dataset.deep.k=2"),
+        (["eval.valid.dataset.n=2"], "dataset.n=2 eval.test.dataset.n=2"),
+        (["dataset.n=7", "eval.test.dataset.n=7"], "eval.valid.dataset.n=7"),
+        (["dataset.class=B"], "eval.test.dataset.class=B"),
+        (["~dataset.n"], "'~eval.valid.dataset.n' '~eval.test.dataset.n'"),
+        (["model.a=x y"], "'model.b=x y' 'model.c.1=x y'"),
+        (["model.b=4"], "model.a=4 model.c.1=4"),
+        (["hooks.A.variables=[x]"], """'eval.test.hooks.0.A.variables=["x"]'"""),
+        (["dataset={class: B, n: 5}"], """'eval.test.dataset={"class": "B", "n": 5}'"""),
+    ],
+)
+def test_the_copies_that_stay_are_named_as_overrides_write_them(overrides, copies):
+    assert left_by(COPIED, *overrides)[0].endswith(f", add {copies}")
+
+
+@pytest.mark.parametrize(
+    "text, override",
+    [
+        (COPIED, "dataset.flat=true"),
+        (COPIED, "eval.valid.dataset.class=B"),
+        (COPIED, "~hooks.A"),
+        ("a: {n: 5}\nb: {n: 5}", "a.n=7"),
+        ("a: {n: &n 5}\nb: ${a.n}", "a.n=7"),
+        ("vars: {n: &n 5}\nb: *n", "b=7"),
+    ],
+)
+def test_what_no_anchor_copied_or_nothing_reads_is_not_warned_of(text, override):
+    assert [note for note in left_by(text, override) if "hooks.0" not in note] == []
+
+
+def test_values_that_are_equal_in_a_mapping_without_a_file_are_no_copies():
+    config = node_of({"a": {"n": 1}, "b": {"n": 1}}, Position("config"))
+    assert copies_left(config, override(config, ["a.n=2"])) == []
+
+
 # Deletions
 
 
@@ -319,21 +442,15 @@ def test_an_index_that_is_not_there_is_an_error(key, message):
     [
         (["~a.x"], {"a": {"y": 2}, "l": [0, 1, 2]}),
         (["~a"], {"l": [0, 1, 2]}),
-        (["~l.0", "~l.2"], {"a": {"x": 1, "y": 2}, "l": [1]}),
+        (["~l.0", "~l.1"], {"a": {"x": 1, "y": 2}, "l": [1]}),
         (["~l.2", "~l.0"], {"a": {"x": 1, "y": 2}, "l": [1]}),
-        (["~l.0", "l.1=9"], {"a": {"x": 1, "y": 2}, "l": [9, 2]}),
+        (["~l.0", "l.1=9"], {"a": {"x": 1, "y": 2}, "l": [1, 9]}),
         (["~a.x", "a.z=3"], {"a": {"y": 2, "z": 3}, "l": [0, 1, 2]}),
-        (["~a.z", "a.z=3"], {"a": {"x": 1, "y": 2}, "l": [0, 1, 2]}),
         (["~a.x", "~a"], {"l": [0, 1, 2]}),
-        (["~a", "~a.x"], {"l": [0, 1, 2]}),
     ],
 )
-def test_deletions_follow_the_other_overrides_and_count_by_the_original_indices(overrides, result):
+def test_deletions_take_their_turn_among_the_overrides(overrides, result):
     assert changed("a: {x: 1, y: 2}\nl: [0, 1, 2]", *overrides) == result
-
-
-def test_ten_and_more_items_are_deleted_in_the_right_order():
-    assert changed("l: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]", "~l.2", "~l.10")["l"] == [0, 1, 3, 4, 5, 6, 7, 8, 9, 11]
 
 
 def test_hooks_and_their_arguments_are_deleted_by_name():
@@ -351,9 +468,9 @@ def test_hooks_and_their_arguments_are_deleted_by_name():
         (["~model.x.y"], "has no key 'x' to delete"),
         (["~hooks.StopAftr"], "no hook 'StopAftr' is listed; did you mean 'StopAfter'?"),
         (["~hooks.StopAfter.epoch"], "has no key 'epoch' to delete; did you mean 'epochs'?"),
-        (["~model", "~model"], "model is deleted twice"),
-        (["~hooks.1", "~hooks.StopAfter"], "hooks.StopAfter is deleted twice, also by override '~hooks.1'"),
-        (["hooks=[A]", "~hooks.2"], "has no item 2 any more"),
+        (["~model", "~model"], "has no key 'model' to delete"),
+        (["~hooks.1", "~hooks.StopAfter"], "no hook 'StopAfter' is listed"),
+        (["hooks=[A]", "~hooks.2"], "has no item 2; it has 1, counted from 0"),
     ],
 )
 def test_what_cannot_be_deleted_is_an_error(overrides, message):
@@ -535,6 +652,57 @@ def test_interpolations_cannot_go_deeper_without_end():
 def test_an_override_cannot_make_a_config_too_deep():
     config = override(parse("a: 1", "c.yaml"), [".".join("b" * 99) + "=" + "[" * 99 + "]" * 99])
     assert f"more than {MAX_DEPTH} levels" in problem_of(interpolate, config).message
+
+
+# Free values
+
+
+VARS = """\
+vars: {width: 32, deep: {a: 1, b: [2]}, opt: {class: SGD}, n: &n 5}
+model: {module: {hidden: "${vars.width}", all: "${vars.deep}"}, optimizer: "${vars.opt}"}
+dataset: {n: *n, text: "x${vars.deep.a}"}
+"""
+
+
+def test_a_free_value_is_read_by_interpolations_and_overridden():
+    found = interpolated(VARS, "vars.width=64", "vars.deep.b.0=3", "vars.deep.new=4")
+    assert found["model"]["module"] == {"hidden": 64, "all": {"a": 1, "b": [3], "new": 4}}
+    assert found["model"]["optimizer"] == {"class": "SGD"}
+
+
+@pytest.mark.parametrize(
+    "text, override_, message",
+    [
+        (VARS, "vars.widht=64", "nothing reads ${vars.widht}; did you mean 'width'?"),
+        (VARS, "vars={widht: 64}", "nothing reads ${vars.widht}; did you mean 'width'?"),
+        (VARS, "vars.opt2.lr=64", "nothing reads ${vars.opt2.lr}"),
+        ("a: 1", "vars.a=64", "nothing reads ${vars.a}"),
+        (VARS, "eval.test.vars.widht=64", "nothing reads ${vars.widht}"),
+    ],
+)
+def test_an_override_of_a_free_value_that_nothing_reads_is_an_error(text, override_, message):
+    problem = override_problem(text, override_)
+    assert problem.message == message
+    assert problem.position.source == f"override {override_!r}"
+
+
+@pytest.mark.parametrize("override_", ["vars.b=2", "~vars.a", "vars.a=3", "eval.test.vars.b=1"])
+def test_a_free_value_that_is_read_may_come_from_an_override_alone(override_):
+    override(parse("vars: {a: 1}\nx: ${vars.b}", "c.yaml"), [override_])
+
+
+def test_free_values_that_nothing_reads_are_noted():
+    text = VARS + "eval: {test: {vars: {width: 1, nothing: 2}}}"
+    assert unread_vars(parse(text, "c.yaml")) == ["nothing reads ${vars.nothing} (c.yaml:4:32)"]
+    assert unread_vars(parse("vars: {a: {b: 1, c: 2}, d: [1]}\nx: ${vars.a.b}", "c.yaml")) == [
+        "nothing reads ${vars.a.c} (c.yaml:1:18)",
+        "nothing reads ${vars.d} (c.yaml:1:25)",
+    ]
+
+
+def test_an_overlay_has_free_values_of_its_own():
+    config = parse(VARS + "eval: {test: {vars: {width: 1}}}", "c.yaml")
+    assert interpolate(overlay(config, "test")).plain()["model"]["module"]["hidden"] == 1
 
 
 # The environment

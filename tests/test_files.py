@@ -13,6 +13,7 @@ from emrun.errors import ArgumentError, StorageError, exit_status
 from emrun.files import (
     append_line,
     describe,
+    expanded,
     flush_directory,
     flush_file,
     flush_lines,
@@ -370,3 +371,19 @@ def test_a_new_directory_is_flushed_with_those_above_it(tmp_path, monkeypatch):
         make_directory(tmp_path / "a" / "b")
     make_directory(tmp_path / "a" / "b", exist_ok=True)
     assert len(flushed) == 2
+
+
+@pytest.mark.parametrize(
+    "path, name",
+    [
+        ("~/a b", "HOME/a b"),
+        ("~", "HOME"),
+        ("a/~", "a/~"),
+        ("/x/~/y", "/x/~/y"),
+        ("~nobody-of-that-name/x", None),
+        ("", ""),
+    ],
+)
+def test_a_home_directory_is_expanded_at_the_beginning_only(monkeypatch, tmp_path, path, name):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expanded(path) == Path((path if name is None else name).replace("HOME", str(tmp_path)))

@@ -147,11 +147,11 @@ def test_infinity_and_nan_are_floats():
         ("? [a]\n: b", 1, 3, "a key must be a single value"),
         ("? {a: 1}\n: b", 1, 3, "a key must be a single value"),
         ("a: 1\n---\nb: 2", 3, 1, "a second document"),
-        ("a: b: c", 1, 5, "mapping values are not allowed here"),
-        ("a: [1, 2", 1, 9, "expected"),
-        ("a: {b: ${c}}", 1, 9, r"but got '{'; within \[\] and {} a text with \${...} needs quotes"),
-        ("a: 1\n\tb: 2", 2, 1, "cannot start any token"),
-        ("a: 'x", 1, 6, "unexpected end of stream"),
+        ("a: b: c", 1, 5, "a second ':' in this line"),
+        ("a: [1, 2", 1, 4, r"this '\[' is never closed"),
+        ("a: {b: ${c}}", 1, 9, r"within \[\] and {} a text with \${...} needs quotes"),
+        ("a: 1\n\tb: 2", 2, 1, "a tab; indent with blanks"),
+        ("a: 'x", 1, 4, "this quote is never closed"),
         ("a: 1\nbell: x\x07y", 2, 8, r"character U\+0007 is not allowed"),
         ("a: \x00", 1, 4, r"character U\+0000 is not allowed"),
         ("a: \ud800", 1, 4, r"character U\+D800 is not allowed"),
@@ -166,6 +166,71 @@ def test_what_is_no_config_is_an_error_at_its_line_and_column(text, line, column
     assert place(problem.position) == (line, column)
     assert problem.position.source == "c.yaml"
     assert re.search(message, problem.message)
+
+
+@pytest.mark.parametrize(
+    "text, line, column, message",
+    [
+        ("seed:1\nmodel: {a: 1}", 1, 5, "write a blank after the colon: seed: 1"),
+        ("a: 1\nseed:1\nmodel: {a: 1}", 2, 5, "write a blank after the colon: seed: 1"),
+        ("a: 1\nseed:1\n", 2, 5, "write a blank after the colon: seed: 1"),
+        ("a:\n  n: 3\n  class:X  \nb: 3", 3, 8, "write a blank after the colon: class: X"),
+        ("a: {class:X, n: 3}", 1, 5, "write a blank after the colon: class: X"),
+        ("dataset\n  class: X", 1, 8, "a colon is missing: dataset:"),
+        ("a: 3\ndataset\n\n  # why\n  class: X", 2, 8, "a colon is missing: dataset:"),
+        ("a:\n  optimizer\n    class: X", 2, 12, "a colon is missing: optimizer:"),
+        ("a:\n  class X\n  n: 3", 2, 8, "a colon is missing: class: X"),
+        ("hooks:\n  - StopAfter\n      epochs: 3", 2, 14, "a colon is missing: StopAfter:"),
+        ("a: 3\nlr = 3\nb: 1", 2, 1, "a key is followed by a colon: lr: 3"),
+        ("hooks:\n  - A\n  B: {x: 3}", 3, 3, "an entry of this list has no dash; write - B: {x: 3}"),
+        ("hooks:\n  A\n  B: {x: 3}", 2, 3, "'A' is neither a key, A: VALUE, nor an entry of a list, - A"),
+        ("hooks:\n  A\n  - B: {x: 3}", 2, 3, "'A' is neither a key, A: VALUE, nor an entry of a list, - A"),
+        ("hooks:\n  -A\n  -B: {x: 3}", 2, 3, "write a blank after the dash: - A"),
+        ("hooks:\n  - A\n  -B: {x: 3}", 3, 3, "write a blank after the dash: - B: {x: 3}"),
+        ("x: - 3", 1, 4, "a list begins on a line of its own, or is written [a, b]"),
+        ("x: 3\n- y", 2, 1, "an entry of a list among keys; it belongs in the column of the entries before it"),
+        ("a:\n  n: 3\n\tm: 3", 3, 1, "a tab; indent with blanks"),
+        ("a:\n  class: X\n   n: 3", 3, 4, "'n' is indented further than the key above it, which has a value already"),
+        ("a: 3\n b: 3", 2, 2, "'b' is indented further than the key above it, which has a value already"),
+        (
+            "a:\n  b: X\n c: 3",
+            3,
+            2,
+            "is indented by 1, the line above by 2; what belongs together begins in one column",
+        ),
+        ("h:\n  - A\n - B", 3, 2, "is indented by 1, the line above by 2; what belongs together begins in one column"),
+        (" a: 3\nb: 3", 1, 2, "is indented, and a line below is not; keys begin in one column"),
+        ("a: *", 1, 5, "'*' means something in YAML; put the text in quotes"),
+        ("a: *bias", 1, 4, "alias *bias has no anchor &bias before it; if it is a text, put it in quotes: '*bias'"),
+        ("a: @home # x", 1, 4, "a text that begins with '@' needs quotes: '@home'"),
+        ("a: [`x`, y]", 1, 5, "a text that begins with '`' needs quotes: '`x`'"),
+        ("a: %d", 1, 4, "a text that begins with '%' needs quotes: '%d'"),
+        ("a: >b", 1, 5, "a text that begins with '>' needs quotes: '>b'"),
+        ("%x\na: 1", 1, 1, "a line cannot begin with '%'; put a text in quotes"),
+        ("a: 'it's'", 1, 8, "more text after a closing quote; put the whole value in quotes, and write '' for a ' "),
+        ('a: 1\nb: "abc\nc: 3\n', 2, 4, "this quote is never closed"),
+        ("a: {b: [c, d: 3}\ne: 2", 1, 8, "this '[' is never closed"),
+        ("a:\n  b: [c\n  d: 3", 2, 6, "this '[' is never closed"),
+        ("a: {b: c, d: 3 # }\ne: 3", 1, 4, "this '{' is never closed"),
+        ("a: [b, # c]\n", 2, 1, "the text ends within brackets"),
+        ("a: [b]]", 1, 7, "this ']' has no '[' before it"),
+        ("a: {b: 1}}\nc: 3", 1, 10, "this '}' has no '{' before it"),
+        ("a: {b: 'c]' d: 3}", 1, 13, "a comma is missing before this"),
+        ("a: {b: c d: 3}", 1, 11, "a comma is missing before this, or a text with ': ' in it needs quotes"),
+        ("a: ,", 1, 4, "',' stands where a value is expected; put a text in quotes"),
+        ('a: "x\\.y"', 1, 6, "\\. in double quotes is not an escape that YAML knows; put the text in single quotes"),
+        (
+            'a: "C:\\Users"',
+            1,
+            7,
+            "\\U in double quotes is not an escape that YAML knows; put the text in single quotes",
+        ),
+    ],
+)
+def test_a_slip_is_explained_where_it_is(text, line, column, message):
+    problem = problem_of(text)
+    assert place(problem.position) == (line, column)
+    assert problem.message.startswith(message)
 
 
 def test_a_line_with_unprintable_characters_is_not_shown():

@@ -63,12 +63,16 @@ def check(config: Path, overrides: tuple[str, ...], static: bool, as_json: bool)
 
 
 def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, Any] | None:
-    from emrun.config import load_config
+    from emrun.config import load_config, unread_vars
     from emrun.preparation import check_statically
 
     config = load_config(path, overrides)
     check_statically(config.root, evaluations=True)
-    return None if static else _try_out(config)
+    if not static:
+        return _try_out(config)
+    for note in (*config.notes, *unread_vars(config.root)):
+        click.echo(f"warning: {note}", err=True)
+    return None
 
 
 def _try_out(config: Config) -> dict[str, Any]:

@@ -41,11 +41,14 @@ def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool,
         raise click.UsageError("Missing argument 'CONFIG'.", click.get_current_context())
     from tabulate import tabulate
 
-    from emrun.config import interpolate, read_config
+    from emrun.config import copies_left, interpolate, override, read_config
     from emrun.preparation import defaults_of
     from emrun.yaml_tree import dump, node_of
 
-    merged = read_config(config, overrides)
+    read = read_config(config)
+    merged = override(read, overrides)
+    for note in copies_left(read, merged):
+        click.echo(f"warning: {note}", err=True)
     if resolved:
         merged = interpolate(merged)
     if origins:

@@ -19,9 +19,17 @@ from emrun.errors import ConfigError, Problem, exit_status
 
 
 class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes log lines to standard error, above a progress bar if there is one."""
+    """Writes log lines to standard error, above a progress bar if there is one; those marked `once` not again."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._told: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "once", False):
+            if record.getMessage() in self._told:
+                return
+            self._told.add(record.getMessage())
         if "tqdm" not in sys.modules:
             super().emit(record)
             return

@@ -20,6 +20,7 @@ from emrun.cli.console import (
     terminal_log,
 )
 from emrun.errors import RunExists
+from emrun.files import expanded
 from emrun.slow_start import NamedWhenSlow
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def train(
     Exit status: 0 finished, 1 failed, 2 wrong usage or config, 3 ended by a guard, 74 a file could not be read or
     written, 75 the run is in use (try again), 130 or 143 interrupted (or what main_loop.preempt_exit_code says).
     """
+    output_root, output_dir = expanded(output_root), output_dir and expanded(output_dir)
     if remove and output_dir is not None and output_dir.exists():
         raise click.UsageError(f"--rm deletes the run directory, but {output_dir} was there before; remove --rm")
     if auto_resume and output_dir is None:

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from emrun.build import Imported
+from emrun.config import load_config
+from emrun.errors import ConfigError
+from emrun.preparation import prepare
+
 EMRUN = Path(sys.executable).with_name("emrun")
 ROOT = Path(__file__).parent.parent.parent
 
@@ -171,6 +176,17 @@ def test_json_tells_the_same_to_programs(project, emrun):
     (problem,) = json.loads(done.stdout)["problems"]
     assert (problem["file"], problem["line"], problem["column"]) == ("c.yaml", 12, 27)
     assert problem["message"].startswith("unknown argument 'lrr'; did you mean 'lr'?")
+
+
+def test_an_unknown_key_at_the_top_hides_no_other_mistake(project, emrun):
+    changed(project, "seed: 5", "sed: 5", "c.yaml")
+    changed(project, "lr: 0.5", "lrr: 0.5", "c.yaml")
+    changed(project, "{epochs: 2}", "2", "c.yaml")
+    found = json.loads(emrun("check", "c.yaml", "--json").stdout)["problems"]
+    assert [each["line"] for each in found] == [1, 12, 17]
+    with pytest.raises(ConfigError) as caught:
+        prepare(load_config(project / "c.yaml").root, Imported())
+    assert [problem.position.line for problem in caught.value.problems] == [1, 12, 17]
 
 
 def test_hooks_are_built_but_not_called_and_other_streams_only_looked_at(project, emrun):

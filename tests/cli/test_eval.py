@@ -49,6 +49,89 @@ def test_an_evaluation_prints_a_table_of_each_stream_and_what_the_training_wrote
     )
 
 
+COPIES = """\
+dataset: &data
+  class: Majority
+  n: &n 50
+model:
+  module: {class: torch.nn.Linear, in_features: 11, out_features: 1}
+  inputs: [x]
+  outputs: [logit]
+  loss: {class: torch.nn.MSELoss, inputs: [logit, logit]}
+  optimizer: {class: SGD, lr: 0.1}
+main_loop: {on_unused_sources: ignore, buffer: *n}
+hooks:
+  - StopAfter: {epochs: 1}
+eval:
+  valid:
+    dataset:
+      <<: *data
+"""
+
+
+def test_an_override_that_an_anchor_keeps_from_a_copy_is_warned_of_once(emrun, tmp_path):
+    (tmp_path / "c.yaml").write_text(COPIES)
+    train = emrun("train", "-q", "c.yaml", "dataset.n=60", "main_loop.buffer=0", "--output-dir", "run")
+    warning = (
+        "warning: dataset.n (c.yaml:3:6) is overridden, but not eval.valid.dataset.n (c.yaml:16:11), which has the "
+        "same value by an anchor of YAML; to change that too, add eval.valid.dataset.n=60\n"
+    )
+    assert train.returncode == 0, train.stderr
+    assert train.stderr.count(warning) == 1
+    assert "is overridden, but not" in (tmp_path / "run" / "train.log").read_text()
+    for arguments in (["config", "c.yaml"], ["check", "--static", "c.yaml"], ["check", "c.yaml"]):
+        done = emrun(*arguments, "dataset.n=60", "main_loop.buffer=0")
+        assert done.stderr.count("dataset.n (c.yaml:3:6) is overridden") == 1
+        assert warning in done.stderr
+    assert "is overridden" not in emrun("config", "c.yaml", "dataset.n=60", "~eval", "~main_loop").stderr
+    evaluated = emrun("eval", "-q", "run", "valid", "train", "-c", "c.yaml", "dataset.n=60")
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert evaluated.stderr.count("which has the same value") == 1  # of main_loop.buffer; the overlay is laid over
+    assert "but not main_loop.buffer (c.yaml:10:48)" in evaluated.stderr
+
+
+def test_a_resume_warns_of_it_too(emrun, tmp_path):
+    (tmp_path / "c.yaml").write_text(COPIES)
+    assert emrun("train", "-q", "c.yaml", "--output-dir", "run").returncode == 0
+    done = emrun("resume", "-q", "run", "main_loop.buffer=0", "hooks.StopAfter.epochs=2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("main_loop.buffer (") == 1
+
+
+VARS = """\
+vars: {size: 50, bias: true, buffer: 0, left: 1}
+dataset: {class: Majority, n: "${vars.size}"}
+model:
+  module: {class: torch.nn.Linear, in_features: 11, out_features: 1, bias: "${vars.bias}"}
+  inputs: [x]
+  outputs: [logit]
+  loss: {class: torch.nn.MSELoss, inputs: [logit, logit]}
+  optimizer: {class: SGD, lr: 0.1}
+main_loop: {on_unused_sources: ignore, buffer: "${vars.buffer}"}
+hooks:
+  - StopAfter: {epochs: 1}
+"""
+
+
+def test_free_values_are_read_by_interpolations_and_nothing_else(emrun, tmp_path):
+    (tmp_path / "c.yaml").write_text(VARS)
+    origins = emrun("config", "c.yaml", "--origins", "vars.size=20").stdout.splitlines()
+    assert origins[0].split() == ["vars.size", "20", "override", "'vars.size=20'"]
+    assert origins[1].split() == ["vars.bias", "True", "c.yaml:1:24"]
+    for options in ([], ["--static"]):
+        checked = emrun("check", "c.yaml", *options)
+        assert checked.stderr == "warning: nothing reads ${vars.left} (c.yaml:1:41)\n"
+    typo = emrun("train", "-q", "c.yaml", "vars.sise=20")
+    assert (typo.returncode, typo.stderr) == (
+        2,
+        "override 'vars.sise=20': vars: nothing reads ${vars.sise}; did you mean 'size'?\n",
+    )
+    assert emrun("train", "-q", "c.yaml", "vars.size=20", "--output-dir", "run").returncode == 0
+    done = emrun("resume", "run", "vars.buffer=2", "hooks.StopAfter.epochs=2")
+    assert done.returncode == 0, done.stderr
+    assert "changed: vars.buffer: 0 -> 2, hooks.0.StopAfter.epochs: 1 -> 2" in done.stderr
+
+
 def test_a_signal_ends_an_evaluation_and_the_process_by_it(emrun, tmp_path):
     (tmp_path / "my_hooks.py").write_text(INTERRUPT)
     config = {

@@ -51,6 +51,12 @@ def test_a_config_is_printed_merged(project, emrun):
     assert sorted(path.name for path in project.iterdir()) == ["base.yaml", "config.yaml"]
 
 
+def test_another_class_keeps_the_learning_rate(project, emrun):
+    for name in ("AdamW", "Sgd", "torch.optim.SGD"):
+        done = emrun("config", "config.yaml", f"model.optimizer.class={name}", "--resolved")
+        assert YAML(typ="safe").load(done.stdout)["model"]["optimizer"] == {"class": name, "lr": 0.5}
+
+
 def test_it_can_be_trained_from_what_is_printed(project, emrun):
     (project / "again.yaml").write_text(emrun("config", "config.yaml", "--resolved").stdout)
     again = emrun("config", "again.yaml", "--resolved")

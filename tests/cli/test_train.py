@@ -511,3 +511,37 @@ def test_a_file_given_for_a_run_directory_is_told_with_the_directory_that_is_mea
         "error: config.yaml is a file; name the directory of a run, such as log/NAME_TIME; to begin a run with it: "
         "emrun train config.yaml\n",
     )
+
+
+def test_a_home_directory_is_found_wherever_a_config_or_the_command_names_a_path(emrun, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    (home / "code").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    for stream in ("train", "valid"):
+        (home / f"{stream}.csv").write_text("x,y\n1.0,2.0\n3.0,4.0\n")
+    (home / "code" / "nets_of_mine.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(1, 1)\n"
+        "    def forward(self, x, y):\n"
+        "        return {'loss': (super().forward(x[:, None].float())[:, 0] - y) ** 2}\n"
+    )
+    (home / "base.yaml").write_text(
+        "code_directory: ~/code\n"
+        "dataset: {class: Table, train: ~/train.csv, valid: ~/valid.csv}\n"
+        "model: {module: {class: nets_of_mine.Net}, optimizer: {class: SGD, lr: 0.1}}\n"
+        "hooks: [StopAfter: {epochs: 1}]\n"
+    )
+    (tmp_path / "c.yaml").write_text("extends: ~/base.yaml\n")
+    done = emrun("train", "-q", "c.yaml", "--output-dir=~/run")
+    assert done.returncode == 0, done.stderr
+    assert emrun("train", "-q", "~/base.yaml", "-o", "~/runs").returncode == 0
+    assert emrun("eval", "-q", "~/run", "valid", "--config=~/base.yaml").returncode == 0
+    forked = emrun("resume", "-q", "~/run", "--fork=~/fork", "hooks.StopAfter.epochs=2")
+    assert forked.returncode == 0, forked.stderr
+    again = emrun("train", "-q", "c.yaml", "--output-dir=~/run", "--auto-resume")
+    assert again.returncode == 0, again.stderr
+    assert not (tmp_path / "~").exists()
+    assert len(list((home / "runs").iterdir())) == 1
+    assert (home / "fork" / "metrics.jsonl").exists()

@@ -281,3 +281,8 @@ def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch, train_docstring
                 Image.fromarray(pixels(index) // 4 + np.uint8(level)).save(folder / f"{index}.png")
     last = train_docstring(ImageFolder, "image", "label", 64, 2, epochs=20, lr=0.1)[-1]
     assert last["valid"]["accuracy"]["mean"] > 0.9
+
+
+def test_the_folder_may_lie_in_the_home_directory(root, monkeypatch):
+    monkeypatch.setenv("HOME", str(root.resolve().parent))
+    assert make(train=f"~/{root.resolve().name}/train").classes == make().classes

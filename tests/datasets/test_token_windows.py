@@ -324,3 +324,11 @@ def test_wrong_arguments_are_refused_at_once(files, monkeypatch, arguments, mess
     with pytest.raises(ArgumentError) as caught:
         TokenWindows(**{"train": "a.txt", "window": 5, **arguments})
     assert str(caught.value).startswith(message)
+
+
+def test_files_and_the_cache_may_lie_in_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_text(TEXT)
+    data = TokenWindows("~/*.txt", window=4, cache_dir="~/cache")
+    assert len(TokenWindows(["~/a.txt"], window=4).num_batches) == len(data.num_batches)
+    assert list((tmp_path / "cache").iterdir())
