@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem
+from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem, did_you_mean
 from emrun.hook import AbstractHook, check_events
 from emrun.model import AbstractModel
 from emrun.names import no_dotted_path, no_member, no_module
 from emrun.signatures import Parameters, parameters_of
 from emrun.types import Factory, Form
 from emrun.yaml_tree import Node
+
+_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'|'(\w+)' is an invalid keyword argument")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,26 @@ class Recipe:
             message = self.node.censored(str(error))
             raise ConfigError(Problem(self.node.key_position, self.key, message)) from error
         except Exception as error:
+            problem = self._refused(error, kwargs)
+            if problem is not None:
+                raise ConfigError(problem) from error
             error.add_note(f"while building {self.key} ({self.node.key_position})")
             raise
+
+    def _refused(self, error: Exception, kwargs: Mapping[str, Any]) -> Problem | None:
+        """Return the problem when an error says that an argument is unknown which only `**kwargs` took."""
+        found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
+        name = next(filter(None, found.groups()), "") if found is not None else ""
+        node = self.node.get(name)
+        if node is None or name not in kwargs:
+            return None
+        parameters = parameters_of(self.target)
+        named = list(parameters.named) if parameters is not None else []
+        if name in named:
+            return None
+        hint = did_you_mean(name, [each for each in named if each not in self.takes])
+        message = self.node.censored(f"unknown argument {name!r}{hint} ({error})")
+        return Problem(node.key_position, self.key, message)
 
 
 def build(value: Any, supplied: Mapping[str, Any]) -> Any:

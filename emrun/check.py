@@ -142,7 +142,7 @@ def check_call(
     for name, value in arguments.items():
         if not isinstance(name, str):
             problems.append(Problem(value.key_position, key, f"{name!r} is no name of an argument"))
-        elif name in taken:
+        elif name in taken and not (parameters.takes_any and named[name].kind is inspect.Parameter.POSITIONAL_ONLY):
             problems.append(Problem(value.key_position, key, f"argument {name!r} is given by position already"))
         elif name not in keywords and not parameters.takes_any:
             problems.append(_unknown(value, key, name, allowed))

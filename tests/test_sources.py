@@ -94,6 +94,11 @@ BODIES = (
     "__init__, y = helper, 1", "import functools as __init__", "@decorated\n    def valid_stream(self): pass",
     "def after_bach(): pass\n    del after_bach", "after_bach = 3\n    def after_bach(self): pass\n    after_bach = 1",
 )  # fmt: skip
+CONSTRUCTOR_BODIES = (
+    *["self.it = 1"] * 3, *["super().__init__(**kwargs)"] * 3, "self.it = kwargs", "super().__init__()",
+    "if VALUE: return\n        super().__init__(**kwargs)", "kwargs.clear(); super().__init__(**kwargs)",
+    "super().__init__(x=1, **kwargs)", "AbstractHook.__init__(self, **kwargs)",
+)  # fmt: skip
 BASES = (
     *[""] * 12, *["A"] * 4, "B", "object", "abc.ABC", "Generic[T]", "AbstractHook", "dict", "Exception",
     "typing.NamedTuple",
@@ -183,7 +188,7 @@ def classes(draw, name, bases=BASES):
     if draw(st.integers(0, 3)):
         lines.append(f"    {draw(st.sampled_from(DECORATORS[:-2]))}")
         lines.append(f"    def __init__({draw(parameters('self'))}):")
-        lines.append("        self.it = 1")
+        lines.append(f"        {draw(st.sampled_from(CONSTRUCTOR_BODIES))}")
     lines += [f"    {each}" for each in draw(st.lists(st.sampled_from(BODIES), max_size=2))]
     return "\n".join([*lines, "    def method(self):", "        return 1", ""])
 

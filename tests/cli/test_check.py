@@ -270,3 +270,41 @@ def test_what_fails_in_the_users_code_has_its_traceback_and_the_stream(project, 
     assert done.returncode == 1
     assert "shapes cannot be multiplied" in done.stderr
     assert "while trying the first batches of stream 'valid'" in done.stderr
+
+
+ODD = """
+import functools
+
+from emrun import AbstractHook
+
+def validated(function):
+    @functools.wraps(function)
+    def wrapper(self, *args, **kwargs):
+        self.extra = {name: kwargs.pop(name) for name in list(kwargs) if name != "hidden_size"}
+        function(self, *args, **kwargs)
+    return wrapper
+
+class Config:
+    @validated
+    def __init__(self, hidden_size=11):
+        self.hidden_size = hidden_size
+
+def make(config):
+    import torch
+    return torch.nn.Sequential(torch.nn.Linear(config.hidden_size, 1), torch.nn.Flatten(0))
+
+class Keeps(AbstractHook):
+    def __init__(self, **options):
+        super().__init__()
+        assert options == {"colour": "red"}
+"""
+
+
+def test_arguments_that_only_a_call_shows_to_be_taken_are_accepted(emrun, tmp_path):
+    (tmp_path / "odd.py").write_text(ODD)
+    module = "{class: odd.make, config: {class: odd.Config, num_labels: 3}}"
+    head, _, tail = CONFIG.partition("  module:")
+    text = f"{head}  module: {module}\n  inputs{tail.partition('  inputs')[2]}  - odd.Keeps: {{colour: red}}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    done = emrun("check", "c.yaml")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -22,6 +22,28 @@ class Numbers:
         return cls(2)
 
 
+def passes_on(function):
+    """Decorate a function so that only calling it tells what it takes."""
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+class Wrapped(Numbers):
+    @passes_on
+    def __init__(self, count: int, sizes: Sequence[int] = ()):
+        super().__init__(count, sizes)
+
+
+class Chooses(AbstractHook):
+    def __init__(self, limit=0, **kwargs):
+        self.limit = limit + kwargs.pop("more", 0)
+        super().__init__(**kwargs)
+
+
 class Count:
     def __init__(self, start: int = 0):
         self.start = start
