@@ -13,7 +13,7 @@ from typing import Any
 from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem, did_you_mean
 from emrun.hook import AbstractHook, check_events
 from emrun.model import AbstractModel
-from emrun.names import no_dotted_path, no_member, no_module
+from emrun.names import CONFIGURE, no_dotted_path, no_member, no_model, no_module, not_configured
 from emrun.signatures import Parameters, parameters_of
 from emrun.types import Factory, Form
 from emrun.yaml_tree import Node
@@ -147,10 +147,11 @@ class Imported:
         if kind == "hook" and not (inspect.isclass(target) and issubclass(target, AbstractHook)):
             return f"{_called(target)} is no subclass of emrun.AbstractHook"
         if kind == "model" and inspect.isclass(target) and not issubclass(target, AbstractModel):
-            name = _called(target)
-            if "torch.nn.modules.module.Module" in [_called(base) for base in target.__mro__]:
-                return f"{name} is a torch.nn.Module; write it under model.module: {{class: {name}, ...}}"
-            return f"{name} is no subclass of emrun.AbstractModel"
+            is_module = "torch.nn.modules.module.Module" in [_called(base) for base in target.__mro__]
+            return no_model(_called(target), is_module=is_module)
+        if kind == "dataset" and inspect.isclass(target) and hasattr(target, CONFIGURE):
+            takes_nothing = parameters_of(target) == parameters_of(object)
+            return not_configured(_called(target)) if takes_nothing and CONFIGURE not in _names_of(target) else None
         return None
 
     def mistaken_event(self, target: Any) -> str | None:
@@ -174,10 +175,15 @@ def _called(target: Any) -> str:
 
 def _may_make_streams(dataset: type) -> bool:
     """Tell whether a class's code names attributes that may be streams; then only a built dataset shows what it has."""
+    names = _names_of(dataset)
+    return any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in names)
+
+
+def _names_of(dataset: type) -> set[str]:
+    """Return the names that a class's code uses, that of `AbstractDataset` left out."""
     classes = [cls for cls in dataset.__mro__ if _called(cls) != "emrun.dataset.AbstractDataset"]
     functions = [each for cls in classes for each in vars(cls).values() if inspect.isfunction(each)]
-    names = {name for function in functions for name in _names_in(function.__code__)}
-    return any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in names)
+    return {name for function in functions for name in _names_in(function.__code__)}
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

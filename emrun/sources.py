@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.hook import AbstractHook, misspelt_event, no_event
-from emrun.names import no_dotted_path, no_member, no_module
+from emrun.names import CONFIGURE, no_dotted_path, no_member, no_model, no_module, not_configured
 from emrun.signatures import UNREAD, Parameters, Share, handed_on, takes_keywords
 from emrun.types import Factory, Form
 
@@ -46,6 +46,7 @@ _PLAIN_BASES: dict[str, inspect.Signature | None] = {  # their constructors, whe
     "torch.utils.data.Dataset": None,
     "emrun.dataset.AbstractDataset": None,
 }
+_MODULES = frozenset(("torch.nn.Module", "torch.nn.modules.module.Module"))
 _WITHOUT_STREAMS = frozenset(("builtins.object", "abc.ABC", "typing.Generic", "emrun.dataset.AbstractDataset"))
 _TYPES: dict[str, Any] = {
     **{
@@ -160,7 +161,19 @@ class Sources:
         return found if target.name.startswith(f"{_TRUSTED}.") else replace(found, unknown=UNREAD)
 
     def refusal(self, target: Source, kind: str) -> str | None:
-        """Return None: what a class is good for is seen when it is imported."""
+        """Return why a class cannot be what a config names it for, where its bases tell; else None."""
+        bases = {base for base in target.bases if base != "builtins.object"}
+        if kind == "model" and bases & _MODULES and "emrun.model.AbstractModel" not in bases:
+            return no_model(target.name, is_module=True)
+        if kind == "dataset" and target.definitions and not target.signatures:
+            methods = _Module("", None, None)
+            for definition in target.definitions:
+                _bind(methods, definition, direct=True)
+            found = methods.bound.get(CONFIGURE, [])
+            nodes = [node for definition in target.definitions for node in ast.walk(definition)]
+            is_called = any(isinstance(node, ast.Attribute) and node.attr == CONFIGURE for node in nodes)
+            if len(found) == 1 and isinstance(found[0], ast.FunctionDef) and not is_called:
+                return not_configured(target.name)
         return None
 
     def mistaken_event(self, target: Source) -> str | None:
