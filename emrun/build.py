@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem
+from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem, did_you_mean
 from emrun.hook import AbstractHook, check_events
 from emrun.model import AbstractModel
-from emrun.names import no_dotted_path, no_member, no_module
+from emrun.names import CONFIGURE, no_dotted_path, no_member, no_model, no_module, not_configured
 from emrun.signatures import Parameters, parameters_of
 from emrun.types import Factory, Form
 from emrun.yaml_tree import Node
+
+_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'|'(\w+)' is an invalid keyword argument")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,26 @@ class Recipe:
             message = self.node.censored(str(error))
             raise ConfigError(Problem(self.node.key_position, self.key, message)) from error
         except Exception as error:
+            problem = self._refused(error, kwargs)
+            if problem is not None:
+                raise ConfigError(problem) from error
             error.add_note(f"while building {self.key} ({self.node.key_position})")
             raise
+
+    def _refused(self, error: Exception, kwargs: Mapping[str, Any]) -> Problem | None:
+        """Return the problem when an error says that an argument is unknown which only `**kwargs` took."""
+        found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
+        name = next(filter(None, found.groups()), "") if found is not None else ""
+        node = self.node.get(name)
+        if node is None or name not in kwargs:
+            return None
+        parameters = parameters_of(self.target)
+        named = list(parameters.named) if parameters is not None else []
+        if name in named:
+            return None
+        hint = did_you_mean(name, [each for each in named if each not in self.takes])
+        message = self.node.censored(f"unknown argument {name!r}{hint} ({error})")
+        return Problem(node.key_position, self.key, message)
 
 
 def build(value: Any, supplied: Mapping[str, Any]) -> Any:
@@ -126,10 +147,11 @@ class Imported:
         if kind == "hook" and not (inspect.isclass(target) and issubclass(target, AbstractHook)):
             return f"{_called(target)} is no subclass of emrun.AbstractHook"
         if kind == "model" and inspect.isclass(target) and not issubclass(target, AbstractModel):
-            name = _called(target)
-            if "torch.nn.modules.module.Module" in [_called(base) for base in target.__mro__]:
-                return f"{name} is a torch.nn.Module; write it under model.module: {{class: {name}, ...}}"
-            return f"{name} is no subclass of emrun.AbstractModel"
+            is_module = "torch.nn.modules.module.Module" in [_called(base) for base in target.__mro__]
+            return no_model(_called(target), is_module=is_module)
+        if kind == "dataset" and inspect.isclass(target) and hasattr(target, CONFIGURE):
+            takes_nothing = parameters_of(target) == parameters_of(object)
+            return not_configured(_called(target)) if takes_nothing and CONFIGURE not in _names_of(target) else None
         return None
 
     def mistaken_event(self, target: Any) -> str | None:
@@ -153,10 +175,15 @@ def _called(target: Any) -> str:
 
 def _may_make_streams(dataset: type) -> bool:
     """Tell whether a class's code names attributes that may be streams; then only a built dataset shows what it has."""
+    names = _names_of(dataset)
+    return any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in names)
+
+
+def _names_of(dataset: type) -> set[str]:
+    """Return the names that a class's code uses, that of `AbstractDataset` left out."""
     classes = [cls for cls in dataset.__mro__ if _called(cls) != "emrun.dataset.AbstractDataset"]
     functions = [each for cls in classes for each in vars(cls).values() if inspect.isfunction(each)]
-    names = {name for function in functions for name in _names_in(function.__code__)}
-    return any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in names)
+    return {name for function in functions for name in _names_in(function.__code__)}
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from emrun.config import hook_entry
-from emrun.errors import ArgumentError, Problem, did_you_mean, listed, nearest
+from emrun.errors import ArgumentError, Problem, listed, nearest, sure
 from emrun.files import safe_component
+from emrun.names import instead
 from emrun.signatures import UNREAD, Parameters
 from emrun.type_hints import form_in, mismatch
 from emrun.yaml_tree import Node
@@ -50,11 +51,20 @@ SUPPLIED = {
 _WORDS = {dict: "a mapping", list: "a list", int: "a whole number", bool: "true or false", str: "a text"}
 
 
-def check_sections(config: Node) -> list[Problem]:
+Elsewhere = Callable[[str], str | None]
+"""Returns where else in a config a key has its place, None when that is not known."""
+
+
+def nowhere(name: str) -> str | None:
+    """Know of no other place."""
+    return None
+
+
+def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> list[Problem]:
     """Return what is wrong with the structure of a config: its sections, their kinds, the entries of its lists."""
     if not isinstance(config.value, dict):
         return [Problem(config.position, "", "a config is a mapping with the keys dataset, model, ...")]
-    problems = _check_kinds(config, "", tuple(SECTIONS))
+    problems = _check_kinds(config, "", tuple(SECTIONS), elsewhere)
     problems += [
         Problem(config.position, "", f"missing section {name!r}") for name in REQUIRED if config.get(name) is None
     ]
@@ -71,7 +81,7 @@ def check_sections(config: Node) -> list[Problem]:
     overlays = config.get("eval")
     for stream, overlay in (overlays.value if overlays and isinstance(overlays.value, dict) else {}).items():
         if isinstance(overlay.value, dict):
-            problems += _check_kinds(overlay, f"eval.{stream}", OVERLAY)
+            problems += _check_kinds(overlay, f"eval.{stream}", OVERLAY, elsewhere)
             problems += check_hooks(overlay.get("hooks"), f"eval.{stream}.hooks")
         elif overlay.value is not None:
             problems.append(
@@ -80,12 +90,15 @@ def check_sections(config: Node) -> list[Problem]:
     return problems
 
 
-def check_main_loop(section: Node | None, main_loop: Parameters | None) -> list[Problem]:
+def check_main_loop(
+    section: Node | None, main_loop: Parameters | None, elsewhere: Elsewhere = nowhere
+) -> list[Problem]:
     """Return what is wrong with the section `main_loop`: keys, and values as far as their types tell.
 
     Args:
         section: the section, if the config has one.
         main_loop: what the constructor of the main loop takes.
+        elsewhere: returns where else a key has its place.
     """
     if section is None or not isinstance(section.value, dict) or main_loop is None:
         return []
@@ -102,7 +115,7 @@ def check_main_loop(section: Node | None, main_loop: Parameters | None) -> list[
             if problem is not None:
                 problems.append(Problem(node.position, f"main_loop.{key}", node.censored(problem)))
         elif not (lenient and isinstance(key, str) and key not in SUPPLIED_TO_LOOP):
-            problems.append(_unknown(node, "main_loop", key, allowed))
+            problems.append(_unknown(node, "main_loop", key, allowed, elsewhere))
     return problems
 
 
@@ -116,6 +129,7 @@ def check_call(
     first: int = 0,
     supplied: Collection[str] = (),
     own_keys: Collection[str] = (),
+    elsewhere: Elsewhere = nowhere,
 ) -> list[Problem]:
     """Return what is wrong with a call as a config writes it.
 
@@ -128,6 +142,7 @@ def check_call(
         first: how many positional arguments come before those.
         supplied: the keyword arguments that emrun supplies if there is a parameter of that name.
         own_keys: keys of the form that are no arguments, for the list of what is allowed.
+        elsewhere: returns where else a key has its place.
     """
     if parameters is None:
         return []
@@ -143,11 +158,11 @@ def check_call(
     for name, value in arguments.items():
         if not isinstance(name, str):
             problems.append(Problem(value.key_position, key, f"{name!r} is no name of an argument"))
-        elif name in taken:
+        elif name in taken and not (parameters.takes_any and named[name].kind is inspect.Parameter.POSITIONAL_ONLY):
             problems.append(Problem(value.key_position, key, f"argument {name!r} is given by position already"))
         elif name not in keywords and not parameters.takes_any:
             left_over = _left_over(value, key, name, node)
-            problems.append(left_over or _unknown(value, key, name, allowed))
+            problems.append(left_over or _unknown(value, key, name, allowed, elsewhere))
             misspelt |= {nearest(name, allowed)} if left_over is None else set()
     for name, parameter in named.items():
         needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
@@ -181,12 +196,12 @@ def _check_type(value: Node, parameter: inspect.Parameter | None) -> str | None:
     return mismatch(value, parameter.annotation, parameter.default)
 
 
-def _check_kinds(section: Node, prefix: str, allowed: Collection[str]) -> list[Problem]:
+def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere: Elsewhere) -> list[Problem]:
     problems = []
     for name, node in section.value.items():
         where = f"{prefix}.{name}" if prefix else str(name)
         if name not in allowed:
-            problems.append(_unknown(node, prefix, name, list(allowed), "key"))
+            problems.append(_unknown(node, prefix, name, list(allowed), elsewhere, "key"))
             continue
         kinds = SECTIONS[name]
         wrong = not isinstance(node.value, kinds) or (isinstance(node.value, bool) and bool not in kinds)
@@ -225,6 +240,15 @@ def check_hooks(hooks: Node | None, where: str) -> list[Problem]:
     return problems
 
 
-def _unknown(node: Node, key: str, name: object, allowed: list[str], word: str = "argument") -> Problem:
-    hint = did_you_mean(str(name), allowed) or f"; allowed: {listed(allowed)}"
+def _unknown(
+    node: Node, key: str, name: object, allowed: list[str], elsewhere: Elsewhere, word: str = "argument"
+) -> Problem:
+    text = str(name)
+    other = elsewhere(text) if (near := sure(text, allowed)) is None else None
+    advice = instead(text, "key") if near is None and other is None else None
+    near = near or nearest(text, allowed)
+    if other is not None:
+        hint = f"; did you mean {'' if '.' in other else 'the top-level key '}{other!r}?"
+    else:
+        hint = f"; {advice}" if advice else f"; did you mean {near!r}?" if near else f"; allowed: {listed(allowed)}"
     return Problem(node.key_position, key, f"unknown {word} {name!r}{hint}")

@@ -66,6 +66,8 @@ class _NotesNames:
         object.__setattr__(hook, "_named_by_arguments", tuple(dict.fromkeys(_named_by(cls, args, kwargs))))
         return hook
 
+    __new__.only_looks = True  # type: ignore[attr-defined]  # what a hook takes is what its constructor takes
+
 
 class AbstractHook(_NotesNames):
     """Base of all hooks: an object whose methods are called at the events of the main loop.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import sys
+import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from emrun.errors import did_you_mean
+from emrun.errors import did_you_mean, nearest, sure
 
 _HOUSE = Path(__file__).parent
 _FOLDERS = {"hook": "hooks", "dataset": "datasets"}
@@ -15,17 +17,106 @@ KINDS = ("hook", "dataset", "model")
 """What has short names."""
 _MODELS = {"torchmodel": "emrun.torch_model.TorchModel"}
 
-FORMER = {
+METRICS = ("accuracy", "errors", "top_k")
+"""The functions of `emrun.metrics`."""
+
+_OWN_HOOK = "a hook of your own can"
+_SCHEDULER = "set model.scheduler, e.g. {class: ExponentialLR, gamma: 0.98}"
+_PLATEAU = "set model.scheduler, e.g. {class: ReduceLROnPlateau, metric: valid/loss/mean}"
+_STOPPING = f"emrun has no early stopping yet; {_OWN_HOOK} `raise emrun.TrainingTerminated(reason)` in `after_epoch`"
+_CLIPPING = (
+    f"emrun has no gradient clipping yet; {_OWN_HOOK} call "
+    "`torch.nn.utils.clip_grad_norm_(model.module.parameters(), 1.0)` in `before_update(self, model)`"
+)
+_ACCUMULATION = "emrun has no gradient accumulation yet; every batch makes an update"
+_PRECISION = "emrun has no mixed precision yet; `forward` of your module can use torch.autocast"
+_AVERAGES = f"emrun has no weight averaging yet; {_OWN_HOOK} keep torch.optim.swa_utils.AveragedModel"
+_SAVING = "SaveBest keeps the best checkpoint, SaveEvery one every few epochs; SaveLatest is always there"
+_RATE = f"emrun does not record learning rates yet; {_OWN_HOOK} read `model.optimizer.param_groups`"
+_BOARD = "emrun does not write for TensorBoard yet; WriteCSV writes statistics, and every run has a metrics.jsonl"
+_TRACKER = f"emrun sends nothing to trackers yet; every run has a metrics.jsonl, and {_OWN_HOOK} send `epoch_data`"
+_RESUME = "`emrun resume RUN_DIR` continues a run from its checkpoint"
+_ONE_DEVICE = "emrun trains on one device yet; model.device names it"
+_INTERVAL = "write the interval beside the stream: main_loop.extra_streams: [{valid: 5 epochs}]"
+_STREAMS = "a stream is a method of the dataset, such as train_stream; main_loop.extra_streams lists those to evaluate"
+
+_HOOKS = {
     "trainingtrace": "every run writes its trace; remove this hook",
-    "initlr": "set `lr` of model.optimizer",
-    "decaylr": "set model.scheduler, e.g. {class: ExponentialLR, gamma: 0.98}",
-    "decaylronplateau": "set model.scheduler, e.g. {class: ReduceLROnPlateau, metric: valid/loss/mean}",
+    "initlr learningratesetter": "set `lr` of model.optimizer",
+    "decaylr lrscheduler learningratescheduler": _SCHEDULER,
+    "decaylronplateau reducelronplateau": _PLATEAU,
+    "earlystopping earlystoppingcallback stoponplateau onplateau finishifnoimprovementafter": _STOPPING,
+    "clipgradients gradientclipping gradnormclip gradvalueclip": _CLIPPING,
+    "gradientaccumulation gradientaccumulationscheduler": _ACCUMULATION,
+    "averageweights ema emahook emacallback weightaveraging swa stochasticweightaveraging": _AVERAGES,
+    "modelcheckpoint checkpoint checkpointhook checkpointsaver checkpointer modelsaver": _SAVING,
+    "learningratemonitor lrmonitor": _RATE,
+    "tensorboard tensorboardlogger tensorboardcallback writetensorboard": _BOARD,
+    "wandb wandblogger wandbcallback mlflow mlflowlogger mlflowcallback cometlogger neptunelogger": _TRACKER,
+    "csvlogger historyfilewriter": "emrun's hook is called WriteCSV",
+    "progressbar tqdmprogressbar richprogressbar progbarlogger tqdm": "emrun's hook is called ShowProgress",
+    "terminateonnan nanstopper": "emrun's hook is called StopOnNaN",
+    "finishafter maxepochs timer": "emrun's hook is called StopAfter",
+    "backupandrestore modelloadcontinuetraining": _RESUME,
+    "logdir": "every run prints its directory; remove this hook",
 }
-"""Names that ancestors of emrun had and emrun does not need, with what to do instead."""
+_KEYS = {
+    "accumulategradbatches gradientaccumulationsteps gradaccumsteps accumulate accumulation": _ACCUMULATION,
+    "gradientclipval gradientclipalgorithm maxgradnorm clipgradnorm gradclip clipgradients gradclipnorm": _CLIPPING,
+    "precision mixedprecision amp fp16 bf16 useamp autocast": _PRECISION,
+    "earlystopping patience earlystoppingpatience": _STOPPING,
+    "ema emadecay swa": _AVERAGES,
+    "devices gpus ngpus numgpus numnodes strategy ddp distributed": _ONE_DEVICE,
+    "resume restorefrom resumefrom resumefromcheckpoint ckptpath loadfrom checkpointpath": _RESUME,
+    "checkpoint savesteps savestrategy saveevery checkpointcallback enablecheckpointing": f"hooks save: {_SAVING}",
+    "valcheckinterval checkvaleverynepoch evalsteps evalevery validateevery validationfreq": _INTERVAL,
+    "limittrainbatches stepsperepoch": "main_loop.fixed_epoch_size is the number of batches of an epoch",
+    "logger loggers reportto": "hooks record: WriteCSV, LogVariables; every run has a train.log and a metrics.jsonl",
+    "logeverynsteps loggingsteps": "statistics are those of an epoch; main_loop.fixed_epoch_size makes epochs shorter",
+    "enableprogressbar progressbar": "the hook ShowProgress shows a bar",
+    "fastdevrun numsanityvalsteps": "`emrun check CONFIG` tries a batch of each stream without training",
+    "trainloader valloader traindataloader valdataloaders evaldataset traindataset": _STREAMS,
+    "monitor": "the hook ComputeStats takes the variables to record, SaveBest the one that decides",
+    "predict": "write what differs for a stream under eval, e.g. eval.predict; `emrun eval RUN_DIR predict` reads it",
+    "shuffle": "the dataset decides on the order: `ctx.batches(..., shuffle=True)`",
+    "batchsize": "the dataset makes the batches; a key `batch_size` is an argument of its class",
+}
+_TABLES = {"hook": _HOOKS, "key": _KEYS}
+
+
+def instead(name: str, kind: str) -> str | None:
+    """Return what to do instead of what an ancestor or another tool calls by a name, None when that is not known.
+
+    Args:
+        name: as somebody wrote it.
+        kind: `hook` for a class of a hook, `key` for a key of a config.
+    """
+    return next((advice for names, advice in _TABLES[kind].items() if normalised(name) in names.split()), None)
+
+
+def nearest_class(name: str, members: Iterable[str]) -> str | None:
+    """Return the class of a package of torch that a name may mean: `AdamOptimizer` means Adam, `mse` MSELoss."""
+    members = [each for each in members if each not in ("Module", "Optimizer", "LRScheduler")]
+    bare = normalised(name)
+    for ending in ("optimizer", "scheduler", "loss", "layer"):
+        bare = bare.removesuffix(ending) or bare
+    for ending in ("", "loss", "lr", "d"):
+        found = next((each for each in members if normalised(each) == f"{bare}{ending}"), None)
+        if found is not None:
+            return found
+    return sure(bare, members) or nearest(name, members)
 
 
 class NotThere(LookupError):
     """A name in a config that names nothing, or more than one thing."""
+
+
+class NoModule(NotThere):
+    """A module that is nowhere to be found."""
+
+    def __init__(self, module: str, message: str) -> None:
+        self.module = module
+        super().__init__(message)
 
 
 def normalised(name: str) -> str:
@@ -141,6 +232,22 @@ def find_user_modules(*directories: str | None) -> None:
             sys.path.append(path)
 
 
+CONFIGURE = "_configure_dataset"
+"""The method of emloop's datasets that took the keys of their section."""
+
+
+def not_configured(name: str) -> str:
+    """Return what is wrong with a dataset of emloop's: a class without a constructor that has this method."""
+    return f"{name} has {CONFIGURE}, which emrun does not call; rename it to __init__, with the same parameters"
+
+
+def no_model(name: str, *, is_module: bool) -> str:
+    """Return what is wrong with a class that is not a model."""
+    if is_module:
+        return f"{name} is a torch.nn.Module; write it under model.module: {{class: {name}, ...}}"
+    return f"{name} is no subclass of emrun.AbstractModel"
+
+
 def no_dotted_path(path: str) -> NotThere:
     """Return the error for a text that cannot be a dotted path."""
     return NotThere(f"{path!r} is no dotted path such as my_module.MyClass")
@@ -150,7 +257,48 @@ def no_module(module: str) -> NotThere:
     """Return the error for a module that is nowhere to be found."""
     entries = list(Path.cwd().iterdir()) if "." not in module else []
     near = did_you_mean(module, [each.stem for each in entries if each.suffix == ".py" or each.is_dir()])
-    return NotThere(f"no module {module!r}{near} (looked for in the current directory, then among installed packages)")
+    where = "looked for in the current directory, then among installed packages"
+    more = "" if near else "; the key code_directory names another folder"
+    return NoModule(module, f"no module {module!r}{near} ({where}{more})")
+
+
+def beside_config(error: NotThere, source: str) -> str:
+    """Return what to do about a module that is not found but stands in the folder of the config; else nothing.
+
+    Args:
+        error: what was raised.
+        source: the file of the config, as positions call it.
+    """
+    folder = Path(source).parent.resolve()
+    file = _file_of(error.module, folder) if isinstance(error, NoModule) else None
+    if file is None or folder == Path.cwd() or not Path(source).is_file():
+        return ""
+    return f"; the config's folder has {file.relative_to(folder)}: write code_directory: {folder}, or start there"
+
+
+def _file_of(module: str, folder: Path) -> Path | None:
+    """Return the file that a folder has of a module, None without one."""
+    files = (folder / f"{module}.py", folder / module / "__init__.py")
+    return next((each for each in files if each.is_file()), None)
+
+
+def _hidden(module: str) -> tuple[Path, str] | None:
+    """Return the user's file of a module that another one hides, and where that one is; None when none is hidden."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        return None
+    for folder in map(Path, sys.path):
+        other = _file_of(module, folder.resolve())
+        is_installed = any(folder.is_relative_to(home) for home in _INSTALLED)
+        if other is not None and not is_installed and other.resolve() != Path(spec.origin).resolve():
+            return other, "built into Python" if spec.origin in ("built-in", "frozen") else f"at {spec.origin}"
+    return None
+
+
+_INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def no_member(path: str, owner: str, file: str | None, name: str, members: Iterable[str]) -> NotThere:
@@ -163,5 +311,12 @@ def no_member(path: str, owner: str, file: str | None, name: str, members: Itera
         name: what it does not have.
         members: what it has.
     """
+    hidden = _hidden(path.partition(".")[0])
+    if hidden is not None:
+        own, where = hidden
+        own = own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own
+        return NotThere(
+            f"{path}: {own} is hidden by the module of that name {where}, which has no {name!r}; rename the file {own}"
+        )
     near = did_you_mean(name, [each for each in members if not each.startswith("_")])
     return NotThere(f"{path}: {owner}{f' (found at {file})' if file else ''} has no {name!r}{near}")

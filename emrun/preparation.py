@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -9,21 +10,36 @@ from typing import Any, Protocol
 from emrun.build import Recipe
 from emrun.check import (
     DEFAULT_MODEL,
+    SECTIONS,
     SUPPLIED,
     SUPPLIED_TO_LOOP,
+    Elsewhere,
     check_call,
     check_main_loop,
     check_sections,
+    nowhere,
 )
 from emrun.config import hook_entry, interpolate, overlay
-from emrun.errors import ConfigError, MissingExtra, Problem, did_you_mean, listed
+from emrun.errors import ConfigError, MissingExtra, Problem, did_you_mean, listed, same
 from emrun.files import expanded
-from emrun.names import FORMER, NotThere, dotted_path, find_user_modules, normalised, short_names
+from emrun.names import (
+    METRICS,
+    NotThere,
+    beside_config,
+    dotted_path,
+    find_user_modules,
+    instead,
+    nearest_class,
+    normalised,
+    short_names,
+)
 from emrun.signatures import UNREAD, Parameters
 from emrun.sources import Sources
 from emrun.type_hints import allows_mapping, form_in
 from emrun.types import Form
 from emrun.yaml_tree import Node
+
+_LOG = logging.getLogger(__name__)
 
 _KEYS = ("class", "import", "args")
 
@@ -77,12 +93,13 @@ def prepare(merged: Node, finder: Finder) -> Prepared:
         BaseException: what importing a module raises.
     """
     config = interpolate(merged)
-    found = Preparation(finder)
-    found.problems += check_sections(config)
+    elsewhere = _Places(config, finder)
+    found = Preparation(finder, elsewhere)
+    found.problems += check_sections(config, elsewhere)
     if not isinstance(config.value, dict):
         raise ConfigError(found.problems)
     find_user_modules(*code_directories(config))
-    found.problems += check_main_loop(config.get("main_loop"), _main_loop_parameters(finder))
+    found.problems += check_main_loop(config.get("main_loop"), _main_loop_parameters(finder), elsewhere)
     dataset = found.section(config.get("dataset"), "dataset", SUPPLIED["dataset"])
     model = found.section(config.get("model"), "model", SUPPLIED["model"], default=DEFAULT_MODEL)
     section = config.get("hooks")
@@ -196,6 +213,57 @@ def _check_streams(config: Node, dataset: Any, finder: Finder) -> list[Problem]:
     return problems
 
 
+class _Places:
+    """Tells where else in a config a key has its place; looked for when the first unknown key comes up."""
+
+    def __init__(self, config: Node, finder: Finder) -> None:
+        self._config = config
+        self._finder = finder
+        self._paths: dict[str, set[str]] | None = None
+
+    def __call__(self, name: str) -> str | None:
+        """Return the path of the key of this name, or else of one that means the same; None where several may be meant.
+
+        Of several, the one that is nearest to the top counts: `model.device`, not that of a module's layer.
+        """
+        if self._paths is None:
+            self._paths = {}
+            for path in self._find():
+                self._paths.setdefault(normalised(path.rpartition(".")[2]), set()).add(path)
+        for each in (normalised(name), *same(name)):
+            found = sorted(self._paths.get(each, ()), key=_depth)
+            if found and (len(found) == 1 or _depth(found[0]) < _depth(found[1])):
+                return found[0]
+        return None
+
+    def _find(self) -> list[str]:
+        found = Preparation(self._finder)
+        main_loop = None
+        find_user_modules(*code_directories(self._config))
+        try:
+            main_loop = _main_loop_parameters(self._finder)
+            for kind, default in (("dataset", None), ("model", DEFAULT_MODEL)):
+                section = self._config.get(kind)
+                if section is not None and isinstance(section.value, dict):
+                    found.section(section, kind, SUPPLIED[kind], default)
+            hooks = self._config.get("hooks")
+            entries = list(hooks.value) if hooks is not None and isinstance(hooks.value, list) else []
+            entries.append(Node("StopAfter", self._config.position))  # may be added by an override
+            for entry in entries:
+                name, arguments = hook_entry(entry)
+                found.hook(str(name), arguments, entry, f"hooks.{name}")
+        except Exception:  # what importing a module raises is reported where the module is needed
+            _LOG.debug("cannot look for where keys have their place", exc_info=True)
+        loop = main_loop.named if main_loop is not None else ()
+        places = found.places | {("main_loop", name) for name in loop if name not in SUPPLIED_TO_LOOP}
+        paths = [re.sub(r"\[(\d+)\]", r".\1", f"{key}.{name}") for key, name in places]
+        return [*paths, *SECTIONS]
+
+
+def _depth(path: str) -> int:
+    return path.count(".")
+
+
 class Preparation:
     """Finds what a config names and checks the arguments, without calling anything.
 
@@ -204,12 +272,16 @@ class Preparation:
 
     Args:
         finder: how names are found: by importing them, or in their sources.
+        elsewhere: returns where else in the config a key has its place, for messages.
     """
 
-    def __init__(self, finder: Finder) -> None:
+    def __init__(self, finder: Finder, elsewhere: Elsewhere = nowhere) -> None:
         self.problems: list[Problem] = []
         self.defaults: list[tuple[str, Any, str]] = []
+        self.places: set[tuple[str, str]] = set()
+        """What can be written: (key of the call, name of the argument)."""
         self._finder = finder
+        self._elsewhere = elsewhere
 
     def section(self, node: Node | None, kind: str, supplied: tuple[str, ...], default: str | None = None) -> Any:
         """Prepare a section that is one object, such as `dataset`.
@@ -294,8 +366,25 @@ class Preparation:
                 name: self._form(child, f"{key}.{name}", supplied, form, allows_mapping=False)
                 for name, child in node.value.items()
             }
-        self._problem(node, key, f"{node.shown()!r} is no form; write {{class: NAME, argument: value}}")
+        message = f"{node.shown()!r} is not a mapping with 'class'; write {self._written_as(node.value, form)}"
+        self._problem(node, key, message)
         return None
+
+    def _written_as(self, value: Any, form: Form) -> str:
+        """Return how a form is written, with the class that a name may mean."""
+        text = value if isinstance(value, str) else ""
+        rest = "inputs: [NAME, ...]" if "inputs" in form.keys else "argument: value"
+        if not form.package and text.lower() in METRICS:
+            return f"{{import: emrun.metrics.{text.lower()}, {rest}}}"
+        members = [each for each in self._classes(form) if form.package or each.endswith("Loss")]
+        near = nearest_class(text, members)
+        if near is None:
+            return f"{{class: NAME, {rest}}}"
+        return f"{{class: {near if form.package else f'torch.nn.{near}'}, {rest}}}"
+
+    def _classes(self, form: Form | None) -> list[str]:
+        """Return the classes that a name without a dot may mean: of the form's package, or else of torch.nn."""
+        return self._finder.classes((form and form.package) or "torch.nn.modules") or []
 
     def _call(
         self, node: Node, key: str, kind: str, supplied: tuple[str, ...], form: Form | None = None
@@ -328,9 +417,10 @@ class Preparation:
         parameters = self._finder.parameters(target)
         self.problems += check_call(
             parameters, rest, key=key, node=node, args=given if is_list else None, first=first, supplied=supplied,
-            own_keys=own_keys,
+            own_keys=own_keys, elsewhere=self._elsewhere,
         )  # fmt: skip
         named = parameters.named if parameters is not None else {}
+        self.places |= {(key, name) for name in (*named, *own_keys) if name not in supplied}
         taken = parameters.by_position(first + len(given)) if parameters is not None else []
         self.defaults += [
             (f"{key}.{name}", parameter.default, str(node.value["class"].shown()))
@@ -357,9 +447,6 @@ class Preparation:
             return None
         text: str = name.value
         if "." not in text:
-            if kind == "hook" and normalised(text) in FORMER:
-                self._problem(name, key, f"emrun has no hook {text!r}: {FORMER[normalised(text)]}")
-                return None
             path = self._short_name(name, key, kind, form)
             if path is None:
                 return None
@@ -367,8 +454,9 @@ class Preparation:
         try:
             return self._finder.find(text)
         except NotThere as error:
+            message = f"{error}{beside_config(error, name.position.source)}"
             whole = name.spelling is None  # otherwise a part of it is somebody's secret
-            self._problem(name, key, str(error) if whole else f"{name.spelling} names nothing that is there")
+            self._problem(name, key, message if whole else f"{name.spelling} names nothing that is there")
             return None
         except MissingExtra as error:
             self._problem(name, key, str(error))
@@ -386,7 +474,8 @@ class Preparation:
                 return None
             found = {normalised(member): member for member in members}.get(normalised(text))
             if found is None:
-                hint = did_you_mean(text, members) or f"; it has {listed(sorted(members))}."
+                near = nearest_class(text, members)
+                hint = f"; did you mean {near!r}?" if near else f"; it has {listed(sorted(members))}."
                 self._problem(name, key, f"{form.package} has no class {text!r}{hint} Another class has a dotted path")
                 return None
             return f"{form.package}.{found}"
@@ -395,9 +484,14 @@ class Preparation:
         except NotThere as error:
             self._problem(name, key, str(error))
             return None
-        if path is None:
+        advice = instead(text, "hook") if kind == "hook" else None
+        if path is None and advice is not None:
+            self._problem(name, key, f"emrun has no hook {text!r}: {advice}")
+        elif path is None:
             names = short_names(kind)
             hint = did_you_mean(text, names) or (f"; built-in: {listed(names)}." if names else ".")
+            if not kind and (near := nearest_class(text, self._classes(None))) is not None:
+                hint = f"; did you mean 'torch.nn.{near}'?"
             noun = f"{kind} " if kind else "class "
             message = f"unknown {noun}{text!r}{hint} A class of your own has a dotted path: my_module.{text}"
             self._problem(name, key, message)

@@ -1,15 +1,20 @@
-"""What callables take: their parameters with types and defaults, read from the living object."""
+"""What callables take: their parameters with types and defaults, read from the living object.
+
+What Python accepts counts, not what `inspect.signature` says: a decorator, a `__signature__` or a metaclass may promise
+more or less than the call takes.
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from enum import IntEnum
+from types import FunctionType, SimpleNamespace
 from typing import Any, Final
-
-from emrun.hook import AbstractHook
 
 UNREAD: Final = object()
 """A type or a default that stands in a source in a form that only running it would tell."""
@@ -35,24 +40,25 @@ class Parameters:
     unknown: Any = None
 
     @classmethod
-    def of_signatures(cls, signatures: Sequence[inspect.Signature]) -> Parameters:
-        """Return what a callable takes that hands its `**kwargs` on.
+    def of_signatures(
+        cls, signatures: Sequence[inspect.Signature], perhaps: Sequence[inspect.Signature] = ()
+    ) -> Parameters:
+        """Return what a callable takes that may hand its `**kwargs` on.
 
         Args:
             signatures: its own, then those of the constructors that get what the one before does not name.
+            perhaps: those of functions that may get some of the rest. They name arguments and refuse none.
         """
-        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         found: dict[str, inspect.Parameter] = {}
-        takes_any = False
-        for index, signature in enumerate(signatures):
-            parameters = signature.parameters.values()
-            takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-            for each in parameters:
-                if each.kind not in variable:
-                    behind = each if index == 0 else each.replace(kind=each.KEYWORD_ONLY, default=None)
+        for index, signature in enumerate((*signatures, *perhaps)):
+            default = None if index < len(signatures) else UNREAD
+            for each in signature.parameters.values():
+                if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+                    behind = each if index == 0 else each.replace(kind=each.KEYWORD_ONLY, default=default)
                     found.setdefault(each.name, behind)  # the one before may hand it on itself
         own = signatures[0].parameters.values()
-        return cls(found, takes_any, any(each.kind is each.VAR_POSITIONAL for each in own))
+        takes_more = any(each.kind is each.VAR_POSITIONAL for each in own)
+        return cls(found, takes_keywords(signatures[-1]), takes_more)
 
     def hint(self, name: str) -> Any:
         """Return the type of an argument given by name."""
@@ -63,45 +69,206 @@ class Parameters:
         return [p.name for p in self.named.values() if p.kind is not p.KEYWORD_ONLY][:count]
 
 
+def takes_keywords(signature: inspect.Signature) -> bool:
+    """Tell whether a signature has `**kwargs`."""
+    return any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+
+
+class Share(IntEnum):
+    """How much of its `**kwargs` a function hands on to the next one, as far as its code tells."""
+
+    NONE = 0
+    SOME = 1
+    ALL = 2
+
+
+def handed_on(function: ast.FunctionDef) -> Share:
+    """Return how much of its `**kwargs` a constructor hands on to that of a base.
+
+    All of it is handed on by a plain statement `super().__init__(..., **kwargs)` that nothing can pass by, where
+    `kwargs` is used for nothing else.
+    """
+    name = function.args.kwarg.arg if function.args.kwarg is not None else None
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_constructor(node.func)]
+    handing = [call for call in calls if any(_is_spread(each, name) for each in call.keywords)]
+    uses = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name]
+    if not handing:
+        return Share.NONE
+    for statement in function.body:
+        if isinstance(statement, ast.Expr) and statement.value is handing[0]:
+            is_plain = ast.unparse(handing[0].func) == "super().__init__"
+            return Share.ALL if is_plain and len(uses) == 1 else Share.SOME
+        if any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(statement)):
+            break
+    return Share.SOME
+
+
+def _is_constructor(called: ast.expr) -> bool:
+    return isinstance(called, ast.Attribute) and called.attr == "__init__"
+
+
+def _is_spread(keyword: ast.keyword, name: str | None) -> bool:
+    return keyword.arg is None and isinstance(keyword.value, ast.Name) and keyword.value.id == name
+
+
 def parameters_of(target: Callable[..., Any]) -> Parameters | None:
     """Return what the target of a config takes, None when it has no signature that can be read.
 
-    A hook that hands `**kwargs` on to its base has the parameters of the base.
+    A class that hands its `**kwargs` on to its base has the parameters of the base.
     """
     try:
-        signatures = [inspect.signature(target)]
-        if inspect.isclass(target) and issubclass(target, AbstractHook):
-            for constructor in _constructors(target)[1:]:
-                signature = inspect.signature(constructor)
-                signatures.append(signature.replace(parameters=list(signature.parameters.values())[1:]))
+        receivers = list(_receivers(target))
     except (TypeError, ValueError):  # written in C
         return None
-    hints = _hints(target)
-    typed = [
-        each.replace(parameters=[p.replace(annotation=hints.get(p.name)) for p in each.parameters.values()])
-        for each in signatures
-    ]
-    return replace(Parameters.of_signatures(typed), others=hints)
+    hints = _hints([each.function for each in receivers])
+    typed: dict[Share, list[inspect.Signature]] = {share: [] for share in Share}
+    for each in receivers:
+        parameters = [p.replace(annotation=hints.get(p.name)) for p in each.signature.parameters.values()]
+        typed[each.share].append(each.signature.replace(parameters=parameters))
+    return replace(Parameters.of_signatures(typed[Share.ALL], typed[Share.SOME]), others=hints)
 
 
-def _constructors(target: Any) -> list[Any]:
-    """Return the constructor of a class, and those of its bases to which `**kwargs` can be handed on."""
-    found = []
-    for constructor in [cls.__dict__["__init__"] for cls in target.__mro__[:-1] if "__init__" in cls.__dict__]:
-        found.append(constructor)
-        parameters = inspect.signature(constructor).parameters.values()
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            break
-    return found
+@dataclass(frozen=True, slots=True)
+class _Receiver:
+    """A function that gets arguments of a call.
+
+    Args:
+        function: the function.
+        signature: what it accepts, without what Python supplies.
+        share: how much it gets of what those before it do not name.
+    """
+
+    function: Any
+    signature: inspect.Signature
+    share: Share
 
 
-def _hints(target: Any) -> dict[str, Any]:
-    """Return the types of the parameters, those of a base to which `**kwargs` can be handed on included."""
-    found: dict[str, Any] = {}
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A function that a class has, with how many arguments Python supplies to it."""
+
+    owner: type
+    function: Any
+    supplied: int
+
+
+def _receivers(target: Any, share: Share = Share.ALL) -> Iterator[_Receiver]:
+    """Yield the functions that get the arguments of a call, in order, up to one that closes it.
+
+    Raises:
+        TypeError, ValueError: it is written in C and has no signature.
+    """
+    if isinstance(target, functools.partial):
+        first, *others = _receivers(target.func, share)
+
+        def stand_in() -> None: ...
+
+        stand_in.__signature__ = first.signature  # type: ignore[attr-defined]
+        made = functools.partial(stand_in, *target.args, **target.keywords)
+        yield from (replace(first, signature=inspect.signature(made)), *others)
+        return
+    steps = _construction(target) if inspect.isclass(target) else [_called(target)]
+    for step in steps:
+        for function in _layers(step.function):
+            if function is not step.function and not inspect.isfunction(function):  # a class that a function wraps
+                yield from _receivers(function, share)
+                return
+            receiver = _Receiver(function, _accepted(function, step), share)
+            yield receiver
+            if not takes_keywords(receiver.signature):
+                return
+            share = min(share, _handed_on(function, step.owner))
+
+
+def _called(target: Any) -> _Method:
+    """Return the function that is called for what is not a class."""
+    if inspect.ismethod(target):
+        return _Method(object, target.__func__, 1)
+    if inspect.isroutine(target) or isinstance(target, _CACHED):
+        return _Method(object, target, 0)
+    return next(_methods(type(target), "__call__"))
+
+
+def _construction(target: type) -> Iterator[_Method]:
+    """Yield the functions that are called for a class: of its metaclass, `__new__`, and the constructors in order.
+
+    A `__new__` that only looks at the arguments, as that of hooks does, leaves it to the others to take them.
+    """
+    new = next(each for each in _methods(target, "__new__") if not getattr(each.function, "only_looks", False))
+    for method in (next(_methods(type(target), "__call__")), new):
+        if inspect.isfunction(method.function):
+            yield method
+    first, *others = _methods(target, "__init__")
+    is_c = first.owner is object and new.owner is not object and not inspect.isfunction(new.function)
+    yield from (_Method(object, new.owner, 0) if is_c else first, *others)
+
+
+def _methods(cls: type, name: str) -> Iterator[_Method]:
+    """Yield the functions of a name that a class and its bases have."""
+    for owner in cls.__mro__:
+        found = vars(owner).get(name)
+        if isinstance(found, staticmethod):
+            yield _Method(owner, found.__func__, int(name == "__new__"))
+        elif isinstance(found, classmethod):
+            yield _Method(owner, found.__func__, 1)
+        elif inspect.isroutine(found) or isinstance(found, _CACHED):
+            yield _Method(owner, found, 1)
+        elif found is not None:
+            yield _Method(owner, _anything, 0)
+
+
+def _anything(*args: Any, **kwargs: Any) -> None:
+    """Stand for what is neither a function nor written in C."""
+
+
+_CACHED = type(functools.lru_cache(_anything))
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """Yield a function and what it wraps; a cache takes what it wraps takes."""
+    seen: list[Any] = []
+    while function is not None and function not in seen:
+        seen.append(function)
+        if not isinstance(function, _CACHED):
+            yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _accepted(function: Any, method: _Method) -> inspect.Signature:
+    """Return what a function accepts beside what Python supplies, whatever it says of itself."""
+    if function is object.__init__:
+        return inspect.Signature()
+    if inspect.isfunction(function):  # a copy has neither `__wrapped__` nor `__signature__`
+        code, defaults, closure = function.__code__, function.__defaults__, function.__closure__
+        copied = FunctionType(code, {}, function.__name__, defaults, closure)
+        copied.__kwdefaults__ = function.__kwdefaults__
+        function = copied
+    signature = inspect.signature(function, follow_wrapped=False)
+    parameters = list(signature.parameters.values())
+    is_bound = method.supplied and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL
+    return signature.replace(parameters=parameters[1:]) if is_bound else signature
+
+
+def _handed_on(function: Any, owner: type) -> Share:
+    """Return how much of its `**kwargs` a function hands on to the one that comes next."""
+    if not inspect.isfunction(function) or hasattr(function, "__wrapped__") or function.__name__ != "__init__":
+        return Share.SOME
     try:
-        functions = _constructors(target) if inspect.isclass(target) else [target]
-    except (TypeError, ValueError):  # written in C
-        return {}
+        text = inspect.getsource(function.__code__)
+        tree = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text)
+    except (OSError, TypeError, SyntaxError, ValueError):  # typed in
+        tree = ast.Module([], [])
+    definition = next((each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)), None)
+    if definition is None or definition.name != function.__code__.co_name:  # or changed since
+        return Share.SOME if "__init__" in function.__code__.co_names else Share.NONE
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    is_own = "__class__" in cells and cells["__class__"].cell_contents is owner
+    return min(handed_on(definition), Share.ALL if is_own else Share.SOME)
+
+
+def _hints(functions: Sequence[Any]) -> dict[str, Any]:
+    """Return the types of the parameters of functions; the first that has one counts."""
+    found: dict[str, Any] = {}
     for function in functions:
         for name, annotation in getattr(function, "__annotations__", {}).items():
             if name not in found:

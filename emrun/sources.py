@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from emrun.hook import AbstractHook, misspelt_event, no_event
-from emrun.names import no_dotted_path, no_member, no_module
-from emrun.signatures import UNREAD, Parameters
+from emrun.names import CONFIGURE, no_dotted_path, no_member, no_model, no_module, not_configured
+from emrun.signatures import UNREAD, Parameters, Share, handed_on, takes_keywords
 from emrun.types import Factory, Form
 
 _ANY = inspect.Signature(
@@ -47,6 +47,7 @@ _PLAIN_BASES: dict[str, inspect.Signature | None] = {  # their constructors, whe
     "emrun.dataset.AbstractDataset": None,
     "emrun.hook._NotesNames": None,
 }
+_MODULES = frozenset(("torch.nn.Module", "torch.nn.modules.module.Module"))
 _WITHOUT_STREAMS = frozenset(("builtins.object", "abc.ABC", "typing.Generic", "emrun.dataset.AbstractDataset"))
 _TYPES: dict[str, Any] = {
     **{
@@ -161,7 +162,19 @@ class Sources:
         return found if target.name.startswith(f"{_TRUSTED}.") else replace(found, unknown=UNREAD)
 
     def refusal(self, target: Source, kind: str) -> str | None:
-        """Return None: what a class is good for is seen when it is imported."""
+        """Return why a class cannot be what a config names it for, where its bases tell; else None."""
+        bases = {base for base in target.bases if base != "builtins.object"}
+        if kind == "model" and bases & _MODULES and "emrun.model.AbstractModel" not in bases:
+            return no_model(target.name, is_module=True)
+        if kind == "dataset" and target.definitions and not target.signatures:
+            methods = _Module("", None, None)
+            for definition in target.definitions:
+                _bind(methods, definition, direct=True)
+            found = methods.bound.get(CONFIGURE, [])
+            nodes = [node for definition in target.definitions for node in ast.walk(definition)]
+            is_called = any(isinstance(node, ast.Attribute) and node.attr == CONFIGURE for node in nodes)
+            if len(found) == 1 and isinstance(found[0], ast.FunctionDef) and not is_called:
+                return not_configured(target.name)
         return None
 
     def mistaken_event(self, target: Source) -> str | None:
@@ -392,7 +405,12 @@ class Sources:
         own = inside.bound.get("__init__", [])
         if len(own) > 1 or not all(isinstance(each, ast.FunctionDef) and not each.decorator_list for each in own):
             return None
-        signatures = [self._signature(each, module, inside.bound.keys(), bound=True) for each in own]  # type: ignore[arg-type]
+        signatures: list[inspect.Signature] = []
+        is_closed = False
+        for each in own:
+            assert isinstance(each, ast.FunctionDef)
+            signatures.append(self._signature(each, module, inside.bound.keys(), bound=True))
+            is_closed = not takes_keywords(signatures[0]) or handed_on(each) is not Share.ALL
         bases: list[str] = []
         definitions = [definition]
         literal = 0
@@ -406,18 +424,18 @@ class Sources:
                 return None
             bases.append(base)
             if base in _PLAIN_BASES:
-                plain = _PLAIN_BASES[base]
-                signatures += [plain] if plain is not None else []
+                inherited = [plain] if (plain := _PLAIN_BASES[base]) is not None else []
+                signatures += [] if is_closed else inherited
+                is_closed |= bool(inherited)
                 continue
             literal += 1
             if found is None or not found.definitions or literal > 1:
                 return None
-            signatures += found.signatures
+            signatures += [] if is_closed else found.signatures
+            is_closed |= bool(found.signatures)
             bases += found.bases
             definitions += found.definitions
-        if "emrun.hook.AbstractHook" not in (*bases, f"{module.name}.{definition.name}"):
-            signatures = signatures[:1]  # only a hook is known to hand its arguments on
-        return Source(f"{module.name}.{definition.name}", _handed_on(signatures), tuple(bases), tuple(definitions))
+        return Source(f"{module.name}.{definition.name}", tuple(signatures), tuple(bases), tuple(definitions))
 
     def _signature(
         self, function: ast.FunctionDef, module: _Module, hidden: Any, *, bound: bool = False
@@ -545,16 +563,6 @@ class Sources:
             )
         except (ValueError, TypeError):
             return None
-
-
-def _handed_on(signatures: Sequence[inspect.Signature]) -> tuple[inspect.Signature, ...]:
-    """Return the signatures up to the first that takes no `**kwargs`."""
-    found: list[inspect.Signature] = []
-    for signature in signatures:
-        found.append(signature)
-        if not any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
-            break
-    return tuple(found)
 
 
 def _bind(module: _Module, node: ast.AST, *, direct: bool) -> None:

@@ -329,7 +329,7 @@ def test_what_is_no_form_is_an_error(prepare, text):
     _, problems = prepare(f"it: {{class: mine.Owner, made: {text}}}")
     (problem,) = problems
     assert "it.made: " in problem
-    assert "is no form; write {class: NAME, argument: value}" in problem
+    assert "is not a mapping with 'class'; write {class: NAME, inputs: [NAME, ...]}" in problem
 
 
 def test_short_names_are_looked_up_in_the_package_of_the_form(make):
@@ -530,6 +530,23 @@ def test_a_module_of_torch_as_the_model_gets_its_hint_and_nothing_else(section):
 def test_a_class_that_is_no_model_is_refused(section, user):
     _, problems = section("class: mine.Thing", "model")
     assert problems == ["c.yaml:1:1: model: mine.Thing is no subclass of emrun.AbstractModel"]
+
+
+EMLOOPS = "class Data:\n    def _configure_dataset(self, output_dir, x=1):\n        self.x = x\n"
+
+
+def test_a_dataset_that_only_emloop_would_configure_is_refused(section, write_module):
+    write_module(EMLOOPS)
+    _, (problem, *_) = section("class: mine.Data", "dataset")
+    assert problem.endswith("mine.Data has _configure_dataset, which emrun does not call; rename it to __init__, "
+                            "with the same parameters")  # fmt: skip
+
+
+@pytest.mark.parametrize("caller", ["__init__(self, x=1)", "__new__(cls, x=1)", "train_stream(self)"])
+def test_a_dataset_that_configures_itself_is_not_refused(section, write_module, caller):
+    body = "return object.__new__(cls)" if "cls" in caller else "self._configure_dataset(None)"
+    write_module(f"{EMLOOPS}    def {caller}:\n        {body}\n")
+    assert section("class: mine.Data", "dataset")[1] == []
 
 
 def test_a_function_may_make_the_model(section):

@@ -571,7 +571,7 @@ def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch):
     assert training.main_loop.run_training().status == "finished"
     hook = training.hooks[0]
     assert (hook.every, hook.model, hook.dataset) == (10, training.model, training.dataset)
-    assert hook.output_dir == str(training.output_dir)
+    assert hook.output_dir == training.output_dir
 
 
 # --- endings ----------------------------------------------------------------------------------------------------------

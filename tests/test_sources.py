@@ -92,7 +92,13 @@ BODIES = (
     "def after_epoch(self, epoch_id): pass", "def after_batch(self, **k): pass", "Inner = helper",
     "def add(self): setattr(self, 'valid_stream', 1)", "valid_stream = property(helper)",
     "__init__, y = helper, 1", "import functools as __init__", "@decorated\n    def valid_stream(self): pass",
+    *["def _configure_dataset(self, x): pass"] * 2, "def run(self): self._configure_dataset(1)",
     "def after_bach(): pass\n    del after_bach", "after_bach = 3\n    def after_bach(self): pass\n    after_bach = 1",
+)  # fmt: skip
+CONSTRUCTOR_BODIES = (
+    *["self.it = 1"] * 3, *["super().__init__(**kwargs)"] * 3, "self.it = kwargs", "super().__init__()",
+    "if VALUE: return\n        super().__init__(**kwargs)", "kwargs.clear(); super().__init__(**kwargs)",
+    "super().__init__(x=1, **kwargs)", "AbstractHook.__init__(self, **kwargs)",
 )  # fmt: skip
 BASES = (
     *[""] * 12, *["A"] * 4, "B", "object", "abc.ABC", "Generic[T]", "AbstractHook", "dict", "Exception",
@@ -183,7 +189,7 @@ def classes(draw, name, bases=BASES):
     if draw(st.integers(0, 3)):
         lines.append(f"    {draw(st.sampled_from(DECORATORS[:-2]))}")
         lines.append(f"    def __init__({draw(parameters('self'))}):")
-        lines.append("        self.it = 1")
+        lines.append(f"        {draw(st.sampled_from(CONSTRUCTOR_BODIES))}")
     lines += [f"    {each}" for each in draw(st.lists(st.sampled_from(BODIES), max_size=2))]
     return "\n".join([*lines, "    def method(self):", "        return 1", ""])
 
@@ -232,6 +238,8 @@ def refused(finder, path, arguments, form="value"):
         found.hook(path, entry.value[path], entry, "it")
     elif form == "dataset":
         found.section(node_of({"class": path, **arguments}, POSITION), "dataset", ("output_dir",))
+    elif form == "model":
+        found.section(node_of({"class": path, **arguments}, POSITION), "model", ("dataset", "output_dir"))
     else:
         found.value(node_of({"it": {"class": path, **arguments}}, POSITION), "it", ("dataset", "model"))
     return [str(problem) for problem in found.problems]
@@ -278,7 +286,7 @@ def assert_nothing_is_refused_that_the_import_accepts(names):
         assert missing is None, f"{path} is there, but: {missing}"
         if source is None or not callable(target):
             continue
-        for form, arguments in itertools.product(("value", "hook", "dataset"), calls(target)):
+        for form, arguments in itertools.product(("value", "hook", "dataset", "model"), calls(target)):
             if form != "value" and "args" in arguments:
                 continue
             if not refused(Imported(), path, arguments, form):

@@ -1,5 +1,6 @@
 """`emrun check`: the real command on configs that are right, and on such that are wrong in ways only data show."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -286,3 +287,83 @@ def test_what_fails_in_the_users_code_has_its_traceback_and_the_stream(project, 
     assert done.returncode == 1
     assert "shapes cannot be multiplied" in done.stderr
     assert "while trying the first batches of stream 'valid'" in done.stderr
+
+
+ODD = """
+import functools
+
+from emrun import AbstractHook
+
+def validated(function):
+    @functools.wraps(function)
+    def wrapper(self, *args, **kwargs):
+        self.extra = {name: kwargs.pop(name) for name in list(kwargs) if name != "hidden_size"}
+        function(self, *args, **kwargs)
+    return wrapper
+
+class Config:
+    @validated
+    def __init__(self, hidden_size=11):
+        self.hidden_size = hidden_size
+
+def make(config):
+    import torch
+    return torch.nn.Sequential(torch.nn.Linear(config.hidden_size, 1), torch.nn.Flatten(0))
+
+class Keeps(AbstractHook):
+    def __init__(self, **options):
+        super().__init__()
+        assert options == {"colour": "red"}
+"""
+
+
+def test_arguments_that_only_a_call_shows_to_be_taken_are_accepted(emrun, tmp_path):
+    (tmp_path / "odd.py").write_text(ODD)
+    module = "{class: odd.make, config: {class: odd.Config, num_labels: 3}}"
+    head, _, tail = CONFIG.partition("  module:")
+    text = f"{head}  module: {module}\n  inputs{tail.partition('  inputs')[2]}  - odd.Keeps: {{colour: red}}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    done = emrun("check", "c.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+USERS_DATA = """
+class Data:
+    def train_stream(self):
+        yield {"x": [[0.0] * 11], "y": [0.0]}
+"""
+
+
+@pytest.mark.parametrize("module", ["random", "torch", "time", "tabulate"])
+def test_a_module_that_an_installed_one_hides_is_named_with_what_hides_it(emrun, tmp_path, module):
+    (tmp_path / f"{module}.py").write_text(USERS_DATA)
+    (tmp_path / "c.yaml").write_text(CONFIG.replace("{class: Majority, n: 50}", f"{{class: {module}.Data}}"))
+    done = emrun("check", "c.yaml")
+    message = done.stderr.splitlines()[0]
+    assert done.returncode == 2
+    assert f"dataset: {module}.Data: {module}.py is hidden by " in message
+    assert message.endswith(f"which has no 'Data'; rename the file {module}.py")
+    assert ("built into Python" if module == "time" else str(importlib.util.find_spec(module).origin)) in message
+
+
+def test_a_package_in_the_current_directory_is_hidden_likewise(emrun, tmp_path):
+    (tmp_path / "random").mkdir()
+    (tmp_path / "random" / "__init__.py").write_text(USERS_DATA)
+    (tmp_path / "c.yaml").write_text(CONFIG.replace("{class: Majority, n: 50}", "{class: random.Data}"))
+    assert "random.Data: random/__init__.py is hidden by the module" in emrun("check", "c.yaml").stderr
+
+
+def test_a_module_beside_the_config_is_named_when_started_elsewhere(emrun, tmp_path):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "my_data.py").write_text(USERS_DATA)
+    (project / "c.yaml").write_text(CONFIG.replace("{class: Majority, n: 50}", "{class: my_data.Data}"))
+    done = emrun("train", "project/c.yaml")
+    assert done.returncode == 2
+    advice = f"the config's folder has my_data.py: write code_directory: {project}, or start there"
+    assert done.stderr.splitlines()[0] == (
+        "project/c.yaml:2:11: dataset: no module 'my_data' (looked for in the current directory, then among installed "
+        f"packages; the key code_directory names another folder); {advice}"
+    )
+    done = emrun("check", "--static", "project/c.yaml", f"code_directory={project}")
+    assert "no module" not in done.stderr

@@ -22,6 +22,38 @@ class Numbers:
         return cls(2)
 
 
+def passes_on(function):
+    """Decorate a function so that only calling it tells what it takes."""
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+class Wrapped(Numbers):
+    @passes_on
+    def __init__(self, count: int, sizes: Sequence[int] = ()):
+        super().__init__(count, sizes)
+
+
+class Chooses(AbstractHook):
+    def __init__(self, limit=0, **kwargs):
+        self.limit = limit + kwargs.pop("more", 0)
+        super().__init__(**kwargs)
+
+
+class Configured:
+    """A dataset as emloop's were."""
+
+    def _configure_dataset(self, output_dir, count=3):
+        self.count = count
+
+    def train_stream(self):
+        yield {"x": [[0.0] * 11] * self.count, "y": [0.0] * self.count}
+
+
 class Count:
     def __init__(self, start: int = 0):
         self.start = start
