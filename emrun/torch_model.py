@@ -13,12 +13,14 @@ from torch import Tensor
 from emrun.errors import ArgumentError, StateError, StreamError, did_you_mean, listed
 from emrun.model import AbstractModel
 from emrun.optimization import (
+    all_parameters,
     build_optimizer,
     build_scheduler,
     clear_gradients,
     configured_arguments,
     load_optimizer_state,
     optimizer_state,
+    parameters_beside,
 )
 from emrun.prefetching import Prefetcher, can_prefetch
 from emrun.state import load_state
@@ -118,6 +120,9 @@ class TorchModel(AbstractModel):
         self._check_pending = False
         self._trained = False
         self._updated = False
+        own = type(self)
+        self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
+        self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
         """The outputs of the batch of an update, for `before_update` and `after_update`."""
@@ -179,15 +184,17 @@ class TorchModel(AbstractModel):
         module = self.module
         if module.training is not train:
             module.train(train)
+        self._updated = False
         inputs = self._tensors(batch)
         if not train:
             with torch.no_grad():
                 return self.forward(inputs)
         if stream is not self._stream:
             self._stream, self._check_pending, self._trained = stream, True, True
-        self._updated = False
-        if self.optimizer is not None:
-            clear_gradients(self.optimizer)
+            self._others = parameters_beside(module, self.optimizer)
+        if self._is_own_scheme:  # it may train any parameter, also one that is new
+            self._others = all_parameters(module)
+        clear_gradients(self.optimizer, self._others)
         outputs = self.train_step(inputs)
         detached = {}
         for name, value in outputs.items():
@@ -217,7 +224,8 @@ class TorchModel(AbstractModel):
     def train_step(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Run the module forward and backward and make an update; override it for other schemes of training.
 
-        Gradients are zero when it is called.
+        The gradients of all parameters of the module are None when it is called, also of those that only an optimizer
+        of a subclass trains.
 
         Args:
             inputs: source name -> tensor on the model's device, those of `loss` and `metrics` included.

@@ -1096,6 +1096,70 @@ def test_a_subclass_may_train_with_two_optimizers():
     assert not any(data[0][name].requires_grad for name in ("fake", "judged", "forged"))
 
 
+class GanWithoutClearing(GanModel):
+    """Relies on gradients that are None at the beginning of each step."""
+
+    def train_step(self, inputs):
+        generator, discriminator = self.module.generator, self.module.discriminator
+        assert all(parameter.grad is None for parameter in self.module.parameters())
+        fake = generator(inputs["noise"])
+        judged = (discriminator(fake.detach()) - discriminator(inputs["real"])).mean()
+        self.backward(judged)
+        self.update(self.judge)
+        forged = -discriminator(fake).mean()  # its gradients reach the discriminator too
+        self.backward(forged)
+        self.update(self.forge)
+        return {"fake": fake, "judged": judged, "forged": forged}
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD])
+def test_a_gan_without_any_zero_grad_trains_like_the_loop_by_hand(optimizer):
+    torch.manual_seed(0)
+    module = Gan()
+    by_hand = copy.deepcopy(module)
+    rng = np.random.default_rng(0)
+    batches = [{"noise": rng.random((4, 2), np.float32), "real": rng.random((4, 1), np.float32)} for _ in range(5)]
+    run(GanWithoutClearing(module, optimizer=optimizer), batches, epochs=2)
+    judge = torch.optim.SGD(by_hand.discriminator.parameters(), lr=0.1)
+    forge = torch.optim.SGD(by_hand.generator.parameters(), lr=0.1)
+    for batch in batches * 2:
+        noise, real = torch.from_numpy(batch["noise"]), torch.from_numpy(batch["real"])
+        judge.zero_grad()
+        fake = by_hand.generator(noise)
+        (by_hand.discriminator(fake.detach()) - by_hand.discriminator(real)).mean().backward()
+        judge.step()
+        forge.zero_grad()
+        (-by_hand.discriminator(fake).mean()).backward()
+        forge.step()
+    assert same_state(module, by_hand.state_dict())
+
+
+def test_gradients_are_none_also_of_what_no_optimizer_holds_and_of_what_is_new():
+    class Grows(TorchModel):
+        def train_step(self, inputs):
+            assert all(parameter.grad is None for parameter in self.module.parameters())
+            outputs = super().train_step(inputs)
+            for parameter in self.module.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            self.module.add_module(f"new{len(self.module._modules)}", nn.Linear(1, 1))
+            return outputs
+
+    class Keeps(TorchModel):
+        def train_step(self, inputs):
+            assert all(parameter.grad is None for parameter in self.module.parameters())
+            return {"loss": self.forward(inputs)["loss"].sum().backward()}
+
+    run(Grows(Affine(), optimizer=SGD), XY)
+    run(Keeps(Affine()), XY, epochs=2)
+
+    module = Affine()
+    module.extra = nn.Parameter(torch.zeros(()))
+    module.extra.grad = torch.ones(())
+    model = TorchModel(module, optimizer=Factory(lambda parameters: torch.optim.SGD(parameters[:2], lr=0.1)))
+    run(model, XY)
+    assert module.extra.grad is None
+
+
 def test_a_subclass_with_an_own_train_step_evaluates_with_forward():
     (data,) = evaluate(GanModel(Gan()), [{"noise": [[1.0, 2.0]], "real": [[3.0]]}])
     assert data["realness"].shape == (1, 1)
