@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from emrun.errors import ArgumentError, StateError, listed
-from emrun.types import EpochData
+from emrun.types import EpochData, Factory
+
+_PARTS = "_schedulers"  # where torch's schedulers keep those that they are made of, and their states
 
 
 def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.optim.Optimizer:
@@ -176,7 +180,7 @@ class Scheduler:
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state with its class and configured arguments."""
         state = _plain(self.scheduler.state_dict())
-        return {"class": type(self.scheduler).__name__, "configured": self._configured, "state": state}
+        return {"class": _class_of(self.scheduler), "configured": self._configured, "state": state}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned; arguments that the config changed since then win over the saved ones.
@@ -184,20 +188,20 @@ class Scheduler:
         Raises:
             StateError: it is the state of another scheduler.
         """
-        if saved["class"] != type(self.scheduler).__name__:
-            raise StateError(
-                f"model.scheduler was {saved['class']}, is {type(self.scheduler).__name__}; a resume cannot change it"
-            )
+        kind = _class_of(self.scheduler)
+        if saved["class"] != kind:
+            raise StateError(f"model.scheduler was {saved['class']}, is {kind}; a resume cannot change it")
         old, new = saved["configured"], self._configured
         self.scheduler.load_state_dict(_updated(saved["state"], old, new))
         if old.get("_last_lr") != new.get("_last_lr"):
-            self.scheduler._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
+            for each in (self.scheduler, *_parts(self.scheduler)):
+                each._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
 
     def step(self, epoch_data: EpochData | None) -> None:
         """Step; with a metric, only after an epoch that ran its stream.
 
         Raises:
-            ArgumentError: the epoch's data do not have the metric.
+            ArgumentError: the epoch's data do not have the metric, or it is not a number.
         """
         if self.metric is None:
             self.scheduler.step()
@@ -212,6 +216,10 @@ class Scheduler:
                     "scheduler", f"metric {self.metric!r}: no {part!r} there, but {there}; see ComputeStats"
                 )
             value = value[part]
+        if not _is_number(value):
+            shown = f"a mapping of {listed(list(value))}" if isinstance(value, Mapping) else f"{value!r:.80}"
+            message = f"metric {self.metric!r} is {shown}, not a number; name one number: stream/variable/aggregation"
+            raise ArgumentError("scheduler", message)
         self.scheduler.step(value)
 
 
@@ -235,13 +243,37 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
         raise ArgumentError("scheduler", f"metric: {metric!r} is no address stream/variable/aggregation")
     if metric is not None and step_on == "update":
         raise ArgumentError("scheduler", "metric: statistics are there after an epoch; remove `step_on: update`")
-    scheduler = form(optimizer)
+    try:
+        with warnings.catch_warnings():  # a chain that is the first part of a sequence steps while it is built
+            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
+            scheduler = form.share("optimizer", optimizer) if isinstance(form, Factory) else form(optimizer)
+    except (ValueError, TypeError) as error:
+        if not _is_raised_by_torch(error):
+            raise
+        raise ArgumentError("scheduler", str(error)) from error
+    for each in (scheduler, *_parts(scheduler)):
+        later = each._schedulers[1:] if isinstance(each, torch.optim.lr_scheduler.SequentialLR) else []
+        for part in later:
+            if type(part).get_lr is torch.optim.lr_scheduler.LRScheduler.get_lr:
+                message = f"torch cannot begin {_class_of(part)} at a milestone of SequentialLR, only as its first part"
+                raise ArgumentError("scheduler", message)
     needs_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     if needs_metric and metric is None:
         raise ArgumentError("scheduler", "ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean")
     if metric is not None and not needs_metric and "metrics" not in inspect.signature(scheduler.step).parameters:
         raise ArgumentError("scheduler", f"{type(scheduler).__name__} takes no metric")
     return Scheduler(scheduler, step_on == "update", metric)
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether a statistic is one number, as any library has them."""
+    if isinstance(value, str | bytes | Mapping):
+        return False
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
 
 
 def _updated(state: Any, old: Any, new: Any) -> Any:
@@ -255,9 +287,28 @@ def _updated(state: Any, old: Any, new: Any) -> Any:
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what can be saved of a scheduler's state; functions are in the config."""
+    """Return what can be saved of a scheduler's state, and of the states of its parts; functions are in the config."""
     return {
-        key: copy.deepcopy(value)
+        key: [_plain(part) for part in value] if key == _PARTS and isinstance(value, list) else copy.deepcopy(value)
         for key, value in state.items()
         if isinstance(value, bool | int | float | str | list | tuple | dict | type(None) | torch.Tensor)
     }
+
+
+def _parts(scheduler: Any) -> Iterator[Any]:
+    """Yield the schedulers that a scheduler is made of, at any depth."""
+    for part in getattr(scheduler, _PARTS, ()):
+        yield part
+        yield from _parts(part)
+
+
+def _class_of(scheduler: Any) -> str:
+    """Return the name of a scheduler's class, with those of its parts: `SequentialLR(LinearLR, StepLR)`."""
+    parts = ", ".join(map(_class_of, getattr(scheduler, _PARTS, ())))
+    return f"{type(scheduler).__name__}({parts})" if parts else type(scheduler).__name__
+
+
+def _is_raised_by_torch(error: BaseException) -> bool:
+    """Tell whether the code that raised an error is torch's."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__")).partition(".")[0] == "torch"

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
 OptimizerForm = Annotated[Factory, Form(keys=("groups",), package="torch.optim", supplied=1)]
-SchedulerForm = Annotated[Factory, Form(keys=("step_on", "metric"), package="torch.optim.lr_scheduler", supplied=1)]
+SchedulerForm = Annotated[
+    Factory,
+    Form(keys=("step_on", "metric"), package="torch.optim.lr_scheduler", supplied=1, shared="optimizer"),
+]
 
 _NO_OPTIMIZER = ArgumentError("optimizer", "a model that is trained needs one, e.g. {class: AdamW, lr: 1.0e-3}")
 
@@ -74,7 +77,9 @@ class TorchModel(AbstractModel):
             matches no group gets the defaults. Without an optimizer the model can only be evaluated.
         scheduler: a class from torch.optim.lr_scheduler or a dotted path, and its arguments. It steps after each
             training epoch, or, with `step_on: update`, after each update. `metric: valid/loss/mean` hands it that
-            statistic of the epoch; epochs that do not evaluate its stream are passed over.
+            statistic of the epoch; epochs that do not evaluate its stream are passed over. Schedulers of schedulers
+            are written the same way at every depth: `{class: SequentialLR, schedulers: [{class: LinearLR}, {class:
+            CosineAnnealingLR, T_max: 20}], milestones: [5]}`.
         device: `auto` takes CUDA or MPS when there is one, else the CPU; or any torch device.
 
     Raises:

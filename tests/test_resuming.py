@@ -703,6 +703,55 @@ def test_a_new_rate_leaves_the_schedule_of_a_sequence_where_it_is(project):
     assert training.model.optimizer.param_groups[0]["lr"] == pytest.approx(before * 0.5**5)
 
 
+def sequence(*schedulers, kind="SequentialLR", **arguments):
+    return {"class": kind, "schedulers": list(schedulers), "step_on": "update", **arguments}
+
+
+WARM_UP = {"class": "LinearLR", "start_factor": 0.25, "total_iters": 3}
+SCHEDULES = {
+    "sequential": sequence(WARM_UP, {"class": "CosineAnnealingLR", "T_max": 20}, milestones=[4]),
+    "chained": sequence(WARM_UP, {"class": "MultiStepLR", "milestones": [4, 6], "gamma": 0.5}, kind="ChainedScheduler"),
+    "nested": sequence(
+        {"class": "ChainedScheduler", "schedulers": [WARM_UP, {"class": "ExponentialLR", "gamma": 0.9}]},
+        {"class": "CosineAnnealingLR", "T_max": 20},
+        milestones=[4],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("epochs", [1, 2], ids=["before the milestone", "behind it"])
+def test_a_schedule_of_schedules_goes_on_and_ends_like_a_longer_training(project, name, epochs):
+    config = config_of()
+    config["model"]["scheduler"] = SCHEDULES[name]
+    directory = stopped(project, config, epochs)
+    train(resume_training(directory, ["hooks.StopAfter.epochs=3"]))
+    train(create_training(config, output_dir=project / "straight", overrides=["hooks.StopAfter.epochs=3"]))
+    assert result(directory) == result(project / "straight")
+
+
+def test_an_argument_of_a_nested_scheduler_that_changed_wins_over_the_saved_one(project):
+    config = config_of()
+    config["model"]["scheduler"] = SCHEDULES["sequential"]
+    directory = stopped(project, config)
+    changed = ["hooks.StopAfter.epochs=2", "model.scheduler.schedulers.1.T_max=40", "model.optimizer.lr=0.5"]
+    scheduler = resume_training(directory, changed).model.scheduler.scheduler
+    warm_up, cosine = scheduler._schedulers
+    assert (cosine.T_max, cosine.base_lrs, warm_up.base_lrs) == (40, [0.5], [0.5])
+    assert (scheduler.last_epoch, warm_up.total_iters) == (5, 3)
+    assert scheduler.get_last_lr() == cosine.get_last_lr() == [scheduler.optimizer.param_groups[0]["lr"]]
+
+
+def test_other_parts_of_a_schedule_are_refused_at_a_resume(project):
+    config = config_of()
+    config["model"]["scheduler"] = SCHEDULES["sequential"]
+    directory = stopped(project, config)
+    parts = "[{class: LinearLR}, {class: ExponentialLR, gamma: 0.9}]"
+    message = r"was SequentialLR\(LinearLR, CosineAnnealingLR\), is SequentialLR\(LinearLR, ExponentialLR\)"
+    with pytest.raises(StateError, match=message):
+        resume_training(directory, ["hooks.StopAfter.epochs=2", f"model.scheduler.schedulers={parts}"])
+
+
 def test_the_code_of_a_run_comes_before_that_of_the_current_directory(project, monkeypatch):
     (project / "here").mkdir()
     (project / "there").mkdir()
