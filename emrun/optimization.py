@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ConstantLR, LinearLR
 
 from emrun.errors import ArgumentError, StateError, listed
 from emrun.types import EpochData, Factory
+
+_LOG = logging.getLogger(__name__)
 
 _PARTS = "_schedulers"  # where torch's schedulers keep those that they are made of, and their states
 
@@ -176,6 +181,7 @@ class Scheduler:
         self.on_update = on_update
         self.metric = metric
         self._configured = _plain(scheduler.state_dict())
+        self._ended: list[_End] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state with its class and configured arguments."""
@@ -191,6 +197,7 @@ class Scheduler:
         kind = _class_of(self.scheduler)
         if saved["class"] != kind:
             raise StateError(f"model.scheduler was {saved['class']}, is {kind}; a resume cannot change it")
+        self._ended = _ends(self.scheduler, saved["state"])
         old, new = saved["configured"], self._configured
         self.scheduler.load_state_dict(_updated(saved["state"], old, new))
         if old.get("_last_lr") != new.get("_last_lr"):
@@ -221,6 +228,102 @@ class Scheduler:
             message = f"metric {self.metric!r} is {shown}, not a number; name one number: stream/variable/aggregation"
             raise ArgumentError("scheduler", message)
         self.scheduler.step(value)
+
+    def check_end(self) -> None:
+        """Warn when the training goes on though the schedule that was loaded is over, with the rates.
+
+        Raises:
+            ArgumentError: the scheduler cannot make another step.
+        """
+        ended = _ends(self.scheduler, self.scheduler.state_dict())
+        found = ended or self._ended
+        if not found:
+            return
+        made = "; ".join(f"{each.kind} has made {each.made} of its {each.end} steps ({each.key})" for each in found)
+        last = [each for each in ended or [] if isinstance(each.scheduler, torch.optim.lr_scheduler.OneCycleLR)]
+        if last:
+            message = f"the schedule is over: {made}, and torch makes no more"
+            raise ArgumentError("scheduler", f"{message}; resume with {last[0].key}=N, the new end, as an override")
+        now, after = self._rates(), self._rates_after_a_step()
+        rates = f"the learning rate is {now}" + (f", after the next step {after}" if after is not None else "")
+        if ended:
+            advice = f"; {ended[0].key}=N as an override makes the schedule longer"
+        else:
+            made, advice = made.replace(" has made ", " had made "), "; the longer schedule begins there"
+        if ended or after == now:
+            advice += (
+                ". A rate that has come to its end, such as 0, stays there: resume from a checkpoint before the end "
+                "(`--checkpoint NAME`) for other rates"
+            )
+        _LOG.warning("the run continues after the end of its schedule: %s; %s%s", made, rates, advice)
+
+    def _rates(self) -> str:
+        """Return the learning rates of the groups as they stand in a message."""
+        rates = [f"{float(group['lr']):g}" for group in self.scheduler.optimizer.param_groups]
+        return ", ".join(dict.fromkeys(rates))
+
+    def _rates_after_a_step(self) -> str | None:
+        """Return what the learning rates would be, None where a step of the scheduler may do anything else too."""
+        whole = (self.scheduler, *_parts(self.scheduler))
+        if not all(type(each).__module__ == torch.optim.lr_scheduler.__name__ for each in whole):
+            return None
+        groups = self.scheduler.optimizer.param_groups
+        state = _plain(self.scheduler.state_dict())
+        before = [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"} for group in groups]
+        self.scheduler.step()
+        rates = self._rates()
+        self.scheduler.load_state_dict(state)
+        for group, values in zip(groups, before, strict=True):
+            for key, value in values.items():
+                if isinstance(group[key], torch.Tensor):
+                    group[key].copy_(value)
+                else:
+                    group[key] = value
+        return rates
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A scheduler whose steps are all made, and the key that says how many these are."""
+
+    scheduler: Any
+    kind: str
+    key: str
+    made: int
+    end: float
+
+
+def _ends(scheduler: Any, state: Mapping[str, Any], key: str = "model.scheduler") -> list[_End] | None:
+    """Return what has come to its end in a scheduler; None when the scheduler goes on, or has no end.
+
+    A warm-up that is over is no end: the rate is what it led to.
+
+    Args:
+        scheduler: the scheduler.
+        state: its state.
+        key: its key in the config.
+    """
+    parts = getattr(scheduler, _PARTS, None)
+    if parts:
+        inside = [
+            (part, its, f"{key}.schedulers.{index}")
+            for index, (part, its) in enumerate(zip(parts, state[_PARTS], strict=True))
+        ]
+        if "_milestones" in state:
+            is_in_last = all(state["last_epoch"] >= milestone for milestone in state["_milestones"])
+            return _ends(*inside[-1]) if is_in_last else None
+        found = [_ends(*each) for each in inside]
+        return None if None in found else [end for ends in found for end in ends or ()]
+    name = next(
+        (each for each in ("T_max", "total_steps", "total_iters") if isinstance(state.get(each), int | float)), None
+    )
+    made = state.get("last_epoch")
+    if name is None or not isinstance(made, int) or made < state[name]:
+        return None
+    first, last = state.get("start_factor", state.get("factor", 1.0)), state.get("end_factor", 1.0)
+    if name == "total_iters" and last >= first and isinstance(scheduler, LinearLR | ConstantLR):
+        return []
+    return [_End(scheduler, type(scheduler).__name__, f"{key}.{name}", made, state[name])]
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[..., Any]) -> Scheduler:

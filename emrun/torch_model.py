@@ -123,6 +123,7 @@ class TorchModel(AbstractModel):
         self._notify_after: Callable[..., None] | None = None
         self._stream: str | None = None  # the stream of the step before, None at the beginning of an epoch
         self._check_pending = False
+        self._is_schedule_pending = False  # whether a schedule was loaded that may be over
         self._trained = False
         self._updated = False
         own = type(self)
@@ -197,6 +198,7 @@ class TorchModel(AbstractModel):
         if stream is not self._stream:
             self._stream, self._check_pending, self._trained = stream, True, True
             self._others = parameters_beside(module, self.optimizer)
+            self._check_schedule()
         if self._is_own_scheme:  # it may train any parameter, also one that is new
             self._others = all_parameters(module)
         clear_gradients(self.optimizer, self._others)
@@ -350,6 +352,7 @@ class TorchModel(AbstractModel):
             raise StateError("model.scheduler was added or removed; a resume cannot change that")
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
+            self._is_schedule_pending = True
         self._trained = state["trained"]
 
     def save(self, directory: Path) -> None:
@@ -376,6 +379,13 @@ class TorchModel(AbstractModel):
         if extra_state(self.module):
             extra = load_state(directory)["model"]["extra"]
             self.module.load_state_dict({**self.module.state_dict(), **extra})
+
+    def _check_schedule(self) -> None:
+        """Look, at the first batch of a resume, whether its schedule is over; the replay of a step is not a resume."""
+        if self._is_schedule_pending and self._main_loop is not None and self._main_loop.run is not None:
+            self._is_schedule_pending = False
+            assert self.scheduler is not None  # it was loaded
+            self.scheduler.check_end()
 
     @property
     def _evaluates(self) -> bool:
