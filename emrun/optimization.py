@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import ConstantLR, LinearLR
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from emrun.errors import ArgumentError, StateError, listed
 from emrun.types import EpochData, Factory
@@ -101,6 +102,38 @@ def parameters_beside(module: torch.nn.Module, optimizer: torch.optim.Optimizer 
     groups = optimizer.param_groups if optimizer is not None else []
     held = {id(parameter) for group in groups for parameter in group["params"]}
     return [parameter for parameter in all_parameters(module) if id(parameter) not in held]
+
+
+class Traces:
+    """Tells whether a step of training that makes its updates itself has made one.
+
+    Optimizers of torch tell when they step, and operations count the versions of a parameter. What changes a parameter
+    through `.data` alone leaves no trace.
+    """
+
+    _steps = 0
+    _counts = False
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+        self._versions: list[tuple[torch.nn.Parameter, int]] = []
+
+    def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Take note of the parameters before a step."""
+        if not Traces._counts:
+            Traces._counts = True
+            register_optimizer_step_pre_hook(Traces._count)
+        self._before = Traces._steps
+        self._versions = [(parameter, parameter._version) for parameter in parameters]
+
+    def has_updated(self) -> bool:
+        """Tell whether an optimizer has stepped, or a parameter was changed, since then."""
+        changed = any(parameter._version != version for parameter, version in self._versions)
+        return changed or self._before not in (None, Traces._steps)
+
+    @staticmethod
+    def _count(*_: Any) -> None:
+        Traces._steps += 1
 
 
 def _matching(name: str, groups: list[Mapping[str, Any]]) -> list[str]:

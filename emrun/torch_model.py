@@ -13,6 +13,7 @@ from torch import Tensor
 from emrun.errors import ArgumentError, StateError, StreamError, did_you_mean, listed
 from emrun.model import AbstractModel
 from emrun.optimization import (
+    Traces,
     all_parameters,
     build_optimizer,
     build_scheduler,
@@ -128,6 +129,7 @@ class TorchModel(AbstractModel):
         self._updated = False
         own = type(self)
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
+        self._traces = Traces()
         self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
@@ -150,10 +152,17 @@ class TorchModel(AbstractModel):
         return [*(self._outputs or ()), *self._terms, *total, *self._metrics]
 
     @property
-    def has_updated(self) -> bool:  # type: ignore[override]
-        """Whether the last `run` with `train` may have changed the weights."""
-        own = type(self)
-        return self._updated or own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
+    def has_updated(self) -> bool | None:  # type: ignore[override]
+        """Whether the last `run` with `train` has made an update, or begun one.
+
+        None for a subclass that trains in its own way, when no update was seen and none of its attributes is an
+        optimizer of torch.
+        """
+        if self._updated or not self._is_own_scheme:
+            return self._updated
+        if self._traces.has_updated():
+            return True
+        return False if any(isinstance(each, torch.optim.Optimizer) for each in vars(self).values()) else None
 
     def register_mainloop(self, main_loop: MainLoop) -> None:
         """Take note of the loop whose hooks listen to the updates."""
@@ -201,6 +210,7 @@ class TorchModel(AbstractModel):
             self._check_schedule()
         if self._is_own_scheme:  # it may train any parameter, also one that is new
             self._others = all_parameters(module)
+            self._traces.begin(self._others)
         clear_gradients(self.optimizer, self._others)
         outputs = self.train_step(inputs)
         detached = {}

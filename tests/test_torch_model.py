@@ -1227,13 +1227,40 @@ def test_a_hook_sees_the_outputs_before_the_update_and_whether_it_was_made():
     assert model.step_outputs is None
 
 
-def test_a_model_with_its_own_scheme_of_training_may_always_have_updated():
+def test_a_model_with_its_own_scheme_of_training_has_updated_only_when_it_did():
     class Own(TorchModel):
-        def train_step(self, inputs):
-            return super().train_step(inputs)
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.step = "nothing"
 
-    assert Own(Affine(), optimizer=SGD, device="cpu").has_updated
-    assert not TorchModel(Affine(), optimizer=SGD, device="cpu").has_updated
+        def train_step(self, inputs):
+            outputs = self.forward(inputs)
+            self.backward(outputs["loss"].mean())
+            if self.step == "update":
+                self.update(self.optimizer)
+            elif self.step == "step":
+                self.optimizer.step()
+            elif self.step == "weights":
+                with torch.no_grad():
+                    self.module.w.mul_(0.5)
+            return outputs
+
+    model = Own(Affine(), optimizer=SGD, device="cpu")
+    assert model.has_updated is False
+    for model.step in ("nothing", "update", "nothing", "step", "nothing", "weights"):
+        model.run(XY[0], True, "train")
+        assert model.has_updated is (model.step != "nothing")
+    assert Own(Affine(), device="cpu").has_updated is None
+    assert TorchModel(Affine(), optimizer=SGD, device="cpu").has_updated is False
+
+
+def test_a_batch_that_cannot_become_tensors_comes_before_the_update():
+    model = TorchModel(Affine(), optimizer=SGD, device="cpu")
+    model.run(XY[0], True, "train")
+    assert model.has_updated
+    with pytest.raises(StreamError):
+        model.run({"x": ["a"], "y": [1.0]}, True, "train")
+    assert not model.has_updated
 
 
 def test_parameters_that_go_by_name_only_are_passed_by_name():
