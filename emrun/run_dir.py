@@ -190,6 +190,7 @@ class Run:
         except BaseException as error:
             text = "".join(traceback.format_exception(error)).rstrip()
             handler.emit(logging.LogRecord("emrun", logging.ERROR, __file__, 0, text, None, None))
+            error.__dict__["kept_in"] = self.directory / LOG  # who shows the error may leave out the traceback
             raise
         finally:
             root.removeHandler(handler)

@@ -140,6 +140,11 @@ class Inputs:
                 keywords[parameter] = tensors[source]
         return module(*[tensors[source] for source in positional], **keywords)
 
+    def passed(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Return the sources that forward is called with, as they are shown in messages."""
+        pairs = [*((name, name) for name in self._positional), *self._named, *self._maybe]
+        return [describe(name, tensors[name]) for name, _ in pairs if name in tensors]
+
     def read(self, name: str, value: Any) -> tuple[Tensor, torch.dtype]:
         """Return a source as a tensor where it is, and the dtype that it gets on the device.
 
@@ -159,6 +164,14 @@ class Inputs:
     def _convert(self, name: str, value: Any) -> Tensor:
         tensor, dtype = self.read(name, value)
         return tensor.to(device=self._device, dtype=dtype)
+
+
+def describe(name: str, value: Any) -> str:
+    """Return how an input is shown in messages: `x: float32 (32, 10)`."""
+    if not isinstance(value, Tensor):
+        return f"{name}: {type(value).__name__}"
+    place = "" if value.is_cpu else f" on {value.device}"
+    return f"{name}: {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{place}"
 
 
 def _first_parameters(module: torch.nn.Module, wanted: Container[str]) -> list[str]:

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError, StateError, StreamError, did_you_mean, listed
+from emrun.errors import ArgumentError, StateError, StreamError, add_inputs, did_you_mean, listed
 from emrun.model import AbstractModel
 from emrun.optimization import (
     Traces,
@@ -25,7 +26,7 @@ from emrun.optimization import (
 )
 from emrun.prefetching import Prefetcher, can_prefetch
 from emrun.state import load_state
-from emrun.torch_inputs import InputNames, Inputs
+from emrun.torch_inputs import InputNames, Inputs, describe
 from emrun.torch_weights import collect_weights, extra_state, load_weights, write_weights
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch, check_names
 
@@ -273,7 +274,11 @@ class TorchModel(AbstractModel):
         Returns:
             Output name -> value, with gradients where they are enabled.
         """
-        returned = self._inputs.call(self.module, inputs)
+        try:
+            returned = self._inputs.call(self.module, inputs)
+        except Exception as error:
+            add_inputs(error, f"forward of {type(self.module).__name__}", self._inputs.passed(inputs))
+            raise
         if type(returned) is dict and self._is_complete:
             return returned
         if type(returned) is Tensor and self._only_output is not None:
@@ -473,7 +478,11 @@ class _Calculation:
             message = f"model.{self.key} needs {error.args[0]!r}, which is neither an output nor a source"
             hint = did_you_mean(str(error.args[0]), there)
             raise StreamError(f"{message}{hint} (there is {listed(there)})", first_batch=True) from None
-        return self._function(*arguments)
+        try:
+            return self._function(*arguments)
+        except Exception as error:
+            add_inputs(error, f"model.{self.key}", map(describe, self.inputs, arguments))
+            raise
 
 
 def _calculations(key: str, forms: Any, device: torch.device) -> dict[str, _Calculation]:
@@ -512,6 +521,11 @@ def _add(
 
 def _mean_loss(outputs: Mapping[str, Any]) -> Tensor:
     loss = outputs.get("loss")
+    if "loss" in outputs and not isinstance(loss, Tensor):
+        kind = "NumPy array" if isinstance(loss, np.ndarray) else type(loss).__name__
+        shown = "None" if loss is None else f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
+        message = f"the output 'loss' is {shown}, not a tensor: forward must return a tensor with gradients"
+        raise StreamError(f"{message}, without .item(), float() or .numpy()", first_batch=True)
     if not isinstance(loss, Tensor):
         there = listed(list(outputs))
         message = f"the outputs have no tensor 'loss', but {there}; return one from forward, or set model.loss"

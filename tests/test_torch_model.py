@@ -708,6 +708,27 @@ def test_a_loss_form_calculates_the_loss_in_training_and_evaluation(train):
     assert data["loss"].item() == pytest.approx(((2 * X + 1 - Y) ** 2).mean())
 
 
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        (lambda loss: loss.mean().item(), "a float"),
+        (lambda loss: loss.detach().numpy(), "a NumPy array"),
+        (lambda loss: 3, "an int"),
+        (lambda loss: None, "None"),
+    ],
+)
+def test_a_loss_that_is_not_a_tensor_is_named_as_what_it_is(change, shown):
+    class Wrong(Affine):
+        def forward(self, x, y):
+            outputs = super().forward(x, y)
+            return {**outputs, "loss": change(outputs["loss"])}
+
+    message = rf"the output 'loss' is {shown}, not a tensor: forward must return a tensor with gradients"
+    with pytest.raises(StreamError, match=message) as caught:
+        TorchModel(Wrong(), optimizer=SGD, device="cpu").run(XY[0], True, "train")
+    assert caught.value.exit_status == 2
+
+
 def test_a_missing_loss_is_told_before_any_update():
     module = Predict()
     before = state_of(module)
