@@ -136,6 +136,11 @@ class Traces:
         Traces._steps += 1
 
 
+def has_optimizer(model: object) -> bool:
+    """Tell whether an attribute of a model is an optimizer of torch, whose steps leave traces."""
+    return any(isinstance(each, torch.optim.Optimizer) for each in vars(model).values())
+
+
 def _matching(name: str, groups: list[Mapping[str, Any]]) -> list[str]:
     try:
         return [group["match"] for group in groups if re.search(group["match"], name)]

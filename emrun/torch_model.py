@@ -20,6 +20,7 @@ from emrun.optimization import (
     build_scheduler,
     clear_gradients,
     configured_arguments,
+    has_optimizer,
     load_optimizer_state,
     optimizer_state,
     parameters_beside,
@@ -66,7 +67,9 @@ class TorchModel(AbstractModel):
     Args:
         module: its `forward` returns a mapping of outputs, or values that `outputs` names.
         inputs: the sources that `forward` gets. A list is passed by name when all its names are parameters of
-            `forward`, else by position; a mapping `{parameter: source}` by name. Default: the parameters of `forward`;
+            `forward`, else by position; a mapping `{parameter: source}` by name. For another dtype than stated above,
+            `{parameter: {source: image, dtype: uint8}}` names a dtype of torch, or `keep` for the one that the source
+            has; `source` may be left out when it is called like the parameter. Default: the parameters of `forward`;
             those with a default value are passed when a batch has them.
         outputs: the names of what `forward` returns, one value or as many as the tuple has; of a mapping, the keys
             that are kept, by default all.
@@ -84,6 +87,14 @@ class TorchModel(AbstractModel):
             CosineAnnealingLR, T_max: 20}], milestones: [5]}`.
         device: `auto` takes CUDA or MPS when there is one, else the CPU; or any torch device.
 
+    Attributes:
+        module: the `torch.nn.Module`, on `device`.
+        optimizer: the `torch.optim.Optimizer`, None without one.
+        scheduler: what steps torch's scheduler, which is `scheduler.scheduler`; None without one.
+        device: the `torch.device` of the module and of the tensors that it gets.
+        step_outputs: output name -> value of the batch whose update is made, with gradients, in `before_update` and
+            `after_update`; None at other times, and in a `train_step` of one's own that does not set it.
+
     Raises:
         ArgumentError: an argument does not fit the module.
         StreamError: a batch does not fit, found before any update.
@@ -92,7 +103,7 @@ class TorchModel(AbstractModel):
     def __init__(
         self,
         module: torch.nn.Module,
-        inputs: Sequence[str] | Mapping[str, str] | None = None,
+        inputs: Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype]] | None = None,
         outputs: Sequence[str] | None = None,
         loss: LossForm | Mapping[str, LossForm] | None = None,
         metrics: Mapping[str, MetricForm] | None = None,
@@ -134,7 +145,6 @@ class TorchModel(AbstractModel):
         self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
-        """The outputs of the batch of an update, for `before_update` and `after_update`."""
 
     @property
     def input_names(self) -> Sequence[str]:
@@ -161,9 +171,7 @@ class TorchModel(AbstractModel):
         """
         if self._updated or not self._is_own_scheme:
             return self._updated
-        if self._traces.has_updated():
-            return True
-        return False if any(isinstance(each, torch.optim.Optimizer) for each in vars(self).values()) else None
+        return True if self._traces.has_updated() else False if has_optimizer(self) else None
 
     def register_mainloop(self, main_loop: MainLoop) -> None:
         """Take note of the loop whose hooks listen to the updates."""

@@ -3,6 +3,7 @@
 import copy
 import gc
 import inspect
+import re
 import sys
 import weakref
 from contextlib import nullcontext
@@ -1042,6 +1043,90 @@ def test_a_wrong_variable_of_a_hook_is_told_before_any_update():
     with pytest.raises(StreamError, match=r"ComputeStats reads 'los', .* did you mean 'loss'"):
         run(TorchModel(module, optimizer=SGD), XY, ComputeStats(["los"]))
     assert same_state(module, before)
+
+
+class Pixels(nn.Module):
+    """Normalises on the device what it gets; notes the dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.dtypes = []
+
+    def forward(self, image, mask):
+        self.dtypes.append((image.dtype, mask.dtype))
+        return {"loss": (image.float() / 255 * self.scale - mask.float()) ** 2}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dtypes"),
+    [
+        (["image", "mask"], (torch.int64, torch.int64)),
+        ({"image": "image", "mask": {}}, (torch.int64, torch.int64)),
+        ({"image": {"dtype": "keep"}, "mask": "mask"}, (torch.uint8, torch.int64)),
+        ({"image": {"source": "image", "dtype": "uint8"}, "mask": {"dtype": "keep"}}, (torch.uint8, torch.int8)),
+        ({"image": {"dtype": "float16"}, "mask": {"dtype": torch.bool}}, (torch.float16, torch.bool)),
+        ({"image": {"source": "mask", "dtype": "int8"}, "mask": {"dtype": "int8"}}, (torch.int8, torch.int8)),
+    ],
+)
+@pytest.mark.parametrize("make", [lambda each: each, torch.from_numpy], ids=["array", "tensor"])
+def test_a_source_has_the_dtype_that_inputs_says(inputs, dtypes, make):
+    module = Pixels()
+    model = TorchModel(module, inputs=inputs, optimizer=SGD, device="cpu")
+    batch = {"image": make(np.array([0, 255], np.uint8)), "mask": make(np.array([1, 0], np.int8))}
+    model.run(batch, True, "train")
+    model.run(batch, False, "valid")
+    assert module.dtypes == [dtypes] * 2
+
+
+def test_a_dtype_of_its_own_reaches_the_module_from_a_config(tmp_path, monkeypatch, emrun):
+    (tmp_path / "pixels.py").write_text(
+        "import numpy as np, torch\n\n\n"
+        "class Data:\n"
+        "    def train_stream(self):\n"
+        "        yield {'picture': np.array([[0, 255]] * 4, np.uint8)}\n\n\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, image):\n"
+        "        assert image.dtype is torch.uint8, image.dtype\n"
+        "        return {'loss': super().forward(image.float() / 255).mean(dim=1)}\n"
+    )
+    (tmp_path / "c.yaml").write_text(
+        "dataset: {class: pixels.Data}\n"
+        "model:\n"
+        "  module: {class: pixels.Net, in_features: 2, out_features: 1}\n"
+        "  inputs: {image: {source: picture, dtype: keep}}\n"
+        "  optimizer: {class: SGD, lr: 0.1}\n"
+        "main_loop: {buffer: 2}\n"
+        "hooks: [StopAfter: {epochs: 1}]\n"
+    )
+    done = emrun("train", "-q", "c.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"dtyp": "keep"}, "image: unknown key 'dtyp'; did you mean 'dtype'? (allowed: source, dtype)"),
+        ({"dtype": "uint9"}, "image: dtype 'uint9' is neither keep nor a dtype of torch, such as uint8; did you mean"),
+        ({"dtype": "nn"}, "image: dtype <module 'torch.nn'"),
+        ({"source": 3}, "image: source 3 is not a name"),
+        (["image"], "image: ['image'] is not a source"),
+        ({"source": "mask", "dtype": "uint8"}, "source 'mask' cannot have two dtypes"),
+    ],
+)
+def test_a_wrong_source_of_inputs_is_refused(entry, message):
+    with pytest.raises(ArgumentError) as caught:
+        TorchModel(Pixels(), inputs={"image": entry, "mask": "mask"}, optimizer=SGD)
+    assert caught.value.argument == "inputs"
+    assert message in str(caught.value)
+
+
+def test_the_attributes_that_its_docstring_explains_are_there():
+    text = inspect.getdoc(TorchModel)
+    named = re.findall(r"^    (\w+):", text.partition("Attributes:")[2].partition("Raises:")[0], re.MULTILINE)
+    assert named == ["module", "optimizer", "scheduler", "device", "step_outputs"]
+    model = TorchModel(Affine(), optimizer=SGD, device="cpu")
+    assert all(hasattr(model, name) for name in named)
 
 
 # --- a train_step of one's own ----------------------------------------------------------------------------------------
