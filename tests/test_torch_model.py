@@ -277,7 +277,7 @@ def test_a_module_that_takes_any_keywords_gets_a_mapping_by_name():
         (Two(), {"a": "x"}, "Two.forward: missing a required argument: 'b'"),
         (Two(), "a", "'a' is no list of names"),
         (Two(), [1, 2], "is no list of names"),
-        (Two(), {"a": 1, "b": 2}, "is no list of names"),
+        (Two(), {"a": 1, "b": 2}, "inputs: a: 1 is not a source"),
     ],
 )
 def test_inputs_that_do_not_fit_forward_are_refused_at_once(module, inputs, message):
