@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
@@ -56,11 +57,12 @@ class Recipe:
         if self.is_import:
             return Factory(self.target, options=options, is_import=True)
 
-        def call(*first: Any) -> Any:
-            return self.call(*first, *args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.call(*args, **kwargs)
 
+        functools.update_wrapper(call, self.target, assigned=(), updated=())  # for its signature
         call.__qualname__ = getattr(self.target, "__qualname__", str(self.target))
-        return Factory(call, options=options)
+        return Factory.of(call, args, kwargs, options)
 
     def wants(self, name: str) -> bool:
         """Tell whether it, or anything below it, takes a supplied argument."""

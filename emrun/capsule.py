@@ -243,7 +243,7 @@ def _write(
 
 
 def _save_weights(model: AbstractModel, step: dict[str, Any], state: dict[str, Any], aside: Path) -> str:
-    """Write the weights and the rest of the model's state; return of when they are: before the step, now, or lost."""
+    """Write the weights and the rest of the model's state; return whether they are of before or after the update."""
     try:
         model.save(aside)
         state["model"] = encode(model.state_dict(), "state of the model")
@@ -254,9 +254,12 @@ def _save_weights(model: AbstractModel, step: dict[str, Any], state: dict[str, A
         for path in aside.iterdir():
             path.unlink()
         return "lost"
-    if not step["train"] or step["event"] == "before_batch" or not model.has_updated:
+    if not step["train"] or step["event"] == "before_batch":
         return "before the step"
-    return "after the update"
+    has_updated = model.has_updated
+    if has_updated is None:
+        return f"unknown: {type(model).__name__} does not tell whether the step made an update"
+    return "after the update" if has_updated else "before the step"
 
 
 def _numbers(root: Path) -> list[int]:

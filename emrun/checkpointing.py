@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from emrun.checkpoint import commit, go_back_to, is_directory_name, name_checkpoint
-from emrun.errors import ArgumentError, HookError, StorageError
+from emrun.errors import ArgumentError, EmrunError, HookError
 from emrun.files import safe_component
 from emrun.types import Policy
 
@@ -74,7 +74,8 @@ class Checkpointing:
             phase: what tells the states at one iteration apart.
 
         Raises:
-            StorageError: it, or the one before, could not be saved, and a name was requested that way.
+            Exception: why it, or the one before, could not be saved, when a name was requested that way: a
+                `StorageError`, or what the model or its state raised.
         """
         if self._in_flight is not None and (self.requested or self._in_flight.saved.done()):
             self.wait()
@@ -93,7 +94,7 @@ class Checkpointing:
             if not in_background:
                 self._newest = (state, save())
                 return
-        except StorageError as error:
+        except Exception as error:  # a model may save in its own way
             _report(error, names)
             return
         self._thread = self._thread or ThreadPoolExecutor(1, "emrun checkpoint")
@@ -120,15 +121,15 @@ class Checkpointing:
         """Wait until nothing is in flight.
 
         Raises:
-            StorageError: what was could not be saved, and a name was requested that way.
-            BaseException: what else the model or its state raised while it was written.
+            Exception: why what was in flight could not be saved, when a name was requested that way: a `StorageError`,
+                or what the model or its state raised.
         """
         writing, self._in_flight = self._in_flight, None
         if writing is None:
             return
         try:
             self._newest = (writing.state, writing.saved.result())
-        except StorageError as error:
+        except Exception as error:
             _report(error, writing.names)
 
     def close(self) -> None:
@@ -157,8 +158,9 @@ class _Writing:
     saved: Future[Path]
 
 
-def _report(error: StorageError, names: dict[str, Policy]) -> None:
+def _report(error: Exception, names: dict[str, Policy]) -> None:
     if "error" in names.values():
         raise error
     if "warn" in names.values():
-        _LOG.warning("no checkpoint was saved: %s", error)
+        kind = "" if isinstance(error, EmrunError) else f"{type(error).__name__}: "
+        _LOG.warning("no checkpoint was saved: %s%s", kind, error)

@@ -147,6 +147,24 @@ def exit_status(error: BaseException) -> int:
     return status if isinstance(status, int) else 1
 
 
+def add_inputs(error: Exception, what: str, inputs: Iterable[str]) -> None:
+    """Add a note to an error of other code than emrun's that says what the code was called with.
+
+    Args:
+        error: the error.
+        what: what was called.
+        inputs: its inputs as they are shown, e.g. `x: float32 (32, 10)`.
+    """
+    if not isinstance(error, EmrunError) and not has_inputs(error):
+        error.add_note(f"{what} got {listed(list(inputs))}")
+        error.__dict__["has_inputs"] = True
+
+
+def has_inputs(error: BaseException) -> bool:
+    """Tell whether a note of an error says what the code was called with."""
+    return getattr(error, "has_inputs", False) is True
+
+
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """Return `; did you mean 'epochs'?` for the name nearest to `name`, or nothing when none is near.
 

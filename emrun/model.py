@@ -19,8 +19,8 @@ class AbstractModel(ABC):
     optional_input_names: Sequence[str] = ()
     """Sources that the model uses when a batch has them."""
 
-    has_updated: bool = True
-    """Whether the last `run` with `train` may have changed the weights; a model that knows better overrides it."""
+    has_updated: bool | None = None
+    """Whether the last `run` with `train` changed the weights; None where that is not known."""
 
     @property
     @abstractmethod

@@ -334,7 +334,9 @@ class Preparation:
                 self._problem(node.value[name], key, f"{name!r} is supplied by emrun; remove it")
         return replace(node, value={name: child for name, child in node.value.items() if name not in supplied})
 
-    def value(self, node: Node, key: str, supplied: tuple[str, ...], hint: Any = None) -> Any:
+    def value(
+        self, node: Node, key: str, supplied: tuple[str, ...], hint: Any = None, outer: Form | None = None
+    ) -> Any:
         """Prepare any value: a form, a mapping, a list or a scalar.
 
         Args:
@@ -342,6 +344,7 @@ class Preparation:
             key: its key in the config, for messages.
             supplied: the arguments that emrun supplies to what is below.
             hint: the type of the parameter that it is for; a `Factory` is not built.
+            outer: the form among whose arguments it is, when that has something to share.
         """
         if hint is UNREAD:
             return None
@@ -350,10 +353,14 @@ class Preparation:
             return self._form(node, key, supplied, form, allows_mapping=allows_mapping(hint))
         if isinstance(node.value, dict):
             if "class" in node.value or "import" in node.value:
-                return self._call(node, key, "", supplied)
-            return {name: self.value(child, f"{key}.{name}", supplied) for name, child in node.value.items()}
+                return self._call(node, key, "", supplied, outer=outer)
+            return {
+                name: self.value(child, f"{key}.{name}", supplied, outer=outer) for name, child in node.value.items()
+            }
         if isinstance(node.value, list):
-            return [self.value(child, f"{key}[{index}]", supplied) for index, child in enumerate(node.value)]
+            return [
+                self.value(child, f"{key}[{index}]", supplied, outer=outer) for index, child in enumerate(node.value)
+            ]
         return node.value
 
     def _form(self, node: Node, key: str, supplied: tuple[str, ...], form: Form, *, allows_mapping: bool) -> Any:
@@ -387,18 +394,28 @@ class Preparation:
         return self._finder.classes((form and form.package) or "torch.nn.modules") or []
 
     def _call(
-        self, node: Node, key: str, kind: str, supplied: tuple[str, ...], form: Form | None = None
+        self,
+        node: Node,
+        key: str,
+        kind: str,
+        supplied: tuple[str, ...],
+        form: Form | None = None,
+        outer: Form | None = None,
     ) -> Recipe | None:
         is_import = "class" not in node.value
         if not is_import and "import" in node.value:
             self._problem(node, key, "has both 'class' and 'import'; 'class' is called, 'import' is not")
-        target = self._find(node.value["import" if is_import else "class"], key, kind, form)
+        target = self._find(node.value["import" if is_import else "class"], key, kind, form or outer)
         if target is None:
             return None
         refusal = None if is_import else self._finder.refusal(target, kind)
         if refusal is not None:
             self._problem(node.value["class"], key, refusal)
             return None
+        parameters = None if is_import else self._finder.parameters(target)
+        names = list(parameters.named) if parameters is not None else []
+        if outer is not None and outer.shared in names:
+            form = outer
         own_keys = form.keys if form else ()
         options = {k: self.value(v, f"{key}.{k}", supplied) for k, v in node.value.items() if k in own_keys}
         rest = {k: v for k, v in node.value.items() if k not in own_keys and k not in _KEYS}
@@ -414,9 +431,18 @@ class Preparation:
             self._problem(args, f"{key}.args", f"{args.shown()!r} is no list of positional arguments")
         given = list(args.value if args and is_list else ())
         first = form.supplied if form else 0
-        parameters = self._finder.parameters(target)
+        hidden, inner, is_known = supplied, None, False
+        if form is not None and form.shared:
+            if form.shared in rest:
+                self._problem(rest[form.shared], key, f"{form.shared!r} is supplied by emrun; remove it")
+                return None
+            if form.is_by_name(names):
+                first, hidden = 0, (*supplied, form.shared)
+            inner = replace(form, keys=())
+            name = str(node.value["class"].value)
+            is_known = "." not in name or name.startswith(f"{form.package}.")  # has no factories among its arguments
         self.problems += check_call(
-            parameters, rest, key=key, node=node, args=given if is_list else None, first=first, supplied=supplied,
+            parameters, rest, key=key, node=node, args=given if is_list else None, first=first, supplied=hidden,
             own_keys=own_keys, elsewhere=self._elsewhere,
         )  # fmt: skip
         named = parameters.named if parameters is not None else {}
@@ -425,16 +451,20 @@ class Preparation:
         self.defaults += [
             (f"{key}.{name}", parameter.default, str(node.value["class"].shown()))
             for name, parameter in named.items()
-            if name not in (*rest, *taken, *supplied, *own_keys)
+            if name not in (*rest, *taken, *hidden, *own_keys)
             if parameter.default is not parameter.empty and parameter.default is not UNREAD
         ]
-        hints = parameters.hint if parameters is not None else lambda _: None
+
+        def hint(name: str) -> Any:
+            found = parameters.hint(name) if parameters is not None else None
+            return None if found is UNREAD and is_known else found
+
         return Recipe(
             target,
             node,
             key,
-            args=self.value(args, f"{key}.args", supplied) if args else [],
-            kwargs={k: self.value(v, f"{key}.{k}", supplied, hints(k)) for k, v in rest.items()},
+            args=self.value(args, f"{key}.args", supplied, outer=inner) if args else [],
+            kwargs={k: self.value(v, f"{key}.{k}", supplied, hint(k), inner) for k, v in rest.items()},
             takes=frozenset(name for name in supplied if name in named and name not in (*rest, *taken)),
             form=form,
             options=options,

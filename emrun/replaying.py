@@ -212,12 +212,14 @@ def _differences(capsule: Capsule) -> Iterator[str]:
     stored = capsule.place / CONFIG
     if stored.exists() and stored.read_bytes() != (capsule.run_directory / CONFIG).read_bytes():
         yield f"config.yaml of the run was changed since; what it was is in {FAILURES}/{capsule.place.name}"
-    if facts["weights"] == "after the update":
+    is_known = not facts["weights"].startswith("unknown")
+    if facts["weights"] == "after the update" or not is_known:
         newest = facts["checkpoint"]
         before = "there is no checkpoint before it"
         if newest is not None:
             before = f"{newest['name']} is {step.iteration - newest['iteration']} iterations before the step"
-        yield f"the weights are those after the step's update; {before}"
+        when = "are" if is_known else "may be"
+        yield f"the weights {when} those after the step's update; {before}"
     for name, reason in facts["left_out"].items():
         yield f"left out: {name}: {reason}"
     if step.hook_class is not None:

@@ -216,6 +216,8 @@ class Run:
         if session.depth == 0:
             self._log = None
             session.end(error)
+            if error is not None:
+                error.__dict__["kept_in"] = self.directory / LOG  # who shows the error may leave out the traceback
 
     def remove(self, *, only_own_files: bool = False) -> None:
         """Delete the directory, or only what a run writes before it trains."""

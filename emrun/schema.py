@@ -16,6 +16,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from emrun.check import DEFAULT_MODEL, OVERLAY, REQUIRED, SECTIONS, SUPPLIED, SUPPLIED_TO_LOOP
@@ -275,21 +276,35 @@ class _Writer:
         return schema if is_partial else {**schema, "else": {"additionalProperties": one}}
 
     def _one_form(self, form: Form, is_partial: bool) -> Schema:
+        schema: Schema = {"type": ["object", "null", "string"], "pattern": _INTERPOLATION}
+        schema.update(self._classes_of(form, is_partial))
+        schema["properties"].update({key: _anything() for key in form.keys})
+        return schema if is_partial else {**schema, **_IS_FORM}
+
+    def _classes_of(self, form: Form, is_partial: bool) -> Schema:
+        """Return what holds for a form because of its class."""
         names = self._members(form.package)
         cases = []
         for name in names:
             path = f"{form.package}.{name}"
-            call = self._call("-".join((path, *form.keys)), path, is_partial, own_keys=form.keys, first=form.supplied)
+            call = self._call("-".join((path, *form.keys)), path, is_partial, own_keys=form.keys, form=form)
             cases.append(_case(name, call))
         schema: Schema = {
-            "type": ["object", "null", "string"],
-            "pattern": _INTERPOLATION,
-            "properties": {"class": _class(names, accepts_any=bool(form.package)), "import": _IMPORT, "args": _ARGS},
+            "properties": {"class": _class(names, accepts_any=bool(form.package)), "import": _IMPORT, "args": _ARGS}
         }
-        schema["properties"].update({key: _anything() for key in form.keys})
-        if cases:
-            schema["allOf"] = cases
-        return schema if is_partial else {**schema, **_IS_FORM}
+        return {**schema, "allOf": cases} if cases else schema
+
+    def _inner(self, form: Form, is_partial: bool) -> str:
+        """Return a reference to the schema of what stands among the arguments of a form that shares, lists included."""
+        name = f"{'partial.' if is_partial else ''}inner.{form.package}"
+        reference = f"#/$defs/{name}"
+        if name not in self._definitions:
+            self._definitions[name] = {}  # while it is being written
+            self._definitions[name] = {
+                **self._classes_of(replace(form, keys=()), is_partial),
+                "items": {"$ref": reference},
+            }
+        return reference
 
     def _members(self, package: str) -> list[str]:
         """Return the classes of a package that are no base of the others."""
@@ -305,7 +320,7 @@ class _Writer:
         *,
         supplied: Sequence[str] = (),
         own_keys: Sequence[str] | None = (),
-        first: int = 0,
+        form: Form | None = None,
     ) -> Schema:
         """Return a reference to the schema of a call of a class.
 
@@ -315,7 +330,7 @@ class _Writer:
             is_partial: it is merged over another one: nothing is required.
             supplied: the arguments that emrun supplies.
             own_keys: keys of the form that are no arguments; None for a hook, whose class is not in the form.
-            first: how many positional arguments are supplied.
+            form: of what it is the class.
         """
         name = f"partial.{name}" if is_partial else name
         source = self._find(path)
@@ -323,7 +338,7 @@ class _Writer:
         if source is None or parameters is None:
             return {}
         if name not in self._definitions:
-            self._definitions[name] = self._arguments_of(source, parameters, is_partial, supplied, own_keys, first)
+            self._definitions[name] = self._arguments_of(source, parameters, is_partial, supplied, own_keys, form)
         return {"$ref": f"#/$defs/{name}"}
 
     def _arguments_of(
@@ -333,9 +348,11 @@ class _Writer:
         is_partial: bool,
         supplied: Sequence[str],
         own_keys: Sequence[str] | None,
-        first: int,
+        form: Form | None,
     ) -> Schema:
-        hidden = (*supplied, *parameters.by_position(first))
+        is_by_name = form is not None and form.is_by_name(parameters.named)
+        first = 0 if form is None or is_by_name else form.supplied
+        hidden = (*supplied, *parameters.by_position(first), *([form.shared] if form and is_by_name else []))
         found = parameters.named.values()
         named = [each for each in found if each.name not in hidden and each.kind is not each.POSITIONAL_ONLY]
         others: Schema = {} if own_keys is None else {"class": True, **dict.fromkeys(own_keys, True)}
@@ -343,6 +360,8 @@ class _Writer:
             "properties": {**self._arguments(source, named, is_partial), **others, "args": _ARGS},
             "additionalProperties": parameters.takes_any,
         }
+        if form is not None and form.shared:
+            schema["properties"] = _referring(schema["properties"], self._inner(form, is_partial))
         required = [each.name for each in named if each.default is each.empty]
         if required and not is_partial:
             schema.update({"if": {"required": ["args"]}, "else": {"required": required}})
@@ -405,6 +424,13 @@ def _class(names: Sequence[str], default: str | None = None, *, accepts_any: boo
         return {"type": "string"}
     text = "One of these names, or a dotted path: my_module.MyClass."
     return {"anyOf": [{"enum": list(names)}, {"type": "string"}], "description": text, **_default(default)}
+
+
+def _referring(schema: Any, reference: str) -> Any:
+    """Return a schema with another reference in place of that to anything."""
+    if isinstance(schema, dict):
+        return {key: _referring(value, reference) for key, value in schema.items()}
+    return reference if schema == _anything()["$ref"] else schema
 
 
 def _described(text: str) -> Schema:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,11 @@ from torch import Tensor
 from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
 from emrun.types import Batch, check_names
 
+InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype]]
+"""Sources, or parameter of forward -> a source, or `{source: NAME, dtype: keep or a name}`."""
+
+_AS_USUAL = object()
+
 
 @dataclass(frozen=True, slots=True)
 class InputNames:
@@ -23,13 +28,15 @@ class InputNames:
     Args:
         required: pairs of a source and the parameter of forward that gets it, None when it is passed by position.
         optional: likewise, passed when a batch has it.
+        dtypes: source -> the dtype that it gets, None when it keeps its own; the others are converted as usual.
     """
 
     required: tuple[tuple[str, str | None], ...]
     optional: tuple[tuple[str, str | None], ...] = ()
+    dtypes: Mapping[str, torch.dtype | None] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, module: torch.nn.Module, inputs: Sequence[str] | Mapping[str, str] | None) -> InputNames:
+    def read(cls, module: torch.nn.Module, inputs: InputsForm | None) -> InputNames:
         """Read the form of `inputs`.
 
         Raises:
@@ -45,14 +52,14 @@ class InputNames:
         return names
 
     @classmethod
-    def _read(cls, module: torch.nn.Module, inputs: Sequence[str] | Mapping[str, str] | None) -> InputNames:
+    def _read(cls, module: torch.nn.Module, inputs: InputsForm | None) -> InputNames:
         parameters = inspect.signature(module.forward).parameters
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         named = {name: p for name, p in parameters.items() if p.kind not in variable}
         takes_any = len(named) < len(parameters)
         kind = type(module).__name__
-        if inputs is not None:
-            check_names("inputs", list(inputs.values()) if isinstance(inputs, Mapping) else inputs)
+        if inputs is not None and not isinstance(inputs, Mapping):
+            check_names("inputs", inputs)
         if inputs is None:
             if takes_any:
                 raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources it gets")
@@ -67,12 +74,23 @@ class InputNames:
                 hint = did_you_mean(str(unknown[0]), named)
                 message = f"{kind}.forward has no parameter {unknown[0]!r}{hint} (it has {listed(list(named))})"
                 raise ArgumentError("inputs", message)
-            return cls(tuple((source, parameter) for parameter, source in inputs.items()))
+            return cls._by_name({parameter: _source(str(parameter), entry) for parameter, entry in inputs.items()})
         if all(name in named for name in inputs) and len(set(inputs)) == len(inputs):
             return cls(tuple((name, name) for name in inputs))
         if len(inputs) > len(named) and not takes_any:
             raise ArgumentError("inputs", f"{kind}.forward takes {len(named)} arguments, not {len(inputs)}")
         return cls(tuple((name, None) for name in inputs))
+
+    @classmethod
+    def _by_name(cls, sources: Mapping[str, tuple[str, Any]]) -> InputNames:
+        """Return the form of parameter -> source and how it is converted."""
+        dtypes: dict[str, Any] = {}
+        for name, dtype in sources.values():
+            if dtypes.setdefault(name, dtype) != dtype:
+                message = f"source {name!r} cannot have two dtypes; give all of its parameters the same one"
+                raise ArgumentError("inputs", message)
+        own = {name: dtype for name, dtype in dtypes.items() if dtype is not _AS_USUAL}
+        return cls(tuple((name, parameter) for parameter, (name, _) in sources.items()), dtypes=own)
 
 
 class Inputs:
@@ -105,6 +123,8 @@ class Inputs:
         if not self._positional:  # cheaper than by name
             self._positional = [named.pop(each) for each in _first_parameters(module, named)]
         self._named = [(source, parameter) for parameter, source in named.items()]
+        self._dtypes = names.dtypes
+        self._usual = [name for name in self.required if name not in self._dtypes]
         self._maybe = [(source, parameter) for source, parameter in names.optional if parameter is not None]
 
     def needed(self, batch: Batch) -> list[str]:
@@ -119,12 +139,14 @@ class Inputs:
         """
         wanted, device, on_cpu = self._wanted, self._device, self._on_cpu
         tensors = {}
-        for name in self.needed(batch) if self.optional else self.required:
+        for name in [*self._usual, *self.needed(batch)[len(self.required) :]] if self.optional else self._usual:
             value = batch[name]
             if type(value) is Tensor and value.dtype in wanted and (value.is_cpu if on_cpu else value.device == device):
                 tensors[name] = value
             else:
                 tensors[name] = self._convert(name, value)
+        if self._dtypes:
+            tensors.update({name: self._convert(name, batch[name]) for name in self._dtypes})
         return tensors
 
     def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> Any:
@@ -140,6 +162,11 @@ class Inputs:
                 keywords[parameter] = tensors[source]
         return module(*[tensors[source] for source in positional], **keywords)
 
+    def passed(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Return the sources that forward is called with, as they are shown in messages."""
+        pairs = [*((name, name) for name in self._positional), *self._named, *self._maybe]
+        return [describe(name, tensors[name]) for name, _ in pairs if name in tensors]
+
     def read(self, name: str, value: Any) -> tuple[Tensor, torch.dtype]:
         """Return a source as a tensor where it is, and the dtype that it gets on the device.
 
@@ -152,6 +179,8 @@ class Inputs:
             reason = str(error).splitlines()[0]
             message = f"source {name!r} cannot become a tensor: {reason}; the dataset must give numbers of equal shape"
             raise StreamError(message) from error
+        if name in self._dtypes:
+            return tensor, self._dtypes[name] or tensor.dtype
         if tensor.is_floating_point():
             return tensor, self._dtype
         return tensor, tensor.dtype if tensor.dtype is torch.bool or tensor.is_complex() else torch.int64
@@ -159,6 +188,38 @@ class Inputs:
     def _convert(self, name: str, value: Any) -> Tensor:
         tensor, dtype = self.read(name, value)
         return tensor.to(device=self._device, dtype=dtype)
+
+
+def _source(parameter: str, entry: Any) -> tuple[str, Any]:
+    """Return the source of a parameter of forward, and the dtype that it gets: None to keep its own."""
+    if isinstance(entry, str):
+        return entry, _AS_USUAL
+    if not isinstance(entry, Mapping):
+        raise ArgumentError("inputs", f"{parameter}: {entry!r} is not a source; write a name, or {{dtype: keep}}")
+    for key in entry:
+        if key not in ("source", "dtype"):
+            hint = did_you_mean(str(key), ("source", "dtype"))
+            raise ArgumentError("inputs", f"{parameter}: unknown key {key!r}{hint} (allowed: source, dtype)")
+    source, dtype = entry.get("source", parameter), entry.get("dtype", _AS_USUAL)
+    if not isinstance(source, str):
+        raise ArgumentError("inputs", f"{parameter}: source {source!r} is not a name")
+    if dtype == "keep":
+        return source, None
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype, dtype)
+    if dtype is not _AS_USUAL and not isinstance(dtype, torch.dtype):
+        known = [name for name, each in vars(torch).items() if isinstance(each, torch.dtype)]
+        message = f"{parameter}: dtype {dtype!r} is neither keep nor a dtype of torch, such as uint8"
+        raise ArgumentError("inputs", f"{message}{did_you_mean(str(dtype), known)}")
+    return source, dtype
+
+
+def describe(name: str, value: Any) -> str:
+    """Return how an input is shown in messages: `x: float32 (32, 10)`."""
+    if not isinstance(value, Tensor):
+        return f"{name}: {type(value).__name__}"
+    place = "" if value.is_cpu else f" on {value.device}"
+    return f"{name}: {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{place}"
 
 
 def _first_parameters(module: torch.nn.Module, wanted: Container[str]) -> list[str]:

@@ -7,22 +7,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError, StateError, StreamError, did_you_mean, listed
+from emrun.errors import ArgumentError, StateError, StreamError, add_inputs, did_you_mean, listed
 from emrun.model import AbstractModel
 from emrun.optimization import (
+    Traces,
+    all_parameters,
     build_optimizer,
     build_scheduler,
     clear_gradients,
     configured_arguments,
+    has_optimizer,
     load_optimizer_state,
     optimizer_state,
+    parameters_beside,
 )
 from emrun.prefetching import Prefetcher, can_prefetch
 from emrun.state import load_state
-from emrun.torch_inputs import InputNames, Inputs
+from emrun.torch_inputs import InputNames, Inputs, describe
 from emrun.torch_weights import collect_weights, extra_state, load_weights, write_weights
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch, check_names
 
@@ -32,7 +37,10 @@ if TYPE_CHECKING:
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
 OptimizerForm = Annotated[Factory, Form(keys=("groups",), package="torch.optim", supplied=1)]
-SchedulerForm = Annotated[Factory, Form(keys=("step_on", "metric"), package="torch.optim.lr_scheduler", supplied=1)]
+SchedulerForm = Annotated[
+    Factory,
+    Form(keys=("step_on", "metric"), package="torch.optim.lr_scheduler", supplied=1, shared="optimizer"),
+]
 
 _NO_OPTIMIZER = ArgumentError("optimizer", "a model that is trained needs one, e.g. {class: AdamW, lr: 1.0e-3}")
 
@@ -59,7 +67,9 @@ class TorchModel(AbstractModel):
     Args:
         module: its `forward` returns a mapping of outputs, or values that `outputs` names.
         inputs: the sources that `forward` gets. A list is passed by name when all its names are parameters of
-            `forward`, else by position; a mapping `{parameter: source}` by name. Default: the parameters of `forward`;
+            `forward`, else by position; a mapping `{parameter: source}` by name. For another dtype than stated above,
+            `{parameter: {source: image, dtype: uint8}}` names a dtype of torch, or `keep` for the one that the source
+            has; `source` may be left out when it is called like the parameter. Default: the parameters of `forward`;
             those with a default value are passed when a batch has them.
         outputs: the names of what `forward` returns, one value or as many as the tuple has; of a mapping, the keys
             that are kept, by default all.
@@ -72,8 +82,18 @@ class TorchModel(AbstractModel):
             matches no group gets the defaults. Without an optimizer the model can only be evaluated.
         scheduler: a class from torch.optim.lr_scheduler or a dotted path, and its arguments. It steps after each
             training epoch, or, with `step_on: update`, after each update. `metric: valid/loss/mean` hands it that
-            statistic of the epoch; epochs that do not evaluate its stream are passed over.
+            statistic of the epoch; epochs that do not evaluate its stream are passed over. Schedulers of schedulers
+            are written the same way at every depth: `{class: SequentialLR, schedulers: [{class: LinearLR}, {class:
+            CosineAnnealingLR, T_max: 20}], milestones: [5]}`.
         device: `auto` takes CUDA or MPS when there is one, else the CPU; or any torch device.
+
+    Attributes:
+        module: the `torch.nn.Module`, on `device`.
+        optimizer: the `torch.optim.Optimizer`, None without one.
+        scheduler: what steps torch's scheduler, which is `scheduler.scheduler`; None without one.
+        device: the `torch.device` of the module and of the tensors that it gets.
+        step_outputs: output name -> value of the batch whose update is made, with gradients, in `before_update` and
+            `after_update`; None at other times, and in a `train_step` of one's own that does not set it.
 
     Raises:
         ArgumentError: an argument does not fit the module.
@@ -83,7 +103,7 @@ class TorchModel(AbstractModel):
     def __init__(
         self,
         module: torch.nn.Module,
-        inputs: Sequence[str] | Mapping[str, str] | None = None,
+        inputs: Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype]] | None = None,
         outputs: Sequence[str] | None = None,
         loss: LossForm | Mapping[str, LossForm] | None = None,
         metrics: Mapping[str, MetricForm] | None = None,
@@ -116,11 +136,15 @@ class TorchModel(AbstractModel):
         self._notify_after: Callable[..., None] | None = None
         self._stream: str | None = None  # the stream of the step before, None at the beginning of an epoch
         self._check_pending = False
+        self._is_schedule_pending = False  # whether a schedule was loaded that may be over
         self._trained = False
         self._updated = False
+        own = type(self)
+        self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
+        self._traces = Traces()
+        self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
-        """The outputs of the batch of an update, for `before_update` and `after_update`."""
 
     @property
     def input_names(self) -> Sequence[str]:
@@ -139,10 +163,15 @@ class TorchModel(AbstractModel):
         return [*(self._outputs or ()), *self._terms, *total, *self._metrics]
 
     @property
-    def has_updated(self) -> bool:  # type: ignore[override]
-        """Whether the last `run` with `train` may have changed the weights."""
-        own = type(self)
-        return self._updated or own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
+    def has_updated(self) -> bool | None:  # type: ignore[override]
+        """Whether the last `run` with `train` has made an update, or begun one.
+
+        None for a subclass that trains in its own way, when no update was seen and none of its attributes is an
+        optimizer of torch.
+        """
+        if self._updated or not self._is_own_scheme:
+            return self._updated
+        return True if self._traces.has_updated() else False if has_optimizer(self) else None
 
     def register_mainloop(self, main_loop: MainLoop) -> None:
         """Take note of the loop whose hooks listen to the updates."""
@@ -179,15 +208,19 @@ class TorchModel(AbstractModel):
         module = self.module
         if module.training is not train:
             module.train(train)
+        self._updated = False
         inputs = self._tensors(batch)
         if not train:
             with torch.no_grad():
                 return self.forward(inputs)
         if stream is not self._stream:
             self._stream, self._check_pending, self._trained = stream, True, True
-        self._updated = False
-        if self.optimizer is not None:
-            clear_gradients(self.optimizer)
+            self._others = parameters_beside(module, self.optimizer)
+            self._check_schedule()
+        if self._is_own_scheme:  # it may train any parameter, also one that is new
+            self._others = all_parameters(module)
+            self._traces.begin(self._others)
+        clear_gradients(self.optimizer, self._others)
         outputs = self.train_step(inputs)
         detached = {}
         for name, value in outputs.items():
@@ -217,7 +250,8 @@ class TorchModel(AbstractModel):
     def train_step(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Run the module forward and backward and make an update; override it for other schemes of training.
 
-        Gradients are zero when it is called.
+        The gradients of all parameters of the module are None when it is called, also of those that only an optimizer
+        of a subclass trains.
 
         Args:
             inputs: source name -> tensor on the model's device, those of `loss` and `metrics` included.
@@ -248,7 +282,11 @@ class TorchModel(AbstractModel):
         Returns:
             Output name -> value, with gradients where they are enabled.
         """
-        returned = self._inputs.call(self.module, inputs)
+        try:
+            returned = self._inputs.call(self.module, inputs)
+        except Exception as error:
+            add_inputs(error, f"forward of {type(self.module).__name__}", self._inputs.passed(inputs))
+            raise
         if type(returned) is dict and self._is_complete:
             return returned
         if type(returned) is Tensor and self._only_output is not None:
@@ -338,6 +376,7 @@ class TorchModel(AbstractModel):
             raise StateError("model.scheduler was added or removed; a resume cannot change that")
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
+            self._is_schedule_pending = True
         self._trained = state["trained"]
         if "modes" in state:
             self._set_modes(state["modes"]["training"], frozenset(state["modes"]["others"]))
@@ -380,6 +419,13 @@ class TorchModel(AbstractModel):
         for name, part in self.module.named_modules():
             if name in others:
                 part.training = not training
+
+    def _check_schedule(self) -> None:
+        """Look, at the first batch of a resume, whether its schedule is over; the replay of a step is not a resume."""
+        if self._is_schedule_pending and self._main_loop is not None and self._main_loop.run is not None:
+            self._is_schedule_pending = False
+            assert self.scheduler is not None  # it was loaded
+            self.scheduler.check_end()
 
     @property
     def _evaluates(self) -> bool:
@@ -457,7 +503,11 @@ class _Calculation:
             message = f"model.{self.key} needs {error.args[0]!r}, which is neither an output nor a source"
             hint = did_you_mean(str(error.args[0]), there)
             raise StreamError(f"{message}{hint} (there is {listed(there)})", first_batch=True) from None
-        return self._function(*arguments)
+        try:
+            return self._function(*arguments)
+        except Exception as error:
+            add_inputs(error, f"model.{self.key}", map(describe, self.inputs, arguments))
+            raise
 
 
 def _calculations(key: str, forms: Any, device: torch.device) -> dict[str, _Calculation]:
@@ -496,6 +546,11 @@ def _add(
 
 def _mean_loss(outputs: Mapping[str, Any]) -> Tensor:
     loss = outputs.get("loss")
+    if "loss" in outputs and not isinstance(loss, Tensor):
+        kind = "NumPy array" if isinstance(loss, np.ndarray) else type(loss).__name__
+        shown = "None" if loss is None else f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
+        message = f"the output 'loss' is {shown}, not a tensor: forward must return a tensor with gradients"
+        raise StreamError(f"{message}, without .item(), float() or .numpy()", first_batch=True)
     if not isinstance(loss, Tensor):
         there = listed(list(outputs))
         message = f"the outputs have no tensor 'loss', but {there}; return one from forward, or set model.loss"

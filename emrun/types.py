@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -124,11 +125,18 @@ class Form:
         keys: the keys of the form that belong to its owner: they are kept in `Factory.options`.
         package: the package in which a name without a dot is looked up, e.g. `torch.optim`.
         supplied: how many positional arguments its owner supplies.
+        shared: the name of an argument, such as `optimizer`, that its owner supplies to the target and to the forms
+            among the target's arguments that have a parameter of this name. See `Factory.share`.
     """
 
     keys: tuple[str, ...] = ()
     package: str = ""
     supplied: int = 0
+    shared: str = ""
+
+    def is_by_name(self, parameters: Collection[str]) -> bool:
+        """Tell whether a target with these parameters, in their order, gets the shared argument by name."""
+        return self.shared in parameters and next(iter(parameters)) != self.shared
 
 
 class Factory:
@@ -160,11 +168,54 @@ class Factory:
         self._is_import = is_import
         self._kwargs = kwargs
 
+    @classmethod
+    def of(
+        cls, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Factory:
+        """Return a factory whose keyword arguments may have any names."""
+        factory = cls(target, *args, options=options)
+        factory._kwargs = dict(kwargs)
+        return factory
+
     def __call__(self, *supplied: Any) -> Any:
         """Call the target with the supplied arguments first; return the target itself when it was imported."""
         if self._is_import:
             return self.target
         return self.target(*supplied, *self._args, **self._kwargs)
 
+    def share(self, name: str, value: Any) -> Any:
+        """Call the target, after the factories among its arguments, all of them with the same argument.
+
+        Args:
+            name: the name of the argument. A target that has a parameter of this name, but not as its first one, gets
+                the argument by name, others get it first.
+            value: the argument.
+        """
+        if self._is_import:
+            return self.target
+        args = [_shared(each, name, value) for each in self._args]
+        kwargs = {key: _shared(each, name, value) for key, each in self._kwargs.items()}
+        if Form(shared=name).is_by_name(_parameters(self.target)):
+            return self.target(*args, **kwargs, **{name: value})
+        return self.target(value, *args, **kwargs)
+
     def __repr__(self) -> str:
         return f"Factory({getattr(self.target, '__qualname__', self.target)})"
+
+
+def _shared(argument: Any, name: str, value: Any) -> Any:
+    """Return an argument with the factories in it called."""
+    if isinstance(argument, Factory):
+        return argument.share(name, value)
+    if isinstance(argument, list | tuple):
+        return [_shared(each, name, value) for each in argument]
+    if type(argument) is dict:
+        return {key: _shared(each, name, value) for key, each in argument.items()}
+    return argument
+
+
+def _parameters(target: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # written in C
+        return []

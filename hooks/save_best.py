@@ -29,7 +29,7 @@ class SaveBest(SaveLatest):
         condition: whether less (`min`) or more (`max`) is better.
         stream: the stream whose statistic counts; epochs that do not evaluate it are passed over.
         aggregation: the statistic; null when the variable of the epoch is a plain number.
-        on_save_failure: what to do when it cannot be saved: `error`, `warn` or `ignore`.
+        on_save_failure: what to do when it cannot be saved, for whatever reason: `error`, `warn` or `ignore`.
 
     Raises:
         ArgumentError: the condition or policy is none of these.

@@ -31,7 +31,7 @@ class SaveEvery(SaveLatest):
         n_epochs: how often: a number of epochs, or an interval such as `500 iterations` or `30 minutes`.
         keep: how many of them are kept, the older ones are deleted; null for all.
         model_name: what the names begin with; null for `epoch` or `iteration`.
-        on_failure: what to do when one cannot be saved: `error`, `warn` or `ignore`.
+        on_failure: what to do when one cannot be saved, for whatever reason: `error`, `warn` or `ignore`.
 
     Raises:
         ArgumentError: an argument cannot be used.

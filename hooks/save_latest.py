@@ -19,7 +19,7 @@ class SaveLatest(AbstractHook):
           - SaveLatest: {on_save_failure: warn}
 
     Args:
-        on_save_failure: what to do when it cannot be saved: `error`, `warn` or `ignore`.
+        on_save_failure: what to do when it cannot be saved, for whatever reason: `error`, `warn` or `ignore`.
 
     Raises:
         ArgumentError: the policy is none of these.

@@ -1,9 +1,11 @@
 """When checkpoints are saved: requests, names, the thread that writes, and what goes wrong in it."""
 
 import errno
+import json
 import logging
 import shutil
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -191,6 +193,89 @@ def test_the_end_is_saved_with_the_policy_of_whoever_asked_for_the_latest_before
     assert len(caplog.messages) == 2
 
 
+def fails_halfway(directory):
+    (directory / "half.bin").write_bytes(b"half")
+    raise RuntimeError("CUDA error: out of memory")
+
+
+@pytest.mark.parametrize("policy", ["error", "warn", "ignore"])
+def test_what_a_model_raises_while_it_is_saved_follows_the_policy_and_leaves_nothing(root, background, caplog, policy):
+    writers = [save, fails_halfway, save]
+    checkpointing = Checkpointing(root, lambda: (writers.pop(0), background))
+    checkpointing.request("latest", "error")
+    checkpointing.save_requested(1, 1, "between")
+    checkpointing.wait()
+    checkpointing.request("best", policy)
+    caplog.clear()
+    with pytest.raises(RuntimeError, match="out of memory") if policy == "error" else nullcontext():
+        checkpointing.save_requested(1, 2, "between")
+        checkpointing.wait()
+    warnings = ["no checkpoint was saved: RuntimeError: CUDA error: out of memory"] if policy == "warn" else []
+    assert caplog.messages == warnings
+    assert names_in(root) == ["it-00000001", "latest"]
+    checkpointing.save_latest(1, 3, "between")
+    assert verify(find(root, "latest")).iteration == 3
+
+
+def test_what_a_model_raises_while_it_is_copied_follows_the_policy(root, caplog):
+    def stage():
+        raise RuntimeError("CUDA error: out of memory")
+
+    checkpointing = Checkpointing(root, stage)
+    checkpointing.request("best", "warn")
+    checkpointing.save_requested(1, 1, "between")
+    assert caplog.messages == ["no checkpoint was saved: RuntimeError: CUDA error: out of memory"]
+
+
+OWN_SAVE = """
+from emrun import TorchModel
+
+
+class Unsaved(TorchModel):
+    def save(self, directory):
+        (directory / "half.bin").write_bytes(b"half")
+        raise RuntimeError("the bucket is gone")
+
+
+class UnsavedInTheThread(Unsaved):
+    def stage(self):
+        return self.save
+"""
+CONFIG = """
+seed: 1
+dataset: {class: Majority, n: 40}
+model:
+  class: unsaved.Unsaved
+  module: {class: torch.nn.Linear, in_features: 11, out_features: 1}
+  inputs: [x]
+  outputs: [logit]
+  loss: {class: torch.nn.MSELoss, inputs: [logit, logit]}
+  optimizer: {class: SGD, lr: 0.1}
+main_loop: {skip_zeroth_epoch: true, on_unused_sources: ignore}
+hooks:
+  - ComputeStats: {variables: [loss]}
+  - SaveBest: {stream: train, on_save_failure: warn}
+  - SaveEvery: {on_failure: warn}
+  - SaveLatest: {on_save_failure: warn}
+  - StopAfter: {epochs: 2}
+"""
+
+
+@pytest.mark.parametrize("kind", ["Unsaved", "UnsavedInTheThread"])
+@pytest.mark.parametrize(("policy", "status"), [("error", 1), ("warn", 0), ("ignore", 0)])
+def test_a_run_whose_model_cannot_be_saved_follows_on_save_failure(emrun, tmp_path, kind, policy, status):
+    (tmp_path / "unsaved.py").write_text(OWN_SAVE)
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("warn", policy).replace(".Unsaved", f".{kind}"))
+    done = emrun("train", "-q", "config.yaml", "--output-dir", "run")
+    assert done.returncode == status
+    warning = "warning: no checkpoint was saved: RuntimeError: the bucket is gone"
+    assert (warning in done.stderr) is (policy == "warn")
+    assert ("RuntimeError: the bucket is gone" in done.stderr) is (policy != "ignore")
+    epochs = [json.loads(line)["epoch"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert epochs == [1, 2] or policy == "error"  # of which a thread tells after a batch or more
+    assert list((tmp_path / "run/checkpoints").iterdir()) == []
+
+
 def test_the_newest_is_the_last_that_was_saved_or_loaded(checkpointing, root):
     assert checkpointing.newest is None
     checkpointing.save_latest(1, 10, "between")
@@ -320,7 +405,7 @@ def test_what_went_wrong_in_the_background_is_raised_although_nothing_is_request
 def test_an_error_of_the_model_is_raised_as_it_is(root):
     gate = Gate(ZeroDivisionError("in the model"))
     checkpointing = Checkpointing(root, lambda: (gate, True))
-    checkpointing.request("latest", "ignore")
+    checkpointing.request("latest", "error")
     checkpointing.save_requested(1, 10, "train")
     gate.open.set()
     with pytest.raises(ZeroDivisionError, match="in the model"):

@@ -1,10 +1,13 @@
 """Optimizer and scheduler: groups by regular expression, and when the learning rate changes."""
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated
+from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated, create_model
 from emrun.errors import ArgumentError, HookError
 from emrun.hooks import ComputeStats, StopAfter
 from emrun.optimization import build_optimizer, build_scheduler, clear_gradients
@@ -363,6 +366,107 @@ def test_schedulers_follow_the_same_rates_as_in_a_raw_loop_without_a_warning(sch
         if step_on == "epoch":
             by_hand.step()
     assert rates.updates == expected
+
+
+def parts(each, made):
+    """Return a warm-up and a decay, made by a function of a class and its arguments."""
+    return [made(each.LinearLR, start_factor=0.25, total_iters=2), made(each.CosineAnnealingLR, T_max=5)]
+
+
+@pytest.mark.parametrize("step_on", ["epoch", "update"])
+@pytest.mark.parametrize("kind", ["SequentialLR", "ChainedScheduler", "both"])
+def test_schedulers_of_schedulers_follow_the_same_rates_as_in_a_raw_loop(kind, step_on):
+    each = torch.optim.lr_scheduler
+
+    def whole(made, **options):
+        both = parts(each, made)
+        if kind == "SequentialLR":
+            return made(each.SequentialLR, schedulers=both, milestones=[2], **options)
+        chained = made(each.ChainedScheduler, both, **(options if kind != "both" else {}))
+        if kind == "ChainedScheduler":
+            return chained
+        return made(each.SequentialLR, [chained, made(each.ExponentialLR, gamma=0.5)], milestones=[2], **options)
+
+    _, rates = train(whole(Factory, options={"step_on": step_on}), epochs=4)
+    optimizer, expected = torch.optim.SGD(Net().parameters(), lr=1.0), []
+
+    def by_hand(scheduler, *args, **arguments):
+        first = () if scheduler is each.ChainedScheduler else (optimizer,)
+        return scheduler(*first, *args, **arguments)
+
+    with warnings.catch_warnings(action="ignore"):  # torch's of the order, when a chain begins a sequence
+        scheduler = whole(by_hand)
+    for _ in range(4):
+        for _ in range(3):
+            expected.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            if step_on == "update":
+                scheduler.step()
+        if step_on == "epoch":
+            scheduler.step()
+    assert rates.updates == expected
+    assert len(set(expected)) > 3
+
+
+def test_a_part_without_an_optimizer_among_its_parameters_gets_none(tmp_path, monkeypatch):
+    (tmp_path / "curves.py").write_text(
+        "class Halving:\n    def __init__(self, base):\n        self.base = base\n"
+        "    def __call__(self, step):\n        return self.base**step\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    curve = {"class": "curves.Halving", "base": 0.5}
+    config = {
+        "model": {
+            "module": {"class": "torch.nn.Linear", "in_features": 1, "out_features": 1},
+            "inputs": ["x"],
+            "outputs": ["y"],
+            "optimizer": {"class": "SGD", "lr": 1.0},
+            "scheduler": {"class": "ChainedScheduler", "schedulers": [{"class": "LambdaLR", "lr_lambda": curve}]},
+        }
+    }
+    model = create_model({"dataset": {"class": "Digits"}, **config})
+    model.optimizer.step()
+    model.scheduler.step(None)
+    assert model.optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("fast", "'fast'"),
+        ("3.0", "'3.0'"),
+        ([1.0, 2.0], "[1.0, 2.0]"),
+        (torch.ones(2), "tensor([1., 1.])"),
+        (None, "None"),
+        ({"mean": 1.0}, "a mapping of mean"),
+    ],
+    ids=str,
+)
+def test_a_metric_that_is_not_a_number_is_named(value, shown):
+    class Writes(AbstractHook):
+        writes = ("score",)
+
+        def after_epoch(self, epoch_data):
+            epoch_data["valid"]["score"] = value
+
+    model = TorchModel(Net(), optimizer=sgd(), scheduler=scheduled(PLATEAU, metric="valid/score"))
+    loop = MainLoop(model, Streams(), [Writes(), StopAfter(epochs=1)], extra_streams=["valid"])
+    with pytest.raises(ArgumentError) as caught:
+        loop.run_training()
+    assert f"scheduler: metric 'valid/score' is {shown}, not a number" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), torch.tensor([0.5]), 1, float("nan")], ids=str)
+def test_a_metric_may_be_a_number_of_any_library(value):
+    class Writes(AbstractHook):
+        writes = ("score",)
+
+        def after_epoch(self, epoch_data):
+            epoch_data["valid"]["score"] = value
+
+    model = TorchModel(Net(), optimizer=sgd(), scheduler=scheduled(PLATEAU, metric="valid/score"))
+    MainLoop(model, Streams(), [Writes(), StopAfter(epochs=1)], extra_streams=["valid"]).run_training()
+    assert model.scheduler.scheduler.last_epoch == 1
 
 
 def test_gradients_are_cleared_and_an_optimizer_of_ones_own_clears_them_its_way():

@@ -112,9 +112,9 @@ class Net(torch.nn.Module):
         return {"loss": loss if weight is None else loss * weight}
 
 
-def inputs_of(module=None):
+def inputs_of(module=None, inputs=None):
     module = module or Net()
-    return Inputs(module, InputNames.read(module, None), ((), ()), torch.device("cpu"))
+    return Inputs(module, InputNames.read(module, inputs), ((), ()), torch.device("cpu"))
 
 
 SOURCES = {
@@ -156,6 +156,24 @@ def test_what_was_copied_ahead_is_what_the_model_would_have_made_of_it(device, k
         assert found[name].requires_grad is expected[name].requires_grad
     assert device.used == 1
     assert all(tensor.is_contiguous() for tensor in device.pinned if tensor.dim() == 1)
+
+
+@pytest.mark.parametrize("dtype", ["keep", "uint8", "float64", "float16"])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_dtype_of_its_own_is_the_same_when_copied_ahead(device, kind, dtype):
+    inputs = inputs_of(inputs={"x": {"dtype": dtype}, "y": "y"})
+    source = SOURCES[kind]
+    if (dtype == "uint8" and "float" in kind) or kind == "complex64":
+        source = SOURCES["int8"]  # what is out of range is nobody's
+    batch = {"x": source, "y": torch.ones(3)}
+    prefetcher = Prefetcher(inputs, device.device)
+    prefetcher.pin(batch)()
+    expected, found = inputs.tensors(batch), prefetcher.tensors(batch)
+    own = inputs.read("x", source)[0].dtype
+    assert found["x"].dtype is expected["x"].dtype is (own if dtype == "keep" else getattr(torch, dtype))
+    assert torch.equal(found["x"], expected["x"])
+    assert found["y"].dtype is torch.float32
+    assert device.used == 1
 
 
 def test_the_model_waits_for_the_copy_and_keeps_its_memory(device):

@@ -90,6 +90,31 @@ def test_a_guard_that_looks_after_the_update_is_told_of(fail):
     assert "cause: every example fails alone, of those that were tried (examples 0 to 15)" in text
 
 
+OWN = (
+    "dataset.bad=[13]",
+    "model={class: parts.OwnScheme, module: {class: parts.Net}, inputs: [x, label]}",
+    "hooks=[{StopAfter: {epochs: 1}}]",
+)
+
+
+@pytest.mark.parametrize("fused", ["model.fused=false", "model.fused=true"])
+@pytest.mark.parametrize(("fails", "weights"), [("before", "before the step"), ("after", "after the update")])
+def test_the_weights_of_a_scheme_of_ones_own_are_told_as_they_are(fail, fails, weights, fused):
+    assert str(fail(*OWN, fused, f"model.fails={fails}")) == f"bad {fails} the update"
+    found = replay("run")
+    assert found.capsule.facts["weights"] == weights
+    assert found.reproduced
+    assert f"weights: {weights}" in report(found)
+    assert ("those after the step's update" in report(found)) is (fails == "after")
+
+
+def test_where_no_trace_of_an_update_can_be_seen_that_is_told(fail):
+    fail(*OWN, "model.by_hand=true")
+    text = report(replay("run"))
+    assert "weights: unknown: OwnScheme does not tell whether the step made an update" in text
+    assert "note: the weights may be those after the step's update; there is no checkpoint before it" in text
+
+
 def test_the_newest_checkpoint_is_told_with_weights_that_moved(fail):
     fail("dataset.bad=[13]", "hooks=[parts.Guard, {SaveEvery: {n_epochs: 2 iterations}}]")
     text = report(replay("run"))

@@ -146,7 +146,9 @@ def test_every_optimizer_and_scheduler_is_there_with_all_its_arguments(package, 
     assert set(suggested) == {name for name, each in classes.items() if each.__module__.startswith(package.__name__)}
     for name in suggested:
         properties = SCHEMA["$defs"]["-".join((f"{package.__name__}.{name}", *keys))]["properties"]
-        arguments = list(inspect.signature(classes[name]).parameters)[1:]
+        arguments = [
+            each for each in inspect.signature(classes[name]).parameters if each not in ("params", "optimizer")
+        ]
         assert properties.keys() == {*arguments, *keys, "class", "args"}
 
 
@@ -176,6 +178,7 @@ WRONG = [
     (("model", "module"), "torch.nn.Linear", ("model", "module")),
     (("model", "module", "class"), "Linear", ("model", "module", "class")),
     (("model", "device"), 0, ("model", "device")),
+    (("model", "inputs"), {"input": 3}, ("model", "inputs")),
     (("model", "optimizer", "learning_rate"), 0.1, ("model", "optimizer")),
     (("model", "optimizer", "lr"), "fast", ("model", "optimizer", "lr")),
     (("model", "optimizer", "betas"), [0.9], ("model", "optimizer", "betas")),
@@ -184,6 +187,25 @@ WRONG = [
     (("model", "optimizer"), "AdamW", ("model", "optimizer")),
     (("model", "scheduler"), {"class": "StepLR"}, ("model", "scheduler")),
     (("model", "scheduler", "step_size"), "3", ("model", "scheduler", "step_size")),
+    (
+        ("model", "scheduler"),
+        {"class": "ChainedScheduler", "schedulers": [{"class": "StepLR", "step_size": 3, "step_on": "epoch"}]},
+        ("model", "scheduler", "schedulers", 0),
+    ),
+    (
+        ("model", "scheduler"),
+        {
+            "class": "SequentialLR",
+            "schedulers": [{"class": "ChainedScheduler", "schedulers": [{"class": "ConstantLR", "factr": 0.5}]}],
+            "milestones": [],
+        },
+        ("model", "scheduler", "schedulers", 0, "schedulers", 0),
+    ),
+    (
+        ("model", "scheduler"),
+        {"class": "ChainedScheduler", "schedulers": [], "optimizer": None},
+        ("model", "scheduler"),
+    ),
     (("model", "loss"), {"one": {"inputs": ["logits"]}}, ("model", "loss", "one")),
     (("model", "metrics", "accuracy"), "emrun.metrics.accuracy", ("model", "metrics", "accuracy")),
     (("main_loop", "bufer"), 3, ("main_loop",)),
@@ -251,8 +273,22 @@ ACCEPTED = [
     (("model", "optimizer"), None),
     (("model", "scheduler"), {"class": "StepLR", "args": [3], "step_on": "update"}),
     (("model", "scheduler", "metric"), "valid/loss/mean"),
+    (
+        ("model", "scheduler"),
+        {
+            "class": "SequentialLR",
+            "schedulers": [
+                {"class": "ChainedScheduler", "schedulers": [{"class": "constantlr"}, {"class": "my.Own", "x": 3}]},
+                {"class": "LambdaLR", "lr_lambda": {"import": "my.curve"}},
+            ],
+            "milestones": [3],
+            "step_on": "update",
+        },
+    ),
     (("model", "loss"), {"a": {"class": "a.B", "inputs": ["x"], "scale": 0.1}, "b": {"import": "a.b"}}),
     (("model", "inputs"), {"x": "image"}),
+    (("model", "inputs"), {"x": {"source": "image", "dtype": "uint8"}, "y": {"dtype": "keep"}}),
+    (("model", "inputs"), {"x": {"dtype": {"import": "torch.uint8"}}}),
     (("main_loop",), None),
     (("main_loop",), {"on_incorrect_config": "warn", "older": 3}),
     (("main_loop", "extra_streams"), ["valid", {"test": "5 epochs"}]),

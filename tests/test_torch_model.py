@@ -3,6 +3,7 @@
 import copy
 import gc
 import inspect
+import re
 import sys
 import weakref
 from contextlib import nullcontext
@@ -276,7 +277,7 @@ def test_a_module_that_takes_any_keywords_gets_a_mapping_by_name():
         (Two(), {"a": "x"}, "Two.forward: missing a required argument: 'b'"),
         (Two(), "a", "'a' is no list of names"),
         (Two(), [1, 2], "is no list of names"),
-        (Two(), {"a": 1, "b": 2}, "is no list of names"),
+        (Two(), {"a": 1, "b": 2}, "inputs: a: 1 is not a source"),
     ],
 )
 def test_inputs_that_do_not_fit_forward_are_refused_at_once(module, inputs, message):
@@ -708,6 +709,27 @@ def test_a_loss_form_calculates_the_loss_in_training_and_evaluation(train):
     assert data["loss"].item() == pytest.approx(((2 * X + 1 - Y) ** 2).mean())
 
 
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        (lambda loss: loss.mean().item(), "a float"),
+        (lambda loss: loss.detach().numpy(), "a NumPy array"),
+        (lambda loss: 3, "an int"),
+        (lambda loss: None, "None"),
+    ],
+)
+def test_a_loss_that_is_not_a_tensor_is_named_as_what_it_is(change, shown):
+    class Wrong(Affine):
+        def forward(self, x, y):
+            outputs = super().forward(x, y)
+            return {**outputs, "loss": change(outputs["loss"])}
+
+    message = rf"the output 'loss' is {shown}, not a tensor: forward must return a tensor with gradients"
+    with pytest.raises(StreamError, match=message) as caught:
+        TorchModel(Wrong(), optimizer=SGD, device="cpu").run(XY[0], True, "train")
+    assert caught.value.exit_status == 2
+
+
 def test_a_missing_loss_is_told_before_any_update():
     module = Predict()
     before = state_of(module)
@@ -1023,6 +1045,90 @@ def test_a_wrong_variable_of_a_hook_is_told_before_any_update():
     assert same_state(module, before)
 
 
+class Pixels(nn.Module):
+    """Normalises on the device what it gets; notes the dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.dtypes = []
+
+    def forward(self, image, mask):
+        self.dtypes.append((image.dtype, mask.dtype))
+        return {"loss": (image.float() / 255 * self.scale - mask.float()) ** 2}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dtypes"),
+    [
+        (["image", "mask"], (torch.int64, torch.int64)),
+        ({"image": "image", "mask": {}}, (torch.int64, torch.int64)),
+        ({"image": {"dtype": "keep"}, "mask": "mask"}, (torch.uint8, torch.int64)),
+        ({"image": {"source": "image", "dtype": "uint8"}, "mask": {"dtype": "keep"}}, (torch.uint8, torch.int8)),
+        ({"image": {"dtype": "float16"}, "mask": {"dtype": torch.bool}}, (torch.float16, torch.bool)),
+        ({"image": {"source": "mask", "dtype": "int8"}, "mask": {"dtype": "int8"}}, (torch.int8, torch.int8)),
+    ],
+)
+@pytest.mark.parametrize("make", [lambda each: each, torch.from_numpy], ids=["array", "tensor"])
+def test_a_source_has_the_dtype_that_inputs_says(inputs, dtypes, make):
+    module = Pixels()
+    model = TorchModel(module, inputs=inputs, optimizer=SGD, device="cpu")
+    batch = {"image": make(np.array([0, 255], np.uint8)), "mask": make(np.array([1, 0], np.int8))}
+    model.run(batch, True, "train")
+    model.run(batch, False, "valid")
+    assert module.dtypes == [dtypes] * 2
+
+
+def test_a_dtype_of_its_own_reaches_the_module_from_a_config(tmp_path, monkeypatch, emrun):
+    (tmp_path / "pixels.py").write_text(
+        "import numpy as np, torch\n\n\n"
+        "class Data:\n"
+        "    def train_stream(self):\n"
+        "        yield {'picture': np.array([[0, 255]] * 4, np.uint8)}\n\n\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, image):\n"
+        "        assert image.dtype is torch.uint8, image.dtype\n"
+        "        return {'loss': super().forward(image.float() / 255).mean(dim=1)}\n"
+    )
+    (tmp_path / "c.yaml").write_text(
+        "dataset: {class: pixels.Data}\n"
+        "model:\n"
+        "  module: {class: pixels.Net, in_features: 2, out_features: 1}\n"
+        "  inputs: {image: {source: picture, dtype: keep}}\n"
+        "  optimizer: {class: SGD, lr: 0.1}\n"
+        "main_loop: {buffer: 2}\n"
+        "hooks: [StopAfter: {epochs: 1}]\n"
+    )
+    done = emrun("train", "-q", "c.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"dtyp": "keep"}, "image: unknown key 'dtyp'; did you mean 'dtype'? (allowed: source, dtype)"),
+        ({"dtype": "uint9"}, "image: dtype 'uint9' is neither keep nor a dtype of torch, such as uint8; did you mean"),
+        ({"dtype": "nn"}, "image: dtype <module 'torch.nn'"),
+        ({"source": 3}, "image: source 3 is not a name"),
+        (["image"], "image: ['image'] is not a source"),
+        ({"source": "mask", "dtype": "uint8"}, "source 'mask' cannot have two dtypes"),
+    ],
+)
+def test_a_wrong_source_of_inputs_is_refused(entry, message):
+    with pytest.raises(ArgumentError) as caught:
+        TorchModel(Pixels(), inputs={"image": entry, "mask": "mask"}, optimizer=SGD)
+    assert caught.value.argument == "inputs"
+    assert message in str(caught.value)
+
+
+def test_the_attributes_that_its_docstring_explains_are_there():
+    text = inspect.getdoc(TorchModel)
+    named = re.findall(r"^    (\w+):", text.partition("Attributes:")[2].partition("Raises:")[0], re.MULTILINE)
+    assert named == ["module", "optimizer", "scheduler", "device", "step_outputs"]
+    model = TorchModel(Affine(), optimizer=SGD, device="cpu")
+    assert all(hasattr(model, name) for name in named)
+
+
 # --- a train_step of one's own ----------------------------------------------------------------------------------------
 
 
@@ -1096,6 +1202,70 @@ def test_a_subclass_may_train_with_two_optimizers():
     assert not any(data[0][name].requires_grad for name in ("fake", "judged", "forged"))
 
 
+class GanWithoutClearing(GanModel):
+    """Relies on gradients that are None at the beginning of each step."""
+
+    def train_step(self, inputs):
+        generator, discriminator = self.module.generator, self.module.discriminator
+        assert all(parameter.grad is None for parameter in self.module.parameters())
+        fake = generator(inputs["noise"])
+        judged = (discriminator(fake.detach()) - discriminator(inputs["real"])).mean()
+        self.backward(judged)
+        self.update(self.judge)
+        forged = -discriminator(fake).mean()  # its gradients reach the discriminator too
+        self.backward(forged)
+        self.update(self.forge)
+        return {"fake": fake, "judged": judged, "forged": forged}
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD])
+def test_a_gan_without_any_zero_grad_trains_like_the_loop_by_hand(optimizer):
+    torch.manual_seed(0)
+    module = Gan()
+    by_hand = copy.deepcopy(module)
+    rng = np.random.default_rng(0)
+    batches = [{"noise": rng.random((4, 2), np.float32), "real": rng.random((4, 1), np.float32)} for _ in range(5)]
+    run(GanWithoutClearing(module, optimizer=optimizer), batches, epochs=2)
+    judge = torch.optim.SGD(by_hand.discriminator.parameters(), lr=0.1)
+    forge = torch.optim.SGD(by_hand.generator.parameters(), lr=0.1)
+    for batch in batches * 2:
+        noise, real = torch.from_numpy(batch["noise"]), torch.from_numpy(batch["real"])
+        judge.zero_grad()
+        fake = by_hand.generator(noise)
+        (by_hand.discriminator(fake.detach()) - by_hand.discriminator(real)).mean().backward()
+        judge.step()
+        forge.zero_grad()
+        (-by_hand.discriminator(fake).mean()).backward()
+        forge.step()
+    assert same_state(module, by_hand.state_dict())
+
+
+def test_gradients_are_none_also_of_what_no_optimizer_holds_and_of_what_is_new():
+    class Grows(TorchModel):
+        def train_step(self, inputs):
+            assert all(parameter.grad is None for parameter in self.module.parameters())
+            outputs = super().train_step(inputs)
+            for parameter in self.module.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            self.module.add_module(f"new{len(self.module._modules)}", nn.Linear(1, 1))
+            return outputs
+
+    class Keeps(TorchModel):
+        def train_step(self, inputs):
+            assert all(parameter.grad is None for parameter in self.module.parameters())
+            return {"loss": self.forward(inputs)["loss"].sum().backward()}
+
+    run(Grows(Affine(), optimizer=SGD), XY)
+    run(Keeps(Affine()), XY, epochs=2)
+
+    module = Affine()
+    module.extra = nn.Parameter(torch.zeros(()))
+    module.extra.grad = torch.ones(())
+    model = TorchModel(module, optimizer=Factory(lambda parameters: torch.optim.SGD(parameters[:2], lr=0.1)))
+    run(model, XY)
+    assert module.extra.grad is None
+
+
 def test_a_subclass_with_an_own_train_step_evaluates_with_forward():
     (data,) = evaluate(GanModel(Gan()), [{"noise": [[1.0, 2.0]], "real": [[3.0]]}])
     assert data["realness"].shape == (1, 1)
@@ -1163,13 +1333,40 @@ def test_a_hook_sees_the_outputs_before_the_update_and_whether_it_was_made():
     assert model.step_outputs is None
 
 
-def test_a_model_with_its_own_scheme_of_training_may_always_have_updated():
+def test_a_model_with_its_own_scheme_of_training_has_updated_only_when_it_did():
     class Own(TorchModel):
-        def train_step(self, inputs):
-            return super().train_step(inputs)
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.step = "nothing"
 
-    assert Own(Affine(), optimizer=SGD, device="cpu").has_updated
-    assert not TorchModel(Affine(), optimizer=SGD, device="cpu").has_updated
+        def train_step(self, inputs):
+            outputs = self.forward(inputs)
+            self.backward(outputs["loss"].mean())
+            if self.step == "update":
+                self.update(self.optimizer)
+            elif self.step == "step":
+                self.optimizer.step()
+            elif self.step == "weights":
+                with torch.no_grad():
+                    self.module.w.mul_(0.5)
+            return outputs
+
+    model = Own(Affine(), optimizer=SGD, device="cpu")
+    assert model.has_updated is False
+    for model.step in ("nothing", "update", "nothing", "step", "nothing", "weights"):
+        model.run(XY[0], True, "train")
+        assert model.has_updated is (model.step != "nothing")
+    assert Own(Affine(), device="cpu").has_updated is None
+    assert TorchModel(Affine(), optimizer=SGD, device="cpu").has_updated is False
+
+
+def test_a_batch_that_cannot_become_tensors_comes_before_the_update():
+    model = TorchModel(Affine(), optimizer=SGD, device="cpu")
+    model.run(XY[0], True, "train")
+    assert model.has_updated
+    with pytest.raises(StreamError):
+        model.run({"x": ["a"], "y": [1.0]}, True, "train")
+    assert not model.has_updated
 
 
 def test_parameters_that_go_by_name_only_are_passed_by_name():

@@ -11,11 +11,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
-from emrun.errors import ConfigError, Problem, exit_status
+from emrun.errors import ConfigError, Problem, exit_status, has_inputs
 
 
 class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
@@ -94,7 +95,10 @@ def ignore_early_requests() -> None:
 def fail(error: BaseException) -> int:
     """Tell of an error on standard error and return the exit status: a traceback for status 1 only."""
     status = exit_status(error)
-    if status == 1:
+    log = getattr(error, "kept_in", None)
+    if status == 1 and log is not None and has_inputs(error):
+        _print_short(error, log)
+    elif status == 1:
         traceback.print_exception(error)
     elif isinstance(error, ConfigError):
         for problem in error.problems:
@@ -105,6 +109,32 @@ def fail(error: BaseException) -> int:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         print_error(f"{click.style('error:', fg='red', bold=True)} {error}{notes}")
     return status
+
+
+def _print_short(error: BaseException, log: Path) -> None:
+    """Print what is noted of an error, its message, and the last line of the user's code that led to it."""
+    found = traceback.TracebackException.from_exception(error)
+    found.__notes__ = []
+    for line in (*error.__notes__, *found.format_exception_only()):
+        print_error(line.rstrip("\n"))
+    frame = _own_frame(error)
+    if frame is not None:
+        print_error("".join(traceback.format_list([frame])).rstrip())
+    print_error(f"the whole traceback is in {log}")
+
+
+def _own_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return where the user's code was last, or else that of a library other than torch and emrun."""
+    frames: list[tuple[bool, int, FrameType, int]] = []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("torch", "emrun"):
+            installed = Path(frame.f_code.co_filename).resolve().is_relative_to(sys.prefix)
+            frames.append((not installed, len(frames), frame, line))
+    if not frames:
+        return None
+    _, _, frame, line = max(frames, key=lambda each: each[:2])
+    return traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
 
 
 def print_error(text: str) -> None:

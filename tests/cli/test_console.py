@@ -80,3 +80,75 @@ def test_a_warning_on_a_terminal_is_yellow(emrun_on_terminal, tmp_path):
     (tmp_path / "c.yaml").write_text(CONFIG + "  - my_hooks.Warn\n")
     _, _, text = emrun_on_terminal("train", "c.yaml")
     assert "\x1b[33m\x1b[1mwarning:\x1b[0m look here" in text
+
+
+NET = """\
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, wrong="shape"):
+        super().__init__()
+        self.wrong = wrong
+        self.layer = torch.nn.Linear(64, 1)
+
+    def forward(self, x):
+        return self.layer(x) if self.wrong == "shape" else [][len(x)]
+
+
+def loss(logit, y):
+    return torch.nn.functional.cross_entropy(logit, y.sum(dim=3))
+"""
+WRONG_CALLS = {
+    "shape": (
+        ["model.module={class: my_net.Net}"],
+        "forward of Net got x: float32 (10, 11)",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (10x11 and 64x1)",
+        ['my_net.py", line 11, in forward', "return self.layer(x) if"],
+    ),
+    "Python": (
+        ["model.module={class: my_net.Net, wrong: list}"],
+        "forward of Net got x: float32 (10, 11)",
+        "IndexError: list index out of range",
+        ['my_net.py", line 11, in forward', "return self.layer(x) if"],
+    ),
+    "loss": (
+        ["model.loss={import: my_net.loss, inputs: [logit, y]}"],
+        "model.loss got logit: float32 (10,), y: float32 (10,)",
+        "IndexError: Dimension out of range",
+        ['my_net.py", line 15, in loss', "return torch.nn.functional.cross_entropy"],
+    ),
+    "metric": (
+        ["model.metrics={m: {import: my_net.loss, inputs: [y, x]}}"],
+        "model.metrics.m got y: float32 (10,), x: float32 (10, 11)",
+        "IndexError: Dimension out of range",
+        ['my_net.py", line 15, in loss'],
+    ),
+    "without code of one's own": (
+        ["model.module={class: torch.nn.Linear, in_features: 64, out_features: 1}"],
+        "forward of Linear got x: float32 (10, 11)",
+        "RuntimeError: mat1 and mat2",
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_an_error_in_forward_or_loss_says_what_went_in_then_torchs_message_then_the_users_line(emrun, tmp_path, name):
+    overrides, went_in, message, own = WRONG_CALLS[name]
+    (tmp_path / "my_net.py").write_text(NET)
+    done = emrun("train", "-q", "c.yaml", "--output-dir", "run", *overrides)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[0] == went_in
+    assert lines[1].startswith(message)
+    assert "Traceback" not in done.stderr
+    places = [line for line in lines if line.startswith("  File ")]
+    assert len(places) == bool(own)
+    assert all(each in done.stderr for each in own)
+    assert "the whole traceback is in run/train.log" in lines
+    log = (tmp_path / "run/train.log").read_text()
+    assert "Traceback (most recent call last)" in log
+    assert log.rstrip().endswith(went_in)
+    replayed = emrun("replay", "run")
+    assert (replayed.returncode, "\nreproduced\n" in replayed.stdout) == (0, True)

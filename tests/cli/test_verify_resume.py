@@ -209,6 +209,22 @@ def test_a_training_whose_train_stream_is_evaluated_too_is_exact(verify):
     ]
 
 
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        "{class: SequentialLR, schedulers: [{class: LinearLR, total_iters: 4}, {class: CosineAnnealingLR, T_max: 9}], "
+        "milestones: [4], step_on: update}",
+        "{class: ChainedScheduler, schedulers: [{class: LinearLR}, {class: ExponentialLR, gamma: 0.9}], "
+        "step_on: update}",
+    ],
+    ids=["SequentialLR", "ChainedScheduler"],
+)
+def test_a_schedule_of_schedules_is_exact(verify, scheduler):
+    done = verify(f"model.scheduler={scheduler}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {row[-1] for row in rows(done)} == {"exact"}
+
+
 def test_a_killed_training_goes_on_from_its_checkpoint_and_long_epochs_are_cut(emrun, tmp_path):
     sample = "{class: Majority, n: 300, batch_size: 10}"
     (tmp_path / "config.yaml").write_text(CONFIG.replace("{class: my_code.Data}", sample).replace(

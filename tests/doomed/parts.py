@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from emrun import AbstractHook, TrainingAborted
+from emrun import AbstractHook, TorchModel, TrainingAborted
 
 
 class Data:
@@ -60,6 +60,32 @@ class Root(torch.nn.Module):
 
     def forward(self, x):
         return {"loss": torch.sqrt(torch.nan_to_num(x).abs() * self.scale).sum(dim=1)}
+
+
+class OwnScheme(TorchModel):
+    """Makes its updates without emrun, and fails before or after the update of a batch that is bad."""
+
+    def __init__(self, module, fails="before", by_hand=False, fused=False, **kwargs):
+        super().__init__(module, **kwargs)
+        self.fails = fails
+        if not by_hand:
+            self.mine = torch.optim.SGD(module.parameters(), lr=0.1, fused=fused)
+        self.by_hand = by_hand
+
+    def train_step(self, inputs):
+        outputs = self.forward(inputs)
+        is_bad = bool(outputs["loss"].isnan().any())
+        if is_bad and self.fails == "before":
+            raise RuntimeError("bad before the update")
+        outputs["loss"].mean().backward()
+        if self.by_hand:
+            for parameter in self.module.parameters():
+                parameter.data -= 0.1 * parameter.grad
+        else:
+            self.mine.step()
+        if is_bad:
+            raise RuntimeError("bad after the update")
+        return outputs
 
 
 class Guard(AbstractHook):
