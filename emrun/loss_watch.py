@@ -69,6 +69,8 @@ class LossWatch:
             self._message = ""
 
     def _take(self, what: str, value: Any, epoch: int, iteration: int) -> None:
+        if getattr(value, "is_meta", False):  # a tensor of torch that has no value
+            return
         try:
             number = float(value)
         except (TypeError, ValueError):  # there is none

@@ -120,12 +120,16 @@ def _place_to_go_on_from(checkpoints: Path, name: str | None) -> Path | None:
 def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
     """Check that a run without checkpoints may begin anew: it was killed before it could commit the first one.
 
+    The line of the first epoch is written just before its checkpoint, so it may stand alone.
+
     Raises:
         UsageError: it recorded a training epoch, or ended with a checkpoint; beginning anew would replace what it left.
     """
-    if checkpoint.is_unfinished(source / CHECKPOINTS):
+    recorded = recorded_epochs(source)
+    is_at_its_first = len(recorded) <= 1 and trace.get("status") in ("running", "failed")
+    if is_at_its_first or checkpoint.is_unfinished(source / CHECKPOINTS):
         return
-    epochs = sum(line["epoch"] > 0 for line in recorded_epochs(source))
+    epochs = sum(line["epoch"] > 0 for line in recorded)
     iterations = trace.get("iterations_done") if trace.get("status") in ("finished", "interrupted") else None
     if epochs or iterations:
         done = f"{epochs} epochs" if epochs else f"{iterations} iterations"
