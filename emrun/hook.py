@@ -7,11 +7,10 @@ import types
 import typing
 from collections import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from emrun.errors import HookError, did_you_mean, listed
-from emrun.types import Batch, EpochData, Names, Profile
+from emrun.types import Batch, EpochData, Names, Profile, evaluated
 
 if TYPE_CHECKING:  # hooks know the loop they are registered in; the loop knows its hooks
     from emrun.main_loop import MainLoop
@@ -319,6 +318,8 @@ def _named_by(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         if index == 0:
             bound.apply_defaults()
         args, kwargs = (), {}
+        plain = inspect.unwrap(constructor)
+        annotations, names = getattr(plain, "__annotations__", {}), getattr(plain, "__globals__", {})
         for name, value in bound.arguments.items():
             parameter = bound.signature.parameters[name]
             values = [value]
@@ -327,20 +328,9 @@ def _named_by(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             elif parameter.kind is parameter.VAR_KEYWORD:
                 kwargs, values = value, value.values()
             for each in values:
-                yield from _names_in(_type_of(constructor, name), each)
+                yield from _names_in(evaluated(annotations.get(name), names), each)
         if not (args or kwargs):
             return
-
-
-def _type_of(function: Any, parameter: str) -> Any:
-    """Return the type of a parameter, None without one that can be evaluated."""
-    function = inspect.unwrap(function)
-    annotations = getattr(function, "__annotations__", {})
-    owner = SimpleNamespace(__annotations__={"it": annotations.get(parameter)})
-    try:
-        return typing.get_type_hints(owner, getattr(function, "__globals__", {}), include_extras=True)["it"]
-    except Exception:  # annotations are the user's code, and may need what only type checkers import
-        return None
 
 
 def _names_in(hint: Any, value: Any) -> Iterator[tuple[str, str]]:

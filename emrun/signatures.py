@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 from typing import Any, Final
+
+from emrun.types import evaluated
 
 UNREAD: Final = object()
 """A type or a default that stands in a source in a form that only running it would tell."""
@@ -272,13 +273,5 @@ def _hints(functions: Sequence[Any]) -> dict[str, Any]:
     for function in functions:
         for name, annotation in getattr(function, "__annotations__", {}).items():
             if name not in found:
-                found[name] = _hint(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
+                found[name] = evaluated(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
     return found
-
-
-def _hint(annotation: Any, names: dict[str, Any]) -> Any:
-    owner = SimpleNamespace(__annotations__={"it": annotation})
-    try:
-        return typing.get_type_hints(owner, names, include_extras=True)["it"]
-    except Exception:  # annotations are the user's code: whatever is wrong with them, they are only hints
-        return None

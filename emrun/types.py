@@ -7,7 +7,8 @@ import re
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from emrun.errors import ArgumentError
 
@@ -56,6 +57,20 @@ EpochVariable = Annotated[str, Names("epoch variable")]
 
 Address = Annotated[str, Names("address")]
 """A statistic that a hook reads, `stream/variable` or `stream/variable/aggregation`: an earlier hook must write it."""
+
+
+def evaluated(annotation: Any, names: dict[str, Any]) -> Any:
+    """Return the type that an annotation stands for, None when it cannot be evaluated.
+
+    Args:
+        annotation: a type, or the text of one.
+        names: the global names of the function that has it.
+    """
+    owner = SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return get_type_hints(owner, names, include_extras=True)["it"]
+    except Exception:  # annotations are the user's code, and may need what only type checkers import
+        return None
 
 
 def check_choice(argument: str, value: object, allowed: object) -> None:
