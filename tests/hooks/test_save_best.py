@@ -252,6 +252,10 @@ def test_a_variable_of_several_aggregations_needs_one(scripted, numbers, run):
         loop.run_training()
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.array, torch.tensor, lambda value: np.array([value])], ids=["float32", "array", "tensor", "one number"])
+@pytest.mark.parametrize(
+    "kind",
+    [np.float32, np.array, torch.tensor, lambda value: np.array([value])],
+    ids=["float32", "array", "tensor", "one number"],
+)
 def test_numbers_of_any_kind_are_compared(best_epochs, kind):
     assert best_epochs([kind(3.0), kind(1.0), kind(2.0)], aggregation=None) == [0, 1, 1]
