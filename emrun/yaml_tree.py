@@ -224,7 +224,7 @@ class _Parser:
             child = self._node(following, events, position)
             found = re.fullmatch(r"([\w.]+):(\S+)", name) if is_flow and isinstance(name, str) else None
             if found and _is_plain(event) and _is_plain(following) and child.value is None:
-                raise self._error(position, f"write a blank after the colon: {found[1]}: {found[2]}")
+                raise self._error(position, f"write a space after the colon: {found[1]}: {found[2]}")
             if is_merge:
                 if merge_position is not None:
                     raise self._error(position, f"key '<<' stands twice; the first is at {merge_position}")
