@@ -287,6 +287,7 @@ def _check_round_trip(training: Training, copy: AbstractModel, batches: Mapping[
     model = training.model
     model.load(directory)
     model.load_state_dict(load_state(directory)["model"])
+    came_back = encode(model.state_dict(), "state of the model", copied=True)
     for stream, batch in batches.items():
         before, after = (_evaluated(each, batch, stream) for each in (copy, model))
         for name, value in before.items():
@@ -296,7 +297,7 @@ def _check_round_trip(training: Training, copy: AbstractModel, batches: Mapping[
                     "is another one; what its save(), load() and state_dict() leave out must be a parameter or a "
                     "buffer, or part of get_extra_state()"
                 )
-    if not _equal(saved, encode(model.state_dict(), "state of the model")):
+    if not _equal(saved, came_back):
         raise StateError("the model's state_dict() is another one after load_state_dict() of the same")
 
 

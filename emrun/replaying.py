@@ -83,7 +83,7 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
     capsule = read_capsule(place, run_directory)
     config = read_config(run_directory)
     prepared = prepare(override(config, [f"model.device={device}"] if device is not None else []), Imported())
-    found = Replay(capsule, notes=list(_differences(capsule)))
+    found = Replay(capsule, notes=list(_differences(capsule, prepared)))
     with preserved_randomness(), tempfile.TemporaryDirectory(prefix="emrun-replay-") as output_dir:
         attempt = _Attempt(capsule, prepared, Path(output_dir), found.notes)
         found.error = attempt.run(capsule.batch)
@@ -206,7 +206,7 @@ class _WentThroughError(Exception):
     """The step is over and nothing failed."""
 
 
-def _differences(capsule: Capsule) -> Iterator[str]:
+def _differences(capsule: Capsule, prepared: Prepared) -> Iterator[str]:
     """Yield what is known to make the step another one than that of then."""
     facts, step = capsule.facts, capsule.step
     stored = capsule.place / CONFIG
@@ -223,8 +223,12 @@ def _differences(capsule: Capsule) -> Iterator[str]:
     for name, reason in facts["left_out"].items():
         yield f"left out: {name}: {reason}"
     if step.hook_class is not None:
-        without = "" if step.event == "before_batch" else "; before_batch of none, as the batch is what they made of it"
-        yield f"of the hooks, only {step.hook_class} is called{without}"
+        yield f"of the hooks, only {step.hook_class} is called"
+    nothing = AbstractHook.before_batch
+    if step.event != "before_batch" and any(
+        getattr(recipe.target, "before_batch", nothing) is not nothing for recipe in prepared.hooks
+    ):
+        yield "before_batch of the hooks is not called: the batch is what they made of it"
 
 
 def _find_causes(found: Replay, attempt: _Attempt) -> None:

@@ -1,7 +1,6 @@
 """`emrun verify-resume` as an installed command, on trainings that are exact and on some that are not."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -238,13 +237,6 @@ def test_a_killed_training_goes_on_from_its_checkpoint_and_long_epochs_are_cut(e
     assert "compared 18 iterations" in done.stdout
 
 
-def gradient_norm():
-    """Return the code of the hook that the README has."""
-    text = (SAMPLES.parent / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(import torch\n\nfrom emrun import AbstractHook.*?)```", text, re.DOTALL)
-    return code
-
-
 SET_UP = "my_code.Freeze, my_code.Freeze: {until: 3}, my_code.Decay, my_code.Draw, my_code.Curriculum"
 
 
@@ -260,8 +252,7 @@ def test_what_hooks_set_up_before_an_epoch_is_in_force_after_a_resume_in_its_mid
 
 
 def test_the_hook_of_the_readme_is_exact(verify, tmp_path):
-    text = (SAMPLES.parent / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(import torch\n\nfrom emrun import AbstractHook.*?)```", text, re.DOTALL)
+    code = (SAMPLES / "my_project" / "my_hooks.py").read_text()  # tests/test_readme.py compares it with the README
     with (tmp_path / "my_code.py").open("a") as file:
         file.write("\n\n" + code)
     done = verify("hooks=[ComputeStats: {variables: [loss]}, WriteCSV, my_code.GradientNorm: {enough: 0.0}]")

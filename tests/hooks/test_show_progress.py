@@ -128,6 +128,9 @@ def test_no_thread_is_started(scripted, numbers, terminal):
     assert bars(terminal.getvalue())
 
 
+AT_THE_END = 1  # the loop looks whether the loss of an epoch's last step is finite
+
+
 class Loss:
     """A loss on a device: counts how often somebody waits for it."""
 
@@ -155,7 +158,7 @@ def test_the_loss_is_read_only_when_the_bar_is_drawn(scripted, terminal):
     model.step_values = lambda: {"loss": loss}
     MainLoop(model, Many(), [ShowProgress(), StopAfter(epochs=1)], skip_zeroth_epoch=True).run_training()
     assert "loss 0.125" in terminal.getvalue()
-    assert loss.reads == terminal.getvalue().count("loss 0.125") < 100
+    assert loss.reads - AT_THE_END == terminal.getvalue().count("loss 0.125") < 100
 
 
 def test_the_loss_is_not_read_where_no_bar_is_shown(scripted, numbers, monkeypatch):
@@ -163,4 +166,4 @@ def test_the_loss_is_not_read_where_no_bar_is_shown(scripted, numbers, monkeypat
     model, loss = scripted(), Loss()
     model.step_values = lambda: {"loss": loss}
     MainLoop(model, numbers, [ShowProgress(), StopAfter(epochs=1)]).run_training()
-    assert loss.reads == 0
+    assert loss.reads == AT_THE_END
