@@ -426,6 +426,19 @@ def test_a_run_that_was_killed_while_its_first_checkpoint_was_written_begins_ane
     assert result_of_epochs(project / "run") == [1]
 
 
+def test_a_run_that_was_killed_between_its_first_epoch_and_the_checkpoint_of_it_begins_anew(project, emrun):
+    overrides = ["main_loop.skip_zeroth_epoch=true", "hooks.StopAfter.epochs=1"]
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run", *overrides).returncode == 0
+    shutil.rmtree(project / "run" / "checkpoints")
+    trace = project / "run" / "trace.yaml"
+    trace.write_text(trace.read_text().replace("status: finished", "status: running"))  # as the kill leaves it
+    before = (project / "run" / "metrics.jsonl").read_text()
+    done = emrun("resume", "run")
+    assert done.returncode == 0, done.stderr
+    after = (project / "run" / "metrics.jsonl").read_text()
+    assert [json.loads(line)["streams"] for line in after.splitlines()] == [json.loads(before)["streams"]]
+
+
 def test_a_name_that_no_checkpoint_has_any_more_leaves_the_run_as_it_is(project, emrun):
     before = lose_checkpoints(project, emrun)
     done = emrun("resume", "run", "--checkpoint", "best")
