@@ -30,19 +30,22 @@ class Checkpointing:
     Args:
         root: the directory of the run's checkpoints, None when there is no run.
         stage: copies the state; returns what writes the copy into a directory, and whether another thread may do so.
-        failed: called in that thread when it fails; must not block.
+        noticed: called in that thread when it fails, and when the first checkpoint is saved; must not block.
+        first_saved: called when the first checkpoint is saved, by the thread of the loop.
     """
 
     def __init__(
         self,
         root: Path | None,
         stage: Callable[[], tuple[Callable[[Path], None], bool]],
-        failed: Callable[[], None] = lambda: None,
+        noticed: Callable[[], None] = lambda: None,
+        first_saved: Callable[[], None] = lambda: None,
     ) -> None:
         self.requested: dict[str, Policy] = {}
         self._root = root
         self._stage = stage
-        self._failed = failed
+        self._noticed = noticed
+        self._first_saved = first_saved
         self._given_up: set[str] = set()
         self._latest_policy: Policy = "error"
         self._newest: tuple[State, Path] | None = None
@@ -92,14 +95,14 @@ class Checkpointing:
             write, in_background = self._stage()
             save = partial(commit, self._root, write, epoch=epoch, iteration=iteration, names=names, given_up=given_up)
             if not in_background:
-                self._newest = (state, save())
+                self._take_note(state, save())
                 return
         except Exception as error:  # a model may save in its own way
             _report(error, names)
             return
         self._thread = self._thread or ThreadPoolExecutor(1, "emrun checkpoint")
         saved = self._thread.submit(save)
-        saved.add_done_callback(lambda found: found.exception() and self._failed())
+        saved.add_done_callback(lambda found: (found.exception() or self._newest is None) and self._noticed())
         self._in_flight = _Writing(state, names, saved)
 
     def request_latest(self) -> None:
@@ -128,9 +131,17 @@ class Checkpointing:
         if writing is None:
             return
         try:
-            self._newest = (writing.state, writing.saved.result())
+            place = writing.saved.result()
         except Exception as error:
             _report(error, writing.names)
+            return
+        self._take_note(writing.state, place)
+
+    def _take_note(self, state: State, place: Path) -> None:
+        is_first = self._newest is None
+        self._newest = (state, place)
+        if is_first:
+            self._first_saved()
 
     def close(self) -> None:
         """End the thread when nothing is left to be written; another checkpoint gets a new one."""

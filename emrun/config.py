@@ -232,9 +232,11 @@ def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",))
         was_copied = len(there.get(node.position, ())) > max(1, len(left.get(node.position, ())))
         is_below = any(path[: len(other)] == other for other in reported)
         is_there = _at(after, path[:-1]) is not None  # otherwise more was deleted than the copy
-        if was_copied and kept and path not in left[node.position] and is_there and not is_below:
+        new = _at(after, path)
+        is_same = new is not None and new.plain() == node.plain()
+        if was_copied and kept and path not in left[node.position] and is_there and not (is_below or is_same):
             reported.append(path)
-            notes.append(_note_of_copies(path, node, _at(after, path), kept))
+            notes.append(_note_of_copies(path, there[node.position][path], new, kept))
     return notes
 
 
@@ -256,9 +258,9 @@ def _by_position(places: Iterable[_Place]) -> dict[Position, dict[tuple[Any, ...
 
 
 def _note_of_copies(
-    path: tuple[Any, ...], old: Node, new: Node | None, kept: Mapping[tuple[Any, ...], Position]
+    path: tuple[Any, ...], place: Position, new: Node | None, kept: Mapping[tuple[Any, ...], Position]
 ) -> str:
-    places = ", ".join(f"{_key_path(other)} ({place})" for other, place in kept.items())
+    places = ", ".join(f"{_key_path(other)} ({each})" for other, each in kept.items())
     if new is None:
         ways = [f"~{_key_path(other)}" for other in kept]
     else:
@@ -267,7 +269,7 @@ def _note_of_copies(
         ways = [f"{_key_path(other)}={text}" for other in kept]
     more = " ".join(shlex.quote(way) for way in ways)
     return (
-        f"{_key_path(path)} ({old.position}) is overridden, but not {places}, which has the same value by an anchor of "
+        f"{_key_path(path)} ({place}) is overridden, but not {places}, which has the same value by an anchor of "
         f"YAML; to change that too, add {more}"
     )
 

@@ -285,7 +285,7 @@ def _monitored(hook: Any, written: Sequence[str]) -> dict[str, bool]:
 
 def _is_of_variable(name: str, variable: str) -> bool:
     """Tell whether what is written, `variable` or `variable/aggregation`, is of a variable."""
-    return name == variable or name.startswith(f"{variable}/")
+    return name.startswith(f"{variable}/") or (name == variable and "/" not in variable)
 
 
 def _is_statistic(name: str, statistic: str) -> bool:

@@ -73,7 +73,7 @@ class LossWatch:
             return
         try:
             number = float(value)
-        except (TypeError, ValueError):  # there is none
+        except (TypeError, ValueError, RuntimeError):  # there is none; of a complex tensor
             return
         self._is_finite = math.isfinite(number)
         if self._is_finite or self._first is not None:

@@ -187,7 +187,12 @@ class MainLoop:
         self._news = False  # a signal, a termination or a request for a checkpoint: looked at after each batch
         self._entered = False
         self.checks = BatchChecks(model, self.hooks, on_empty_batch, on_unused_sources)
-        self._checkpointing = Checkpointing(run.checkpoints if run else None, self._state.stage, self._take_notice)
+        self._checkpointing = Checkpointing(
+            run.checkpoints if run else None,
+            self._state.stage,
+            self._take_notice,
+            partial(run.add_to_trace, has_checkpoints=True) if run else lambda: None,
+        )
         self._current: StreamWrapper | None = None
         self._draws = Draws()
         self._failed_call: tuple[str, int] | None = None  # the event that raised, and the index of its listener
@@ -479,6 +484,7 @@ class MainLoop:
         self._streams.stop()
         try:
             if failure is None and not self.evaluating:
+                self._state.loss.look(self._state.epochs_done + 1, self._state.iterations_done)
                 self._checkpointing.save_latest(*self._state.point)
             else:
                 self._checkpointing.wait()
@@ -487,8 +493,6 @@ class MainLoop:
                 _LOG.warning("the last checkpoint was not saved: %s", saving_error)
             failure = failure or saving_error
         self._checkpointing.close()
-        if failure is None and not self.evaluating:
-            self._state.loss.look(self._state.epochs_done + 1, self._state.iterations_done)
         if not isinstance(failure, TrainingAborted):  # the guard has said it
             self._state.loss.warn()
         self.outcome = Outcome.of(failure or error, None if self.evaluating else self._preempt_exit_code)
@@ -593,10 +597,10 @@ class MainLoop:
         """Run the model on the batches of one epoch of a stream, and tell the hooks that it is over."""
         self.training = train
         self._failed_call = None
-        if self._silence is not None:
-            self._silence.__enter__()
         self._current = stream.__enter__()  # a train stream reads ahead during the evaluations too, see `_stop`
         try:
+            if self._silence is not None:
+                self._silence.__enter__()
             batches_run = self._run_batches(stream, train)
         finally:
             self._end_silence()
@@ -656,7 +660,7 @@ class MainLoop:
                 if batches_run == 0:
                     self._end_silence()
                     checks.check_outputs(outputs)
-                    note_randomness = note_randomness and self._draws.watch()
+                    note_randomness = note_randomness and self._draws.watch(of_whole_steps=not self._changers)
                 batches_run += 1
                 if train:
                     state.iterations_done += 1
@@ -764,14 +768,14 @@ class MainLoop:
         changed = dict(batch)
         self.notify("before_batch", stream_name=stream_name, batch=changed)
         if self.run is not None:
-            self._draws.take_again()
+            self._draws.before_model()
         return changed
 
     def _offer(self, call: Callable[..., Any], stream_name: str, batch: Batch) -> None:
         """Call `before_batch` of a hook, and keep what it takes to do that again."""
         self._offered = dict(batch)
         if self.run is not None:
-            self._draws.take_again()
+            self._draws.before_hook()
         call(stream_name=stream_name, batch=batch)
 
     def _get_prefetch(self) -> Prefetch | None:

@@ -292,13 +292,14 @@ def _hidden(module: str) -> tuple[Path, str] | None:
         return None
     for folder in map(Path, sys.path):
         other = _file_of(module, folder.resolve())
-        is_installed = any(folder.is_relative_to(home) for home in _INSTALLED)
+        is_installed = any(folder.is_relative_to(home) for home in INSTALLED)
         if other is not None and not is_installed and other.resolve() != Path(spec.origin).resolve():
             return other, "built into Python" if spec.origin in ("built-in", "frozen") else f"at {spec.origin}"
     return None
 
 
-_INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+"""Where Python keeps its own modules and those of packages."""
 
 
 def no_member(path: str, owner: str, file: str | None, name: str, members: Iterable[str]) -> NotThere:

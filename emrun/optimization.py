@@ -8,7 +8,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,11 +97,13 @@ def all_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     return parameters
 
 
-def parameters_beside(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> list[torch.nn.Parameter]:
-    """Return the parameters of a module that its optimizer does not hold."""
+def parameters_beside(
+    parameters: Sequence[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None
+) -> list[torch.nn.Parameter]:
+    """Return those of a module's parameters that its optimizer does not hold."""
     groups = optimizer.param_groups if optimizer is not None else []
     held = {id(parameter) for group in groups for parameter in group["params"]}
-    return [parameter for parameter in all_parameters(module) if id(parameter) not in held]
+    return [parameter for parameter in parameters if id(parameter) not in held]
 
 
 class Traces:
@@ -116,20 +118,22 @@ class Traces:
 
     def __init__(self) -> None:
         self._before: int | None = None
-        self._versions: list[tuple[torch.nn.Parameter, int]] = []
+        self._parameters: Sequence[torch.nn.Parameter] = ()
+        self._versions: list[int] = []
 
-    def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def begin(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Take note of the parameters before a step."""
         if not Traces._counts:
             Traces._counts = True
             register_optimizer_step_pre_hook(Traces._count)
         self._before = Traces._steps
-        self._versions = [(parameter, parameter._version) for parameter in parameters]
+        self._parameters = parameters
+        self._versions = [parameter._version for parameter in parameters]
 
     def has_updated(self) -> bool:
         """Tell whether an optimizer has stepped, or a parameter was changed, since then."""
-        changed = any(parameter._version != version for parameter, version in self._versions)
-        return changed or self._before not in (None, Traces._steps)
+        now = [parameter._version for parameter in self._parameters]
+        return now != self._versions or self._before not in (None, Traces._steps)
 
     @staticmethod
     def _count(*_: Any) -> None:

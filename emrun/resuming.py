@@ -120,19 +120,21 @@ def _place_to_go_on_from(checkpoints: Path, name: str | None) -> Path | None:
 def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
     """Check that a run without checkpoints may begin anew: it was killed before it could commit the first one.
 
-    The line of the first epoch is written just before its checkpoint, so it may stand alone.
+    The trace says that there was one, but a moment later than it was committed. The line of the first epoch is written
+    just before its checkpoint, so it may stand alone.
 
     Raises:
         UsageError: it recorded a training epoch, or ended with a checkpoint; beginning anew would replace what it left.
     """
     recorded = recorded_epochs(source)
     is_at_its_first = len(recorded) <= 1 and trace.get("status") in ("running", "failed")
-    if is_at_its_first or checkpoint.is_unfinished(source / CHECKPOINTS):
+    had_none = trace.get("has_checkpoints") is not True
+    if had_none and (is_at_its_first or checkpoint.is_unfinished(source / CHECKPOINTS)):
         return
     epochs = sum(line["epoch"] > 0 for line in recorded)
     iterations = trace.get("iterations_done") if trace.get("status") in ("finished", "interrupted") else None
-    if epochs or iterations:
-        done = f"{epochs} epochs" if epochs else f"{iterations} iterations"
+    if epochs or iterations or not had_none:
+        done = f"{epochs} epochs" if epochs else f"{iterations or 0} iterations"
         raise UsageError(
             f"{source} has no checkpoint left to resume from, and beginning anew would replace what it recorded "
             f"({done} done); nothing was changed. Put its checkpoints back into {source / CHECKPOINTS}, or train from "

@@ -114,8 +114,10 @@ class Run:
             previous: the trace as it was.
             resumed: what to add to the list of resumes.
         """
-        kept = ("train_begin", "epochs_done", "iterations_done", "seed", "forked_from")
+        kept = ("train_begin", "epochs_done", "iterations_done", "seed", "forked_from", "has_checkpoints")
         self._trace.update({key: previous[key] for key in kept if key in previous})
+        if resumed.get("checkpoint"):
+            self._trace["has_checkpoints"] = True
         self._trace["train_begin"] = self._trace["train_begin"] or self._clock().isoformat(timespec="seconds")
         before = {key: previous.get(key) for key in ("reason", "command", "host", "pid")}
         before = {"status": _status_without_process(previous), **before}

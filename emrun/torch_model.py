@@ -142,6 +142,7 @@ class TorchModel(AbstractModel):
         own = type(self)
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
         self._traces = Traces()
+        self._parameters: list[torch.nn.Parameter] = []  # of the module, at the beginning of the stream
         self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
@@ -215,11 +216,12 @@ class TorchModel(AbstractModel):
                 return self.forward(inputs)
         if stream is not self._stream:
             self._stream, self._check_pending, self._trained = stream, True, True
-            self._others = parameters_beside(module, self.optimizer)
+            self._parameters = all_parameters(module)
+            self._others = parameters_beside(self._parameters, self.optimizer)
             self._check_schedule()
-        if self._is_own_scheme:  # it may train any parameter, also one that is new
-            self._others = all_parameters(module)
-            self._traces.begin(self._others)
+        if self._is_own_scheme:
+            self._traces.begin(self._parameters)
+            self._minimised = None  # it may call `backward` of the loss itself
         clear_gradients(self.optimizer, self._others)
         outputs = self.train_step(inputs)
         detached = {}
@@ -227,6 +229,8 @@ class TorchModel(AbstractModel):
             detached[name] = value.detach() if isinstance(value, Tensor) and value.requires_grad else value
         if self._minimised is not None:  # as a rule it is an output, whose detached tensor is there already
             self._minimised = detached["loss"] if self._minimised is outputs.get("loss") else self._minimised.detach()
+        elif isinstance(loss := detached.get("loss"), Tensor) and not loss.dim():
+            self._minimised = loss
         return detached
 
     def step_values(self) -> Mapping[str, Any]:

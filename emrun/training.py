@@ -296,6 +296,8 @@ def _kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> It
 def _unknown_stream(dataset: Any, stream: str) -> UsageError:
     there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
     near = did_you_mean(stream, there)
+    if stream.removesuffix("_eval") in there:  # how the loop calls a train stream that it evaluates
+        near = f"; did you mean {stream.removesuffix('_eval')!r}?"
     return UsageError(f"dataset {type(dataset).__name__} has no stream {stream!r}{near} (it has {listed(there)})")
 
 

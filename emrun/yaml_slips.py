@@ -100,6 +100,9 @@ class Slip:
         """Explain what cannot follow in a mapping or a list of several lines."""
         found = self._problem.rpartition("found ")[2].strip("'")
         rest = self._text[self._column :].strip()
+        missing = re.match(r"\s*(?:-\s+)*([\w.]+)\s+[\[{]", self._text)
+        if found in ("]", "}") and missing:
+            return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
         if found in ("]", "}"):
             return f"this {found!r} has no {'[' if found == ']' else '{'!r} before it"
         if found == "<scalar>":
@@ -140,6 +143,9 @@ class Slip:
         """Explain what cannot follow within [] or {}."""
         if self._text[: self._column + 1].endswith("${"):
             return "within [] and {} a text with ${...} needs quotes"
+        missing = re.search(r"([\w.]+)\s+[\[{]$", self._text[: self._column + 1])
+        if missing:
+            return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
         if self._is_closed():
             return "a comma is missing before this, or a text with ': ' in it needs quotes"
         return (*self._start, f"this {self._at_start()!r} is never closed")

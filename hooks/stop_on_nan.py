@@ -70,6 +70,11 @@ class StopOnNaN(AbstractHook):
                 raise ArgumentError(name, f"{value!r} is neither true nor false")
         if not (after_batch or after_epoch):
             raise ArgumentError("after_epoch", "with after_batch false too there is nothing to look at")
+        addresses = [name for name in variables or () if "/" in name and not after_batch]
+        if addresses:
+            name = addresses[0]
+            message = f"{name!r} is not a variable; all statistics of a variable are looked at, in every stream: [loss]"
+            raise ArgumentError("variables", message)
         self._variables = variables
         self._warned: set[str] = set()
         self._on_unknown_type = on_unknown_type

@@ -249,6 +249,25 @@ def test_the_state_of_a_generator_that_steps_draw_from_is_the_one_before_the_ste
     assert DRAWING[name]() == value
 
 
+def test_of_hooks_that_change_batches_and_of_the_model_only_what_each_draws_from_is_taken():
+    draws = Draws()
+    draws.take_all()
+    for is_first in (True, False):
+        draws.before_hook()
+        hook = draws.before_step()
+        of_hook = DRAWING["numpy"]()
+        draws.before_model()
+        model = draws.before_step()
+        of_model = DRAWING["torch"]()
+        if is_first:
+            assert draws.watch(of_whole_steps=False) is None
+    assert (hook[1], model[1]) == (["numpy"], ["torch"])
+    set_random_state(hook[0])
+    assert DRAWING["numpy"]() == of_hook
+    set_random_state(model[0])
+    assert DRAWING["torch"]() == of_model
+
+
 def test_steps_that_draw_nothing_cost_nothing():
     draws = Draws()
     draws.take_all()

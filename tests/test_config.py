@@ -389,6 +389,17 @@ def left_by(text, *overrides):
     return copies_left(config, override(config, overrides))
 
 
+def test_the_place_of_an_overridden_copy_is_that_of_the_copy():
+    (note,) = left_by(COPIED, "model.b=4")
+    assert note.startswith(
+        "model.b (c.yaml:5:18) is overridden, but not model.a (c.yaml:5:12), model.c.1 (c.yaml:5:25)"
+    )
+
+
+def test_what_an_override_leaves_as_it_was_is_not_noted():
+    assert not [note for note in left_by(COPIED, "dataset={class: Table, n: 7}") if "dataset.class" in note]
+
+
 def test_an_override_that_does_not_reach_a_copy_names_both_lines_and_what_to_add():
     (note,) = left_by(COPIED, "dataset.n=7")
     assert note.startswith("dataset.n (c.yaml:3:6) is overridden, but not ")

@@ -580,6 +580,19 @@ def test_step_values_are_the_scalar_that_was_minimised_and_the_learning_rates():
         assert values["loss"].grad_fn is None
 
 
+def test_step_values_have_the_loss_of_a_train_step_that_calls_backward_itself():
+    class Own(TorchModel):
+        def train_step(self, inputs):
+            loss = self.forward(inputs)["loss"].mean()
+            loss.backward()
+            self.update(self.optimizer)
+            return {"loss": loss}
+
+    model = Own(Affine(), optimizer=SGD)
+    (*_, last) = run(model, XY)
+    assert model.step_values()["loss"] == last["loss"]
+
+
 def test_no_graph_is_kept_when_a_training_step_is_over():
     class Tracked(Affine):
         def forward(self, x, y):

@@ -175,6 +175,8 @@ def test_what_is_no_config_is_an_error_at_its_line_and_column(text, line, column
         ("a: 1\nseed:1\nmodel: {a: 1}", 2, 5, "write a space after the colon: seed: 1"),
         ("a: 1\nseed:1\n", 2, 5, "write a space after the colon: seed: 1"),
         ("a:\n  n: 3\n  class:X  \nb: 3", 3, 8, "write a space after the colon: class: X"),
+        ("b: 1\na {b: [c]}\n", 2, 2, "a colon is missing: a: ..."),
+        ("a: {b [c], d: 1}\n", 1, 6, "a colon is missing: b: ..."),
         ("a: {class:X, n: 3}", 1, 5, "write a space after the colon: class: X"),
         ("dataset\n  class: X", 1, 8, "a colon is missing: dataset:"),
         ("a: 3\ndataset\n\n  # why\n  class: X", 2, 8, "a colon is missing: dataset:"),

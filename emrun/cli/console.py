@@ -92,11 +92,16 @@ def ignore_early_requests() -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
-def fail(error: BaseException) -> int:
-    """Tell of an error on standard error and return the exit status: a traceback for status 1 only."""
+def fail(error: BaseException, *, has_log: bool = True) -> int:
+    """Report an error on standard error and return the exit status: a traceback for status 1 only.
+
+    Args:
+        error: the error.
+        has_log: whether the log stays that has the traceback; otherwise the whole of it is printed.
+    """
     status = exit_status(error)
     log = getattr(error, "kept_in", None)
-    if status == 1 and log is not None and has_inputs(error):
+    if status == 1 and has_log and log is not None and has_inputs(error):
         _print_short(error, log)
     elif status == 1:
         traceback.print_exception(error)
@@ -125,11 +130,14 @@ def _print_short(error: BaseException, log: Path) -> None:
 
 def _own_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Return where the user's code was last, or else that of a library other than torch and emrun."""
+    from emrun.names import INSTALLED
+
     frames: list[tuple[bool, int, FrameType, int]] = []
     for frame, line in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in ("torch", "emrun"):
-            installed = Path(frame.f_code.co_filename).resolve().is_relative_to(sys.prefix)
+            file = Path(frame.f_code.co_filename)
+            installed = not file.is_file() or any(file.resolve().is_relative_to(home) for home in INSTALLED)
             frames.append((not installed, len(frames), frame, line))
     if not frames:
         return None

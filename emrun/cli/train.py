@@ -80,7 +80,7 @@ def train(
                 return _go_on(output_dir, loaded, quiet)
             raise
         try:
-            return run(training, quiet)
+            return run(training, quiet, keeps=not remove)
         finally:
             if remove:
                 shutil.rmtree(training.output_dir, ignore_errors=True)
@@ -101,16 +101,23 @@ def _go_on(output_dir: Path, loaded: Config, quiet: bool) -> int:
     return 0 if resumed is None else run(resumed, quiet)
 
 
-def run(training: Training, quiet: bool) -> int:
-    """Run a training, print its table and what survived it, and return the exit status."""
+def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
+    """Run a training, print its table and what survived it, and return the exit status.
+
+    Args:
+        training: the training.
+        quiet: print no table.
+        keeps: whether the run directory stays; otherwise no message names what is in it.
+    """
     directory = training.main_loop.run
     metrics = directory.metrics if directory else []
     try:
         outcome = training.main_loop.run_training()
     except Exception as error:
-        status = fail(error)
-        tell_of_capsule(training.main_loop.capsule)
-        _tell_what_survived(training)
+        status = fail(error, has_log=keeps)
+        if keeps:
+            tell_of_capsule(training.main_loop.capsule)
+            _tell_what_survived(training)
         return status
     if metrics and not quiet:
         click.echo(summary(metrics))
@@ -118,7 +125,8 @@ def run(training: Training, quiet: bool) -> int:
         click.echo(f"warning: {outcome.warning}", err=True)
     if outcome.status == "interrupted":
         click.echo(str(outcome.reason), err=True)
-        _tell_what_survived(training)
+        if keeps:
+            _tell_what_survived(training)
         if outcome.signal_number is not None:
             end_by_signal(outcome.signal_number)
     return outcome.exit_status

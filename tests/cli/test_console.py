@@ -83,6 +83,7 @@ def test_a_warning_on_a_terminal_is_yellow(emrun_on_terminal, tmp_path):
 
 
 NET = """\
+import random
 import torch
 
 
@@ -93,6 +94,8 @@ class Net(torch.nn.Module):
         self.layer = torch.nn.Linear(64, 1)
 
     def forward(self, x):
+        if self.wrong == "library":
+            return random.sample([1, 2], 5)
         return self.layer(x) if self.wrong == "shape" else [][len(x)]
 
 
@@ -104,25 +107,31 @@ WRONG_CALLS = {
         ["model.module={class: my_net.Net}"],
         "forward of Net got x: float32 (10, 11)",
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (10x11 and 64x1)",
-        ['my_net.py", line 11, in forward', "return self.layer(x) if"],
+        ['my_net.py", line 14, in forward', "return self.layer(x) if"],
     ),
     "Python": (
         ["model.module={class: my_net.Net, wrong: list}"],
         "forward of Net got x: float32 (10, 11)",
         "IndexError: list index out of range",
-        ['my_net.py", line 11, in forward', "return self.layer(x) if"],
+        ['my_net.py", line 14, in forward', "return self.layer(x) if"],
+    ),
+    "a library of Python's": (
+        ["model.module={class: my_net.Net, wrong: library}"],
+        "forward of Net got x: float32 (10, 11)",
+        "ValueError: Sample larger than population",
+        ['my_net.py", line 13, in forward', "random.sample"],
     ),
     "loss": (
         ["model.loss={import: my_net.loss, inputs: [logit, y]}"],
         "model.loss got logit: float32 (10,), y: float32 (10,)",
         "IndexError: Dimension out of range",
-        ['my_net.py", line 15, in loss', "return torch.nn.functional.cross_entropy"],
+        ['my_net.py", line 18, in loss', "return torch.nn.functional.cross_entropy"],
     ),
     "metric": (
         ["model.metrics={m: {import: my_net.loss, inputs: [y, x]}}"],
         "model.metrics.m got y: float32 (10,), x: float32 (10, 11)",
         "IndexError: Dimension out of range",
-        ['my_net.py", line 15, in loss'],
+        ['my_net.py", line 18, in loss'],
     ),
     "without code of one's own": (
         ["model.module={class: torch.nn.Linear, in_features: 64, out_features: 1}"],

@@ -357,6 +357,12 @@ def lose_checkpoints(project, emrun, *overrides):
     return files(project / "run")
 
 
+def leave_as_killed_before_the_first_checkpoint(project):
+    trace = project / "run" / "trace.yaml"
+    text = trace.read_text().replace("status: finished", "status: running").replace("has_checkpoints: true\n", "")
+    trace.write_text(text)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -421,7 +427,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(project, 
 
 def test_a_run_that_was_killed_while_its_first_checkpoint_was_written_begins_anew(project, emrun):
     lose_checkpoints(project, emrun, "main_loop.skip_zeroth_epoch=true")
-    (project / "run" / "checkpoints" / ".tmp-77").mkdir(parents=True)  # as the kill leaves it
+    leave_as_killed_before_the_first_checkpoint(project)
+    (project / "run" / "checkpoints" / ".tmp-77").mkdir(parents=True)
     assert emrun("resume", "-q", "run", "hooks.StopAfter.epochs=1").returncode == 0
     assert result_of_epochs(project / "run") == [1]
 
@@ -430,13 +437,20 @@ def test_a_run_that_was_killed_between_its_first_epoch_and_the_checkpoint_of_it_
     overrides = ["main_loop.skip_zeroth_epoch=true", "hooks.StopAfter.epochs=1"]
     assert emrun("train", "-q", "config.yaml", "--output-dir", "run", *overrides).returncode == 0
     shutil.rmtree(project / "run" / "checkpoints")
-    trace = project / "run" / "trace.yaml"
-    trace.write_text(trace.read_text().replace("status: finished", "status: running"))  # as the kill leaves it
+    leave_as_killed_before_the_first_checkpoint(project)
     before = (project / "run" / "metrics.jsonl").read_text()
     done = emrun("resume", "run")
     assert done.returncode == 0, done.stderr
     after = (project / "run" / "metrics.jsonl").read_text()
     assert [json.loads(line)["streams"] for line in after.splitlines()] == [json.loads(before)["streams"]]
+
+
+def test_a_run_that_was_killed_in_its_second_epoch_and_lost_its_checkpoints_is_not_begun_anew(project, emrun):
+    (project / "config.yaml").write_text(CONFIG + sending((signal.SIGKILL, "train", 6, 2)))
+    before = lose_checkpoints(project, emrun, "main_loop.skip_zeroth_epoch=true")
+    assert len((project / "run" / "metrics.jsonl").read_text().splitlines()) == 1
+    assert emrun("resume", "run").returncode == 2
+    assert files(project / "run") == before
 
 
 def test_a_name_that_no_checkpoint_has_any_more_leaves_the_run_as_it_is(project, emrun):

@@ -232,6 +232,15 @@ def test_rm_of_a_training_that_fails_deletes_the_directory_and_keeps_the_exit_st
     assert not list((project / "log").iterdir())
 
 
+def test_rm_of_a_step_that_fails_prints_the_traceback_and_names_no_file_of_the_run(project, emrun):
+    done = emrun("train", "--rm", "config.yaml", "model.module.args.0.in_features=5")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback") or "\nTraceback (most recent call last)" in done.stderr
+    assert "the whole traceback is in" not in done.stderr
+    assert "emrun replay" not in done.stderr
+    assert "emrun train" not in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [[], ["--output-dir", "mine"]], ids=["log", "output-dir"])
 def test_rm_of_a_training_that_cannot_be_built_deletes_the_directory(project, emrun, arguments):
     (project / "broken.py").write_text("def model():\n    raise RuntimeError('no GPU today')\n")

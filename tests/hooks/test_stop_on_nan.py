@@ -272,3 +272,9 @@ def test_a_model_without_a_torch_module_has_no_gradients_to_look_at(arguments):
     for module in arguments:
         model.module = module
     looking().before_update(model)
+
+
+@pytest.mark.parametrize("name", ["loss/mean", "train/loss/mean"])
+def test_an_address_guards_nothing_and_is_refused(name):
+    with pytest.raises(ArgumentError, match=f"'{name}' is not a variable"):
+        StopOnNaN(variables=[name])
