@@ -392,7 +392,7 @@ def left_by(text, *overrides):
 def test_the_place_of_an_overridden_copy_is_that_of_the_copy():
     (note,) = left_by(COPIED, "model.b=4")
     assert note.startswith(
-        "model.b (c.yaml:5:18) is overridden, but not model.a (c.yaml:5:12), model.c.1 (c.yaml:5:25)"
+        "model.b (c.yaml:5:21) is overridden, but not model.a (c.yaml:5:12), model.c.1 (c.yaml:5:32)"
     )
 
 
