@@ -86,8 +86,10 @@ def test_an_override_that_an_anchor_keeps_from_a_copy_is_warned_of_once(emrun, t
     assert "is overridden" not in emrun("config", "c.yaml", "dataset.n=60", "~eval", "~main_loop").stderr
     evaluated = emrun("eval", "-q", "run", "valid", "train", "-c", "c.yaml", "dataset.n=60")
     assert evaluated.returncode == 0, evaluated.stderr
-    assert evaluated.stderr.count("which has the same value") == 1  # of main_loop.buffer; the overlay is laid over
-    assert "but not main_loop.buffer (c.yaml:10:48)" in evaluated.stderr
+    for place in ("c.yaml:16:11", "c.yaml:3:6"):  # of eval.valid, which is laid over the dataset, and of the dataset
+        warning = f"dataset.n ({place}) is overridden, but not main_loop.buffer (c.yaml:10:48), which has"
+        assert evaluated.stderr.count(warning) == 1
+    assert evaluated.stderr.count("is overridden") == 2
 
 
 def test_a_resume_warns_of_it_too(emrun, tmp_path):
