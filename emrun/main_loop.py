@@ -484,8 +484,8 @@ class MainLoop:
         self._streams.stop()
         try:
             if failure is None and not self.evaluating:
-                self._state.loss.look(self._state.epochs_done + 1, self._state.iterations_done)
                 self._checkpointing.save_latest(*self._state.point)
+                self._state.loss.look(self._state.epochs_done + 1, self._state.iterations_done)
             else:
                 self._checkpointing.wait()
         except BaseException as saving_error:

@@ -423,6 +423,24 @@ def test_an_abort_fails_with_exit_status_3():
     assert (loop.outcome.status, loop.outcome.exit_status, loop.outcome.reason) == ("failed", 3, "loss is NaN")
 
 
+def test_a_model_that_cannot_tell_its_loss_fails_when_the_checkpoint_is_saved_and_hooks_hear_of_the_end(tmp_path):
+    class Mute(Model):
+        def step_values(self):
+            raise ValueError("no loss")
+
+    class End(AbstractHook):
+        def after_batch(self):
+            if self.main_loop.iterations_done == 2:
+                raise TrainingTerminated
+
+    hook, run = recording_hook(), Run(tmp_path)
+    with pytest.raises(ValueError, match="no loss"):
+        MainLoop(Mute(), Data(), [End(), hook], run=run).run_training()
+    assert names(hook)[-2:] == ["on_error", "after_training"]
+    assert (tmp_path / "checkpoints" / "latest" / "manifest.json").exists()
+    assert "status: failed" in (tmp_path / "trace.yaml").read_text()
+
+
 def test_after_training_of_every_hook_runs_and_the_first_error_is_raised(caplog):
     error = ValueError("first")
     hooks = [recording_hook(after_training=each) for each in (error, ValueError("second"))]
