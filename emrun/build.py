@@ -80,14 +80,14 @@ class Recipe:
         except (HookError, MissingExtra) as error:
             message = self.node.censored(str(error))
             raise ConfigError(Problem(self.node.key_position, self.key, message)) from error
-        except Exception as error:
+        except BaseException as error:
             problem = self._refused(error, kwargs)
             if problem is not None:
                 raise ConfigError(problem) from error
             error.add_note(f"while building {self.key} ({self.node.key_position})")
             raise
 
-    def _refused(self, error: Exception, kwargs: Mapping[str, Any]) -> Problem | None:
+    def _refused(self, error: BaseException, kwargs: Mapping[str, Any]) -> Problem | None:
         """Return the problem when an error says that an argument is unknown which only `**kwargs` took."""
         found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
         name = next(filter(None, found.groups()), "") if found is not None else ""

@@ -19,14 +19,15 @@ import numpy as np
 import torch
 
 import emrun
-from emrun.config import interpolate, read_config
-from emrun.errors import StateError, StorageError, UsageError, exit_status
+from emrun.censor import Censor
+from emrun.errors import StateError, StorageError, UsageError, exit_status, reason_of
 from emrun.files import (
     describe,
     flush_directory,
     flush_file,
     json_digest,
     make_directory,
+    refuse_timeout,
     storing,
     write_atomically,
 )
@@ -150,17 +151,18 @@ class Draws:
 
 def keep_failure(
     run_directory: Path,
-    error: Exception,
+    error: BaseException,
     step: Step,
     batch: Batch,
     model: AbstractModel,
     *,
+    censor: Censor,
     draws: Draws,
     hook: AbstractHook | None,
     checkpoint: tuple[str, int] | None,
 ) -> Path | None:
-    """Write a capsule of the step that failed, unless the failure is not one of a step: a termination, a mistake in
-    the config, a file that cannot be written.
+    """Write a capsule of the step that failed, unless the failure is not one of a step: a termination, an interrupt, a
+    mistake in the config, a file that cannot be written.
 
     Never raises: what keeps it from being written is logged.
 
@@ -170,6 +172,7 @@ def keep_failure(
         step: where it happened.
         batch: the batch as it is now.
         model: the model, whose weights may have moved.
+        censor: what the texts go through.
         draws: knows the random states before the step.
         hook: the hook that failed, if it was one.
         checkpoint: the name and the iteration of the newest checkpoint.
@@ -177,31 +180,30 @@ def keep_failure(
     Returns:
         The capsule's directory, None when there is none.
     """
-    if isinstance(error, TrainingTerminated) or exit_status(error) not in (1, 3):
+    if isinstance(error, TrainingTerminated | KeyboardInterrupt) or exit_status(error) not in (1, 3):
         return None
     try:
         random, exact = draws.before_step()
         facts = {
-            **_facts(run_directory, error),
+            **_facts(error, censor),
             "step": asdict(step),
             "random_before_step": exact,
             "device": str(getattr(model, "device", "")) or None,
             "checkpoint": None if checkpoint is None else {"name": checkpoint[0], "iteration": checkpoint[1]},
         }
-        place = _write(run_directory, facts, batch, model, hook, random)
-    except Exception as failure:  # whatever it is, the training's own error is the one to tell of
+        place = _write(run_directory, facts, batch, model, hook, random, censor)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:  # whatever it is, the training's own error is the one to tell of
         _LOG.warning("the batch that failed could not be kept: %s: %s", type(failure).__name__, failure)
         return None
     _LOG.info("kept the batch that failed in %s", place)
     return place
 
 
-def _facts(run_directory: Path, error: Exception) -> dict[str, Any]:
+def _facts(error: BaseException, censor: Censor) -> dict[str, Any]:
     """Return what is to be said of an error, without what came from the environment."""
-    message, trace = str(error), "".join(traceback.format_exception(error))
-    if (run_directory / CONFIG).exists():
-        config = interpolate(read_config(run_directory / CONFIG))
-        message, trace = config.censored(message), config.censored(trace)
+    message, trace = censor(str(error)), censor("".join(traceback.format_exception(error)))
     versions = {"emrun": emrun.__version__, "python": platform.python_version()}
     versions.update({name: metadata.version(name) for name in ("torch", "numpy")})
     return {"format": FORMAT, "error": kind_of(error), "message": message, "traceback": trace, "versions": versions}
@@ -214,6 +216,7 @@ def _write(
     model: AbstractModel,
     hook: AbstractHook | None,
     random: dict[str, Any],
+    censor: Censor,
 ) -> Path:
     root = run_directory / FAILURES
     with storing(root, "write"):
@@ -225,13 +228,13 @@ def _write(
         try:
             packed, left_out = _pack_all(batch)
             state: dict[str, Any] = {"batch": packed, "random": random, "model": None, "hook": None}
-            facts["left_out"] = left_out
             facts["weights"] = _save_weights(model, facts["step"], state, aside)
             if hook is not None:
                 try:
                     state["hook"] = encode(hook.state_dict(), "hook")
                 except Exception as error:
                     left_out["the hook's state"] = str(error)
+            facts["left_out"] = censor.plain(left_out)
             save_state(state, aside)
             if (run_directory / CONFIG).exists():
                 shutil.copyfile(run_directory / CONFIG, aside / CONFIG)
@@ -321,7 +324,9 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
     except StorageError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StorageError(f"capsule {place}: {_FACTS} cannot be read ({error}); the capsule is damaged") from error
+        refuse_timeout(error, place)
+        reason = reason_of(error)
+        raise StorageError(f"capsule {place}: {_FACTS} cannot be read ({reason}); the capsule is damaged") from error
 
 
 def kind_of(error: BaseException) -> str:

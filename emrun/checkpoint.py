@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import StorageError, UsageError, listed
+from emrun.errors import ReadTimeout, StorageError, UsageError, listed, reason_of
 from emrun.files import (
     describe,
     flush_directory,
@@ -22,6 +22,7 @@ from emrun.files import (
     flush_lines,
     json_digest,
     link_atomically,
+    refuse_timeout,
     storing,
 )
 
@@ -195,6 +196,8 @@ def newest(root: Path) -> Path | None:
     for place in sorted(places, key=_order, reverse=True):
         try:
             verify(place)
+        except ReadTimeout:
+            raise
         except StorageError as error:
             damaged.append(str(error))
             continue
@@ -224,6 +227,8 @@ def _order(place: Path) -> tuple[int, str]:
     """Return what checkpoints are sorted by: the number of the commit, or the name where that cannot be read."""
     try:
         return _read_manifest(place).commit, place.name
+    except ReadTimeout:
+        raise
     except StorageError:
         followers = [path for path in _checkpoints(place.parent) if path.name < place.name]
         return max((_commit_of(path) for path in followers), default=0), place.name
@@ -232,6 +237,8 @@ def _order(place: Path) -> tuple[int, str]:
 def _commit_of(place: Path) -> int:
     try:
         return _read_manifest(place).commit
+    except ReadTimeout:
+        raise
     except StorageError:
         return 0
 
@@ -245,10 +252,10 @@ def verify(place: Path) -> Manifest:
     manifest = _read_manifest(place)
     for name, expected in manifest.files.items():
         path = place / name
-        if name != Path(name).name or not path.is_file():
-            raise StorageError(f"checkpoint {place}: {name} is missing; the checkpoint is damaged")
         with storing(path, "read"):
-            found = describe(path)
+            found = describe(path) if name == Path(name).name and path.is_file() else None
+        if found is None:
+            raise StorageError(f"checkpoint {place}: {name} is missing; the checkpoint is damaged")
         if found != expected:
             raise StorageError(f"checkpoint {place}: {name} differs from its manifest; the checkpoint is damaged")
     return manifest
@@ -290,7 +297,8 @@ def _read_manifest(place: Path) -> Manifest:
         intact = content.pop("sha256", None) == json_digest(content)
         manifest = Manifest(**content) if known and intact else None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise StorageError(f"checkpoint {place}: {_MANIFEST} cannot be read ({error})") from error
+        refuse_timeout(error, place / _MANIFEST)
+        raise StorageError(f"checkpoint {place}: {_MANIFEST} cannot be read ({reason_of(error)})") from error
     if not known:
         newer = f"format {content['format']} is newer than this emrun knows ({FORMAT})"
         raise StorageError(f"checkpoint {place}: {newer}")

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shlex
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import ConfigError, Position, Problem, did_you_mean
+from emrun.censor import hide_on_terminal
+from emrun.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, did_you_mean, is_timeout
 from emrun.files import expanded
 from emrun.names import normalised, same_class
 from emrun.yaml_tree import MAX_DEPTH, MAX_NODES, Node, dump, node_of, parse, read_scalar
 
 _Place = tuple[tuple[Any, ...], Node, Position | None]  # a path, what is there, and the alias that brought it there
 
+_MAX_EXTENDS = 100  # files in a row
+_MAX_BYTES = 40_000_000  # of a file; how many characters it may have says `parse`
 _INTERPOLATION = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<name>[^{}]*)\}|\$\{")
 
 
@@ -72,7 +77,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     path, text = _read_text(expanded(source))
     node = parse(text, str(path))
     extends = isinstance(node.value, dict) and node.get("extends") is not None
-    base = _extended(node, path, ())
+    base = _Extending().read(node, path, ())
     root = override(base, overrides)
     return Config(root, Path(source).resolve().stem, None if extends else text, copies_left(base, root))
 
@@ -88,7 +93,7 @@ def read_config(source: Path, overrides: Sequence[str] = ()) -> Node:
         ConfigError: a file cannot be read, or an override does not fit.
     """
     path, text = _read_text(expanded(source))
-    return override(_extended(parse(text, str(path)), path, ()), overrides)
+    return override(_Extending().read(parse(text, str(path)), path, ()), overrides)
 
 
 def overlay(config: Node, stream: str) -> Node:
@@ -151,17 +156,30 @@ def interpolate(config: Node) -> Node:
     Raises:
         ConfigError: a name is unknown, keys refer to each other in a circle, or the result is too large or too deep.
     """
-    return _Interpolation(config).of(config, (), 1)
+    interpolated = _Interpolation(config).of(config, (), 1)
+    hide_on_terminal(interpolated.secrets())
+    return interpolated
 
 
 def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
-    """Return the file of a config, and its text; messages call the file `name`, or else as its path is."""
+    """Return the file of a config, and its text; messages call the file `name`, or else as its path is.
+
+    The config that a command names may also be an open pipe: `/dev/stdin`, or `<(...)` of a shell.
+    """
     try:
         if name is None and path.is_dir():
             path = path / "config.yaml"
-        content = path.read_bytes()
+        is_read = stat.S_ISREG(path.stat().st_mode) or (name is None and _is_descriptor(path))
+        if not is_read:
+            raise ConfigError(Problem(Position(name or str(path)), "", "is not a regular file"))
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
     except OSError as error:
+        if is_timeout(error):
+            raise ReadTimeout(errno.ETIMEDOUT, f"cannot read {name or path}: {TIMED_OUT}") from error
         raise ConfigError(Problem(Position(name or str(path)), "", f"cannot be read: {error.strerror}")) from error
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(Problem(Position(name or str(path)), "", f"is larger than {_MAX_BYTES} bytes"))
     try:
         return path, content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -170,32 +188,64 @@ def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
         raise ConfigError(Problem(position, "", "is not UTF-8")) from error
 
 
-def _extended(node: Node, path: Path, readers: tuple[Path, ...]) -> Node:
-    """Return what a file says, merged with what it extends."""
-    if not isinstance(node.value, dict):
-        raise ConfigError(Problem(node.position, "", "a config is a mapping with the keys dataset, model, ..."))
-    extends = node.value.get("extends")
-    if extends is None:
-        return node
-    node = replace(node, value={key: value for key, value in node.value.items() if key != "extends"})
-    names = extends.value if isinstance(extends.value, list) else [extends]
-    merged: Node | None = None
-    for name in names:
+def _is_descriptor(path: Path) -> bool:
+    """Tell whether a path names what this process has open already, so that opening it does not wait for a writer."""
+    return str(path) == "/dev/stdin" or str(path.parent) in ("/dev/fd", "/proc/self/fd")
+
+
+class _Extending:
+    """Reads what configs extend, each file once, however many others extend it."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, tuple[Node, int]] = {}  # file -> what it says with what it extends, and how deep that is
+
+    def read(self, node: Node, path: Path, readers: tuple[Path, ...]) -> Node:
+        """Return what a file says, merged with what it extends.
+
+        Args:
+            node: what it says.
+            path: the file.
+            readers: the files that extend it, directly or not.
+        """
+        return self._extended(node, path, readers)[0]
+
+    def _extended(self, node: Node, path: Path, readers: tuple[Path, ...]) -> tuple[Node, int]:
+        if not isinstance(node.value, dict):
+            raise ConfigError(Problem(node.position, "", "a config is a mapping with the keys dataset, model, ..."))
+        extends = node.value.get("extends")
+        if extends is None:
+            return node, 0
+        node = replace(node, value={key: value for key, value in node.value.items() if key != "extends"})
+        names = extends.value if isinstance(extends.value, list) else [extends]
+        merged: Node | None = None
+        deepest = 0
+        readers = (*readers, path.resolve())
+        for name in names:
+            other = self._file(name, path)
+            if other in readers:
+                raise ConfigError(Problem(name.position, "extends", f"{name.value} extends itself"))
+            if other not in self._read and len(readers) <= _MAX_EXTENDS:
+                _, text = _read_text(other, _shown(other))
+                self._read[other] = self._extended(parse(text, _shown(other)), other, readers)
+            base, depth = self._read.get(other, (node, 0))
+            deepest = max(deepest, depth + 1)
+            if len(readers) - 1 + deepest > _MAX_EXTENDS:
+                message = f"more than {_MAX_EXTENDS} files in a row extend one another, up to {_shown(other)}"
+                raise ConfigError(Problem(name.position, "extends", message))
+            merged = base if merged is None else merge(merged, base)
+        return (node if merged is None else merge(merged, node)), deepest
+
+    def _file(self, name: Node, path: Path) -> Path:
+        """Return the file that is extended."""
         if not isinstance(name.value, str):
             raise ConfigError(Problem(name.position, "extends", f"{name.shown()!r} is no file name"))
         try:
             other = (path.parent / expanded(name.value)).resolve(strict=True)
-            other = (other / "config.yaml").resolve(strict=True) if other.is_dir() else other
+            return (other / "config.yaml").resolve(strict=True) if other.is_dir() else other
         except (OSError, RuntimeError, ValueError) as error:  # not there; a circle of links; a null byte
             raise ConfigError(
                 Problem(name.position, "extends", f"there is no file {str(path.parent / expanded(name.value))!r}")
             ) from error
-        if other in (*readers, path.resolve()):
-            raise ConfigError(Problem(name.position, "extends", f"{name.value} extends itself"))
-        _, text = _read_text(other, _shown(other))
-        base = _extended(parse(text, _shown(other)), other, (*readers, path.resolve()))
-        merged = base if merged is None else merge(merged, base)
-    return node if merged is None else merge(merged, node)
 
 
 def _shown(path: Path) -> str:
@@ -533,6 +583,7 @@ class _Interpolation:
     def _text(self, node: Node, active: tuple[str, ...], depth: int) -> Node:
         """Return a text with interpolations in it as one text."""
         spelling = None
+        environment: list[tuple[str, str]] = []
 
         def text(match: re.Match[str]) -> str:
             nonlocal spelling
@@ -546,9 +597,11 @@ class _Interpolation:
                 raise ConfigError(Problem(node.position, "", message))
             if found.spelling is not None:
                 spelling = node.value
+                environment.extend(found.environment)
             return str(found.value)
 
-        return replace(node, value=_INTERPOLATION.sub(text, node.value), spelling=spelling)
+        value = _INTERPOLATION.sub(text, node.value)
+        return replace(node, value=value, spelling=spelling, environment=tuple(environment))
 
     def _named(self, name: str, node: Node, active: tuple[str, ...], depth: int) -> Node:
         """Return what an interpolation names."""
@@ -575,7 +628,7 @@ def _environment(name: str, node: Node) -> Node:
     variable, comma, default = name.removeprefix("env:").partition(",")
     value = os.environ.get(variable)
     if value is not None:
-        return replace(node, value=value, spelling=node.value)
+        return replace(node, value=value, spelling=node.value, environment=((value, f"${{{name}}}"),))
     if not comma:
         message = f"the environment has no {variable}; set it, or write ${{{name},default}}"
         raise ConfigError(Problem(node.position, "", message))
@@ -590,6 +643,11 @@ def _items(node: Node) -> Iterable[tuple[Any, Node]]:
     if isinstance(node.value, dict):
         return node.value.items()
     return enumerate(node.value) if isinstance(node.value, list) else ()
+
+
+def escaped(text: str) -> str:
+    """Return a text as a config writes it that is not to be interpolated, such as a path."""
+    return text.replace("${", "$${")
 
 
 def with_defaults(config: Node, defaults: Mapping[str, Any]) -> Node:

@@ -135,7 +135,9 @@ class _Trial:
         for name in [*own, *(each for each in stream_names(self._dataset) if each not in own)]:
             try:
                 self._try_stream(name, is_run=name in own)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # the user's code may also have called sys.exit
                 if name not in own:
                     self._notes.append(
                         f"stream {name!r}, which main_loop does not run: {type(error).__name__}: {error}"
@@ -268,7 +270,7 @@ def _call(listening: Any, event: str, **arguments: Any) -> None:
             call(**arguments)
     except TrainingTerminated:
         pass
-    except Exception as error:
+    except BaseException as error:
         error.add_note(f"in {event} of {type(listening).__name__}")
         raise
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from emrun.errors import did_you_mean, listed
+from emrun.errors import did_you_mean, listed, reason_of
 from emrun.stream_context import StreamContext
 
 _SUFFIX = "_stream"
@@ -43,7 +43,7 @@ class AbstractDataset:
         return "\n".join([table, *(line for line, _ in broken)])
 
 
-def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tuple[str, Exception]]]:
+def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tuple[str, BaseException]]]:
     """Return a table of every stream's sources, and for each stream that raised an error a line about it and the error.
 
     Args:
@@ -51,7 +51,7 @@ def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tu
         max_batches: how many batches of each stream are looked at.
     """
     rows: list[list[str]] = []
-    broken: list[tuple[str, Exception]] = []
+    broken: list[tuple[str, BaseException]] = []
     for name in stream_names(dataset):
         sources: dict[str, SourceInfo] = {}
         count = 0
@@ -60,7 +60,9 @@ def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tu
                 for source, values in batch.items():
                     sources.setdefault(source, SourceInfo()).add(values)
                 count += 1
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the user's code may also have called sys.exit
             broken.append((f"stream {name!r} fails after {count} batches: {_in_a_line(error)}", error))
         rows += [[name, source, *info.row()] for source, info in sources.items()]
         if not sources:
@@ -68,9 +70,9 @@ def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tu
     return tabulate(rows, headers=["stream", "source", "dtype", "shape", "range"]), broken
 
 
-def _in_a_line(error: Exception) -> str:
+def _in_a_line(error: BaseException) -> str:
     """Return the kind of an error, the first line of its message, and where it was raised."""
-    first = next(iter(str(error).strip().splitlines()), "")
+    first = next(iter(reason_of(error).strip().splitlines()), "")
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}{': ' if first else ''}{first} ({place.filename}:{place.lineno})"
 

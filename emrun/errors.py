@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -120,6 +122,13 @@ class StorageError(EmrunError, OSError):
 
     exit_status = 74
 
+    def __str__(self) -> str:
+        return str(self.strerror or super().__str__())  # without Python's `[Errno 28]`
+
+
+class ReadTimeout(StorageError):
+    """A file that the file system does not give in time, as one of a network may do; it may well be intact."""
+
 
 class DownloadError(EmrunError):
     """A file that a server does not give, or not the right one, or an archive that is refused."""
@@ -139,6 +148,27 @@ class StateError(EmrunError, ValueError):
     """A state that cannot be saved, or does not fit what it is loaded into."""
 
     exit_status = 2
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error's message; that of an operating system's error without its number: `permission denied: PATH`."""
+    if not isinstance(error, OSError) or isinstance(error, EmrunError) or error.errno is None:
+        return str(error)
+    known = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk is full", errno.ETIMEDOUT: "timed out"}
+    words = known.get(error.errno) or str(error.strerror or os.strerror(error.errno))
+    paths = [
+        os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes | os.PathLike)
+    ]
+    return ": ".join([words[:1].lower() + words[1:], *([" -> ".join(paths)] if paths else [])])
+
+
+TIMED_OUT = "timed out; the file system does not answer, what is in the file is not known: try again"
+"""What is said of a file that cannot be read in time."""
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Tell whether an operating system's error says that something was not there in time."""
+    return isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno == errno.ETIMEDOUT)
 
 
 def exit_status(error: BaseException) -> int:

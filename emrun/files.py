@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import ArgumentError, StorageError
+from emrun.errors import TIMED_OUT, ArgumentError, ReadTimeout, StorageError, is_timeout
 
 _CHUNK = 2**24  # large: between two of them a writer in a thread waits for the interpreter lock
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of those that are new
@@ -41,9 +41,26 @@ def storing(path: Path, what: str) -> Iterator[None]:
     except StorageError:
         raise
     except OSError as error:
+        if what == "read":
+            refuse_timeout(error, path)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "the disk is full" if full else error.strerror or str(error)
         raise StorageError(error.errno or errno.EIO, f"cannot {what} {path}: {reason}") from error
+
+
+def refuse_timeout(error: BaseException, path: Path) -> None:
+    """Raise what says that a file could not be read in time, if an error or what caused it says that.
+
+    Nothing is known of such a file: it is not to be taken for damaged, nor for one that is not there.
+
+    Raises:
+        ReadTimeout: with exit status 74.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        if is_timeout(found):
+            raise ReadTimeout(errno.ETIMEDOUT, f"cannot read {path}: {TIMED_OUT}") from error
+        found = found.__cause__ or found.__context__
 
 
 def write_atomically(path: Path, text: str, *, may_go_back: bool = False) -> None:

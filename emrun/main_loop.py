@@ -403,7 +403,7 @@ class MainLoop:
                 call(**arguments)
             except TrainingTerminated as error:
                 ended.append(error)
-            except Exception:
+            except BaseException:
                 self._failed_call = event, self._listeners[event].index(call)
                 raise
         if ended and not (self.evaluating or self._state.begins_again):
@@ -671,13 +671,13 @@ class MainLoop:
                 handled = None
                 if self._news and self._handle_news():
                     break
-        except Exception as error:
+        except BaseException as error:  # the user's code may also have called sys.exit
             if handled is not None and self.run is not None:
                 self._keep_failure(error, handled, stream, train)
             raise
         return batches_run
 
-    def _keep_failure(self, error: Exception, batch: Batch, stream: StreamWrapper, train: bool) -> None:
+    def _keep_failure(self, error: BaseException, batch: Batch, stream: StreamWrapper, train: bool) -> None:
         """Write a capsule of the batch that was being handled."""
         event, index = self._failed_call or (None, 0)
         if event == "before_batch" and self._offered is not None:
@@ -707,6 +707,7 @@ class MainLoop:
             step,
             batch,
             self.model,
+            censor=self.run.censor,
             draws=self._draws,
             hook=hook,
             checkpoint=self._checkpointing.newest,

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from emrun.errors import exit_status
+from emrun.errors import exit_status, reason_of
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.interrupts import Interrupted
 
@@ -52,7 +52,7 @@ class Outcome:
         if isinstance(error, KeyboardInterrupt):
             return cls("interrupted", "interrupted by SIGINT", 128 + signal.SIGINT, signal.SIGINT)
         name = "" if hasattr(error, "exit_status") else f"{type(error).__name__}: "
-        first_line = (str(error).strip().splitlines() or [""])[0]
+        first_line = (reason_of(error).strip().splitlines() or [""])[0]
         return cls("failed", f"{name}{first_line}", exit_status(error))
 
 

@@ -252,7 +252,9 @@ class _Places:
             for entry in entries:
                 name, arguments = hook_entry(entry)
                 found.hook(str(name), arguments, entry, f"hooks.{name}")
-        except Exception:  # what importing a module raises is reported where the module is needed
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # what importing a module raises is reported where the module is needed
             _LOG.debug("cannot look for where keys have their place", exc_info=True)
         loop = main_loop.named if main_loop is not None else ()
         places = found.places | {("main_loop", name) for name in loop if name not in SUPPLIED_TO_LOOP}
@@ -491,7 +493,7 @@ class Preparation:
         except MissingExtra as error:
             self._problem(name, key, str(error))
             return None
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"while importing {text} for {key} ({name.position})")
             raise
 

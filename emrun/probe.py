@@ -47,7 +47,9 @@ def main(job_text: str) -> None:
     record = _Record(Path(job["record"]))
     try:
         _run(job, record)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code may also have called sys.exit
         status = exit_status(error)
         text = "".join(traceback.format_exception(error)) if status == 1 else str(error)
         record.add("error", status=status, text=text)

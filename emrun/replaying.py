@@ -18,6 +18,7 @@ from emrun import checkpoint
 from emrun.assembly import DeterministicKernels
 from emrun.build import Imported, Recipe
 from emrun.capsule import FAILURES, Capsule, find_capsule, kind_of, read_capsule
+from emrun.censor import Censor
 from emrun.config import override, read_config
 from emrun.errors import StateError
 from emrun.hook import AbstractHook
@@ -87,7 +88,7 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
     with preserved_randomness(), tempfile.TemporaryDirectory(prefix="emrun-replay-") as output_dir:
         attempt = _Attempt(capsule, prepared, Path(output_dir), found.notes)
         found.error = attempt.run(capsule.batch)
-        found.message = prepared.config.censored(str(found.error))
+        found.message = attempt.censor(str(found.error))
         found.reproduced = found.error is not None and attempt.is_same(found.error, exactly=True)
         if found.reproduced and not _is_out_of_memory(found.error):
             _find_causes(found, attempt)
@@ -102,6 +103,7 @@ class _Attempt:
     def __init__(self, capsule: Capsule, prepared: Prepared, output_dir: Path, notes: list[str]) -> None:
         self._capsule = capsule
         self._prepared = prepared
+        self.censor = Censor(prepared.config.secrets())
         self._seed = int(prepared.get("seed", 0))
         self._hook_recipe = recipe = self._recipe_of_hook()
         self._supplied: dict[str, Any] = {"dataset": None, "output_dir": output_dir}
@@ -156,7 +158,9 @@ class _Attempt:
                 loop.epoch(*(([stream], []) if step.train else ([], [stream])))
         except _WentThroughError:
             return None
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the user's code may also have called sys.exit
             return error
         if loop.outcome is not None and loop.outcome.signal_number is not None:
             raise KeyboardInterrupt
@@ -184,7 +188,7 @@ class _Attempt:
             return False
         if _is_out_of_memory(error):
             return True  # its message says how much was free
-        messages = [self._prepared.config.censored(str(error)), facts["message"]]
+        messages = [self.censor(str(error)), self.censor(facts["message"])]
         if not exactly:
             messages = [re.sub(r"\d+", "0", message) for message in messages]
         return bool(messages[0] == messages[1])

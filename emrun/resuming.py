@@ -12,6 +12,7 @@ from typing import Any
 from emrun import checkpoint
 from emrun.assembly import Training, assemble
 from emrun.build import Imported
+from emrun.censor import Censor
 from emrun.config import Config, copies_left, override, read_config, with_defaults
 from emrun.errors import UsageError
 from emrun.files import expanded, storing, write_atomically
@@ -60,11 +61,13 @@ def resume_training(
         raise no_run(source)
     if fork is not None and fork.exists() and (not fork.is_dir() or any(fork.iterdir())):
         raise UsageError(f"--fork makes a new run, but {fork} exists and is not empty; choose another directory")
-    run = Run(source, command=command, lock=RunLock(source)) if fork is None else None
+    censor = Censor(kept=[source])
+    run = Run(source, command=command, lock=RunLock(source), censor=censor) if fork is None else None
     try:
         stored = read_config(source)
         merged = override(stored, overrides)
         prepared = prepare(merged, Imported())
+        censor.add(prepared.config.secrets())
         changed = _changes(stored.plain(), merged.plain())
         trace = read_trace(source)
         if trace.get("status") == "finished" and not changed and checkpoint_name is None and run is not None:
@@ -75,7 +78,7 @@ def resume_training(
         if place is None:
             _check_that_nothing_is_lost(source, trace)
         if fork is not None:
-            run, trace, place = _fork(source, fork, place, trace, command)
+            run, trace, place = _fork(source, fork, place, trace, command, censor)
         assert run is not None  # one of the two
         with run.logging():
             warn_of(copies_left(stored, merged))
@@ -143,7 +146,12 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
 
 
 def _fork(
-    source: Path, directory: Path, place: Path | None, trace: dict[str, Any], command: Sequence[str]
+    source: Path,
+    directory: Path,
+    place: Path | None,
+    trace: dict[str, Any],
+    command: Sequence[str],
+    censor: Censor,
 ) -> tuple[Run, dict[str, Any], Path | None]:
     """Copy what a run had at a checkpoint into a new run."""
     run = create_run(
@@ -153,6 +161,7 @@ def _fork(
         output_dir=directory,
         seed=int(trace.get("seed") or 0),
         command=command,
+        censor=censor,
     )
     try:
         with storing(directory, "copy a run to"):

@@ -26,8 +26,18 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 import emrun
-from emrun.errors import RunExists, UsageError
-from emrun.files import append_line, flush_lines, make_directory, safe_component, storing, truncate, write_atomically
+from emrun.censor import Censor, keep_on_terminal
+from emrun.errors import RunExists, UsageError, reason_of
+from emrun.files import (
+    append_line,
+    flush_lines,
+    make_directory,
+    refuse_timeout,
+    safe_component,
+    storing,
+    truncate,
+    write_atomically,
+)
 from emrun.lock import RunLock
 from emrun.types import EpochData
 
@@ -38,6 +48,8 @@ EVALUATIONS = "eval"
 _LOG_FORMAT = "%(asctime)s.%(msecs)03d: %(levelname)-8s@%(module)-14s: %(message)s"
 _FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
 _DEFAULT_FORMAT = "{name}_{timestamp}"
+
+_TEXTS = {"reason", "command", "resumes", "forked_from"}  # entries of the trace that may hold anything
 
 Clock = Callable[[], datetime]
 
@@ -56,6 +68,7 @@ class Run:
         command: the command that started it, for the trace.
         clock: tells the time.
         lock: the right to write the directory, released at the end of the run.
+        censor: what the log, the trace and the capsules of failed steps go through.
     """
 
     def __init__(
@@ -66,8 +79,15 @@ class Run:
         command: Sequence[str] = (),
         clock: Clock = local_time,
         lock: RunLock | None = None,
+        censor: Censor | None = None,
     ) -> None:
         self.directory = directory
+        self.censor = Censor() if censor is None else censor
+        places = {directory}
+        with suppress(OSError):  # the current directory is gone
+            places |= {directory.absolute(), directory.resolve(), Path.cwd()}
+        self.censor.keep(*places)
+        keep_on_terminal(*places)
         self._lock = lock
         self.metrics: list[dict[str, Any]] = []
         self._clock = clock
@@ -205,7 +225,7 @@ class Run:
         if self._log is None:
             with storing(self.directory / LOG, "write"):
                 handler = _LogFile(self.directory / LOG, encoding="utf-8")
-            handler.setFormatter(logging.Formatter(_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
+            handler.setFormatter(_CensoredFormatter(self.censor))
             self._log = _LogSession(handler)
         self._log.depth += 1
 
@@ -234,7 +254,8 @@ class Run:
     def _write_trace(self, *, may_go_back: bool = False) -> None:
         written = self._written
         new = {key: value for key, value in self._trace.items() if key not in written or written[key][0] != value}
-        written.update((key, (new[key], text)) for key, text in _in_yaml(new).items())
+        shown = {key: self.censor.plain(value) if key in _TEXTS else value for key, value in new.items()}
+        written.update((key, (new[key], text)) for key, text in _in_yaml(shown).items())
         text = "".join(written[key][1] for key in self._trace)
         write_atomically(self.directory / TRACE, text, may_go_back=may_go_back)
 
@@ -250,6 +271,17 @@ def _in_yaml(entries: Mapping[str, Any]) -> dict[str, str]:
     yaml.dump(entries, text)
     lines = re.split(r"(?m)^(?=[^\s-])", text.getvalue())[1:]  # what goes on with an entry is indented, or in a list
     return dict(zip(entries, lines, strict=True))
+
+
+class _CensoredFormatter(logging.Formatter):
+    """Writes the lines of the log, with their tracebacks, without what came from the environment."""
+
+    def __init__(self, censor: Censor) -> None:
+        super().__init__(_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S")
+        self._censor = censor
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._censor(super().format(record))
 
 
 class _LogSession:
@@ -303,7 +335,8 @@ class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         if not self._failed:
             self._failed = True
-            _LOG.warning("cannot write %s: %s", self.baseFilename, sys.exc_info()[1])
+            error = sys.exc_info()[1]
+            _LOG.warning("cannot write %s: %s", self.baseFilename, "" if error is None else reason_of(error))
 
 
 def create_run(
@@ -315,6 +348,7 @@ def create_run(
     seed: int,
     command: Sequence[str] = (),
     clock: Clock = local_time,
+    censor: Censor | None = None,
 ) -> Run:
     """Make a new run directory and write its config.
 
@@ -328,6 +362,7 @@ def create_run(
         seed: see `Run`, likewise the others.
         command: see `Run`.
         clock: see `Run`.
+        censor: see `Run`.
 
     Raises:
         RunExists: the directory holds a run (a `UsageError`).
@@ -352,7 +387,7 @@ def create_run(
                 "--output-dir, go on with it by `emrun resume`, or add --auto-resume"
             )
         write_atomically(directory / CONFIG, config_text)
-        run = Run(directory, seed=seed, command=command, clock=clock, lock=lock)
+        run = Run(directory, seed=seed, command=command, clock=clock, lock=lock, censor=censor)
         run.begin()
     except BaseException:
         lock.release()
@@ -370,7 +405,8 @@ def read_trace(directory: Path) -> dict[str, Any]:
     """Return the trace of a run; nothing where there is none or it is damaged."""
     try:
         trace = YAML(typ="safe", pure=True).load((directory / TRACE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, YAMLError):
+    except (OSError, ValueError, YAMLError) as error:
+        refuse_timeout(error, directory / TRACE)
         return {}
     return trace if isinstance(trace, dict) else {}
 
@@ -384,7 +420,9 @@ def recorded_epochs(directory: Path) -> list[dict[str, Any]]:
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file; a line that was not written whole ends it."""
     lines: list[dict[str, Any]] = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    with storing(path, "read"):
+        content = path.read_bytes() if path.exists() else b""
+    for line in content.splitlines():
         try:
             lines.append(json.loads(line))
         except ValueError:
@@ -394,7 +432,12 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def create_evaluation(
-    run_directory: Path, stream: str, config_text: str, command: Sequence[str] = (), clock: Clock = local_time
+    run_directory: Path,
+    stream: str,
+    config_text: str,
+    command: Sequence[str] = (),
+    clock: Clock = local_time,
+    censor: Censor | None = None,
 ) -> Run:
     """Make the directory `eval/<stream>-<n>` of a run for the results of an evaluation.
 
@@ -407,7 +450,7 @@ def create_evaluation(
         stem = safe_component("stream", stream)
         directory = _make_free(root / f"{stem}-{number}" for number in itertools.count(1))
     write_atomically(directory / CONFIG, config_text)
-    run = Run(directory, command=command, clock=clock)
+    run = Run(directory, command=command, clock=clock, censor=censor)
     run.begin()
     return run
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from emrun.errors import StateError, StorageError
+from emrun.files import refuse_timeout
 
 FILE = "state.pt"
 _BITS = 2000
@@ -96,6 +97,7 @@ def load_state(directory: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds, some of which advise to switch the safety off
+        refuse_timeout(error, path)
         raise StorageError(errno.EIO, f"cannot read {path}: it is no state of a training") from error
     if not isinstance(state, dict):
         raise StorageError(errno.EIO, f"cannot read {path}: it is no state of a training")

@@ -161,7 +161,9 @@ def bench(
             return Bench(streams, None, "the config has no model: give --step-ms")
         try:
             return Bench(streams, _seconds_of_a_step(build_model(root, dataset), batch, trained, seconds))
-        except Exception as error:  # of a model that is for another machine, or not written yet
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of a model that is for another machine, or not written yet
             return Bench(
                 streams, None, f"the model does not train here: give --step-ms ({type(error).__name__}: {error})"
             )

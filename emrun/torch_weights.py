@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from emrun.errors import StateError, StorageError, listed
+from emrun.errors import StateError, StorageError, listed, reason_of
+from emrun.files import refuse_timeout
 
 FILE = "model.safetensors"
 _TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ
@@ -92,7 +93,8 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
     except (SafetensorError, OSError, ValueError) as error:
-        raise StorageError(errno.EIO, f"cannot read {path}: {error}") from error
+        refuse_timeout(error, path)
+        raise StorageError(errno.EIO, f"cannot read {path}: {reason_of(error)}") from error
     state.update({name: state[first] for name, first in tied.items() if first in state})
     expected = {name: value for name, value in module.state_dict().items() if not _is_extra(name, value)}
     missing = sorted(expected.keys() - state.keys())

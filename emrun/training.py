@@ -14,7 +14,8 @@ from typing import Any
 from emrun import checkpoint
 from emrun.assembly import Training, assemble, build_dataset, build_hooks, build_model
 from emrun.build import Imported
-from emrun.config import copies_left, load_config, overlay, override, read_config, with_defaults
+from emrun.censor import Censor
+from emrun.config import copies_left, escaped, load_config, overlay, override, read_config, with_defaults
 from emrun.errors import ConfigError, StorageError, UsageError, did_you_mean, listed
 from emrun.files import expanded
 from emrun.hook import AbstractHook
@@ -63,7 +64,7 @@ def create_training(
     root = expanded(output_root)
     place = None if output_dir is None else expanded(output_dir)
     loaded = load_config(config, overrides)
-    merged = with_defaults(loaded.root, dict(zip(DRAWN, (draw_seed(), str(Path.cwd())), strict=True)))
+    merged = with_defaults(loaded.root, dict(zip(DRAWN, (draw_seed(), escaped(str(Path.cwd()))), strict=True)))
     prepared = prepare(merged, Imported())
     existed = place is not None and place.exists()
     had_root = place is not None or root.exists()
@@ -74,6 +75,7 @@ def create_training(
         output_dir=place,
         seed=prepared.get("seed", 0),
         command=command,
+        censor=Censor(prepared.config.secrets()),
     )
     try:
         with _kept_or_removed(run, existed, remove_failed), run.logging():
@@ -202,7 +204,9 @@ def evaluate(
     merged = override(laid_over, overrides)
     prepared = prepare(merged, Imported())
     checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
-    run = create_evaluation(directory, stream, dump(merged), command)
+    run = create_evaluation(
+        directory, stream, dump(merged), command, censor=Censor(prepared.config.secrets(), [directory])
+    )
     with _kept_or_removed(run, existed=False), run.logging():
         warn_of(copies_left(laid_over, merged, unread=("vars", "eval")))
         training = assemble(prepared, run.directory, run, is_evaluation=True)
@@ -218,7 +222,7 @@ def evaluate(
         training.main_loop.start_from(manifest.epoch, manifest.iteration)
         try:
             return training.main_loop.run_evaluation(stream)
-        except Exception:
+        except BaseException:
             if training.main_loop.capsule is not None:
                 place = training.main_loop.capsule
                 _LOG.warning("the batch that failed is kept; do its step again with: emrun replay %s", place)

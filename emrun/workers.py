@@ -28,6 +28,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
+from emrun.censor import censor_standard_error, terminal_censor
 from emrun.errors import EmrunError, StreamError
 from emrun.pickling import what_cannot_be_pickled
 from emrun.stream_pass import StreamPass, checked_for_reuse
@@ -195,6 +196,7 @@ class _Part(IterableDataset[Any]):
         self.stream_pass = stream_pass
         self.folder = folder
         self.ahead = ahead
+        self.censor = terminal_censor()
         self.file: Any = None  # where a worker writes its stacks; open as long as it lives
 
     def __getstate__(self) -> dict[str, Any]:
@@ -307,6 +309,8 @@ def _begin(worker: int) -> None:
     info = get_worker_info()
     assert info is not None  # it is called there
     part = cast(_Part, info.dataset)
+    if part.censor is not None and terminal_censor() is None:  # not forked
+        censor_standard_error(part.censor)
     threading.Thread(target=_end_with_the_loop, args=(part.folder,), daemon=True).start()
     # where its sockets for shared memory go: it is killed, so that a folder of its own would stay behind
     multiprocessing.current_process()._config["tempdir"] = str(part.folder)  # type: ignore[attr-defined]

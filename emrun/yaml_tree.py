@@ -41,9 +41,10 @@ _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "in
 class Node:
     """A value of a config: a scalar, a mapping of nodes or a list of nodes, with its position and that of its key.
 
-    A scalar that came from the environment has a `spelling`: what the config says, for messages. The name of a class
-    that an override put in the place of another has that one as `former`. A copy that YAML made of a value by an anchor
-    has the position of the `alias` that made it, beside those of the value itself.
+    A scalar that came from the environment has a `spelling`: what the config says, for messages; and `environment`:
+    what came from there, with how the config names it. The name of a class that an override put in the place of another
+    has that one as `former`. A copy that YAML made of a value by an anchor has the position of the `alias` that made
+    it, beside those of the value itself.
     """
 
     value: Any
@@ -52,6 +53,7 @@ class Node:
     spelling: str | None = None
     former: str | None = None
     alias: Position | None = None
+    environment: tuple[tuple[str, str], ...] = ()
 
     def plain(self) -> Any:
         """Return the value in plain Python types."""
@@ -69,8 +71,17 @@ class Node:
             return [child.shown() for child in self.value]
         return self.value if self.spelling is None else self.spelling
 
+    def secrets(self) -> Iterator[tuple[str, str]]:
+        """Yield the texts that came from the environment, whole and in parts, each with what the config says."""
+        if isinstance(self.value, dict | list):
+            for child in self.value.values() if isinstance(self.value, dict) else self.value:
+                yield from child.secrets()
+        elif self.spelling is not None:
+            yield from self.environment
+            yield str(self.value), self.spelling
+
     def censored(self, message: str) -> str:
-        """Return a message without what came from the environment, as far as this tree has it."""
+        """Return a message about this tree without what came from the environment, however short it is."""
         if isinstance(self.value, dict | list):
             for child in self.value.values() if isinstance(self.value, dict) else self.value:
                 message = child.censored(message)

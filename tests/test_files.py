@@ -66,7 +66,7 @@ def failing(code, calls=None):
 def test_an_error_of_the_operating_system_says_what_could_not_be_done(tmp_path):
     with pytest.raises(StorageError) as raised, storing(tmp_path, "write"):
         failing(errno.EACCES)()
-    assert str(raised.value) == f"[Errno {errno.EACCES}] cannot write {tmp_path}: Permission denied"
+    assert str(raised.value) == f"cannot write {tmp_path}: Permission denied"
     assert raised.value.errno == errno.EACCES
     assert exit_status(raised.value) == 74
     assert isinstance(raised.value.__cause__, PermissionError)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = [
     {
         "errors",
+        "censor",
         "lazy",
         "types",
         "yaml_tree",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
 from emrun import __version__
+from emrun.censor import censored_standard_error
 from emrun.cli.check import check
 from emrun.cli.config import show_config
 from emrun.cli.console import end_by_signal, fail
@@ -19,7 +21,20 @@ from emrun.cli.train import train
 from emrun.cli.verify_resume import verify_resume
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; what click and Python would end the process with is a failure of the user's code."""
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:
+            return fail(error)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            return fail(error)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="emrun")
 def emrun() -> None:
     """Train PyTorch models from one YAML file."""
@@ -38,6 +53,11 @@ emrun.add_command(replay)
 
 def main() -> int:
     """Run the command line and return its exit status; after a signal the process ends by that signal."""
+    with censored_standard_error():
+        return _main()
+
+
+def _main() -> int:
     try:
         status = emrun.main(standalone_mode=False)
     except click.ClickException as error:

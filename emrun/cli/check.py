@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emrun.cli.console import fail, terminal_log
+from emrun.censor import for_terminal
+from emrun.cli.console import fail, terminal_log, unwound_by_sigterm
+from emrun.errors import reason_of
 
 if TYPE_CHECKING:
     from emrun.config import Config
@@ -38,18 +39,20 @@ def check(config: Path, overrides: tuple[str, ...], static: bool, as_json: bool)
         from emrun.errors import ConfigError
 
         sys.dont_write_bytecode = True
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what is temporary goes
         try:
-            with redirect_stdout(sys.stderr) if as_json else nullcontext():  # what the user's code prints
-                contract = _check(config, overrides, static)
+            with redirect_stdout(sys.stderr) if as_json else nullcontext(), unwound_by_sigterm():
+                contract = _check(config, overrides, static)  # what the user's code prints is none of the JSON
         except ConfigError as error:
             if as_json:
                 click.echo(json.dumps({"problems": _problems(error), "contract": None}, indent=2))
                 return error.exit_status
             raise
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the user's code may also have called sys.exit
             if as_json:
-                problem = {"file": None, "line": None, "column": None, "key": None, "message": str(error)}
+                message = for_terminal(reason_of(error))
+                problem = {"file": None, "line": None, "column": None, "key": None, "message": message}
                 click.echo(json.dumps({"problems": [problem], "contract": None}, indent=2))
             return fail(error)
     if as_json:
@@ -88,7 +91,7 @@ def _problems(error: ConfigError) -> list[dict[str, Any]]:
             "line": problem.position.line if problem.position else None,
             "column": problem.position.column if problem.position else None,
             "key": problem.key,
-            "message": problem.message,
+            "message": for_terminal(problem.message),
         }
         for problem in error.problems
     ]

@@ -113,6 +113,11 @@ def fail(error: BaseException, *, has_log: bool = True) -> int:
     else:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         print_error(f"{click.style('error:', fg='red', bold=True)} {error}{notes}")
+    if isinstance(error, SystemExit):
+        print_error(
+            "sys.exit() in the code of a dataset, a model or a hook counts as its failure; to end a training "
+            "successfully, raise emrun.TrainingTerminated"
+        )
     return status
 
 
@@ -170,7 +175,7 @@ def tell_of_capsule(capsule: Path | None) -> None:
 def unwound_by_sigterm() -> Iterator[None]:
     """End the process by SIGTERM only when the block has cleaned up behind it."""
 
-    class Terminated(BaseException):
+    class Terminated(KeyboardInterrupt):  # which is nobody's failure
         pass
 
     def unwind(number: int, frame: Any) -> NoReturn:
@@ -192,7 +197,7 @@ def end_by_signal(number: int) -> NoReturn:
     sys.stderr.flush()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    raise SystemExit(128 + number)  # the signal is blocked
+    os._exit(128 + number)  # the signal is blocked
 
 
 def summary(metrics: Sequence[Mapping[str, Any]]) -> str:

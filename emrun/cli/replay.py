@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from emrun.censor import for_terminal
 from emrun.cli.console import terminal_log
 
 
@@ -35,5 +36,5 @@ def replay(directory: Path, device: str | None, anomaly: bool) -> int:
         found = do_again(directory, device, anomaly)
         if found.error is not None and exit_status(found.error) == 1:
             traceback.print_exception(found.error)
-        click.echo(report(found))
+        click.echo(for_terminal(report(found)))
     return 0 if found.reproduced else 1

@@ -113,7 +113,9 @@ def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
     metrics = directory.metrics if directory else []
     try:
         outcome = training.main_loop.run_training()
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code may also have called sys.exit
         status = fail(error, has_log=keeps)
         if keeps:
             tell_of_capsule(training.main_loop.capsule)

@@ -1,0 +1,202 @@
+"""Values of `${env:...}` never reach the run directory, nor the terminal, whatever code mentions them in an error.
+
+Taken out once by hand, each made this fail: the log's formatter (dataset, hook, chain, ...), the censor of the trace
+(the same), that of the capsule (model, chain), of standard error (all), of standard error in workers that are spawned,
+the lines of a value by themselves, escaped forms.
+"""
+
+import json
+import os
+import sys
+import warnings
+
+import pytest
+
+SECRET = "Tr0ub4dor&3 'n\\ Größe"
+URL = f"https://me:{SECRET}@host/data"
+LINES = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG\n-----END KEY-----"
+MODULE = """
+import json, logging, sys, warnings
+from urllib.parse import quote
+
+import torch
+from emrun import AbstractHook
+from emrun.datasets.majority import Majority
+
+
+def fail(place, where, secrets):
+    if place != where.split("/")[0]:
+        return
+    token, url, lines = secrets
+    match where.split("/")[1]:
+        case "message": raise ValueError(f"cannot log in with {token}")
+        case "repr": raise KeyError(token)
+        case "url": raise OSError(5, "no answer", url)
+        case "json": raise ValueError(json.dumps({"token": [token]}))
+        case "quoted": raise ValueError(quote(token, safe=""))
+        case "lines": raise ValueError(lines)
+        case "group": raise ExceptionGroup(token, [ValueError(lines)])
+        case "name": raise type(f"Wrong{token}", (Exception,), {})("x")
+        case "exit": sys.exit(f"no access: {token}")
+        case "chain":
+            try:
+                raise LookupError(token)
+            except LookupError as error:
+                raise RuntimeError("not there") from error
+        case "note":
+            error = RuntimeError("not there")
+            error.add_note(f"tried {lines}")
+            raise error
+        case "source":
+            exec(f"def f():\\n    raise RuntimeError({token!r})\\nf()")
+        case "warning": warnings.warn(f"{token} is old")
+        case "log": logging.getLogger("mine").warning("%s and %r", token, {"t": lines})
+        case "logged":
+            try:
+                raise LookupError(url)
+            except LookupError:
+                logging.getLogger("mine").exception("tried")
+
+
+class Data(Majority):
+    def __init__(self, where, token, url, lines, **kwargs):
+        super().__init__(**kwargs)
+        self.where, self.secrets = where, (token, url, lines)
+        fail("dataset", where, self.secrets)
+
+    def train_stream(self, ctx):
+        fail("stream", self.where, self.secrets)
+        for index, batch in enumerate(super().train_stream(ctx)):
+            if index == 2:
+                fail("batch", self.where, self.secrets)
+            yield batch
+
+    def stream_of_errors(self):
+        fail("method", self.where, self.secrets)
+
+    def valid_stream(self, ctx):
+        fail("valid", self.where, self.secrets)
+        return super().valid_stream(ctx)
+
+
+class Net(torch.nn.Sequential):
+    def __init__(self, where, secrets):
+        super().__init__(torch.nn.Linear(11, 1), torch.nn.Flatten(start_dim=0))
+        self.where, self.secrets = where, secrets
+        fail("module", where, secrets)
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            fail("model", self.where, self.secrets)
+        return super().forward(x)
+
+
+class Hook(AbstractHook):
+    def __init__(self, where, secrets):
+        super().__init__()
+        self.where, self.secrets = where, secrets
+        fail("hook", where, secrets)
+
+    def after_batch(self):
+        fail("after_batch", self.where, self.secrets)
+
+    def after_epoch(self):
+        fail("after_epoch", self.where, self.secrets)
+
+    def state_dict(self):
+        if self.main_loop.iterations_done:
+            fail("state", self.where, self.secrets)
+        return {}
+
+    def after_training(self):
+        fail("end", self.where, self.secrets)
+"""
+VALUES = ["${vars.token}", "${vars.url}", "${env:EMRUN_TEST_LINES}"]
+WAYS = ("message", "repr", "url", "json", "quoted", "lines", "group", "name", "exit", "chain", "note", "source")
+PLACES = ("dataset", "stream", "batch", "module", "model", "hook", "after_batch", "after_epoch", "state", "end")
+QUIET = ("warning", "log", "logged")
+CASES = [
+    *((f"{PLACES[each % 10]}/{WAYS[each % 12]}", "train", None) for each in range(60)),
+    *((f"{place}/{way}", "train", None) for way in QUIET for place in ("dataset", "batch", "model", "end")),
+    *(
+        (f"batch/{way}", "train", method)
+        for method in ("fork", "spawn")
+        for way in ("message", "chain", "log", "warning")
+    ),
+    *((where, "check", None) for where in ("dataset/message", "stream/url", "model/note")),
+    *((where, "check --json", None) for where in ("dataset/message", "stream/url", "model/repr")),
+    ("method/message", "dataset stream_of_errors", None),
+    ("stream/url", "dataset stream_info", None),
+    *((where, "replay", None) for where in ("model/chain", "after_batch/repr")),
+    *((where, "eval", None) for where in ("valid/message", "valid/lines", "valid/log")),
+    *((where, "resume", None) for where in ("dataset/url", "hook/repr", "batch/log")),
+]
+
+
+def config_with(config, where, method):
+    config = json.loads(json.dumps(config))
+    config["vars"] = {"token": "${env:EMRUN_TEST_TOKEN}", "url": "https://me:${vars.token}@host/data"}
+    config["dataset"] = {**config["dataset"], "class": "mine.Data", "where": where}
+    config["dataset"].update(zip(("token", "url", "lines"), VALUES, strict=True))
+    config["model"]["module"] = {"class": "mine.Net", "where": where, "secrets": VALUES}
+    config["hooks"] = [*config["hooks"], {"mine.Hook": {"where": where, "secrets": VALUES}}]
+    if method is not None:
+        config["main_loop"].update(workers=1, start_method=method)
+    return config
+
+
+def traces_of(text):
+    """Return what of the values stands in a text, in any form."""
+    parts = ["Tr0ub4dor", "Troub4dor", "MIIEvQIBAD", "BEGIN KEY"]
+    return [line for line in text.splitlines() if any(part in line for part in parts)]
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.fault("an error, a warning or a line of the log mentions a value of the environment")
+def test_no_value_of_the_environment_is_written_or_printed(project, small, trials):
+    (project / "mine.py").write_text(MODULE)
+    config = json.loads((project / "config.yaml").read_text())
+
+    def begin():
+        os.environ.update(EMRUN_TEST_TOKEN=SECRET, EMRUN_TEST_LINES=LINES)
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda *each, **_: print(
+            warnings.formatwarning(*each[:4]), file=sys.stderr
+        )  # not pytest's
+
+    for number, trial in enumerate(trials(CASES, small=5)):
+        where, how, method = trial.case
+        run = project / f"run{number}"
+        way = where.partition("/")[2]
+        with trial:
+            config_file = project / "config.yaml"
+            later = how.split()[0] in ("resume", "eval")
+            config_file.write_text(json.dumps(config_with(config, "no/where" if later else where, method)))
+            train = ("train", "config.yaml", "--output-dir", run, "--no-progress")
+            command, *rest = how.split()
+            if later:
+                assert small.command(*train, cwd=project, prepare=begin).returncode == 0
+                again = [f"{key}={where}" for key in ("dataset.where", "model.module.where", "hooks.Hook.where")]
+                streams = ["valid"] if command == "eval" else ["hooks.StopAfter.epochs=4"]
+                done = small.command(command, run, *streams, *again, cwd=project, prepare=begin)
+            elif command in ("train", "replay"):
+                done = small.command(*train, cwd=project, prepare=begin)
+                if command == "replay":
+                    assert done.returncode == 1
+                    done = small.command("replay", run, cwd=project, prepare=begin)
+                    assert "\nreproduced" in done.stdout, done
+            elif command == "dataset":
+                done = small.command("dataset", *rest, "config.yaml", cwd=project, prepare=begin)
+            else:
+                done = small.command(command, "config.yaml", *rest, cwd=project, prepare=begin)
+            assert done.returncode == (0 if way in QUIET or command == "replay" else 1), done.stderr
+            assert not traces_of(done.stderr), traces_of(done.stderr)
+            assert not traces_of(done.stdout), traces_of(done.stdout)
+            if method != "spawn" or way in ("message", "chain"):
+                with trial.telling():
+                    log = (run / "train.log").read_text() if way == "logged" else ""
+                    assert "${" in done.stderr + done.stdout + log, done.stderr
+            for path in run.rglob("*") if run.exists() else ():
+                if path.is_file() and path.suffix not in (".safetensors", ".pt"):
+                    found = traces_of(path.read_text(errors="replace"))
+                    assert not found, (path.name, found)
