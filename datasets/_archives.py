@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from emrun.datasets._tar import DAMAGE, Member, is_plain_file
-from emrun.errors import DownloadError
+from emrun.errors import DownloadError, reason_of
 from emrun.files import flush_directory, storing
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
@@ -59,7 +59,7 @@ def is_unpacked(archive: Path, sha256: str) -> bool:
             raise DownloadError(f"{folder} is there but was not unpacked from {archive.name}; move it away") from None
         return False
     except (OSError, ValueError) as error:
-        raise DownloadError(f"{folder / _MARKER} cannot be read: {error}; move {folder} away") from error
+        raise DownloadError(f"{folder / _MARKER} cannot be read: {reason_of(error)}; move {folder} away") from error
     if found != {"sha256": sha256}:
         raise DownloadError(f"{folder} was unpacked from another version of {archive.name}; move it away")
     return True
@@ -87,7 +87,9 @@ def unpack(archive: Path, sha256: str, max_bytes: int) -> Path:
             try:
                 _Extraction(archive, content, max_bytes).run()
             except _DAMAGE as error:
-                raise DownloadError(f"archive {archive} is damaged, nothing of it is kept: {error}") from error
+                raise DownloadError(
+                    f"archive {archive} is damaged, nothing of it is kept: {reason_of(error)}"
+                ) from error
             (content / _MARKER).write_text(json.dumps({"sha256": sha256}), encoding="utf-8")
             os.sync()  # one for all files
             content.rename(folder)

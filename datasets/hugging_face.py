@@ -12,7 +12,7 @@ from emrun.datasets._arrow import has_nulls, sources_of, unreadable_columns
 from emrun.datasets._offline import offline_and_quiet
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, MissingExtra, StreamError, did_you_mean, listed
+from emrun.errors import ArgumentError, MissingExtra, StreamError, did_you_mean, listed, reason_of
 from emrun.files import expanded
 from emrun.stream_context import Rows, StreamContext
 from emrun.types import check_names
@@ -162,7 +162,9 @@ def _saved(library: Any, argument: str, folder: Path) -> dict[str, Any]:
     try:
         found = library.load_from_disk(str(folder.resolve()))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArgumentError(argument, f"{str(folder)!r} is no folder that save_to_disk wrote: {error}") from error
+        raise ArgumentError(
+            argument, f"{str(folder)!r} is no folder that save_to_disk wrote: {reason_of(error)}"
+        ) from error
     if not isinstance(found, Mapping):
         return {argument: found}
     streams = {stream: next((name for name in names if name in found), None) for stream, names in _SPLITS.items()}

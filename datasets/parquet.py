@@ -11,7 +11,7 @@ import numpy as np
 from emrun.datasets._arrow import has_nulls, sources_of, taken, unreadable_columns
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, MissingExtra, StreamError, did_you_mean, listed
+from emrun.errors import ArgumentError, MissingExtra, StreamError, did_you_mean, listed, reason_of
 from emrun.stream_context import Rows, StreamContext
 from emrun.types import check_names
 
@@ -140,7 +140,7 @@ class _RowGroups:
         except StreamError:
             raise
         except (OSError, ValueError) as error:
-            raise StreamError(f"{where} cannot be read: {error}") from error
+            raise StreamError(f"{where} cannot be read: {reason_of(error)}") from error
         for name in table.column_names:
             if has_nulls(table.column(name)):
                 raise StreamError(f"{where}: column {name!r} has a null; fill it, or leave the column out of 'columns'")

@@ -16,7 +16,7 @@ import numpy as np
 
 from emrun.datasets._paths import identity
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
+from emrun.errors import ArgumentError, StreamError, did_you_mean, listed, reason_of
 from emrun.files import expanded
 from emrun.stream_context import Rows, StreamContext
 
@@ -181,7 +181,7 @@ def _reading(argument: str, path: Path) -> Iterator[None]:
     except ArgumentError:
         raise
     except _UNREADABLE as error:
-        raise ArgumentError(argument, f"{path} cannot be read: {error}") from error
+        raise ArgumentError(argument, f"{path} cannot be read: {reason_of(error)}") from error
 
 
 def _npy(argument: str, source: str, path: str | Path) -> Path:

@@ -18,7 +18,7 @@ from emrun.datasets._images import FORMATS, check_pillow, check_size, read_image
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.datasets._tar import DAMAGE, Member, is_plain_file
-from emrun.errors import ArgumentError, StreamError, listed
+from emrun.errors import ArgumentError, StreamError, listed, reason_of
 from emrun.stream_context import Rows, StreamContext
 from emrun.types import Batch, check_choice, check_count
 
@@ -157,7 +157,7 @@ class _Index:
                 raise ArgumentError(argument, f"shard {str(path)!r}: {error}") from error
             _LOG.warning("shard %r: %s; its %d whole examples are used", str(path), error, len(self.names) - before)
         except OSError as error:
-            raise ArgumentError(argument, f"shard {str(path)!r} cannot be read: {error}") from error
+            raise ArgumentError(argument, f"shard {str(path)!r} cannot be read: {reason_of(error)}") from error
         self.sizes.append(len(self.names) - before)
 
     def _add_example(self, offset: int, name: str, members: Mapping[str, tuple[int, int]]) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, StorageError, StreamError
+from emrun.errors import ArgumentError, StorageError, StreamError, reason_of
 from emrun.files import expanded, flush_directory, storing
 from emrun.stream_context import Rows, StreamContext
 from emrun.types import check_count
@@ -140,7 +140,9 @@ class _Windows:
             try:
                 self._mapped = np.load(self._tokens, mmap_mode="r")
             except (OSError, ValueError) as error:
-                raise StreamError(f"stream {ctx.stream_name!r}: the tokens cannot be read: {error}") from error
+                raise StreamError(
+                    f"stream {ctx.stream_name!r}: the tokens cannot be read: {reason_of(error)}"
+                ) from error
         return self._mapped
 
 
@@ -201,7 +203,7 @@ class _Encoder:
             try:
                 yield from self._bytes_of(path) if self._tokenizer is None else [self._encoded(path)]
             except OSError as error:
-                raise ArgumentError(argument, f"{str(path)!r} cannot be read: {error}") from error
+                raise ArgumentError(argument, f"{str(path)!r} cannot be read: {reason_of(error)}") from error
             except (TypeError, ValueError, OverflowError) as error:
                 raise ArgumentError(argument, f"{str(path)!r}: {error}") from error
             if identity(path) != before:

@@ -195,7 +195,7 @@ def keep_failure(
     except KeyboardInterrupt:
         raise
     except BaseException as failure:  # whatever it is, the training's own error is the one to tell of
-        _LOG.warning("the batch that failed could not be kept: %s: %s", type(failure).__name__, failure)
+        _LOG.warning("the batch that failed could not be kept: %s: %s", type(failure).__name__, reason_of(failure))
         return None
     _LOG.info("kept the batch that failed in %s", place)
     return place
@@ -263,7 +263,7 @@ def _save_weights(model: AbstractModel, step: dict[str, Any], state: dict[str, A
     except OSError:
         raise
     except Exception as error:  # a device that failed gives nothing back
-        _LOG.warning("the weights could not be kept: %s", error)
+        _LOG.warning("the weights could not be kept: %s", reason_of(error))
         for path in aside.iterdir():
             path.unlink()
         return "lost"

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from emrun.checkpoint import commit, go_back_to, is_directory_name, name_checkpoint
-from emrun.errors import ArgumentError, EmrunError, HookError
+from emrun.errors import ArgumentError, EmrunError, HookError, reason_of
 from emrun.files import safe_component
 from emrun.types import Policy
 
@@ -174,4 +174,4 @@ def _report(error: Exception, names: dict[str, Policy]) -> None:
         raise error
     if "warn" in names.values():
         kind = "" if isinstance(error, EmrunError) else f"{type(error).__name__}: "
-        _LOG.warning("no checkpoint was saved: %s%s", kind, error)
+        _LOG.warning("no checkpoint was saved: %s%s", kind, reason_of(error))

@@ -22,7 +22,7 @@ from emrun.assembly import DeterministicKernels, Training, assemble
 from emrun.build import Imported
 from emrun.config import Config, unread_vars, with_defaults
 from emrun.dataset import SourceInfo, open_stream, stream_names
-from emrun.errors import ArgumentError, ConfigError, Problem, StateError, did_you_mean, listed
+from emrun.errors import ArgumentError, ConfigError, Problem, StateError, did_you_mean, listed, reason_of
 from emrun.hook import TrainingTerminated, listener, may_change_batches, may_read_anything, read_by
 from emrun.main_loop import MainLoop
 from emrun.model import AbstractModel
@@ -140,7 +140,7 @@ class _Trial:
             except BaseException as error:  # the user's code may also have called sys.exit
                 if name not in own:
                     self._notes.append(
-                        f"stream {name!r}, which main_loop does not run: {type(error).__name__}: {error}"
+                        f"stream {name!r}, which main_loop does not run: {type(error).__name__}: {reason_of(error)}"
                     )
                     continue
                 error.add_note(f"while trying the first batches of stream {name!r}")

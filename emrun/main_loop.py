@@ -19,7 +19,7 @@ from emrun.capsule import Draws, Step, keep_failure
 from emrun.checkpointing import Checkpointing
 from emrun.dataset import stream_function
 from emrun.dataset_streams import DatasetStreams, StreamLike
-from emrun.errors import ArgumentError, UsageError, did_you_mean
+from emrun.errors import ArgumentError, UsageError, did_you_mean, reason_of
 from emrun.hook import (
     EVENTS,
     AbstractHook,
@@ -490,7 +490,7 @@ class MainLoop:
                 self._checkpointing.wait()
         except BaseException as saving_error:
             if failure is not None:
-                _LOG.warning("the last checkpoint was not saved: %s", saving_error)
+                _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
             failure = failure or saving_error
         self._checkpointing.close()
         if not isinstance(failure, TrainingAborted):  # the guard has said it
@@ -700,7 +700,7 @@ class MainLoop:
         try:
             self.wait_for_checkpoints()
         except Exception as saving_error:  # the failure of the step is what the training ends with
-            _LOG.warning("the last checkpoint was not saved: %s", saving_error)
+            _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
         self.capsule = keep_failure(
             self.run.directory,
             error,

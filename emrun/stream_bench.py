@@ -18,7 +18,7 @@ import torch
 from emrun.assembly import build_dataset, build_model
 from emrun.config import interpolate, load_config
 from emrun.dataset import stream_function, stream_names, takes_context
-from emrun.errors import StreamError, UsageError
+from emrun.errors import StreamError, UsageError, reason_of
 from emrun.preparation import named_streams
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.stream import StreamPosition, StreamWrapper
@@ -165,7 +165,9 @@ def bench(
             raise
         except BaseException as error:  # of a model that is for another machine, or not written yet
             return Bench(
-                streams, None, f"the model does not train here: give --step-ms ({type(error).__name__}: {error})"
+                streams,
+                None,
+                f"the model does not train here: give --step-ms ({type(error).__name__}: {reason_of(error)})",
             )
 
 

@@ -12,6 +12,7 @@ import torch
 from emrun import AbstractHook, AbstractModel, TrainingAborted, TrainingTerminated
 from emrun import capsule as capsule_module
 from emrun.capsule import MOST, Draws, Step, find_capsule, keep_failure, kind_of, read_capsule
+from emrun.censor import Censor
 from emrun.errors import ArgumentError, StorageError, UsageError
 from emrun.main_loop import MainLoop
 from emrun.run_dir import create_run
@@ -42,7 +43,7 @@ def run(tmp_path):
 
 
 def keep(run, error=None, batch=None, model=None, step=STEP, **others):
-    options = {"draws": Draws(), "hook": None, "checkpoint": None, **others}
+    options = {"censor": Censor(), "draws": Draws(), "hook": None, "checkpoint": None, **others}
     return keep_failure(run.directory, error or ValueError("bad"), step, batch or {}, model or Model(), **options)
 
 

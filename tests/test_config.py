@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from emrun.config import (
     copies_left,
+    escaped,
     hook_entry,
     interpolate,
     load_config,
@@ -792,3 +793,32 @@ def test_what_came_from_the_environment_is_shown_as_the_config_says_it(monkeypat
 def test_defaults_are_added_where_the_config_has_nothing():
     config = with_defaults(parse("a: 1\nb:", "c.yaml"), {"a": 5, "b": 6, "c": 7})
     assert config.plain() == {"a": 1, "b": 6, "c": 7}
+
+
+def test_a_file_that_many_extend_is_read_once(tmp_path, monkeypatch):
+    for index in range(20):
+        (tmp_path / f"{index}.yaml").write_text(f"extends: [{index + 1}.yaml, {index + 1}.yaml]")
+    (tmp_path / "20.yaml").write_text("seed: 3")
+    assert read_config(tmp_path / "0.yaml").plain() == {"seed": 3}
+
+
+def test_a_chain_of_files_has_an_end(tmp_path):
+    for index in range(101):
+        (tmp_path / f"{index}.yaml").write_text(f"extends: {index + 1}.yaml")
+    (tmp_path / "101.yaml").write_text("seed: 3")
+    assert read_config(tmp_path / "1.yaml").plain() == {"seed": 3}
+    with pytest.raises(ConfigError, match=r"100\.yaml:1:10: extends: more than 100 files in a row.*101\.yaml"):
+        read_config(tmp_path / "0.yaml")
+
+
+def test_only_regular_files_are_extended(tmp_path):
+    os.mkfifo(tmp_path / "fifo.yaml")
+    (tmp_path / "c.yaml").write_text("extends: fifo.yaml")
+    with pytest.raises(ConfigError, match=r"fifo\.yaml: is not a regular file"):
+        read_config(tmp_path / "c.yaml")
+
+
+def test_an_escaped_text_is_not_interpolated():
+    for text in ("/a/${x}", "${", "$${x}", "$$$${", "a $ {", "}${a.b}${c}"):
+        config = node_of({"path": escaped(text)}, Position("c.yaml"))
+        assert interpolate(config).plain() == {"path": text}

@@ -133,7 +133,7 @@ CASES = [
     *(("stream", how, "train", {"buffer": 0}) for how in ("0", "generator")),
     *(("stream", how, "train", {"workers": 1, "start_method": "fork"}) for how in ("0", "text")),
     *(("stream", how, "train", {"workers": 1, "start_method": "spawn"}) for how in ("0", "text")),
-    *((place, "0", "check", {}) for place in ("import", "dataset", "module", "hook", "stream function", "valid", "model")),
+    *((place, "0", "check", {}) for place in ("import", "dataset", "hook", "stream function", "valid", "model")),
     *((place, "3", "check --json", {}) for place in ("import", "dataset", "stream function", "model")),
     *((place, "0", "dataset method", {}) for place in ("import", "dataset", "method")),
     *((place, "0", "dataset stream_info", {}) for place in ("stream", "valid")),
