@@ -131,6 +131,7 @@ CASES = [
     *((place, how, "train", {}) for place in PLACES for how in ("0", "3")),
     *((place, how, "train", {}) for place, how in zip(PLACES, [*KINDS][2:] * 4, strict=False)),
     *(("stream", how, "train", {"buffer": 0}) for how in ("0", "generator")),
+    *((place, "eof", "train", {}) for place in ("import", "dataset", "hook")),
     *(("stream", how, "train", {"workers": 1, "start_method": "fork"}) for how in ("0", "text")),
     *(("stream", how, "train", {"workers": 1, "start_method": "spawn"}) for how in ("0", "text")),
     *((place, "0", "check", {}) for place in ("import", "dataset", "hook", "stream function", "valid", "model")),
@@ -201,3 +202,4 @@ def test_an_exit_in_the_code_of_a_user_is_its_failure(project, small, trials):
                     assert witness == (" True" if success else f"{name} False")
             if word == "train" and place in ("model", "loss", "before_batch", "after_batch"):
                 assert (run / "failures" / "1" / "failure.json").exists()
+                assert "emrun replay" in done.stderr
