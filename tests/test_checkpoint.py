@@ -15,7 +15,7 @@ import pytest
 
 import emrun.checkpoint
 from emrun.checkpoint import FORMAT, Manifest, commit, find, name_checkpoint, verify
-from emrun.errors import StorageError, UsageError, exit_status
+from emrun.errors import StateError, StorageError, UsageError, exit_status
 
 FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
 
@@ -464,7 +464,8 @@ def test_a_manifest_names_no_file_outside_of_its_checkpoint(place, name, monkeyp
     (place.parent / "secret").write_bytes(b"")
     empty = {"sha256": hashlib.sha256(b"").hexdigest(), "size": 0}
     rewrite(place, files={name: empty}, sha256="intact")
-    damaged(place, f"{name} is missing")
+    with pytest.raises(StateError, match=re.escape(f"manifest.json: a key of files is {name!r}, but must be the name")):
+        verify(place)
 
 
 # Finding

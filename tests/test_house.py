@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 FLOORS = [
     {
         "errors",
+        "fields",
+        "lines",
         "lazy",
         "types",
         "yaml_tree",

@@ -302,11 +302,12 @@ def test_a_stream_without_numbers_is_there(run):
     assert lines_of(run)[0]["streams"] == {"train": {}, "valid": {}}
 
 
-def test_a_damaged_line_ends_the_metrics_that_are_read(run, caplog):
-    (run.directory / METRICS).write_text('{"epoch": 0}\n{"epo\n{"epoch": 2}\n')
-    run.rewind(run.metrics_length)
-    assert run.metrics == [{"epoch": 0}]
-    assert "is damaged behind line 1" in caplog.text
+def test_a_damaged_line_is_left_out_of_the_metrics_that_are_read(run, caplog):
+    content = b'{"epoch": 0, "streams": {}}\n{"epo\n{"epoch": 2, "streams": {}}\n'
+    (run.directory / METRICS).write_bytes(content)
+    run.rewind(len(content))
+    assert run.metrics == [{"epoch": 0, "streams": {}}, {"epoch": 2, "streams": {}}]
+    assert "line 2 is damaged" in caplog.text
 
 
 def test_an_epoch_that_cannot_be_written_is_not_counted(run):
@@ -314,7 +315,7 @@ def test_an_epoch_that_cannot_be_written_is_not_counted(run):
     run.record_epoch(1, 10, 0.1, {})
     before = tree(run.directory)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (run.metrics_length, limit[1]))  # as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (run.metrics_position["metrics"], limit[1]))  # as on a full disk
     try:
         with pytest.raises(StorageError):
             run.record_epoch(2, 20, 0.1, {})
