@@ -22,7 +22,6 @@ import emrun
 from emrun.config import interpolate, read_config
 from emrun.errors import StateError, StorageError, UsageError, exit_status
 from emrun.fields import (
-    ANYTHING,
     FILES,
     FLAG,
     TEXT,
@@ -147,6 +146,8 @@ FACTS = {
 
 def _check_packed(packed: Any, key: str) -> None:
     """Check what `_pack` returned."""
+    kind: Any
+    value: Any
     kind, value = packed if isinstance(packed, tuple) and len(packed) == 2 else (None, None)
     parts: Any = ()
     if kind in ("tensor", "array"):
@@ -154,7 +155,7 @@ def _check_packed(packed: Any, key: str) -> None:
     elif kind == "list":
         fits, parts = isinstance(value, list), value
     elif kind == "mapping":
-        fits = isinstance(value, tuple) and [type(part) for part in value] == [list, list]
+        fits = isinstance(value, tuple) and [*map(type, value)] == [list, list]
         fits = fits and len(value[0]) == len(value[1]) and not any(map(_is_container, value[0]))
         parts = value[1] if fits else ()
     else:
@@ -174,8 +175,8 @@ def _is_container(value: Any) -> bool:
 _STATE = {
     "batch": mapping_of(Kind("a pair", lambda value: True, _check_packed)),
     "random": RANDOM,
-    "model": optional(mapping_of(ANYTHING)),
-    "hook": ANYTHING,
+    "model": optional(record({})),
+    "hook": optional(record({})),
 }
 """Field of a capsule's `state.pt` -> what it may hold."""
 ANOTHER_CAPSULE = "put the capsule back from a copy, or name another one of the run"
