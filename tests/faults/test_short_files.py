@@ -9,8 +9,12 @@ whole line.
 
 import json
 import shutil
+from itertools import product
 
 import pytest
+
+from emrun import AbstractHook, create_training
+from emrun.training import train
 
 MORE = ("resume", "-q", "run", "hooks.StopAfter.epochs=4")
 FILES = ("metrics.jsonl", "training.csv")
@@ -25,7 +29,7 @@ CASES = [
 
 
 def harm(path, how, index):
-    """Change a file; return the number of bytes that are left of it, and whether the whole file is as it was."""
+    """Change a file."""
     content = path.read_bytes()
     lines = content.splitlines(keepends=True)
     made = {
@@ -91,3 +95,41 @@ def test_short_files_are_rebuilt_or_continue_on_a_new_line_with_a_warning(projec
             rows = [line.split(b",") for line in csv.splitlines()]
             assert {len(row) for row in rows} == {len(rows[0])}
             assert [row[0] for row in rows if row[0] == b"4"] == [b"4"]
+
+
+class Harm(AbstractHook):
+    """Changes a file of the run after an epoch, when its line is written."""
+
+    def __init__(self, path, how, epoch):
+        super().__init__()
+        self.path, self.how, self.epoch = path, how, epoch
+
+    def before_epoch(self, epoch_id):
+        if epoch_id == self.epoch + 1:
+            harm(self.path, self.how, 250)
+
+
+def train_and_harm(config, directory, name, how, epoch):
+    training = create_training(config, output_dir=directory)
+    training.main_loop.change_hooks([*training.main_loop.hooks, Harm(directory / name, how, epoch)])
+    train(training)
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.fault("metrics.jsonl or training.csv is cut, emptied or deleted while the run goes on")
+def test_a_file_that_is_harmed_while_the_run_goes_on_has_whole_lines_under_a_header(tmp_path, small, trials):
+    cases = product(FILES, ("deleted", "emptied", "cut", "line gone"), (0, 1, 2))
+    for trial in trials(cases, small=4):
+        directory = tmp_path / "-".join(map(str, trial.case))
+        name, how, epoch = trial.case
+        with trial:
+            assert small.forked(train_and_harm, small.config, directory, name, how, epoch) == 0
+            with trial.telling():
+                assert f"{name} was " in (directory / "train.log").read_text()
+            rows = [line.split(",") for line in (directory / "training.csv").read_text().splitlines()]
+            assert [row[0] for row in rows if row[0] == "epoch_id"] == ["epoch_id"] == rows[0][:1]
+            assert {len(row) for row in rows} == {len(rows[0])}
+            assert [row[0] for row in rows[-(3 - epoch) :]] == [str(each) for each in range(epoch + 1, 4)]
+            assert epochs(directory)[-(3 - epoch) :] == list(range(epoch + 1, 4))
+            with trial.reading():
+                assert small.forked(small.start_or_resume, directory) == 0
