@@ -241,17 +241,22 @@ def _check_optimizer_state(
         _like(group, may_lack=lacks, same_length=True).check(found, f"optimizer.state.param_groups[{index}]")
     if type(optimizer).__name__ in _OF_OTHER_SHAPES:
         return
-    first: Mapping[str, Any] = {}
+    step = Kind("a number from 0", lambda value: _is_one_number(value) and value >= 0)
+    first: Mapping[str, Any] = {}  # which torch made alike, parameter by parameter
     for index, values in saved["state"]["state"].items():
         key, shape = f"optimizer.state.state.{index}", parameters[index].shape
+        first = first or values
+        if values and values.keys() != first.keys():
+            raise FieldError(key, f"has {listed(sorted(values))}", f"like the others: {listed(sorted(first))}")
         for name, value in values.items():
+            if isinstance(value, torch.Tensor) is not isinstance(first[name], torch.Tensor):
+                raise FieldError(f"{key}.{name}", f"is {shown(value)}", f"like the others: {shown(first[name])}")
             if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != shape:
                 raise FieldError(
                     f"{key}.{name}", f"is {shown(value)}", f"of the shape of its parameter, {tuple(shape)}"
                 )
-        first = first or values
-        if values:
-            _like(first).check(values, key)
+            if name == "step":
+                step.check(value, f"{key}.step")
 
 
 def _like(own: Any, may_lack: Collection[str] = (), *, same_length: bool = False) -> Kind:

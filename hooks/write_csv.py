@@ -76,7 +76,7 @@ class WriteCSV(AbstractHook):
             raise ArgumentError("output_file", f"{output_file!r} is no plain file name")
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
             raise ArgumentError("delimiter", f"{delimiter!r} is no single character")
-        if not isinstance(default_value, str) or _has_surrogates(default_value + delimiter):
+        if _has_surrogates(f"{default_value}{delimiter}"):
             raise ArgumentError("default_value", f"{default_value!r} is not a text that a file can hold")
         if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
             raise ArgumentError("variables", f"{variables!r} is no list of variables")
