@@ -239,6 +239,7 @@ def _check_optimizer_state(
     for index, (group, found) in enumerate(zip(groups, saved["state"]["param_groups"], strict=False)):
         lacks = group.keys() - saved["configured"][index].keys()
         _like(group, may_lack=lacks, same_length=True).check(found, f"optimizer.state.param_groups[{index}]")
+        _check_options(optimizer, found, saved["configured"][index], f"optimizer.state.param_groups[{index}]")
     if type(optimizer).__name__ in _OF_OTHER_SHAPES:
         return
     step = Kind("a number from 0", lambda value: _is_one_number(value) and value >= 0)
@@ -257,6 +258,22 @@ def _check_optimizer_state(
                 )
             if name == "step":
                 step.check(value, f"{key}.step")
+
+
+def _check_options(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], configured: Mapping[str, Any], key: str
+) -> None:
+    """Check that an optimizer takes the arguments of a saved group, and that its switches are as configured."""
+    for name, value in configured.items():
+        if (value is None or isinstance(value, bool)) and group[name] is not value:
+            raise FieldError(f"{key}.{name}", f"is {shown(group[name])}", f"{value}, as it was configured")
+    parameters = inspect.signature(type(optimizer)).parameters.keys() & group.keys() - {"params", "lr"}
+    try:
+        type(optimizer)([torch.nn.Parameter(torch.zeros(1))], **{name: group[name] for name in parameters})
+    except Exception as error:
+        raise FieldError(
+            key, f"has an argument that {type(optimizer).__name__} refuses ({error})", "one it takes"
+        ) from error
 
 
 def _like(own: Any, may_lack: Collection[str] = (), *, same_length: bool = False) -> Kind:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.fields import FLAG, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
+from emrun.fields import FLAG, NUMBER, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
 
 RUNNING = ("mean", "sum", "min", "max", "std", "var", "count", "nancount", "nanfraction")
 """The aggregations that need no more than a few numbers."""
@@ -30,7 +30,7 @@ STATE = record(
         "batches": whole(),
         "is_scalar": FLAG,
         "is_weighted": FLAG,
-        "lengths": sequence_of(Kind("a number", lambda value: type(value) in (int, float))),
+        "lengths": sequence_of(NUMBER),
         "weights": sequence_of(_NUMBERS),
         "count": whole(),
         "totals": mapping_of(_NUMBER),
@@ -193,6 +193,12 @@ class RunningStats:
     def _check_parts(self, state: dict[str, Any]) -> None:
         """Check that the parts of a state belong together."""
         filled = 0 if state["values"] is None else state["values"].numel()
+        if (state["values"] is None) is not (state["batches"] == 0):
+            raise FieldError("values", f"is {shown(state['values'])}", f"the values of {state['batches']} batches")
+        if state["batches"] and state["is_weighted"] is not bool(state["weights"]):
+            raise FieldError(
+                "is_weighted", f"is {state['is_weighted']}", "true where there are weights, and only there"
+            )
         if filled and state["is_scalar"] and len(state["lengths"]) != filled:
             raise FieldError("lengths", f"has {len(state['lengths'])} entries", f"{filled}, one for each value")
         if state["weights"] and sum(each.numel() for each in state["weights"]) != filled:

@@ -18,8 +18,8 @@ from emrun.training import train
 
 MORE = ("resume", "-q", "run", "hooks.StopAfter.epochs=4")
 FILES = ("metrics.jsonl", "training.csv")
-CASES = [
-    *((name, "cut", index) for name in FILES for index in range(400)),
+CUT = [(name, "cut", index) for name in FILES for index in range(400)]
+CHANGED = [
     *((name, "line gone", index) for name in FILES for index in range(5)),
     *((name, how, 0) for name in (*FILES, "both") for how in ("deleted", "emptied")),
     *((name, "edited", index) for name in FILES for index in range(10)),
@@ -60,13 +60,14 @@ def epochs(directory):
 
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("metrics.jsonl or training.csv is cut, edited, emptied, deleted, or lacks a line", share=2)
-def test_short_files_are_rebuilt_or_continue_on_a_new_line_with_a_warning(project, small, trials):
+@pytest.mark.parametrize("cases", [CUT, CHANGED], ids=["cut", "changed"])
+def test_short_files_are_rebuilt_or_continue_on_a_new_line_with_a_warning(project, small, trials, cases):
     for name, more in (("whole", ()), ("straight", ("hooks.StopAfter.epochs=4",))):
         done = small.command("train", "-q", "config.yaml", *more, "--output-dir", name, cwd=project)
         assert done.returncode == 0, done.stderr
     expected = (project / "straight" / "training.csv").read_bytes()
     run = project / "run"
-    for trial in trials(CASES, small=9):
+    for trial in trials(cases, small=4):
         name, how, index = trial.case
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(project / "whole", run, symlinks=True)

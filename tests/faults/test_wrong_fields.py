@@ -133,6 +133,7 @@ def attempt(small, trial, root, file, *arguments):
             assert file in done.stderr or "a resume cannot change" in done.stderr or ELSEWHERE in done.stderr
     assert (root / "victim.txt").read_text() == "precious"
     assert not (root / "victim.txt").is_symlink()
+    shutil.rmtree(root / "forked", ignore_errors=True)
     assert sorted(root.iterdir()) == outside
     if (
         (done.returncode == 2 and ELSEWHERE not in done.stderr)
@@ -211,11 +212,14 @@ def test_a_state_with_a_wrong_field_is_refused(stopped, small, trials):
 def test_a_trace_with_a_wrong_field_keeps_no_run_from_its_resume(stopped, small, trials):
     fresh(stopped)
     content = YAML(typ="safe", pure=True).load(stopped / "run" / "trace.yaml")
-    for trial in trials(cases_of(content, JSON_ONLY, depth=2), small=3):
+    cases = [(("--fork", "forked"), (("seed",), "text")), (("--fork", "forked"), (("seed",), "nested"))]
+    cases += [((), case) for case in cases_of(content, JSON_ONLY, depth=2)]
+    for trial in trials(cases, small=3):
         fresh(stopped)
-        rewrite_trace(stopped / "run", lambda trace, case=trial.case: changed(trace, *case))
+        more, case = trial.case
+        rewrite_trace(stopped / "run", lambda trace, case=case: changed(trace, *case))
         with trial:
-            done = attempt(small, trial, stopped, "trace.yaml", *RESUME)
+            done = attempt(small, trial, stopped, "trace.yaml", *RESUME, *more)
             assert done.returncode == 0, done.stderr
 
 
