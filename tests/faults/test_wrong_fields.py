@@ -3,9 +3,8 @@
 `resume`, `eval` and `replay` say which field of which file is wrong, or go through where the value is a possible one.
 They never show a traceback, never touch a file outside of the run, and leave the run as it was.
 
-Taken out once by hand, these made this fail: the check of the manifest's names (a file outside of the run was replaced
-by a link), that of the manifest as a whole, of `state.pt`, of `failure.json`, of the trace, and `reading` around the
-hooks' states.
+Taken out once by hand, these made this fail: the check of the manifest's names, that of the manifest as a whole, of
+`state.pt`, of `failure.json`, of the trace.
 """
 
 import copy
