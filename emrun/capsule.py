@@ -10,7 +10,7 @@ import shutil
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,21 @@ import torch
 import emrun
 from emrun.censor import Censor
 from emrun.errors import StateError, StorageError, UsageError, exit_status, reason_of
+from emrun.fields import (
+    FILES,
+    FLAG,
+    TEXT,
+    FieldError,
+    Kind,
+    choice,
+    mapping_of,
+    optional,
+    reading,
+    record,
+    sequence_of,
+    shown,
+    whole,
+)
 from emrun.files import (
     describe,
     flush_directory,
@@ -34,7 +49,7 @@ from emrun.files import (
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.model import AbstractModel
 from emrun.run_dir import CONFIG, holds_run
-from emrun.state import GENERATORS, encode, load_state, random_state, save_state
+from emrun.state import FILE, GENERATORS, RANDOM, encode, load_state, random_state, save_state
 from emrun.types import Batch
 
 _LOG = logging.getLogger(__name__)
@@ -96,6 +111,76 @@ class Capsule:
     facts: dict[str, Any]
     batch: dict[str, Any]
     state: dict[str, Any]
+
+
+_STEP = record(
+    {
+        "stream": TEXT,
+        "train": FLAG,
+        "evaluating": FLAG,
+        "epoch": whole(),
+        "iteration": whole(),
+        "pass_number": whole(),
+        "batch": whole(),
+        "event": optional(TEXT),
+        "hook": optional(whole()),
+        "hook_class": optional(TEXT),
+    }
+)
+_WEIGHTS = ("before the step", "after the update", "lost", "unknown")
+FACTS = {
+    "format": whole(1),
+    "error": TEXT,
+    "message": TEXT,
+    "traceback": TEXT,
+    "versions": mapping_of(TEXT),
+    "step": _STEP,
+    "random_before_step": sequence_of(choice(*GENERATORS)),
+    "device": optional(TEXT),
+    "checkpoint": optional(record({"name": TEXT, "iteration": whole()})),
+    "left_out": mapping_of(TEXT),
+    "weights": Kind(f"one of {', '.join(_WEIGHTS)}", lambda value: type(value) is str and value.startswith(_WEIGHTS)),
+    "files": FILES,
+}
+"""Field of `failure.json` -> what it may hold."""
+
+
+def _check_packed(packed: Any, key: str) -> None:
+    """Check what `_pack` returned."""
+    kind: Any
+    value: Any
+    kind, value = packed if isinstance(packed, tuple) and len(packed) == 2 else (None, None)
+    parts: Any = ()
+    if kind in ("tensor", "array"):
+        fits = isinstance(value, torch.Tensor)
+    elif kind == "list":
+        fits, parts = isinstance(value, list), value
+    elif kind == "mapping":
+        fits = isinstance(value, tuple) and [*map(type, value)] == [list, list]
+        fits = fits and len(value[0]) == len(value[1]) and not any(map(_is_container, value[0]))
+        parts = value[1] if fits else ()
+    else:
+        fits = kind == "plain" or (kind == "text" and isinstance(value, str | list))
+    if not fits:
+        raise FieldError(
+            key, f"is {shown(packed)}", "a pair: a kind (tensor, array, text, plain, list, mapping), a value"
+        )
+    for index, each in enumerate(parts):
+        _check_packed(each, f"{key}[{index}]")
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, list | dict | set)
+
+
+_STATE = {
+    "batch": mapping_of(Kind("a pair", lambda value: True, _check_packed)),
+    "random": RANDOM,
+    "model": optional(record({})),
+    "hook": optional(record({})),
+}
+"""Field of a capsule's `state.pt` -> what it may hold."""
+ANOTHER_CAPSULE = "put the capsule back from a copy, or name another one of the run"
 
 
 class Draws:
@@ -307,26 +392,34 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
 
     Raises:
         StorageError: it is damaged, or its format is newer than emrun.
+        StateError: a field has a value that it cannot have, though its checksum is right.
     """
     try:
         facts = json.loads((place / _FACTS).read_text(encoding="utf-8"))
-        if facts.pop("sha256", None) != json_digest(facts):
+        if not isinstance(facts, dict) or facts.pop("sha256", None) != json_digest(facts):
             raise ValueError("its checksum is another")
-        if facts["format"] > FORMAT:
-            raise StorageError(f"capsule {place}: format {facts['format']} is newer than this emrun knows ({FORMAT})")
-        for name in (*facts["files"], "state.pt"):
-            path = place / Path(name).name
-            if not path.is_file() or describe(path) != facts["files"].get(name):
-                raise StorageError(f"capsule {place}: {name} is missing or differs; the capsule is damaged")
-        state = load_state(place)
-        batch = {name: _unpack(value) for name, value in state["batch"].items()}
-        return Capsule(place, run_directory, Step(**facts["step"]), facts, batch, state)
-    except StorageError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         refuse_timeout(error, place)
         reason = reason_of(error)
         raise StorageError(f"capsule {place}: {_FACTS} cannot be read ({reason}); the capsule is damaged") from error
+    with reading(f"{place / _FACTS}", ANOTHER_CAPSULE):
+        version = facts.get("format")
+        if type(version) is int and version > FORMAT:
+            raise StorageError(f"capsule {place}: format {version} is newer than this emrun knows ({FORMAT})")
+        record(FACTS).check(facts)
+        if FILE not in facts["files"]:
+            raise FieldError("files", f"is {shown(list(facts['files']))}", f"a mapping that has {FILE}")
+    for name, expected in facts["files"].items():
+        path = place / name
+        with storing(path, "read"):
+            if not path.is_file() or describe(path) != expected:
+                raise StorageError(f"capsule {place}: {name} is missing or differs; the capsule is damaged")
+    state = load_state(place)
+    with reading(f"{place / FILE}", ANOTHER_CAPSULE):
+        record(_STATE).check(state)
+        batch = {name: _unpack(value) for name, value in state["batch"].items()}
+        step = Step(**{each.name: facts["step"][each.name] for each in fields(Step)})
+    return Capsule(place, run_directory, step, facts, batch, state)
 
 
 def kind_of(error: BaseException) -> str:

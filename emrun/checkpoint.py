@@ -9,12 +9,13 @@ import re
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import ReadTimeout, StorageError, UsageError, listed, reason_of
+from emrun.errors import ReadTimeout, StateError, StorageError, UsageError, listed, reason_of
+from emrun.fields import ANOTHER_CHECKPOINT, FILES, Kind, reading, record, sequence_of, whole
 from emrun.files import (
     describe,
     flush_directory,
@@ -23,6 +24,7 @@ from emrun.files import (
     json_digest,
     link_atomically,
     refuse_timeout,
+    safe_component,
     storing,
 )
 
@@ -57,6 +59,27 @@ class Manifest:
     iteration: int
     names: list[str]
     files: dict[str, dict[str, Any]]
+
+
+def is_name(name: Any) -> bool:
+    """Tell whether something can be the name of a checkpoint: one safe component of a path, not that of a directory."""
+    try:
+        return bool(safe_component("checkpoint", name) == name) and not is_directory_name(name)
+    except ValueError:
+        return False
+
+
+MANIFEST = {
+    "format": whole(1),
+    "commit": whole(),
+    "epoch": whole(),
+    "iteration": whole(),
+    "names": sequence_of(
+        Kind("a name such as 'best': letters, digits, '.', '_', '-', not that of a directory", is_name)
+    ),
+    "files": FILES,
+}
+"""Field of a manifest -> what it may hold. Checked where it is read, and the names before they are written."""
 
 
 def go_back_to(place: Path) -> None:
@@ -190,6 +213,7 @@ def newest(root: Path) -> Path | None:
 
     Raises:
         StorageError: all of them are damaged.
+        StateError: a field of the newest manifest has a value that it cannot have.
     """
     places = _checkpoints(root) if root.is_dir() else []
     damaged: list[str] = []
@@ -229,7 +253,7 @@ def _order(place: Path) -> tuple[int, str]:
         return _read_manifest(place).commit, place.name
     except ReadTimeout:
         raise
-    except StorageError:
+    except (StorageError, StateError):
         followers = [path for path in _checkpoints(place.parent) if path.name < place.name]
         return max((_commit_of(path) for path in followers), default=0), place.name
 
@@ -239,7 +263,7 @@ def _commit_of(place: Path) -> int:
         return _read_manifest(place).commit
     except ReadTimeout:
         raise
-    except StorageError:
+    except (StorageError, StateError):
         return 0
 
 
@@ -248,6 +272,7 @@ def verify(place: Path) -> Manifest:
 
     Raises:
         StorageError: a file is missing or differs, the manifest cannot be read, or its format is newer than emrun.
+        StateError: a field of the manifest has a value that it cannot have, though its checksum is right.
     """
     manifest = _read_manifest(place)
     for name, expected in manifest.files.items():
@@ -281,29 +306,32 @@ def _known_commit_of(place: Path, inode: int, changed: int) -> int:
 def _manifests(root: Path) -> Iterable[tuple[Path, Manifest]]:
     """Yield a run's checkpoints with their manifests, those that can be read."""
     for path in _checkpoints(root):
-        with suppress(StorageError):
+        with suppress(StorageError, StateError):
             yield path, _read_manifest(path)
 
 
 def _encode(manifest: Manifest) -> str:
     content = asdict(manifest)
+    record({name: kind for name, kind in MANIFEST.items() if name != "files"}).check(content)
     return json.dumps({**content, "sha256": json_digest(content)}, indent=2) + "\n"
 
 
 def _read_manifest(place: Path) -> Manifest:
     try:
         content = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
-        known = content["format"] <= FORMAT
-        intact = content.pop("sha256", None) == json_digest(content)
-        manifest = Manifest(**content) if known and intact else None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        intact = isinstance(content, dict) and content.pop("sha256", None) == json_digest(content)
+    except (OSError, ValueError, RecursionError) as error:
         refuse_timeout(error, place / _MANIFEST)
         raise StorageError(f"checkpoint {place}: {_MANIFEST} cannot be read ({reason_of(error)})") from error
-    if not known:
-        newer = f"format {content['format']} is newer than this emrun knows ({FORMAT})"
+    version = content.get("format") if isinstance(content, dict) else None
+    if type(version) is int and version > FORMAT:
+        newer = f"format {version} is newer than this emrun knows ({FORMAT})"
         raise StorageError(f"checkpoint {place}: {newer}")
-    if manifest is None:
+    if not intact:
         raise StorageError(f"checkpoint {place}: {_MANIFEST} is damaged")
+    with reading(f"{place / _MANIFEST}", ANOTHER_CHECKPOINT):
+        record(MANIFEST).check(content)
+        manifest = Manifest(**{each.name: content[each.name] for each in fields(Manifest)})
     if place.resolve().name.split("-")[1:2] != [f"{manifest.iteration:08d}"]:
         raise StorageError(f"checkpoint {place}: {_MANIFEST} is that of another one; the checkpoint is damaged")
     return manifest

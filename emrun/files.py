@@ -63,7 +63,7 @@ def refuse_timeout(error: BaseException, path: Path) -> None:
         found = found.__cause__ or found.__context__
 
 
-def write_atomically(path: Path, text: str, *, may_go_back: bool = False) -> None:
+def write_atomically(path: Path, text: str | bytes, *, may_go_back: bool = False) -> None:
     """Write a file aside, flush it to disk and rename it, so that it is never half a file.
 
     Args:
@@ -74,8 +74,8 @@ def write_atomically(path: Path, text: str, *, may_go_back: bool = False) -> Non
     with storing(path, "write"):
         aside = path.with_name(f".{path.name}.tmp")
         try:
-            with aside.open("w", encoding="utf-8") as file:
-                file.write(text)
+            with aside.open("wb") as file:
+                file.write(text.encode() if isinstance(text, str) else text)
                 file.flush()
                 os.fsync(file.fileno())
             aside.replace(path)

@@ -8,7 +8,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import ConstantLR, LinearLR
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from emrun.errors import ArgumentError, StateError, listed
+from emrun.fields import ANYTHING, FLAG, TEXT, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
 from emrun.types import EpochData, Factory
 
 _LOG = logging.getLogger(__name__)
@@ -185,14 +186,17 @@ def load_optimizer_state(
     A new learning rate scales the current one, which a scheduler may have changed.
 
     Raises:
-        StateError: it is the state of another optimizer, or of other groups of parameters.
+        StateError: it is the state of another optimizer, or of other groups of parameters, or a field has a value that
+            it cannot have.
     """
+    record({"configured": sequence_of(record({"params": sequence_of(optional(TEXT))}))}).check(saved, "optimizer")
     if saved["class"] != type(optimizer).__name__:
         raise StateError(
             f"model.optimizer was {saved['class']}, is {type(optimizer).__name__}; a resume cannot change it"
         )
     if [group["params"] for group in saved["configured"]] != [group["params"] for group in configured]:
         raise StateError("model.optimizer.groups puts the parameters into other groups; a resume cannot change that")
+    _check_optimizer_state(optimizer, saved, configured)
     optimizer.state.clear()  # it is replaced: two of them in memory, on a second load, may be too much for a GPU
     try:
         optimizer.load_state_dict(saved["state"])
@@ -208,6 +212,109 @@ def load_optimizer_state(
                 group[key].fill_(value)
             else:
                 group[key] = value
+
+
+_OF_OTHER_SHAPES = ("Adafactor", "LBFGS", "Muon")
+"""The optimizers of torch with tensors in their state that have neither their parameter's shape nor one number."""
+
+
+def _check_optimizer_state(
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], configured: list[dict[str, Any]]
+) -> None:
+    """Check what torch takes without a look and what would fail in the first update; of torch's own optimizers.
+
+    Raises:
+        FieldError: a field has a value that it cannot have.
+    """
+    if not _is_of_torch(optimizer):
+        return
+    groups = [{key: value for key, value in each.items() if key != "params"} for each in configured]
+    for index, group in enumerate(groups):
+        _like(group, may_lack=group).check(saved["configured"][index], f"optimizer.configured[{index}]")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    indices = whole(most=len(parameters) - 1)
+    of_parameters = mapping_of(mapping_of(ANYTHING), names=indices)
+    in_groups = sequence_of(record({"params": sequence_of(indices)}))
+    record({"state": of_parameters, "param_groups": in_groups}).check(saved["state"], "optimizer.state")
+    for index, (group, found) in enumerate(zip(groups, saved["state"]["param_groups"], strict=False)):
+        lacks = group.keys() - saved["configured"][index].keys()
+        _like(group, may_lack=lacks, same_length=True).check(found, f"optimizer.state.param_groups[{index}]")
+        _check_options(optimizer, found, saved["configured"][index], f"optimizer.state.param_groups[{index}]")
+    if type(optimizer).__name__ in _OF_OTHER_SHAPES:
+        return
+    step = Kind("a number from 0", lambda value: _is_one_number(value) and value >= 0)
+    first: Mapping[str, Any] = {}  # which torch made alike, parameter by parameter
+    for index, values in saved["state"]["state"].items():
+        key, shape = f"optimizer.state.state.{index}", parameters[index].shape
+        first = first or values
+        if values and values.keys() != first.keys():
+            raise FieldError(key, f"has {listed(sorted(values))}", f"like the others: {listed(sorted(first))}")
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) is not isinstance(first[name], torch.Tensor):
+                raise FieldError(f"{key}.{name}", f"is {shown(value)}", f"like the others: {shown(first[name])}")
+            if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != shape:
+                raise FieldError(
+                    f"{key}.{name}", f"is {shown(value)}", f"of the shape of its parameter, {tuple(shape)}"
+                )
+            if name == "step":
+                step.check(value, f"{key}.step")
+
+
+def _check_options(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], configured: Mapping[str, Any], key: str
+) -> None:
+    """Check that an optimizer takes the arguments of a saved group, and that its switches are as configured."""
+    for name, value in configured.items():
+        if (value is None or isinstance(value, bool)) and group[name] is not value:
+            raise FieldError(f"{key}.{name}", f"is {shown(group[name])}", f"{value}, as it was configured")
+    parameters = inspect.signature(type(optimizer)).parameters.keys() & group.keys() - {"params", "lr"}
+    try:
+        type(optimizer)([torch.nn.Parameter(torch.zeros(1))], **{name: group[name] for name in parameters})
+    except Exception as error:
+        raise FieldError(
+            key, f"has an argument that {type(optimizer).__name__} refuses ({error})", "one it takes"
+        ) from error
+
+
+def _like(own: Any, may_lack: Collection[str] = (), *, same_length: bool = False) -> Kind:
+    """Return the kind of what stands in the place of a value in a saved state.
+
+    Args:
+        own: the value.
+        may_lack: where it is a mapping, the keys that may be missing.
+        same_length: whether lists must have as many entries.
+    """
+    if own is None:
+        return ANYTHING
+    if isinstance(own, bool):
+        return optional(FLAG)
+    if isinstance(own, int | float) or (isinstance(own, torch.Tensor) and own.numel() == 1):
+        return Kind("a number", _is_one_number)
+    if isinstance(own, torch.Tensor):
+        return Kind("a tensor", lambda value: isinstance(value, torch.Tensor))
+    if isinstance(own, str):
+        return TEXT
+    if isinstance(own, Mapping) and all(isinstance(name, str) for name in own):
+        return record({name: _like(each, same_length=same_length) for name, each in own.items()}, may_lack)
+    if isinstance(own, list | tuple):
+        parts = own[0] if own else None
+        entries = sequence_of(mapping_of(ANYTHING) if isinstance(parts, Mapping) else _like(parts))
+        words = f"a list of {len(own)} entries" if same_length else entries.allowed
+        return Kind(
+            words,
+            lambda value: isinstance(value, list | tuple) and (len(value) == len(own) or not same_length),
+            entries.look_inside,
+        )
+    return Kind(f"a {type(own).__name__}", lambda value: isinstance(value, type(own)))
+
+
+def _is_one_number(value: Any) -> bool:
+    is_tensor = isinstance(value, torch.Tensor) and value.numel() == 1
+    return is_tensor or (type(value) is float or (type(value) is int and abs(value) < 2**63))
+
+
+def _is_of_torch(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch"
 
 
 class Scheduler:
@@ -240,6 +347,12 @@ class Scheduler:
         kind = _class_of(self.scheduler)
         if saved["class"] != kind:
             raise StateError(f"model.scheduler was {saved['class']}, is {kind}; a resume cannot change it")
+        record(dict.fromkeys(("configured", "state"), mapping_of(ANYTHING))).check(saved, "scheduler")
+        if _is_of_torch(self.scheduler):
+            for part in ("configured", "state"):
+                own = {**self._configured, **_plain(self.scheduler.state_dict())}
+                lacks = own.keys() - saved["configured"].keys()
+                _like(own, may_lack=lacks).check(saved[part], f"scheduler.{part}")
         self._ended = _ends(self.scheduler, saved["state"])
         old, new = saved["configured"], self._configured
         self.scheduler.load_state_dict(_updated(saved["state"], old, new))

@@ -17,17 +17,18 @@ import torch
 from emrun import checkpoint
 from emrun.assembly import DeterministicKernels
 from emrun.build import Imported, Recipe
-from emrun.capsule import FAILURES, Capsule, find_capsule, kind_of, read_capsule
+from emrun.capsule import ANOTHER_CAPSULE, FAILURES, Capsule, find_capsule, kind_of, read_capsule
 from emrun.censor import Censor
 from emrun.config import override, read_config
 from emrun.errors import StateError
+from emrun.fields import reading
 from emrun.hook import AbstractHook
 from emrun.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.preparation import Prepared, prepare
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.run_dir import CHECKPOINTS, CONFIG
-from emrun.state import set_random_state
+from emrun.state import FILE, set_random_state
 from emrun.stream import StreamWrapper
 from emrun.types import Batch
 
@@ -143,9 +144,11 @@ class _Attempt:
         loop.start_from(step.epoch, step.iteration)
         loop.evaluating = step.evaluating
         if self._weights is not None:
-            self._model.load(self._weights)
+            with reading(f"{self._weights}: weights", ANOTHER_CAPSULE):
+                self._model.load(self._weights)
         if self._capsule.state["model"] is not None:
-            self._model.load_state_dict(self._capsule.state["model"])
+            with reading(f"{self._capsule.place / FILE}: model", ANOTHER_CAPSULE):
+                self._model.load_state_dict(self._capsule.state["model"])
 
         def only_batch() -> Iterator[Batch]:
             set_random_state(self._random)
@@ -175,7 +178,8 @@ class _Attempt:
             if self._capsule.step.event != "before_batch":
                 hook.before_batch = None  # the batch has what it made of it
             if self._capsule.state["hook"]:
-                hook.load_state_dict(self._capsule.state["hook"])
+                with reading(f"{self._capsule.place / FILE}: hook {type(hook).__name__}", ANOTHER_CAPSULE):
+                    hook.load_state_dict(self._capsule.state["hook"])
             hooks.append(hook)
         if self._prepared.get("deterministic", False):
             hooks.append(DeterministicKernels())
@@ -238,13 +242,13 @@ def _differences(capsule: Capsule, prepared: Prepared) -> Iterator[str]:
 def _find_causes(found: Replay, attempt: _Attempt) -> None:
     """Halve the batch down to the examples that fail alone."""
     batch = found.capsule.batch
-    length = len(next(iter(batch.values()), ()))
 
     def fails(examples: Sequence[int]) -> bool:
         error = attempt.run({name: _rows(values, examples) for name, values in batch.items()})
         return error is not None and attempt.is_same(error, exactly=False)
 
     try:
+        length = len(next(iter(batch.values()), ()))
         found.causes = halve(list(range(length)), fails, _MOST)
     except (IndexError, TypeError):  # a source without rows
         found.notes.append("the batch cannot be divided into examples")

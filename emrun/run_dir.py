@@ -28,16 +28,28 @@ from ruamel.yaml.error import YAMLError
 import emrun
 from emrun.censor import Censor, keep_on_terminal
 from emrun.errors import RunExists, UsageError, reason_of
+from emrun.fields import (
+    ANYTHING,
+    FLAG,
+    TEXT,
+    choice,
+    fitting,
+    mapping_of,
+    optional,
+    record,
+    sequence_of,
+    shown,
+    whole,
+)
 from emrun.files import (
-    append_line,
     flush_lines,
     make_directory,
     refuse_timeout,
     safe_component,
     storing,
-    truncate,
     write_atomically,
 )
+from emrun.lines import Change, Lines
 from emrun.lock import RunLock
 from emrun.types import EpochData
 
@@ -90,6 +102,7 @@ class Run:
         keep_on_terminal(*places)
         self._lock = lock
         self.metrics: list[dict[str, Any]] = []
+        self._lines = Lines(directory / METRICS)
         self._clock = clock
         self._trace: dict[str, Any] = {
             "train_begin": None,
@@ -117,10 +130,10 @@ class Run:
         return self.directory / CHECKPOINTS
 
     @property
-    def metrics_length(self) -> int:
-        """The length of `metrics.jsonl` in bytes."""
-        path = self.directory / METRICS
-        return path.stat().st_size if path.exists() else 0
+    def metrics_position(self) -> dict[str, Any]:
+        """What a checkpoint keeps of `metrics.jsonl`: its length in bytes, its digest and the first epoch."""
+        first = self.metrics[0]["epoch"] if self.metrics else None
+        return {"metrics": self._lines.length, "metrics_digest": self._lines.digest, "metrics_first": first}
 
     def begin(self) -> None:
         """Write into the trace that the training begins."""
@@ -151,11 +164,27 @@ class Run:
         self._trace.update(entries)
         self._write_trace()
 
-    def rewind(self, length: int) -> None:
-        """Cut `metrics.jsonl` down to what it held at a checkpoint, its length in bytes then."""
-        path = self.directory / METRICS
-        truncate(path, length)
-        self.metrics = _read_metrics(path)
+    def rewind(self, length: int = 0, digest: str | None = None, expected: range = range(1)) -> None:
+        """Cut `metrics.jsonl` down to what it held at a checkpoint, with a warning where that is not there any more.
+
+        Args:
+            length: its length in bytes then.
+            digest: its SHA-256 then, None when that is not known.
+            expected: the epochs that it had.
+        """
+        change = self._lines.go_back_to(length, digest, is_wanted=lambda line: _is_of(line, expected.stop))
+        self.metrics = _read_metrics(self._lines.path)
+        there = {line["epoch"] for line in self.metrics}
+        missing = [str(epoch) for epoch in expected if epoch not in there]
+        if change is Change.LOST and missing:
+            _LOG.warning(
+                "%s is shorter than the checkpoint counts on: epochs %s are missing. It continues with the next epoch "
+                "on a new line; the run itself loses nothing",
+                self._lines.path,
+                _ranges(missing),
+            )
+        elif change is not Change.NONE:
+            _LOG.warning("%s was changed since the checkpoint was saved; it continues as it is", self._lines.path)
 
     def release(self) -> None:
         """Let others write the directory."""
@@ -173,7 +202,7 @@ class Run:
         """
         streams = {stream: _numbers(variables) for stream, variables in epoch_data.items()}
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
-        append_line(self.directory / METRICS, json.dumps(line, allow_nan=False))
+        self._lines.append(json.dumps(line, allow_nan=False))
         self.metrics.append(line)
         self._trace.update(epochs_done=epoch, iterations_done=iteration)
         self._write_trace(may_go_back=True)
@@ -401,34 +430,91 @@ def _status_without_process(trace: Mapping[str, Any]) -> str:
     return "killed" if status == "running" else status
 
 
+_TRACE = {
+    "train_begin": optional(TEXT),
+    "train_end": optional(TEXT),
+    "epochs_done": whole(),
+    "iterations_done": whole(),
+    "exit_status": optional(whole(most=255)),
+    "status": choice("running", "finished", "interrupted", "failed"),
+    "reason": optional(TEXT),
+    "seed": optional(whole(-(2**63))),
+    "command": sequence_of(TEXT),
+    "host": TEXT,
+    "pid": whole(),
+    "forked_from": record({"directory": TEXT, "checkpoint": optional(TEXT)}),
+    "has_checkpoints": FLAG,
+    "resumes": sequence_of(mapping_of(ANYTHING)),
+}
+"""Field of a trace -> what it may hold, as far as anything reads it."""
+
+_EPOCH = record({"epoch": whole(), "streams": mapping_of(mapping_of(ANYTHING))})
+"""A line of `metrics.jsonl`, as far as it is read again."""
+
+
 def read_trace(directory: Path) -> dict[str, Any]:
-    """Return the trace of a run; nothing where there is none or it is damaged."""
+    """Return the trace of a run; nothing where there is none or it is damaged.
+
+    Nothing depends on a trace but what is said of a run, and it has no checksum. So a field with a value that it cannot
+    have is left out, with a warning.
+    """
     try:
         trace = YAML(typ="safe", pure=True).load((directory / TRACE).read_text(encoding="utf-8"))
     except (OSError, ValueError, YAMLError) as error:
         refuse_timeout(error, directory / TRACE)
         return {}
-    return trace if isinstance(trace, dict) else {}
+    except Exception as error:  # what the library raises for what it does not expect
+        _LOG.warning("%s is damaged (%s)", directory / TRACE, type(error).__name__)
+        return {}
+    if not isinstance(trace, dict):
+        return {}
+    known = {}
+    for name, value in trace.items():
+        kind = _TRACE.get(name) if isinstance(name, str) else None
+        if kind is None or fitting(value, kind):
+            known[name] = value
+        else:
+            _LOG.warning("%s: %s is %s, but must be %s", directory / TRACE, name, shown(value), kind.allowed)
+    return known
 
 
 def recorded_epochs(directory: Path) -> list[dict[str, Any]]:
     """Return the lines of a run's `metrics.jsonl` that tell of an epoch."""
-    lines = _read_metrics(directory / METRICS)
-    return [line for line in lines if isinstance(line, dict) and isinstance(line.get("epoch"), int)]
+    return _read_metrics(directory / METRICS)
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file; a line that was not written whole ends it."""
+    """Return the lines of a metrics file; with a warning, those that are not whole or not of an epoch are left out."""
     lines: list[dict[str, Any]] = []
     with storing(path, "read"):
         content = path.read_bytes() if path.exists() else b""
-    for line in content.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            _LOG.warning("%s is damaged behind line %d", path, len(lines))
-            break
+    for number, line in enumerate(content.splitlines(), start=1):
+        epoch = _epoch_of(line)
+        if epoch is None:
+            _LOG.warning("%s: line %d is damaged: it does not tell of an epoch", path, number)
+        else:
+            lines.append(epoch)
     return lines
+
+
+def _epoch_of(line: bytes) -> dict[str, Any] | None:
+    """Return what a line of `metrics.jsonl` says; None when it is damaged."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return content if fitting(content, _EPOCH) else None
+
+
+def _is_of(line: bytes, end: int) -> bool:
+    """Tell whether a line is whole and not of an epoch from `end` on."""
+    epoch = _epoch_of(line)
+    return line.endswith(b"\n") if epoch is None else bool(epoch["epoch"] < end)
+
+
+def _ranges(names: Sequence[str]) -> str:
+    """Return epochs as they stand in a message."""
+    return ", ".join(names) if len(names) <= 10 else f"{', '.join(names[:9])}, ..., {names[-1]} ({len(names)} in all)"
 
 
 def create_evaluation(

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from emrun.fields import FLAG, NUMBER, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
+
 RUNNING = ("mean", "sum", "min", "max", "std", "var", "count", "nancount", "nanfraction")
 """The aggregations that need no more than a few numbers."""
 
@@ -16,6 +18,29 @@ _CAPACITY = 8192  # values that are kept until they are reduced, which costs abo
 _MOST = 1024  # batches; a tensor is larger than its value
 _SLOTS = 64  # that are made at a time; each costs about 0.7 us
 _EXACT = (torch.float32, torch.float64)  # kept as they are until they are reduced, in double precision
+
+
+_DEVICE = Kind("the name of a device", lambda name: type(name) is str and torch.device(name).type != "meta")
+_NUMBER = Kind("a number, as a tensor", lambda value: value.is_floating_point() and value.dim() == 0)
+_NUMBERS = Kind("a tensor of numbers in a row", lambda value: value.is_floating_point() and value.dim() == 1)
+STATE = record(
+    {
+        "device": optional(_DEVICE),
+        "values": optional(_NUMBERS),
+        "batches": whole(),
+        "is_scalar": FLAG,
+        "is_weighted": FLAG,
+        "lengths": sequence_of(NUMBER),
+        "weights": sequence_of(_NUMBERS),
+        "count": whole(),
+        "totals": mapping_of(_NUMBER),
+        "collected": sequence_of(_NUMBERS),
+    }
+)
+"""What `RunningStats.state_dict` returns."""
+
+
+_TOTALS = {"sum", "nancount", "min", "max", "squares"}
 
 
 class RunningStats:
@@ -145,9 +170,15 @@ class RunningStats:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned, to the device where it was."""
+        """Take back what `state_dict` returned, to the device where it was.
+
+        Raises:
+            StateError: it is the state of something else.
+        """
+        STATE.check(state)
         if state["device"] is None:
             return
+        self._check_parts(state)
         self._begin(torch.empty(0, device=state["device"]))
         self._is_scalar, self._is_weighted = state["is_scalar"], state["is_weighted"]
         values, self._batches = state["values"], state["batches"]
@@ -158,6 +189,24 @@ class RunningStats:
         self._weights = [each.to(self._device) for each in state["weights"]]
         self._totals = {name: each.to(self._device) for name, each in state["totals"].items()}
         self._collected = [each.to(self._device) for each in state["collected"]]
+
+    def _check_parts(self, state: dict[str, Any]) -> None:
+        """Check that the parts of a state belong together."""
+        filled = 0 if state["values"] is None else state["values"].numel()
+        if (state["values"] is None) is not (state["batches"] == 0):
+            raise FieldError("values", f"is {shown(state['values'])}", f"the values of {state['batches']} batches")
+        if state["batches"] and state["is_weighted"] is not bool(state["weights"]):
+            raise FieldError(
+                "is_weighted", f"is {state['is_weighted']}", "true where there are weights, and only there"
+            )
+        if filled and state["is_scalar"] and len(state["lengths"]) != filled:
+            raise FieldError("lengths", f"has {len(state['lengths'])} entries", f"{filled}, one for each value")
+        if state["weights"] and sum(each.numel() for each in state["weights"]) != filled:
+            raise FieldError("weights", f"is {shown(state['weights'])}", f"{filled} numbers, one for each value")
+        if state["totals"]:
+            record(dict.fromkeys(self._needed & _TOTALS | {"weight", "weighted"}, _NUMBER)).check(
+                state["totals"], "totals"
+            )
 
     def _begin(self, value: Tensor) -> None:
         if value.is_complex():

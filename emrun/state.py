@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from emrun.errors import StateError, StorageError
+from emrun.fields import NUMBER, Kind, choice, record, sequence_of, whole
 from emrun.files import refuse_timeout
 
 FILE = "state.pt"
@@ -150,18 +151,60 @@ def random_digest() -> str:
 
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Put the global generators back into a state that `random_state` returned."""
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(array("I", numbers)), gauss))
-    numpy = dict(state["numpy"])
-    numpy["state"] = {**numpy["state"], "key": np.frombuffer(numpy["state"]["key"], np.uint32)}
-    np.random.set_state(numpy)
+    random.setstate(_as_python(state["python"]))
+    np.random.set_state(_as_numpy(state["numpy"]))
     torch.set_rng_state(_tensor(state["torch"]))
     if state["cuda"]:
         torch.cuda.set_rng_state_all(map(_tensor, state["cuda"]))
 
 
+def _as_python(saved: Any) -> Any:
+    version, numbers, gauss = saved
+    return version, tuple(array("I", numbers)), gauss
+
+
+def _as_numpy(saved: Mapping[str, Any]) -> Any:
+    return {**saved, "state": {**saved["state"], "key": np.frombuffer(saved["state"]["key"], np.uint32)}}
+
+
 def _tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _is_of_python(saved: Any) -> bool:
+    random.Random().setstate(_as_python(saved))
+    return type(saved) is tuple and (saved[2] is None or type(saved[2]) is float)
+
+
+def _is_of_numpy(saved: Any) -> bool:
+    np.random.RandomState().set_state(_as_numpy(saved))
+    return True
+
+
+def _is_of_torch(saved: Any) -> bool:
+    torch.Generator().set_state(_tensor(saved))
+    return type(saved) is bytes
+
+
+def _is_of_cuda(saved: Any) -> bool:
+    return type(saved) is bytes and len(saved) == 16
+
+
+_NUMPY = {
+    "bit_generator": choice("MT19937"),
+    "state": record({"key": Kind("bytes", lambda key: type(key) is bytes), "pos": whole(most=624)}),
+    "has_gauss": choice(0, 1),
+    "gauss": NUMBER,
+}
+RANDOM = record(
+    {
+        "python": Kind("a state of Python's generator", _is_of_python),
+        "numpy": Kind("a state of NumPy's generator", _is_of_numpy, record(_NUMPY).look_inside),
+        "torch": Kind("a state of torch's generator", _is_of_torch),
+        "cuda": sequence_of(Kind("a state of a GPU's generator", _is_of_cuda)),
+    }
+)
+"""What `random_state` returns."""
 
 
 def digest(batch: Any) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from emrun.dataset import takes_context
 from emrun.errors import StreamError
+from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.randomness import seed_everything
 from emrun.state import digest, encode
 from emrun.stream_context import StreamContext, beyond_end
@@ -78,7 +79,8 @@ class StreamPass:
         batches: Iterator[Any]
         if is_stateful(stream):
             if self.state is not None:
-                stream.load_state_dict(copy.deepcopy(self.state))  # type: ignore[attr-defined]
+                with reading(f"the state of stream {self.name!r}", ANOTHER_CHECKPOINT):
+                    stream.load_state_dict(copy.deepcopy(self.state))  # type: ignore[attr-defined]
             encode(stream.state_dict(), f"stream {self.name!r}")  # type: ignore[attr-defined]  # may not be possible
             batches = _with_states(stream)
             return batches if self.state is not None or not self.start else self._behind_start(batches)

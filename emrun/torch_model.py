@@ -12,6 +12,17 @@ import torch
 from torch import Tensor
 
 from emrun.errors import ArgumentError, StateError, StreamError, add_inputs, did_you_mean, listed
+from emrun.fields import (
+    ANOTHER_CHECKPOINT,
+    ANYTHING,
+    FLAG,
+    TEXT,
+    mapping_of,
+    optional,
+    reading,
+    record,
+    sequence_of,
+)
 from emrun.model import AbstractModel
 from emrun.optimization import (
     Traces,
@@ -26,7 +37,7 @@ from emrun.optimization import (
     parameters_beside,
 )
 from emrun.prefetching import Prefetcher, can_prefetch
-from emrun.state import load_state
+from emrun.state import FILE, load_state
 from emrun.torch_inputs import InputNames, Inputs, describe
 from emrun.torch_weights import collect_weights, extra_state, load_weights, write_weights
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch, check_names
@@ -43,6 +54,16 @@ SchedulerForm = Annotated[
 ]
 
 _NO_OPTIMIZER = ArgumentError("optimizer", "a model that is trained needs one, e.g. {class: AdamW, lr: 1.0e-3}")
+
+_CLASS_AND_STATE = {"class": TEXT, "configured": ANYTHING, "state": ANYTHING}
+_STATE = {
+    "optimizer": optional(record(_CLASS_AND_STATE)),
+    "scheduler": optional(record(_CLASS_AND_STATE)),
+    "extra": mapping_of(ANYTHING),
+    "trained": FLAG,
+    "modes": record({"training": FLAG, "others": sequence_of(TEXT)}),
+}
+"""What `TorchModel.state_dict` returns; `optimization` looks at the states of optimizer and scheduler."""
 
 
 class TorchModel(AbstractModel):
@@ -370,8 +391,9 @@ class TorchModel(AbstractModel):
         """Take back what `state_dict` returned; learning rates and other arguments that the config changed win.
 
         Raises:
-            StateError: the config has another optimizer or scheduler.
+            StateError: the config has another optimizer or scheduler, or a field has a value that it cannot have.
         """
+        record(_STATE, may_lack=("modes",)).check(state)
         if self.optimizer is not None and state["optimizer"] is not None:
             load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
         if (self.optimizer is None) is not (state["optimizer"] is None):
@@ -407,7 +429,10 @@ class TorchModel(AbstractModel):
         """
         load_weights(self.module, directory)
         if extra_state(self.module):
-            extra = load_state(directory)["model"]["extra"]
+            state = load_state(directory)
+            with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
+                record({"model": record({"extra": _STATE["extra"]})}).check(state)
+            extra = state["model"]["extra"]
             self.module.load_state_dict({**self.module.state_dict(), **extra})
 
     def _modes(self) -> dict[str, Any]:

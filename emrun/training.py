@@ -16,7 +16,8 @@ from emrun.assembly import Training, assemble, build_dataset, build_hooks, build
 from emrun.build import Imported
 from emrun.censor import Censor
 from emrun.config import copies_left, escaped, load_config, overlay, override, read_config, with_defaults
-from emrun.errors import ConfigError, StorageError, UsageError, did_you_mean, listed
+from emrun.errors import ConfigError, StateError, StorageError, UsageError, did_you_mean, listed
+from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.files import expanded
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
@@ -262,7 +263,8 @@ def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> tuple[Pa
         place = checkpoint.find(checkpoints, name)
         try:
             manifest = checkpoint.verify(place)
-            model.load(place)
+            with reading(f"checkpoint {place}: weights", ANOTHER_CHECKPOINT):
+                model.load(place)
             return place, manifest
         except StorageError:
             if checkpoint.find(checkpoints, name) == place:
@@ -286,7 +288,7 @@ def _kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> It
     try:
         yield
     except BaseException as error:
-        if isinstance(error, ConfigError | UsageError):
+        if isinstance(error, ConfigError | UsageError | StateError):
             run.remove(only_own_files=existed)
         elif remove_failed:
             run.remove(only_own_files=existed)

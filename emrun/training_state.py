@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from emrun.dataset_streams import DatasetStreams
+from emrun.fields import (
+    ANOTHER_CHECKPOINT,
+    ANYTHING,
+    SHA256,
+    TEXT,
+    Kind,
+    choice,
+    mapping_of,
+    optional,
+    reading,
+    record,
+    sequence_of,
+    whole,
+)
 from emrun.hook import AbstractHook
 from emrun.loss_watch import LossWatch
 from emrun.model import AbstractModel
 from emrun.run_dir import Run
-from emrun.state import encode, load_state, random_state, save_state, set_random_state
+from emrun.state import FILE, RANDOM, encode, load_state, random_state, save_state, set_random_state
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,6 +41,34 @@ class Phase(enum.Enum):
     TRAIN = "train"  # in the train stream
     EVALUATE = "evaluate"  # behind the train stream, the extra streams not complete
     BETWEEN = "between"  # between two epochs
+
+
+_LAST = {"began": optional(RANDOM), "digest": optional(TEXT), "before_last": ANYTHING}
+_BETWEEN_PASSES = {"end_of_pass": optional(record({"pass": whole(), "batch": whole(1), **_LAST}))}
+_POSITION = {"pass": whole(), "batch": whole(), "epoch_batches": whole()}
+
+
+def _check_position(value: Any, key: str) -> None:
+    """Check the position in a stream, and what is kept of the last batch: of this pass, or of the one before."""
+    record(_POSITION).check(value, key)
+    record(_LAST if value["batch"] else _BETWEEN_PASSES).check(value, key)
+
+
+STATE = {
+    "loop": record(
+        {"epochs_done": whole(), "iterations_done": whole(), "phase": choice(*(phase.value for phase in Phase))}
+    ),
+    "model": ANYTHING,  # the model looks at it, the hooks at theirs
+    "hooks": sequence_of(record({"class": TEXT, "occurrence": whole(), "state": ANYTHING})),
+    "streams": mapping_of(Kind("a mapping", lambda value: isinstance(value, Mapping), _check_position)),
+    "epoch_began": optional(record({"iterations_done": whole(), "random": RANDOM})),
+    "metrics": whole(),
+    "metrics_digest": SHA256,
+    "metrics_first": optional(whole()),
+    "random": RANDOM,
+}
+"""Field of `state.pt` -> what it may hold."""
+_SINCE = ("epoch_began", "metrics_digest", "metrics_first")  # what the first checkpoints did not have
 
 
 class TrainingState:
@@ -106,7 +148,7 @@ class TrainingState:
             "hooks": hooks,
             "streams": streams,
             "epoch_began": self._epoch_began if self.is_in_epoch else None,
-            "metrics": self._run.metrics_length if self._run is not None else 0,
+            **(self._run.metrics_position if self._run is not None else {"metrics": 0}),
             "random": random_state(),
         }
 
@@ -144,22 +186,30 @@ class TrainingState:
             StateError: it does not fit the model, the hooks or the streams.
             StorageError: it cannot be read.
         """
-        state = load_state(place)
-        self._model.load(place)
-        self._model.load_state_dict(state["model"])
+        state, file = load_state(place), place / FILE
+        with reading(str(file), ANOTHER_CHECKPOINT):
+            record(STATE, may_lack=_SINCE).check(state)
+        with reading(f"checkpoint {place}: weights", ANOTHER_CHECKPOINT):
+            self._model.load(place)
+        with reading(f"{file}: model", ANOTHER_CHECKPOINT):
+            self._model.load_state_dict(state["model"])
         loop = state["loop"]
         self.epochs_done, self.iterations_done = loop["epochs_done"], loop["iterations_done"]
         self.phase = Phase(loop["phase"])
         for (name, occurrence), hook in _occurrences(self.hooks).items():
             found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
             if found:
-                hook.load_state_dict(found[0]["state"])
+                with reading(f"{file}: state of hook {name}", ANOTHER_CHECKPOINT):
+                    hook.load_state_dict(found[0]["state"])
         for name, position in state["streams"].items():
-            self._streams.get(name, train=True).load_state_dict(position)
+            with reading(f"{file}: streams.{name}", ANOTHER_CHECKPOINT):
+                self._streams.get(name, train=True).load_state_dict(position)
         self._epoch_began = state.get("epoch_began")
         self._loaded = place, state["random"]
         if self._run is not None:
-            self._run.rewind(state["metrics"])
+            first = state.get("metrics_first")
+            expected = range(1 if first is None else first, self.epochs_done + 1)
+            self._run.rewind(state["metrics"], state.get("metrics_digest"), expected)
 
     def go_on(self, before_epoch: Callable[[int], None]) -> None:
         """Bring streams and random states to where the checkpoint that was loaded had them, if there was one.

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from emrun.errors import ArgumentError, HookError, did_you_mean
+from emrun.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
 from emrun.hook import AbstractHook
-from emrun.running_stats import RUNNING, RunningStats
+from emrun.running_stats import RUNNING, STATE, RunningStats
 from emrun.types import EpochData, VariableName
 
 _LOG = logging.getLogger(__name__)
@@ -89,12 +90,15 @@ class ComputeStats(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back the statistics of half an epoch; other variables than before begin with the rest of it."""
+        stats = mapping_of(mapping_of(STATE))
+        record({"aggregations": mapping_of(sequence_of(TEXT)), "stats": stats}).check(state)
         self._stats = {}
         if state["aggregations"] != self._aggregations:
             if state["stats"]:
                 _LOG.warning("ComputeStats has other variables than before: the epoch's statistics begin in its middle")
             return
         for stream, saved in state["stats"].items():
+            record(dict.fromkeys(self._aggregations, ANYTHING)).check(saved, f"stats.{stream}")
             self._stats[stream] = {name: RunningStats(each) for name, each in self._aggregations.items()}
             for name, running in self._stats[stream].items():
                 running.load_state_dict(saved[name])

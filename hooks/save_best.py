@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from emrun.errors import ArgumentError, HookError, listed
+from emrun.fields import ANYTHING, NUMBER, optional, record, sequence_of
 from emrun.hooks.save_latest import SaveLatest
 from emrun.types import EpochData, Policy, check_choice
 
@@ -72,6 +73,7 @@ class SaveBest(SaveLatest):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back the best value so far, unless another statistic counts now."""
+        record({"best": optional(NUMBER), "of": sequence_of(ANYTHING)}).check(state)
         if state["of"] == [self.monitors[0], self._sign]:
             self._best = state["best"]
         else:

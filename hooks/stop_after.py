@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from emrun.errors import ArgumentError
+from emrun.fields import Kind, optional, record, whole
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.types import EpochData
 
@@ -87,6 +88,8 @@ class StopAfter(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what was counted."""
+        seconds = Kind("a number of seconds from 0", lambda value: type(value) in (int, float) and 0 <= value < 2**63)
+        record({"iterations_done": optional(whole()), "seconds": seconds}, may_lack=("seconds",)).check(state)
         counted = state["iterations_done"]
         if counted is None and self.after_batch is not None:  # it did not count then
             counted = self.main_loop.iterations_done

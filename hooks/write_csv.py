@@ -12,11 +12,20 @@ from typing import Any, Literal
 import numpy as np
 
 from emrun.errors import ArgumentError, HookError, StateError
-from emrun.files import append_line, safe_component, storing, truncate
+from emrun.fields import SHA256, TEXT, optional, record, sequence_of, shown, whole
+from emrun.files import safe_component
 from emrun.hook import AbstractHook
+from emrun.lines import Change, Lines
 from emrun.types import EpochData, EpochVariable, check_choice
 
 _LOG = logging.getLogger(__name__)
+
+_STATE = {
+    "columns": sequence_of(sequence_of(TEXT)),
+    "length": whole(),
+    "digest": SHA256,
+    "format": record({"output_file": TEXT, "delimiter": TEXT, "variables": optional(sequence_of(TEXT))}),
+}
 
 UnknownType = Literal["error", "warn", "default"]
 MissingVariable = Literal["error", "warn", "default"]
@@ -31,7 +40,8 @@ class WriteCSV(AbstractHook):
 
     Of a variable with several aggregations the mean is written; where it has none, each of them, as
     `<stream>_<variable>_<aggregation>`. Of an array, the mean without its NaNs. The columns are those of the first
-    epoch that is written. A resumed run goes on with the same file and has no epoch twice.
+    epoch that is written. A resumed run continues the same file and has no epoch twice. A file that lost lines
+    meanwhile is written again from `metrics.jsonl`; where that does not have all of it, the whole lines are kept.
 
     Args:
         output_file: the name of the file.
@@ -44,7 +54,8 @@ class WriteCSV(AbstractHook):
 
     Raises:
         ArgumentError: an argument cannot be used.
-        HookError: a value is no number or missing, and the policy is `error`.
+        HookError: a value is no number or missing, and the policy is `error`; or it is an integer that is too large for
+            a column of floats; or a name has a character that cannot be written.
         StorageError: the file cannot be written.
     """
 
@@ -65,16 +76,20 @@ class WriteCSV(AbstractHook):
             raise ArgumentError("output_file", f"{output_file!r} is no plain file name")
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
             raise ArgumentError("delimiter", f"{delimiter!r} is no single character")
+        if _has_surrogates(f"{default_value}{delimiter}"):
+            raise ArgumentError("default_value", f"{default_value!r} is not a text that a file can hold")
         if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
             raise ArgumentError("variables", f"{variables!r} is no list of variables")
         self._path = Path(output_dir or ".") / output_file
+        self._lines = Lines(self._path)
         self._delimiter = delimiter
         self._default = default_value
         self._variables = list(variables) if variables is not None else None
         self._on_unknown_type = on_unknown_type
         self._on_missing_variable = on_missing_variable
         self._columns: list[list[str]] = []  # stream, variable, and, where it has no mean, aggregation
-        self._length = 0
+        self._checkpoint: tuple[int, str | None] | None = None  # length and digest to go back to
+        self._gone_back_to: tuple[int, str | None] | None = None
         self._is_known = False
 
     def before_training(self) -> None:
@@ -88,32 +103,54 @@ class WriteCSV(AbstractHook):
                 f"WriteCSV: {self._path} was written before, and not by this hook; choose another output_file"
             )
         self._is_known = True
-        truncate(self._path, self._length)
+        position, self._checkpoint = self._checkpoint or (self._lines.length, self._lines.digest), None
+        self._gone_back_to = position
+        change = self._lines.go_back_to(
+            *position, is_wanted=self._is_wanted, rebuilt=lambda: self._rebuilt(position[0])
+        )
+        if change is Change.REBUILT:
+            _LOG.warning("WriteCSV: %s was not what it was at the checkpoint; rebuilt from metrics.jsonl", self._path)
+        elif change is Change.LOST:
+            _LOG.warning(
+                "WriteCSV: %s has lost lines that the checkpoint counts on, and metrics.jsonl does not have all of "
+                "them; its whole lines are kept, the next epoch begins a new line",
+                self._path,
+            )
+        elif change is Change.EDITED:
+            _LOG.warning("WriteCSV: %s was edited since the checkpoint was saved; it continues as it is", self._path)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Write the line, before the first one the header."""
+        """Write the line, before the first one of the file the header."""
         if not self._columns:
             self._columns = self._find_columns(epoch_data)
-            self._write(["epoch_id", *("_".join(column) for column in self._columns)])
-        self._write([str(epoch_id), *(self._value(column, epoch_data) for column in self._columns)])
+        line = self._line(epoch_id, epoch_data)
+        self._lines.look()
+        if not self._lines.length:
+            self._lines.append(self._header())
+        self._lines.append(line)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the columns and the length of the file in bytes, and what must not change."""
-        return {"columns": self._columns, "length": self._length, "format": self._format()}
+        """Return the columns, the length of the file in bytes and its SHA-256, and what must not change."""
+        length, digest = self._checkpoint or (self._lines.length, self._lines.digest)
+        return {"columns": self._columns, "length": length, "digest": digest, "format": self._format()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back columns and length.
 
         Raises:
-            StateError: the file, its delimiter or variables are others.
+            StateError: the file, its delimiter or variables are others, or a field has a value that it cannot have.
         """
+        record(_STATE, may_lack=("digest",)).check(state)
         for name, value in self._format().items():
             if state["format"][name] != value:
                 raise StateError(
                     f"WriteCSV: {name} was {state['format'][name]!r}, is {value!r}; a resume cannot change or reorder "
                     "what is written to a file. Add another WriteCSV at the end of the hooks instead"
                 )
-        self._columns, self._length, self._is_known = state["columns"], state["length"], True
+        self._columns, self._is_known = [list(column) for column in state["columns"]], True
+        position = state["length"], state.get("digest")
+        if position != self._gone_back_to:  # a checkpoint in the middle of an epoch is loaded twice
+            self._checkpoint = position
 
     def _format(self) -> dict[str, Any]:
         return {"output_file": self._path.name, "delimiter": self._delimiter, "variables": self._variables}
@@ -145,6 +182,11 @@ class WriteCSV(AbstractHook):
         try:
             array = np.asarray(value if value is not None else "", dtype=np.float64)
             return repr(float(np.nanmean(array) if array.ndim else array))
+        except OverflowError as error:
+            raise HookError(
+                f"WriteCSV: {'/'.join(column[:2])} is {shown(value)}, which is too large for a floating-point number; "
+                "write a smaller number, or leave the variable out (variables: [...])"
+            ) from error
         except (TypeError, ValueError):
             return self._complain(self._on_unknown_type, f"{stream}/{name} is {type(value).__name__}, not a number")
 
@@ -155,12 +197,59 @@ class WriteCSV(AbstractHook):
             _LOG.warning("WriteCSV: %s", message)
         return self._default
 
-    def _write(self, cells: Sequence[str]) -> None:
+    def _header(self) -> str:
+        names = ["_".join(column) for column in self._columns]
+        for column, name in zip(self._columns, names, strict=True):
+            if _has_surrogates(name):
+                raise HookError(
+                    f"WriteCSV: the name of variable {column[1]!r} of stream {column[0]!r} has half a "
+                    "character (a lone surrogate), which no file can hold; rename the variable, or leave it out "
+                    "(variables: [...])"
+                )
+        return self._joined(["epoch_id", *names])
+
+    def _line(self, epoch_id: int, epoch_data: EpochData) -> str:
+        return self._joined([str(epoch_id), *(self._value(column, epoch_data) for column in self._columns)])
+
+    def _joined(self, cells: Sequence[str]) -> str:
         text = io.StringIO()
         csv.writer(text, delimiter=self._delimiter, lineterminator="").writerow(cells)
-        append_line(self._path, text.getvalue())
-        with storing(self._path, "read"):
-            self._length = self._path.stat().st_size
+        return text.getvalue()
+
+    def _rebuilt(self, length: int) -> bytes | None:
+        """Return the file as it follows from `metrics.jsonl`: of as many of the last epochs as it has length for."""
+        if self.main_loop.run is None or not self._columns:
+            return None
+        header = f"{self._header()}\n".encode()
+        try:
+            lines = [
+                f"{self._line(each['epoch'], _as_written(each['streams']))}\n" for each in self.main_loop.run.metrics
+            ]
+        except (HookError, TypeError):  # a value that metrics.jsonl does not have
+            return None
+        kept: list[bytes] = []
+        for line in reversed(lines):
+            if len(header) + sum(map(len, kept)) >= length:
+                break
+            kept.append(line.encode())
+        return header + b"".join(reversed(kept))
+
+    def _is_wanted(self, line: bytes) -> bool:
+        """Tell whether a line is whole and not of an epoch after the checkpoint."""
+        first = line.decode(errors="replace").partition(self._delimiter)[0].strip('"\r\n')
+        is_later = first.isdecimal() and int(first) > self.main_loop.training_epochs_done
+        return line.endswith(b"\n") and not is_later
+
+
+def _as_written(value: Any) -> Any:
+    """Return what `metrics.jsonl` says of an epoch as hooks wrote it: values that are not finite are texts there."""
+    if isinstance(value, Mapping):
+        return {name: _as_written(each) for name, each in value.items()}
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _without_mean(stream: str, name: str, epoch_data: EpochData) -> list[list[str]]:

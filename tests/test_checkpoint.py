@@ -1,5 +1,6 @@
 """Checkpoints: committed whole, verified, named, found."""
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -15,7 +16,8 @@ import pytest
 
 import emrun.checkpoint
 from emrun.checkpoint import FORMAT, Manifest, commit, find, name_checkpoint, verify
-from emrun.errors import StorageError, UsageError, exit_status
+from emrun.errors import StateError, StorageError, UsageError, exit_status
+from emrun.files import json_digest
 
 FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
 
@@ -464,7 +466,8 @@ def test_a_manifest_names_no_file_outside_of_its_checkpoint(place, name, monkeyp
     (place.parent / "secret").write_bytes(b"")
     empty = {"sha256": hashlib.sha256(b"").hexdigest(), "size": 0}
     rewrite(place, files={name: empty}, sha256="intact")
-    damaged(place, f"{name} is missing")
+    with pytest.raises(StateError, match=re.escape(f"manifest.json: a key of files is {name!r}, but must be the name")):
+        verify(place)
 
 
 # Finding
@@ -519,3 +522,56 @@ def test_a_name_is_no_path(named, name):
     (named / ".tmp-1").mkdir()
     with pytest.raises(UsageError, match="no checkpoint"):
         find(named, name.format(root=named / "latest"))
+
+
+# A right checksum says nothing of what was written
+
+
+def sealed(place, **changes):
+    """Change fields of a manifest and make its checksum right again."""
+    content = {**json.loads((place / "manifest.json").read_text()), **changes}
+    del content["sha256"]
+    (place / "manifest.json").write_text(json.dumps({**content, "sha256": json_digest(content)}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("names", ["latest", "../../victim.txt"], "names[1] is '../../victim.txt', but must be a name such as 'best'"),
+        ("names", ["/tmp/x"], "names[0] is '/tmp/x'"),
+        ("names", ["it-00000120"], "names[0] is 'it-00000120'"),
+        ("names", [".hidden"], "names[0] is '.hidden'"),
+        ("names", ["a b"], "names[0] is 'a b'"),
+        ("names", "latest", "names is 'latest', but must be a list"),
+        ("format", 0, "format is 0"),
+        ("commit", -1, "commit is -1, but must be a whole number from 0"),
+        ("commit", "3", "commit is '3'"),
+        ("epoch", None, "epoch is None"),
+        ("iteration", 120.0, "iteration is 120.0"),
+        ("files", [], "files is [], but must be a mapping"),
+        ("files", {"state.pt": {"size": 0}}, "files.'state.pt'.sha256 is missing"),
+    ],
+)
+def test_a_wrong_field_with_a_right_checksum_is_named_with_file_value_and_what_was_allowed(place, field, value, said):
+    (place.parent.parent / "victim.txt").write_text("precious")
+    sealed(place, **{field: value})
+    for check in (lambda: verify(place), lambda: emrun.checkpoint.newest(place.parent)):
+        with pytest.raises(StateError, match=re.escape(f"{place / 'manifest.json'}: {said}")) as raised:
+            check()
+        assert exit_status(raised.value) == 2
+    assert (place.parent.parent / "victim.txt").read_text() == "precious"
+
+
+def test_a_manifest_with_a_wrong_field_does_not_keep_a_new_checkpoint_from_being_saved(root, place):
+    sealed(place, names=["../x"])
+    assert verify(commit_at(root, 130)).commit == 1
+
+
+def test_what_a_manifest_may_hold_is_known_of_each_of_its_fields():
+    assert set(emrun.checkpoint.MANIFEST) == {field.name for field in dataclasses.fields(Manifest)}
+
+
+def test_a_name_that_could_not_be_read_again_is_never_written(root):
+    with pytest.raises(StateError, match=r"names\[0\] is '../x'"):
+        commit_at(root, 120, "../x")
+    assert names_in(root) == []

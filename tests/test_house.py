@@ -14,6 +14,8 @@ FLOORS = [
     {
         "errors",
         "censor",
+        "fields",
+        "lines",
         "lazy",
         "types",
         "yaml_tree",

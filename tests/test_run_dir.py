@@ -24,7 +24,7 @@ from emrun import run_dir
 from emrun.errors import ArgumentError, RunInUse, StorageError, UsageError, exit_status
 from emrun.files import flush_lines
 from emrun.lock import RunLock
-from emrun.run_dir import METRICS, Run, create_evaluation, create_run, holds_run
+from emrun.run_dir import METRICS, Run, create_evaluation, create_run, holds_run, read_trace
 
 TIME = datetime(2026, 11, 20, 21, 3, 1, 987_654, tzinfo=timezone(timedelta(hours=1)))
 
@@ -302,11 +302,12 @@ def test_a_stream_without_numbers_is_there(run):
     assert lines_of(run)[0]["streams"] == {"train": {}, "valid": {}}
 
 
-def test_a_damaged_line_ends_the_metrics_that_are_read(run, caplog):
-    (run.directory / METRICS).write_text('{"epoch": 0}\n{"epo\n{"epoch": 2}\n')
-    run.rewind(run.metrics_length)
-    assert run.metrics == [{"epoch": 0}]
-    assert "is damaged behind line 1" in caplog.text
+def test_a_damaged_line_is_left_out_of_the_metrics_that_are_read(run, caplog):
+    content = b'{"epoch": 0, "streams": {}}\n{"epo\n{"epoch": 2, "streams": {}}\n'
+    (run.directory / METRICS).write_bytes(content)
+    run.rewind(len(content))
+    assert run.metrics == [{"epoch": 0, "streams": {}}, {"epoch": 2, "streams": {}}]
+    assert "line 2 is damaged" in caplog.text
 
 
 def test_an_epoch_that_cannot_be_written_is_not_counted(run):
@@ -314,7 +315,7 @@ def test_an_epoch_that_cannot_be_written_is_not_counted(run):
     run.record_epoch(1, 10, 0.1, {})
     before = tree(run.directory)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (run.metrics_length, limit[1]))  # as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (run.metrics_position["metrics"], limit[1]))  # as on a full disk
     try:
         with pytest.raises(StorageError):
             run.record_epoch(2, 20, 0.1, {})
@@ -660,3 +661,61 @@ def test_a_directory_holds_a_run_when_it_has_a_config_or_a_trace(tmp_path):
 def test_the_checkpoints_lie_in_the_directory(run):
     assert run.checkpoints == run.directory / "checkpoints"
     assert not run.checkpoints.exists()
+
+
+# what is read of a run
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("status: fini\nseed: 3\n", {"seed": 3}),
+        ("seed: [3]\nepochs_done: -1\nreason: {}\npid: x\nhas_checkpoints: 1\n", {}),
+        ("resumes: [3]\ncommand: emrun\nforked_from: x\n", {}),
+        ("[" * 3000, {}),
+        ("status: running\nmore: [1]\n", {"status": "running", "more": [1]}),
+    ],
+    ids=["status", "numbers", "lists", "deep", "unknown"],
+)
+def test_fields_of_a_trace_that_cannot_be_are_left_out(tmp_path, text, left):
+    (tmp_path / "trace.yaml").write_text(text)
+    assert read_trace(tmp_path) == left
+
+
+@pytest.mark.parametrize(
+    ("harm", "epochs", "said"),
+    [
+        (lambda lines: lines[:2], [0, 1], "epochs 2, 3 are missing"),
+        (lambda lines: [*lines[:1], *lines[2:]], [0, 2, 3], "epochs 1 are missing"),
+        (lambda lines: [*lines[:3], lines[3][:-9]], [0, 1, 2], "epochs 3 are missing"),
+        (lambda lines: [*lines[:3], lines[3][:-1]], [0, 1, 2, 3], "was changed since the checkpoint was saved"),
+        (lambda lines: [], [], "epochs 0, 1, 2, 3 are missing"),
+        (lambda lines: [lines[0].replace(b"0.5", b"0.7"), *lines[1:]], [0, 1, 2, 3], "was changed since"),
+        (
+            lambda lines: [lines[0].replace(b": ", b":  "), *lines[1:], lines[3].replace(b"3", b"4", 1)],
+            [0, 1, 2, 3],
+            "was",
+        ),
+    ],
+    ids=["short", "in the middle", "half a line", "no end of line", "emptied", "edited", "longer and later"],
+)
+def test_metrics_that_a_checkpoint_counts_on_and_that_are_lost_are_named(run, caplog, harm, epochs, said):
+    for epoch in range(4):
+        run.record_epoch(epoch, epoch, 0.5, {"train": {"loss": {"mean": 0.25}}})
+    position, path = run.metrics_position, run.directory / METRICS
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(harm(lines)))
+    run.rewind(position["metrics"], position["metrics_digest"], range(position["metrics_first"], 4))
+    assert said in caplog.text
+    assert [line["epoch"] for line in run.metrics] == epochs
+    run.record_epoch(4, 4, 0.5, {"train": {}})
+    assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [*epochs, 4]
+
+
+def test_metrics_that_are_as_they_were_are_cut_back_without_a_word(run, caplog):
+    run.record_epoch(0, 0, 0.5, {"train": {}})
+    position = run.metrics_position
+    run.record_epoch(1, 1, 0.5, {"train": {}})
+    run.rewind(position["metrics"], position["metrics_digest"], range(1))
+    assert [line["epoch"] for line in lines_of(run)] == [0]
+    assert "metrics" not in caplog.text

@@ -11,7 +11,7 @@ from emrun.dataset_streams import DatasetStreams
 from emrun.errors import StateError
 from emrun.run_dir import Run
 from emrun.state import load_state
-from emrun.training_state import Phase, TrainingState
+from emrun.training_state import STATE, Phase, TrainingState
 
 
 class Model(AbstractModel):
@@ -211,3 +211,49 @@ def test_random_states_come_back_once(tmp_path):
     before = random.getstate()
     state.go_on(pytest.fail)
     assert random.getstate() == before
+
+
+# what a file holds is looked at
+
+
+def changed(place, **changes):
+    torch.save({**load_state(place), **changes}, place / "state.pt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"loop": None}, "loop is None, but must be a mapping"),
+        ({"loop": {"epochs_done": "1", "iterations_done": 0, "phase": "train"}}, "loop.epochs_done is '1'"),
+        ({"loop": {"epochs_done": 1, "iterations_done": 0, "phase": "x"}}, "loop.phase is 'x', but must be one of"),
+        ({"hooks": [1]}, r"hooks\[0\] is 1"),
+        ({"hooks": [{"class": "x", "occurrence": 0}]}, r"hooks\[0\].state is missing"),
+        ({"streams": {"train": {"pass": 1, "batch": -1, "epoch_batches": 0}}}, "streams.train.batch is -1"),
+        ({"streams": {"train": {"pass": 1, "batch": 1, "epoch_batches": 1}}}, "streams.train.began is missing"),
+        ({"metrics": 2**70}, "metrics is 1180591620717411303424"),
+        ({"random": {}}, "random.python is missing"),
+        ({"epoch_began": {"iterations_done": 0}}, "epoch_began.random is missing"),
+    ],
+    ids=str,
+)
+def test_a_wrong_field_is_named_with_its_file_before_anything_is_loaded(tmp_path, changes, said):
+    place = tmp_path / "place"
+    written(state_of()[0], place)
+    changed(place, **changes)
+    state, _ = state_of()
+    state._model.weights = 5
+    with pytest.raises(StateError, match=f"^{place / 'state.pt'}: {said}"):
+        state.load(place)
+    assert state._model.weights == 5
+
+
+def test_a_hook_that_cannot_take_back_its_state_is_named_with_the_checkpoint(tmp_path):
+    place = tmp_path / "place"
+    (saved,) = written(state_of(hooks=[Count(3)])[0], place)["hooks"]
+    changed(place, hooks=[{**saved, "state": {}}])
+    with pytest.raises(StateError, match=rf"^{place / 'state.pt'}: state of hook .*Count: .*KeyError: 'count'"):
+        state_of(hooks=[Count()])[0].load(place)
+
+
+def test_what_a_state_may_hold_is_known_of_each_of_its_fields():
+    assert {*state_of()[0].encoded(), "metrics_digest", "metrics_first"} == set(STATE)

@@ -215,7 +215,7 @@ def summary(metrics: Sequence[Mapping[str, Any]]) -> str:
                 series.setdefault((stream, name), []).append((line["epoch"], value))
     rows = []
     for (stream, name), values in series.items():
-        numbers = [(value, epoch) for epoch, value in values if not isinstance(value, str)]
+        numbers = [(value, epoch) for epoch, value in values if isinstance(value, int | float)]
         low, high = (min(numbers, key=lambda v: v[0]), max(numbers, key=lambda v: v[0])) if numbers else (None, None)
         extremes = [f"{_short(each[0])} ({each[1]})" if each else "" for each in (low, high)]
         rows.append([stream, name, _short(values[-1][1]), *extremes])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.errors import ArgumentError, HookError
+from emrun.errors import ArgumentError, HookError, StateError
 from emrun.hooks import WriteCSV
 
 
@@ -154,3 +154,79 @@ def test_wrong_arguments_are_refused(arguments, name, tmp_path):
     with pytest.raises(ArgumentError) as caught:
         WriteCSV(output_dir=str(tmp_path), **arguments)
     assert caught.value.argument == name
+
+
+# what cannot be written
+
+
+@pytest.mark.parametrize("policy", ["error", "warn", "default"])
+@pytest.mark.parametrize("value", [10**400, -(10**5000), [1, 10**400]], ids=["above", "far below", "in a list"])
+def test_an_integer_that_no_float_can_hold_is_an_error_that_names_it(tmp_path, value, policy):
+    hook = hook_of(tmp_path, on_unknown_type=policy)
+    with pytest.raises(HookError) as caught:
+        hook.after_epoch(0, {"train": {"n": value}, "valid": {"n": 1}})
+    assert "WriteCSV: train/n is " in str(caught.value)
+    assert "too large for a floating-point number; write a smaller number, or leave the variable out" in str(
+        caught.value
+    )
+    assert not (tmp_path / "training.csv").exists()
+
+
+def test_a_name_with_half_a_character_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(HookError, match=r"WriteCSV: .*'lo\\udc80ss' of stream 'train' has half a character .*rename"):
+        hook_of(tmp_path).after_epoch(0, {"train": {"lo\udc80ss": 1}, "valid": {"lo\udc80ss": 1}})
+    assert not (tmp_path / "training.csv").exists()
+
+
+def test_a_default_with_half_a_character_is_an_error(tmp_path):
+    with pytest.raises(ArgumentError, match="default_value"):
+        hook_of(tmp_path, default_value="\udc80")
+
+
+# a file that is changed
+
+
+def test_a_file_that_is_deleted_meanwhile_gets_its_header_again(tmp_path, caplog):
+    hook = hook_of(tmp_path)
+    for epoch in (0, 1, 2):
+        if epoch == 1:
+            (tmp_path / "training.csv").unlink()
+        hook.after_epoch(epoch, {"train": {"v": epoch}, "valid": {"v": 1}})
+    assert rows(tmp_path / "training.csv") == [
+        ["epoch_id", "train_v", "valid_v"],
+        ["1", "1.0", "1.0"],
+        ["2", "2.0", "1.0"],
+    ]
+    assert "was deleted while the run writes it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("columns", 3),
+        ("columns", [[1]]),
+        ("length", -1),
+        ("length", None),
+        ("digest", "x"),
+        ("format", {}),
+        ("format", 3),
+    ],
+    ids=str,
+)
+def test_a_state_with_a_wrong_field_is_refused(tmp_path, field, value):
+    hook = hook_of(tmp_path)
+    with pytest.raises(StateError, match=f"^{field}"):
+        hook.load_state_dict({**hook.state_dict(), field: value})
+
+
+def test_a_state_without_a_digest_is_taken_as_before(tmp_path):
+    hook = hook_of(tmp_path)
+    hook.after_epoch(0, {"train": {"v": 0}, "valid": {"v": 1}})
+    state = hook.state_dict()
+    del state["digest"]
+    again = WriteCSV(output_dir=tmp_path)
+    again.main_loop = Loop()
+    again.load_state_dict(state)
+    again.before_training()
+    again.after_epoch(1, {"train": {"v": 1}, "valid": {"v": 1}})
+    assert [row[0] for row in rows(tmp_path / "training.csv")] == ["epoch_id", "0", "1"]

@@ -1,0 +1,136 @@
+"""`metrics.jsonl` and `training.csv` are shorter than the checkpoint counts on, or others, when a run is resumed.
+
+The CSV file is rebuilt to the last byte from `metrics.jsonl`; what `metrics.jsonl` has lost is named. No line is glued
+to another, no epoch stands twice, and nothing of it is silent.
+
+Taken out once by hand, these made this fail: the comparison of the digest, the rebuilding, the cut behind the last whole
+line, at a resume and while the run goes on, and the header of a file that was emptied.
+"""
+
+import json
+import shutil
+from itertools import product
+
+import pytest
+
+from emrun import AbstractHook, create_training
+from emrun.training import train
+
+MORE = ("resume", "-q", "run", "hooks.StopAfter.epochs=4")
+FILES = ("metrics.jsonl", "training.csv")
+CUT = [(name, "cut", index) for name in FILES for index in range(400)]
+CHANGED = [
+    *((name, "line gone", index) for name in FILES for index in range(5)),
+    *((name, how, 0) for name in (*FILES, "both") for how in ("deleted", "emptied")),
+    *((name, "edited", index) for name in FILES for index in range(10)),
+    *((name, "longer", index) for name in FILES for index in range(5)),
+    *(("both", "cut", index) for index in range(20)),
+]
+
+
+def harm(path, how, index):
+    """Change a file."""
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    made = {
+        "cut": content[: index * len(content) // 400],
+        "line gone": b"".join(line for number, line in enumerate(lines) if number != index % len(lines)),
+        "emptied": b"",
+        "edited": _edited(content, index),
+        "longer": b"".join(
+            line.replace(b"\n", b" \n") if number <= index else line for number, line in enumerate(lines)
+        ),
+    }.get(how)
+    if made is None:
+        path.unlink()
+    else:
+        path.write_bytes(made)
+
+
+def _edited(content, index):
+    """Return content with another digit; of a number behind the first column, so that no epoch becomes another."""
+    digits = [at for at, char in enumerate(content[:-2]) if chr(char) in "13579" and content[at - 1 : at] == b"."]
+    at = digits[index % len(digits)]
+    return content[:at] + (b"2") + content[at + 1 :]
+
+
+def epochs(directory):
+    return [json.loads(line)["epoch"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.fault("metrics.jsonl or training.csv is cut, edited, emptied, deleted, or lacks a line", share=2)
+@pytest.mark.parametrize("cases", [CUT, CHANGED], ids=["cut", "changed"])
+def test_short_files_are_rebuilt_or_continue_on_a_new_line_with_a_warning(project, small, trials, cases):
+    for name, more in (("whole", ()), ("straight", ("hooks.StopAfter.epochs=4",))):
+        done = small.command("train", "-q", "config.yaml", *more, "--output-dir", name, cwd=project)
+        assert done.returncode == 0, done.stderr
+    expected = (project / "straight" / "training.csv").read_bytes()
+    run = project / "run"
+    for trial in trials(cases, small=4):
+        name, how, index = trial.case
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(project / "whole", run, symlinks=True)
+        names = FILES if name == "both" else (name,)
+        for each in names:
+            harm(run / each, how, index)
+        with trial:
+            done = small.command(*MORE, cwd=project)
+            assert done.returncode == 0, done.stderr
+            with trial.telling():
+                for each in names:
+                    assert str(each) in done.stderr
+            found, csv = epochs(run), (run / "training.csv").read_bytes()
+            assert found == sorted(set(found))
+            assert found[-1] == 4
+            missing = sorted({0, 1, 2, 3} - set(found))
+            if "metrics.jsonl" in names and missing:
+                with trial.telling():
+                    assert f"epochs {', '.join(map(str, missing))} are missing" in done.stderr
+            if how == "edited":
+                assert missing == []
+                assert csv == expected or name == "training.csv"
+            elif name != "both":
+                assert csv == expected
+            assert csv.count(b"\n") == len(csv.splitlines())
+            rows = [line.split(b",") for line in csv.splitlines()]
+            assert {len(row) for row in rows} == {len(rows[0])}
+            assert [row[0] for row in rows if row[0] == b"4"] == [b"4"]
+
+
+class Harm(AbstractHook):
+    """Changes a file of the run after an epoch, when its line is written."""
+
+    def __init__(self, path, how, epoch):
+        super().__init__()
+        self.path, self.how, self.epoch = path, how, epoch
+
+    def before_epoch(self, epoch_id):
+        if epoch_id == self.epoch + 1:
+            harm(self.path, self.how, 250)
+
+
+def train_and_harm(config, directory, name, how, epoch):
+    training = create_training(config, output_dir=directory)
+    training.main_loop.change_hooks([*training.main_loop.hooks, Harm(directory / name, how, epoch)])
+    train(training)
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.fault("metrics.jsonl or training.csv is cut, emptied or deleted while the run goes on")
+def test_a_file_that_is_harmed_while_the_run_goes_on_has_whole_lines_under_a_header(tmp_path, small, trials):
+    cases = product(FILES, ("deleted", "emptied", "cut", "line gone"), (0, 1, 2))
+    for trial in trials(cases, small=4):
+        directory = tmp_path / "-".join(map(str, trial.case))
+        name, how, epoch = trial.case
+        with trial:
+            assert small.forked(train_and_harm, small.config, directory, name, how, epoch) == 0
+            with trial.telling():
+                assert f"{name} was " in (directory / "train.log").read_text()
+            rows = [line.split(",") for line in (directory / "training.csv").read_text().splitlines()]
+            assert [row[0] for row in rows if row[0] == "epoch_id"] == ["epoch_id"] == rows[0][:1]
+            assert {len(row) for row in rows} == {len(rows[0])}
+            assert [row[0] for row in rows[-(3 - epoch) :]] == [str(each) for each in range(epoch + 1, 4)]
+            assert epochs(directory)[-(3 - epoch) :] == list(range(epoch + 1, 4))
+            with trial.reading():
+                assert small.forked(small.start_or_resume, directory) == 0
