@@ -3,8 +3,8 @@
 The CSV file is rebuilt to the last byte from `metrics.jsonl`; what `metrics.jsonl` has lost is named. No line is glued
 to another, no epoch stands twice, and nothing of it is silent.
 
-Taken out once by hand, these made this fail: the comparison of the digest, the rebuilding, the cut behind the last whole
-line, at a resume and while the run goes on, and the header of a file that was emptied.
+Taken out once by hand, these made this fail: the comparison of the digest, the rebuilding, the cut behind the last
+whole line, at a resume and while the run goes on, and the header of a file that was emptied.
 """
 
 import json
