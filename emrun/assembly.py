@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from emrun.build import Imported
+from emrun.build import Imported, Recipe
 from emrun.check import DEFAULT_MODEL, SUPPLIED, check_hooks
 from emrun.config import interpolate
 from emrun.dataset import stream_function
@@ -135,6 +135,7 @@ def assemble(prepared: Prepared, output_dir: Path, run: Run | None, is_evaluatio
     seed_everything(seed, "model")
     with NamedWhenSlow("building the model"):
         supplied["model"] = prepared.model.build(supplied)
+    _give_module_recipe(supplied["model"], prepared, dict(supplied))
     _LOG.debug("built the model in %.2f s", perf_counter() - began)
     seed_everything(seed, "hooks")
     hooks = tuple(recipe.build(supplied) for recipe in prepared.hooks)
@@ -153,6 +154,21 @@ def assemble(prepared: Prepared, output_dir: Path, run: Run | None, is_evaluatio
     except HookError as error:
         raise ConfigError(_hook_problem(error, prepared)) from error
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
+
+
+def _give_module_recipe(model: Any, prepared: Prepared, supplied: dict[str, Any]) -> None:
+    """Let a model build its module anew, where that is a class and not a function, which may load or download much."""
+    recipe = prepared.model.kwargs.get("module")
+    if not isinstance(recipe, Recipe) or not recipe.is_of_classes() or not isinstance(model, AbstractModel):
+        return
+    supplied.pop("model")
+    seed = prepared.get("seed", 0)
+
+    def build() -> Any:
+        seed_everything(seed, "model")
+        return recipe.build(supplied)
+
+    model.build_module = build
 
 
 class DeterministicKernels(AbstractHook):

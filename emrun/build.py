@@ -66,7 +66,12 @@ class Recipe:
 
     def wants(self, name: str) -> bool:
         """Tell whether it, or anything below it, takes a supplied argument."""
-        return name in self.takes or _wants((self.args, self.kwargs, self.options), name)
+        return name in self.takes or any(each.wants(name) for each in _recipes((self.args, self.kwargs, self.options)))
+
+    def is_of_classes(self) -> bool:
+        """Tell whether it, and all below it, calls nothing but classes."""
+        is_class = self.is_import or inspect.isclass(self.target)
+        return is_class and all(each.is_of_classes() for each in _recipes((self.args, self.kwargs, self.options)))
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the target, and tell where it stands in the config when that fails."""
@@ -114,12 +119,13 @@ def build(value: Any, supplied: Mapping[str, Any]) -> Any:
     return value
 
 
-def _wants(value: Any, name: str) -> bool:
+def _recipes(value: Any) -> Iterator[Recipe]:
+    """Yield the recipes in a value, but not those inside of them."""
     if isinstance(value, Recipe):
-        return value.wants(name)
-    if isinstance(value, dict | list | tuple):
-        return any(_wants(child, name) for child in (value.values() if isinstance(value, dict) else value))
-    return False
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _recipes(child)
 
 
 class Imported:

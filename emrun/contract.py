@@ -33,9 +33,14 @@ from emrun.run_dir import Run
 from emrun.state import encode, load_state, save_state
 from emrun.stream_context import StreamContext
 from emrun.types import Batch
+from emrun.unsaved_state import DIGEST, NOT_PERSISTENT, unsaved_state, varying
 
 _BATCHES = 2
 _MOST_BATCHES = 100  # are looked at to find two that the loop would run
+_WAYS = (
+    "keep it in a buffer (register_buffer), in get_extra_state() and set_extra_state() of the module, or in "
+    "state_dict() and load_state_dict() of the model"
+)
 _TIMED = 3  # the second batch is run so often; the fastest counts
 
 
@@ -75,7 +80,8 @@ def try_out(config: Config) -> dict[str, Any]:
         try:
             copy = _build_model(prepared, training)
             found = _Trial(training, copy, notes).run()
-            _check_round_trip(training, copy, found.first_batches, Path(place))
+            _check_round_trip(training, copy, found, Path(place))
+            notes.extend(found.lost_state())
         except ArgumentError as error:
             node = prepared.model.node.get(error.argument)
             position = node.position if node else prepared.model.node.key_position
@@ -93,6 +99,7 @@ def _build_model(prepared: Prepared, training: Training) -> AbstractModel:
     model: AbstractModel = prepared.model.build(supplied)
     loop = MainLoop(model, training.dataset, train_stream_name=training.main_loop.train_stream_name)
     loop.checks = training.main_loop.checks
+    loop.saves = True
     loop.notify("before_training")
     loop.notify("before_epoch", epoch_id=1)
     return model
@@ -123,7 +130,14 @@ class _Trial:
         self._seconds: dict[str, float] = {}  # of one batch, reading included
         self._streams: dict[str, Any] = {}
         self._outputs: dict[str, SourceInfo] = {}
-        self.first_batches: dict[str, Batch] = {}
+        self._batches_seen: list[tuple[str, Batch]] = []
+        self._unsaved: dict[str, str] = {}  # before the first update
+        self._again = training.model
+
+    @property
+    def first_batches(self) -> dict[str, Batch]:
+        """The first batch of each stream that the loop runs, as hooks change it."""
+        return dict(reversed(self._batches_seen))
 
     def run(self) -> _Trial:
         """Try all streams: those of the loop, then the others, of which only the sources are looked at."""
@@ -164,7 +178,7 @@ class _Trial:
             for source, values in {**batch, **changed}.items():
                 sources.setdefault(source, SourceInfo()).add(values)
             if is_run:
-                self.first_batches.setdefault(name, changed)
+                self._batches_seen.append((name, changed))
                 self._seconds[name] = seconds + self._run_model(name, changed, usable)
             usable += 1
             if usable == _BATCHES:
@@ -216,6 +230,7 @@ class _Trial:
         if train and index == 0:
             with preserved_randomness():
                 self._model.run(batch, False, name)  # as in the zeroth epoch
+            self._unsaved = unsaved_state(self._model)
         seconds = float("inf")
         for _ in range(_TIMED if index else 1):
             began = perf_counter()
@@ -226,6 +241,37 @@ class _Trial:
         for output, values in outputs.items():
             self._outputs.setdefault(output, SourceInfo()).add(values)
         return seconds
+
+    def lost_state(self) -> Iterator[str]:
+        """Yield what has changed in training and is in no checkpoint, nor made anew from any batch, as caches are.
+
+        The model of the training, into which the copy's checkpoint was loaded, is run on the batches that the copy has
+        seen, and so is the copy once more: what is made from batches is equal then.
+        """
+        if not self._changed():
+            return
+        loop = MainLoop(self._again, self._dataset, train_stream_name=self._loop.train_stream_name)
+        loop.notify("before_training")
+        loop.notify("before_epoch", epoch_id=1)
+        for name, batch in self._batches_seen:
+            for model in (self._again, self._model):
+                with preserved_randomness():
+                    seed_everything(0, "training", name)
+                    model.run(batch, name == self._loop.train_stream_name, name)
+        for what in self.suspects():
+            way = "register it without persistent=False" if what.endswith(NOT_PERSISTENT) else _WAYS
+            yield f"{what} changes in training, but is in no checkpoint: a resume would not be exact; {way}"
+
+    def _changed(self) -> set[str]:
+        """Return what has changed since the first update, and may be in no checkpoint."""
+        return varying(self._unsaved, unsaved_state(self._model))
+
+    def suspects(self) -> list[str]:
+        """Return what has changed in training and is another in the model that has the copy's checkpoint."""
+        one, other = unsaved_state(self._again), unsaved_state(self._model)
+        names = sorted(self._changed() & varying(one, other))
+        # of the model itself, numbers and texts: weights differ as soon as something else does
+        return [each for each in names if not (each.startswith("model") and one.get(each, DIGEST).startswith(DIGEST))]
 
     def _users(self, source: str) -> list[str]:
         in_model = (*self._model.input_names, *self._model.optional_input_names)
@@ -275,7 +321,7 @@ def _call(listening: Any, event: str, **arguments: Any) -> None:
         raise
 
 
-def _check_round_trip(training: Training, copy: AbstractModel, batches: Mapping[str, Batch], place: Path) -> None:
+def _check_round_trip(training: Training, copy: AbstractModel, trial: _Trial, place: Path) -> None:
     """Save the copy, load it into the model of the training, and compare what both make of the same batches.
 
     Raises:
@@ -290,14 +336,16 @@ def _check_round_trip(training: Training, copy: AbstractModel, batches: Mapping[
     model.load(directory)
     model.load_state_dict(load_state(directory)["model"])
     came_back = encode(model.state_dict(), "state of the model", copied=True)
-    for stream, batch in batches.items():
+    for stream, batch in trial.first_batches.items():
         before, after = (_evaluated(each, batch, stream) for each in (copy, model))
         for name, value in before.items():
             if not _equal(value, after.get(name)):
+                suspects = trial.suspects()
+                cause = f". In no checkpoint, but changed by training: {'; '.join(suspects)}" if suspects else ""
                 raise StateError(
                     f"the model does not come back from a checkpoint as it was: output {name!r} of stream {stream!r} "
                     "is another one; what its save(), load() and state_dict() leave out must be a parameter or a "
-                    "buffer, or part of get_extra_state()"
+                    f"buffer, or part of get_extra_state(){cause}"
                 )
     if not _equal(saved, came_back):
         raise StateError("the model's state_dict() is another one after load_state_dict() of the same")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import signal
 from array import array
@@ -17,7 +18,7 @@ from typing import Any, cast
 from emrun.batch_checks import BatchChecks
 from emrun.capsule import Draws, Step, keep_failure
 from emrun.checkpointing import Checkpointing
-from emrun.dataset import stream_function
+from emrun.dataset import open_stream, stream_function, stream_names
 from emrun.dataset_streams import DatasetStreams, StreamLike
 from emrun.errors import ArgumentError, UsageError, did_you_mean, reason_of
 from emrun.hook import (
@@ -36,6 +37,7 @@ from emrun.randomness import preserved_randomness, seed_everything
 from emrun.run_dir import Run
 from emrun.slow_start import NamedWhenSlow
 from emrun.stream import StreamWrapper
+from emrun.stream_context import StreamContext
 from emrun.training_state import Phase, TrainingState
 from emrun.types import (
     Batch,
@@ -52,6 +54,7 @@ from emrun.types import (
 )
 
 _LOG = logging.getLogger(__name__)
+_MOST_UNUSABLE = 100  # batches are looked at for one from which a lazy model gets its shapes
 _DEFERRED = ("before_update", "after_update")  # a termination in these takes effect when the update is done
 
 
@@ -104,6 +107,8 @@ class MainLoop:
         HookError: a hook is registered already.
     """
 
+    saves = False
+    """Whether the weights will be saved: those that could not be loaded again are refused before training."""
     _silence: NamedWhenSlow | None = None  # until the first batch of a session
     _epoch_began: float = 0.0  # on the clock of `perf_counter`
 
@@ -437,6 +442,7 @@ class MainLoop:
             raise UsageError("the main loop is entered already")
         self.check_hooks(any_stream=True)
         if self.run is not None:
+            self.saves = True
             self.run.open_log()
         self._entered = True
         self._termination = None
@@ -445,8 +451,11 @@ class MainLoop:
         self.outcome = None
         try:
             self._interrupts.install()
+            if not self._changers:
+                self._materialise()
             self._prefetch = self._find_prefetch()
             self.notify("before_training")
+            self._materialise()  # by a batch as hooks change it, which may need their before_training
         except TrainingTerminated as error:
             self._termination = error
         except BaseException as error:
@@ -520,6 +529,37 @@ class MainLoop:
                     _LOG.exception("a hook failed in %s", event)
                 first = first or error
         return first if event != "on_error" else None
+
+    def _materialise(self) -> None:
+        """Show a lazy model the first batch of an evaluation pass of the train stream; one that was loaded needs none.
+
+        Hooks that may change batches get `before_batch`. A dataset without that stream is for epochs by hand, whose
+        first batch the model takes.
+        """
+        if not self.model.is_lazy or self.train_stream_name not in stream_names(self.dataset):
+            return
+        name = self.train_stream_name
+        changers = [each for each in (*self.hooks, self.model) if may_change_batches(each)]
+        check = self.checks.begin(name, ", ".join(self._changers))
+        with preserved_randomness(), NamedWhenSlow("reading the first batch, for the shapes of a lazy module"):
+            seed_everything(self.seed, "evaluation", name)
+            batches = iter(open_stream(self.dataset, name, StreamContext(name, seed=self.seed, epoch=0)))
+            for batch in itertools.islice(batches, _MOST_UNUSABLE):
+                changed = dict(batch)
+                length = check(batch)
+                if length == 0 or self.fixed_batch_size not in (None, length):
+                    continue
+                for each in changers:
+                    call = listener(each, "before_batch", AbstractModel if each is self.model else AbstractHook)
+                    if call is not None:
+                        call(stream_name=name, batch=changed)
+                if changers and self.checks.check_changed(changed) == 0:
+                    continue
+                self.model.materialise(changed)
+                break
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
 
     def _go_on(self) -> None:
         """Bring everything to the checkpoint that was restored, if there is one."""

@@ -22,6 +22,12 @@ class AbstractModel(ABC):
     has_updated: bool | None = None
     """Whether the last `run` with `train` changed the weights; None where that is not known."""
 
+    is_lazy: bool = False
+    """Whether the model has parts whose shapes the first batch decides, and has not seen a batch yet."""
+
+    build_module: Callable[[], Any] | None = None
+    """Builds the argument `module` anew, from the config; set by what builds the model."""
+
     @property
     @abstractmethod
     def input_names(self) -> Sequence[str]:
@@ -44,6 +50,12 @@ class AbstractModel(ABC):
         Returns:
             Output name -> value: a sequence or tensor with an entry an example, or a scalar that stands for the whole
             batch. No output has the name of a source.
+        """
+
+    def materialise(self, batch: Batch) -> None:  # noqa: B027 - most models are not lazy
+        """Give the parts of a lazy model their shapes, from a batch of an evaluation pass; nothing is learned from it.
+
+        The loop calls it before the training begins. A model that was loaded has the shapes of the checkpoint.
         """
 
     def step_values(self) -> Mapping[str, Any]:

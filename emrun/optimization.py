@@ -116,14 +116,21 @@ class Traces:
 
     _steps = 0
     _counts = False
+    _first: Callable[[], None] | None = None  # called before a step
 
     def __init__(self) -> None:
         self._before: int | None = None
         self._parameters: Sequence[torch.nn.Parameter] = ()
         self._versions: list[int] = []
 
-    def begin(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Take note of the parameters before a step."""
+    def begin(self, parameters: Sequence[torch.nn.Parameter], first: Callable[[], None] | None = None) -> None:
+        """Take note of the parameters before a step.
+
+        Args:
+            parameters: the parameters.
+            first: called before the first update of an optimizer, of whichever parameters.
+        """
+        Traces._first = first
         if not Traces._counts:
             Traces._counts = True
             register_optimizer_step_pre_hook(Traces._count)
@@ -138,6 +145,9 @@ class Traces:
 
     @staticmethod
     def _count(*_: Any) -> None:
+        if Traces._first is not None:
+            first, Traces._first = Traces._first, None
+            first()
         Traces._steps += 1
 
 

@@ -25,13 +25,13 @@ from emrun.state import FILE, digest, load_state, random_state
 from emrun.stream_context import StreamContext
 from emrun.training import create_training, train
 from emrun.types import Batch, EpochData
+from emrun.unsaved_state import attributes, unsaved_state
 
 _TAIL = 2  # iterations of the third epoch
 _TRIED = 4  # batches of a stream, to see whether it draws global random numbers
 _STOPS = "emrun.hooks.stop_after.StopAfter"  # the limits of the config do not count here
 _WEIGHTS = ".safetensors"
-_TRUSTED = ("emrun.", "torch.")  # their states are complete, what else they keep is their own business
-_OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
+_TRUSTED = ("emrun.", "torch.")  # their states are complete
 
 
 def main(job_text: str) -> None:
@@ -255,41 +255,11 @@ def _without_began(value: Any) -> Any:
 
 def _private(training: Training) -> dict[str, str]:
     """Return what objects keep in attributes of their own: where a difference may come from."""
-    found: dict[str, str] = {}
+    found = unsaved_state(training.model)
     for hook in training.main_loop.hooks:
         if not isinstance(hook, Probe):
-            found |= _attributes(hook, f"hook {type(hook).__name__}")
-    module = getattr(training.model, "module", None)
-    for name, part in module.named_modules() if isinstance(module, torch.nn.Module) else ():
-        found |= _attributes(part, f"module {name!r} ({type(part).__name__})" if name else f"module {_kind(part)}")
-    found |= _attributes(training.model, f"model {_kind(training.model)}")
-    found |= _attributes(training.dataset, f"dataset {_kind(training.dataset)}")
-    return found
-
-
-def _attributes(owner: Any, what: str) -> dict[str, str]:
-    if type(owner).__module__.startswith(_TRUSTED):
-        return {}
-    own = {name: value for name, value in getattr(owner, "__dict__", {}).items() if name not in _OF_MODULES}
-    texts = {f"{what}, attribute {name!r}": _text(value) for name, value in own.items()}
-    return {name: text for name, text in texts.items() if text is not None}
-
-
-def _text(value: Any) -> str | None:
-    """Return a text for a value that can be compared between processes, None for any other."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return f"digest {digest(value)}"
-    if isinstance(value, np.random.Generator):
-        return f"digest {digest(value.bit_generator.state)}"
-    if hasattr(value, "getstate") or hasattr(value, "get_state"):  # random.Random, np.random.RandomState, torch's
-        state = value.getstate() if hasattr(value, "getstate") else value.get_state()
-        return f"digest {digest(state)}"
-    if isinstance(value, list | tuple | Mapping):
-        parts = [_text(part) for part in (value.values() if isinstance(value, Mapping) else value)]
-        return None if None in parts else f"digest {digest(parts)}"
-    return None
+            found |= attributes(hook, f"hook {type(hook).__name__}")
+    return found | attributes(training.dataset, f"dataset {type(training.dataset).__name__}")
 
 
 def _draws(training: Training) -> dict[str, list[str]]:
@@ -318,10 +288,6 @@ def _forgetful(loop: MainLoop) -> list[str]:
     kinds = [type(hook) for hook in loop.hooks if not isinstance(hook, Probe)]
     own = [kind for kind in kinds if not kind.__module__.startswith(_TRUSTED)]
     return [kind.__name__ for kind in own if kind.state_dict is AbstractHook.state_dict]
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__
 
 
 def _name_of(kind: type) -> str:

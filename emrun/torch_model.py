@@ -25,6 +25,7 @@ from emrun.fields import (
 )
 from emrun.model import AbstractModel
 from emrun.optimization import (
+    Scheduler,
     Traces,
     all_parameters,
     build_optimizer,
@@ -37,9 +38,22 @@ from emrun.optimization import (
     parameters_beside,
 )
 from emrun.prefetching import Prefetcher, can_prefetch
-from emrun.state import FILE, load_state
+from emrun.randomness import preserved_randomness
+from emrun.state import FILE, load_state, random_state, set_random_state
 from emrun.torch_inputs import InputNames, Inputs, describe
-from emrun.torch_weights import collect_weights, extra_state, load_weights, write_weights
+from emrun.torch_weights import (
+    Structure,
+    collect_weights,
+    differences,
+    extra_state,
+    load_weights,
+    own_memory,
+    structure,
+    structure_anew,
+    uninitialised,
+    what_cannot_be_held,
+    write_weights,
+)
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch, check_names
 
 if TYPE_CHECKING:
@@ -86,7 +100,8 @@ class TorchModel(AbstractModel):
     weights them, e.g. with token counts.
 
     Args:
-        module: its `forward` returns a mapping of outputs, or values that `outputs` names.
+        module: its `forward` returns a mapping of outputs, or values that `outputs` names. A lazy one, such as
+            `torch.nn.LazyLinear`, gets its shapes from the first batch of an evaluation pass, or from a checkpoint.
         inputs: the sources that `forward` gets. A list is passed by name when all its names are parameters of
             `forward`, else by position; a mapping `{parameter: source}` by name. For another dtype than stated above,
             `{parameter: {source: image, dtype: uint8}}` names a dtype of torch, or `keep` for the one that the source
@@ -110,7 +125,7 @@ class TorchModel(AbstractModel):
 
     Attributes:
         module: the `torch.nn.Module`, on `device`.
-        optimizer: the `torch.optim.Optimizer`, None without one.
+        optimizer: the `torch.optim.Optimizer`, None without one, and while the module is lazy and has seen no batch.
         scheduler: what steps torch's scheduler, which is `scheduler.scheduler`; None without one.
         device: the `torch.device` of the module and of the tensors that it gets.
         step_outputs: output name -> value of the batch whose update is made, with gradients, in `before_update` and
@@ -137,7 +152,10 @@ class TorchModel(AbstractModel):
                 "module", f"{type(module).__name__} is no torch.nn.Module; write module: {{class: ...}}"
             )
         self.device = _find_device(device)
+        lazy = uninitialised(module)
+        self._random_of_lazy = random_state() if lazy else None  # with which the first batch initialises it
         self.module = module.to(self.device)
+        own_memory(module)
         self._outputs = _check_outputs(outputs)
         self._only_output = self._outputs[0] if self._outputs is not None and len(self._outputs) == 1 else None
         self._sums_terms = not callable(loss) and bool(loss)
@@ -147,11 +165,14 @@ class TorchModel(AbstractModel):
             self._terms or self._metrics or self._outputs
         )  # nothing is added to what forward returns
         self._inputs = Inputs(module, InputNames.read(module, inputs), self._calculation_sources(), self.device)
-        self._tensors = self._inputs.tensors
+        self._tensors: Callable[[Batch], dict[str, Tensor]] = self._first_tensors if lazy else self._inputs.tensors
         self._prefetcher: Prefetcher | None = None
-        self.optimizer = build_optimizer(module, optimizer) if optimizer is not None else None
-        self.scheduler = build_scheduler(self.optimizer, scheduler) if scheduler is not None else None
-        self._configured = configured_arguments(module, self.optimizer) if self.optimizer is not None else []
+        self._forms = optimizer, scheduler
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.scheduler: Scheduler | None = None
+        self._configured: list[dict[str, Any]] = []
+        if not lazy:
+            self._build_optimizer()
         self._main_loop: MainLoop | None = None
         self._notify_before: Callable[..., None] | None = None
         self._notify_after: Callable[..., None] | None = None
@@ -162,6 +183,10 @@ class TorchModel(AbstractModel):
         self._updated = False
         own = type(self)
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
+        self._is_own_saving = own.save is not TorchModel.save or own.load is not TorchModel.load
+        self._as_built = structure(module) if own.__init__ is TorchModel.__init__ else None
+        self._registered: Structure = {}  # what a checkpoint would be loaded into
+        self._before_update: Structure | None = None  # until the first update is checked
         self._traces = Traces()
         self._parameters: list[torch.nn.Parameter] = []  # of the module, at the beginning of the stream
         self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer
@@ -185,6 +210,11 @@ class TorchModel(AbstractModel):
         return [*(self._outputs or ()), *self._terms, *total, *self._metrics]
 
     @property
+    def losses(self) -> Mapping[str, Any]:
+        """The objects that calculate losses: their keys in the model's section -> object. No checkpoint has them."""
+        return {term.key: term.function for term in self._terms.values()}
+
+    @property
     def has_updated(self) -> bool | None:  # type: ignore[override]
         """Whether the last `run` with `train` has made an update, or begun one.
 
@@ -198,6 +228,7 @@ class TorchModel(AbstractModel):
     def register_mainloop(self, main_loop: MainLoop) -> None:
         """Take note of the loop whose hooks listen to the updates."""
         self._main_loop = main_loop
+        self._registered = structure(self.module)
         self._notify_before, self._notify_after = (
             partial(main_loop.notify, event, model=self) if main_loop.listens(event) else None
             for event in ("before_update", "after_update")
@@ -206,17 +237,61 @@ class TorchModel(AbstractModel):
     @property
     def monitors(self) -> Sequence[str]:
         """The statistic that the scheduler reads in the epoch's data, if it reads one."""
-        metric = self.scheduler.metric if self.scheduler is not None else None
+        metric = getattr(self._forms[1], "options", {}).get("metric")
         return () if metric is None else (metric,)
 
     def before_training(self) -> None:
-        """Check that there is an optimizer, unless a subclass trains in its own way.
+        """Check that there is an optimizer, unless a subclass trains in its own way, and that the weights can be saved.
 
         Raises:
-            ArgumentError: there is none.
+            ArgumentError: there is none, or what would be saved could not be loaded.
         """
-        if self.optimizer is None and not self._evaluates and type(self).train_step is TorchModel.train_step:
+        if self._evaluates:
+            return
+        if self._forms[0] is None and self.optimizer is None and type(self).train_step is TorchModel.train_step:
             raise _NO_OPTIMIZER
+        if self._main_loop is not None and self._main_loop.saves and not self._is_own_saving:
+            self._check_saving()
+
+    @property
+    def is_lazy(self) -> bool:  # type: ignore[override]
+        """Whether parts of the module have no shapes yet."""
+        return self._random_of_lazy is not None
+
+    def materialise(self, batch: Batch) -> None:
+        """Give the lazy parts of the module their shapes and first values, then build the optimizer.
+
+        The values are drawn as if the parts had been initialised when the module was built. The module runs on the
+        batch in evaluation mode, without gradients; its other buffers and all random states are put back afterwards.
+
+        Raises:
+            ArgumentError: `forward` does not use a lazy part in an evaluation.
+            StreamError: the batch does not fit the module.
+        """
+        if self._random_of_lazy is None:
+            return
+        inputs = self._inputs.tensors(batch)
+        module, modes = self.module, self._modes()
+        missing = set(uninitialised(module))
+        buffers = {name: each.clone() for name, each in module.named_buffers() if name not in missing}
+        module.eval()
+        with preserved_randomness(), torch.no_grad():
+            set_random_state(self._random_of_lazy)
+            try:
+                self._inputs.call(module, inputs)
+            except Exception as error:
+                kind = type(module).__name__
+                add_inputs(error, f"forward of {kind}, which is lazy,", self._inputs.passed(inputs))
+                raise
+            for name, buffer in module.named_buffers():
+                if name in buffers and buffers[name].shape == buffer.shape:
+                    buffer.copy_(buffers[name])
+        self._set_modes(modes["training"], frozenset(modes["others"]))
+        missing = set(uninitialised(module))
+        if missing:
+            message = f"{listed(sorted(missing))}: lazy, but forward does not use it in an evaluation; give its size"
+            raise ArgumentError("module", message)
+        self._end_laziness()
 
     def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
         """Run the module on a batch and, when `train` is true, make an update.
@@ -241,7 +316,7 @@ class TorchModel(AbstractModel):
             self._others = parameters_beside(self._parameters, self.optimizer)
             self._check_schedule()
         if self._is_own_scheme:
-            self._traces.begin(self._parameters)
+            self._traces.begin(self._parameters, self._check_first_update if self._before_update is not None else None)
             self._minimised = None  # it may call `backward` of the loss itself
         clear_gradients(self.optimizer, self._others)
         outputs = self.train_step(inputs)
@@ -265,7 +340,7 @@ class TorchModel(AbstractModel):
 
     def prefetcher(self) -> Prefetch | None:
         """Return what pins the sources of a batch and copies them to the device ahead; None on CPU and MPS."""
-        if type(self).run is not TorchModel.run or not can_prefetch(self.device):
+        if type(self).run is not TorchModel.run or self.is_lazy or not can_prefetch(self.device):
             return None
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(self._inputs, self.device)
@@ -289,6 +364,7 @@ class TorchModel(AbstractModel):
             self._check_pending = False
             if self._main_loop is not None:
                 self._main_loop.check_outputs(outputs)
+            self._check_first_update()
         loss = outputs.get("loss")
         if type(loss) is not Tensor or loss.dim():
             loss = _mean_loss(outputs)
@@ -368,7 +444,13 @@ class TorchModel(AbstractModel):
             self._trained, self._stream = False, None
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Step the scheduler, after a training epoch only."""
+        """Step the scheduler, after a training epoch only; after the zeroth, check what its checkpoint would keep.
+
+        Raises:
+            ArgumentError: it could not be loaded.
+        """
+        if self._before_update is not None:
+            self._check_loadable(self._before_update)
         if self._trained and not self._evaluates and self.scheduler is not None and not self.scheduler.on_update:
             self.scheduler.step(epoch_data)
 
@@ -428,12 +510,93 @@ class TorchModel(AbstractModel):
             StorageError: they cannot be read, or are not those of this module.
         """
         load_weights(self.module, directory)
+        self.build_module = None  # it fits
+        if self.is_lazy:
+            self._end_laziness()
         if extra_state(self.module):
             state = load_state(directory)
             with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
                 record({"model": record({"extra": _STATE["extra"]})}).check(state)
             extra = state["model"]["extra"]
             self.module.load_state_dict({**self.module.state_dict(), **extra})
+
+    def _build_optimizer(self) -> None:
+        """Build optimizer and scheduler from their forms, when all parameters have shapes."""
+        optimizer, scheduler = self._forms
+        self.optimizer = build_optimizer(self.module, optimizer) if optimizer is not None else None
+        self.scheduler = build_scheduler(self.optimizer, scheduler) if scheduler is not None else None
+        self._configured = configured_arguments(self.module, self.optimizer) if self.optimizer is not None else []
+
+    def _first_tensors(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the tensors of a batch, by which a lazy module gets its shapes, where no loop has done that before."""
+        self.materialise(batch)
+        return self._tensors(batch)
+
+    def _end_laziness(self) -> None:
+        """Take note that the module has all shapes."""
+        self._random_of_lazy = None
+        self._tensors = self._inputs.tensors
+        own_memory(self.module)
+        self._build_optimizer()
+
+    def _check_saving(self) -> None:
+        """Check before the first batch that a checkpoint could be saved, and loaded by a resume.
+
+        Raises:
+            ArgumentError: it could not.
+        """
+        self._check_that_weights_can_be_held()
+        now = structure(self.module)
+        kind = type(self.module).__name__
+        changed = differences(self._registered, now, of_dtypes=False)
+        if changed:
+            raise ArgumentError(
+                "module",
+                f"no checkpoint of {kind} could be loaded: in before_training, which comes after the loading, a hook "
+                f"changes which parameters or buffers there are: {listed(changed)}; do that where the hook is built",
+            )
+        anew = structure_anew(self.build_module) if self.build_module is not None and self._as_built else None
+        self.build_module = None
+        changed = differences(anew, self._as_built) if anew is not None and self._as_built else []
+        if changed:
+            raise ArgumentError(
+                "module",
+                f"no checkpoint of {kind} could be loaded: built from the same config once more, it has other "
+                f"parameters or buffers: {listed(changed)}; they must depend on nothing but the config",
+            )
+        self._before_update = now
+
+    def _check_first_update(self) -> None:
+        """Check once, between the first forward of a training step and its update, what `_check_loadable` does."""
+        if self._before_update is not None:
+            self._check_loadable(self._before_update)
+            self._before_update = None
+
+    def _check_loadable(self, before: Structure) -> None:
+        """Check that running the module has made no parameters or buffers of other kinds.
+
+        Raises:
+            ArgumentError: a resume could not load them.
+        """
+        changed = differences(before, structure(self.module))
+        if changed:
+            raise ArgumentError(
+                "module",
+                f"no checkpoint of {type(self.module).__name__} could be loaded: forward changes which parameters or "
+                f"buffers there are: {listed(changed)}; make all of them in __init__ (where only a batch shows their "
+                "shapes: torch.nn.LazyLinear and its kind), no optimizer would train those that are new either",
+            )
+        self._check_that_weights_can_be_held()
+
+    def _check_that_weights_can_be_held(self) -> None:
+        found = what_cannot_be_held(self.module)
+        if found:
+            raise ArgumentError(
+                "module",
+                f"the weights cannot be saved: {listed(found)}, which safetensors cannot hold; use another dtype or "
+                "layout, such as torch.view_as_real of complex numbers, or a buffer with persistent=False beside "
+                "get_extra_state()",
+            )
 
     def _modes(self) -> dict[str, Any]:
         """Return the mode of the module, and the names of its parts that have another one."""
@@ -520,7 +683,7 @@ class _Calculation:
                 raise ArgumentError(key.partition(".")[0], message)
         if not callable(function):
             raise ArgumentError(key.partition(".")[0], f"{key}: {type(function).__name__} cannot be called")
-        self._function = function
+        self.function = function
 
     def __call__(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Any:
         arguments = []
@@ -533,7 +696,7 @@ class _Calculation:
             hint = did_you_mean(str(error.args[0]), there)
             raise StreamError(f"{message}{hint} (there is {listed(there)})", first_batch=True) from None
         try:
-            return self._function(*arguments)
+            return self.function(*arguments)
         except Exception as error:
             add_inputs(error, f"model.{self.key}", map(describe, self.inputs, arguments))
             raise

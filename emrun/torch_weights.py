@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import json
-from collections.abc import Mapping
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from emrun.errors import StateError, StorageError, listed, reason_of
 from emrun.files import refuse_timeout
+from emrun.randomness import preserved_randomness
+
+_LOG = logging.getLogger(__name__)
 
 FILE = "model.safetensors"
 _TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ
+
+
+Structure = Mapping[str, tuple[tuple[int, ...] | None, torch.dtype]]
+"""Name of a parameter or buffer -> its shape, None as long as a lazy module has not seen a batch, and its dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,13 @@ def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> Weights
     Args:
         module: the module.
         copied: as they are now, whatever happens to the module's.
+
+    Raises:
+        StateError: a lazy module has not seen a batch.
     """
+    without_shape = uninitialised(module)
+    if without_shape:
+        raise StateError(f"{listed(without_shape)}: a lazy module has no weights to save before its first batch")
     weights: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first_at: dict[tuple[object, ...], str] = {}
@@ -102,14 +121,129 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
     wrong = [
         f"{name} {tuple(state[name].shape)} instead of {tuple(tensor.shape)}"
         for name, tensor in expected.items()
-        if name in state and state[name].shape != tensor.shape
+        if name in state and not is_lazy(tensor) and state[name].shape != tensor.shape
     ]
     if missing or extra or wrong:
         raise StateError(
             f"{path} does not fit the module: missing {listed(missing)}; not in the module {listed(extra)}; "
             f"of another shape {listed(wrong)}"
         )
+    own_memory(module)
     module.load_state_dict({**module.state_dict(), **state})
+
+
+def own_memory(module: torch.nn.Module) -> None:
+    """Give each value of expanded parameters and buffers its own memory: torch writes into no other ones.
+
+    Buffers with `persistent=False` stay as they are: they are not loaded.
+    """
+    for part in module.modules():
+        tensors = {**part._parameters, **part._buffers}
+        for name, tensor in tensors.items():
+            if tensor is None or name in part._non_persistent_buffers_set or is_lazy(tensor):
+                continue
+            if tensor.layout is torch.strided and 0 in _strides(tensor):
+                tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """Return the strides of the axes that have more than one entry."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def uninitialised(module: torch.nn.Module) -> list[str]:
+    """Return the names of the parameters and buffers of lazy modules that have not seen a batch."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return [name for name, tensor in tensors if is_lazy(tensor)]
+
+
+def structure(module: torch.nn.Module) -> Structure:
+    """Return names, shapes and dtypes of what `collect_weights` collects."""
+    state = {name: value for name, value in module.state_dict().items() if not _is_extra(name, value)}
+    return {name: (None if is_lazy(each) else tuple(each.shape), each.dtype) for name, each in state.items()}
+
+
+def structure_anew(build: Callable[[], torch.nn.Module]) -> Structure | None:
+    """Return the structure of a module that is built anew on the device meta, without memory for its values.
+
+    Random states stay as they are, and what the module prints or logs while it is built is dropped.
+
+    Args:
+        build: builds the module.
+
+    Returns:
+        The structure, None where the module cannot be built that way.
+    """
+    try:
+        with preserved_randomness(), _silence(), torch.device("meta"):
+            return structure(build())
+    except (Exception, SystemExit) as error:
+        _LOG.debug("the module was not built anew on the device meta: %s: %s", type(error).__name__, error)
+        return None
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Drop what is printed, logged and warned of."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            with contextlib.redirect_stderr(io.StringIO()):
+                yield
+    finally:
+        logging.disable(before)
+
+
+def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) -> list[str]:
+    """Return what is new, gone or of another kind, in words; a shape that was not known may be any.
+
+    Args:
+        before: what a checkpoint is loaded into.
+        now: what is saved in the checkpoint.
+        of_dtypes: dtypes are compared too.
+    """
+    found = [f"{name!r} is new" for name in now if name not in before]
+    found += [f"{name!r} is missing" for name in before if name not in now]
+    for name, (shape, dtype) in now.items():
+        old_shape, old_dtype = before.get(name, (shape, dtype))
+        if old_shape not in (None, shape):
+            found.append(f"{name!r} had shape {old_shape}, has {shape}")
+        elif of_dtypes and old_dtype != dtype:
+            found.append(f"{name!r} was {_shown(old_dtype)}, is {_shown(dtype)}")
+    return found
+
+
+def what_cannot_be_held(module: torch.nn.Module) -> list[str]:
+    """Return the parameters and buffers that no file of safetensors can hold, and why, in words."""
+    held: dict[torch.dtype, bool] = {}
+    found = []
+    for name, tensor in module.state_dict().items():
+        if _is_extra(name, tensor) or is_lazy(tensor):
+            continue
+        if tensor.is_quantized:
+            found.append(f"{name!r} is quantised ({_shown(tensor.dtype)})")
+        elif tensor.layout is not torch.strided or tensor.is_nested:
+            found.append(f"{name!r} is {'nested' if tensor.is_nested else _shown(tensor.layout)}")
+        elif tensor.is_meta:
+            found.append(f"{name!r} is on the device meta, without values")
+        elif not held.setdefault(tensor.dtype, _is_held(tensor.dtype)):
+            found.append(f"{name!r} is {_shown(tensor.dtype)}")
+    return found
+
+
+def _is_held(dtype: torch.dtype) -> bool:
+    """Tell whether safetensors has a dtype."""
+    try:
+        save({"": torch.empty(0, dtype=dtype)})
+    except (KeyError, SafetensorError):
+        return False
+    return True
+
+
+def _shown(kind: torch.dtype | torch.layout) -> str:
+    return str(kind).removeprefix("torch.")
 
 
 def extra_state(module: torch.nn.Module) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _PARTS = {  # of the end, in the order in which a difference is looked for
     "hooks": "state of hook",
     "metrics": "metrics.jsonl,",
 }
+_NOT_PERSISTENT = "(persistent=False)"  # stands behind the name of such a buffer
 _MAY_VARY = ("hooks", "metrics")  # may hold times; what differs between two straight runs is left out
 _CHILD = "import sys; sys.path[:] = {path!r}; from emrun.probe import main; main(sys.argv[1])"
 _SETTINGS = {"TQDM_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # nothing beside the config's modules
@@ -484,10 +485,12 @@ class _Causes:
         """Name what is kept in attributes that no checkpoint has."""
         now = other.one("private").get("attributes", {})
         different = sorted(name for name in _varying(self._private, now) if now and name not in self._vary)
-        order = {"batch": "dataset", "rates": "hook", "outputs": "module"}.get(found.part, "")
+        order = {"batch": "dataset", "rates": "hook"}.get(found.part, "module")
         different.sort(key=lambda name: not name.startswith(order))
+        keep = "register_buffer, or get_extra_state() and set_extra_state() of the module, keep it"
         hints = {
-            "module": "the model keeps state outside parameters and buffers; make it a buffer",
+            "module": f"the model keeps state outside parameters and buffers; {keep}",
+            "loss": "a loss keeps state, of which no checkpoint has anything; make it part of the module",
             "model": "the model keeps state that its state_dict() leaves out",
             "hook": "a hook keeps state that its state_dict() leaves out",
             "dataset": "the dataset keeps state that does not come from ctx; derive it from ctx.epoch and ctx.rng",
@@ -495,7 +498,10 @@ class _Causes:
         if different:
             kind = different[0].split()[0]
             shown = [f"{name}{_both(self._private.get(name), now.get(name))}" for name in different[:3]]
-            return f"{hints[kind]}: {'; '.join(shown)}"
+            hint = hints[kind]
+            if different[0].endswith(_NOT_PERSISTENT):
+                hint = "a buffer with persistent=False changes in training; no checkpoint has it, make it persistent"
+            return f"{hint}: {'; '.join(shown)}"
         if found.part == "batch":
             return f"stream {found.detail!r} depends on more than ctx and the random state that a pass begins with"
         forgetful: Iterable[str] = self._straight.one("private").get("forgetful", ())

@@ -10,7 +10,18 @@ from torch import nn
 from emrun import TorchModel
 from emrun.errors import StateError, StorageError
 from emrun.state import save_state
-from emrun.torch_weights import FILE, collect_weights, extra_state, load_weights, write_weights
+from emrun.torch_weights import (
+    FILE,
+    collect_weights,
+    differences,
+    extra_state,
+    load_weights,
+    own_memory,
+    structure,
+    structure_anew,
+    what_cannot_be_held,
+    write_weights,
+)
 
 
 def save_weights(module, directory):
@@ -264,3 +275,92 @@ def test_extra_state_that_is_a_tensor_may_change_its_shape(tmp_path):
     save_weights(module, tmp_path)
     load_weights(other, tmp_path)
     assert extra_state(module)["_extra_state"].tolist() == list(range(7))
+
+
+@pytest.mark.parametrize(
+    "expanded", [torch.zeros(1).expand(4), torch.zeros(2, 1).expand(2, 3), torch.zeros(()).expand(2, 2)]
+)
+def test_an_expanded_buffer_comes_back(tmp_path, expanded):
+    save_weights(Buffers(a=expanded + 3), tmp_path)
+    module = Buffers(a=expanded)
+    load_weights(module, tmp_path)
+    assert torch.equal(module.a, torch.full(expanded.shape, 3.0))
+
+
+def test_an_expanded_parameter_keeps_its_identity_for_the_optimizer():
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.ones(1).expand(3))
+    parameter = module.weight
+    own_memory(module)
+    with torch.no_grad():
+        parameter[0] = 2
+    assert module.weight is parameter
+    assert parameter.tolist() == [2, 1, 1]
+
+
+def test_an_expanded_buffer_that_is_not_saved_stays_as_it_is():
+    module = nn.Module()
+    module.register_buffer("mask", torch.zeros(1).expand(1000), persistent=False)
+    own_memory(module)
+    assert module.mask.stride() == (0,)
+
+
+@pytest.mark.parametrize(
+    "tensor, reason",
+    [
+        (torch.zeros(1, dtype=torch.complex128), "'a' is complex128"),
+        (torch.eye(2).to_sparse(), "'a' is sparse_coo"),
+        (torch.ones(1).to("meta"), "'a' is on the device meta, without values"),
+    ],
+    ids=["complex128", "coo", "meta"],
+)
+def test_what_safetensors_cannot_hold_is_named(tensor, reason):
+    assert what_cannot_be_held(Buffers(a=tensor, b=torch.ones(1))) == [reason]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.bool, torch.uint8, torch.int64]
+)
+def test_what_safetensors_can_hold_is_not_refused(dtype):
+    assert what_cannot_be_held(Buffers(a=torch.zeros(2, dtype=dtype))) == []
+
+
+def test_structures_are_compared_by_name_shape_and_dtype():
+    before = structure(Buffers(a=torch.zeros(2), b=torch.zeros(2), c=torch.zeros(2), d=torch.zeros(2)))
+    now = structure(Buffers(a=torch.zeros(3), b=torch.zeros(2).int(), c=torch.zeros(2), e=torch.zeros(2)))
+    expected = ["'e' is new", "'d' is missing", "'a' had shape (2,), has (3,)", "'b' was float32, is int32"]
+    assert differences(before, now) == expected
+    assert differences(before, now, of_dtypes=False) == expected[:3]
+    assert differences(before, before) == []
+
+
+def test_a_lazy_shape_may_become_any():
+    assert differences(structure(nn.LazyLinear(2)), structure(nn.Linear(3, 2))) == []
+
+
+def test_a_lazy_module_takes_the_shapes_of_the_file(tmp_path):
+    module, lazy = nn.Linear(3, 2), nn.LazyLinear(2)
+    save_weights(module, tmp_path)
+    load_weights(lazy, tmp_path)
+    x = torch.ones(1, 3)
+    assert torch.equal(module(x), lazy(x))
+
+
+def test_a_lazy_module_without_a_batch_cannot_be_saved():
+    with pytest.raises(StateError, match="weight, bias: a lazy module has no weights to save"):
+        collect_weights(nn.LazyLinear(2))
+
+
+def test_a_module_is_built_anew_without_drawing_random_numbers_or_printing(capsys):
+    def build():
+        print("building")
+        return nn.Linear(3, 2)
+
+    before = torch.get_rng_state()
+    assert structure_anew(build) == {"weight": ((2, 3), torch.float32), "bias": ((2,), torch.float32)}
+    assert torch.equal(before, torch.get_rng_state())
+    assert capsys.readouterr().out == ""
+
+
+def test_a_module_that_cannot_be_built_on_meta_is_left_out():
+    assert structure_anew(lambda: nn.Linear(3, int(torch.ones(1).item()))) is None

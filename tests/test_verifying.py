@@ -9,7 +9,7 @@ import json
 import pytest
 
 from emrun.errors import UsageError
-from emrun.verifying import Point, _Causes, _chosen, _compare, _Recording, _usual, _varying
+from emrun.verifying import Point, _Causes, _chosen, _compare, _Found, _Recording, _usual, _varying
 
 GENERATORS = {"python": "a", "numpy": "b", "torch": "c"}
 
@@ -210,6 +210,19 @@ def test_an_attribute_that_no_checkpoint_has_is_named_with_its_values(name, hint
         name: "4", "hook Other, attribute 'a'": "1"})  # fmt: skip
     assert cause.startswith(hint)
     assert cause.endswith(f"{name} (9 straight, 4 otherwise)")
+
+
+def test_a_buffer_that_is_not_persistent_is_named_before_what_hooks_keep():
+    name = "module Net, buffer 'mean' (persistent=False)"
+    causes = _Causes(
+        straight(attributes={name: "digest a", "hook Warmup, attribute 'steps'": "1"}),
+        straight(attributes={name: "digest a", "hook Warmup, attribute 'steps'": "1"}),
+        0,
+    )
+    other = straight(attributes={name: "digest b", "hook Warmup, attribute 'steps'": "2"})
+    cause = causes.explain(_Found("x", "weights"), other).cause
+    assert cause.startswith("a buffer with persistent=False changes in training")
+    assert cause.partition(": ")[2].startswith(name)
 
 
 def test_what_is_likeliest_for_the_difference_is_named_first():
