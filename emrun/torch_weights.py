@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from emrun.errors import StateError, StorageError, listed
+from emrun.files import storing
 
 FILE = "model.safetensors"
 _TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ
@@ -69,8 +70,14 @@ def write_weights(weights: Weights, directory: Path) -> None:
     """
     path = directory / FILE
     metadata = {_TIED: json.dumps(weights.tied, sort_keys=True)} if weights.tied else None
+    with storing(path, "write"):
+        path.touch()
+        mode = path.stat().st_mode  # what the umask gives; safetensors makes a file that only its owner reads
     try:
         save_file(dict(weights.tensors), path, metadata=metadata)
+        with storing(path, "write"):
+            if path.stat().st_mode != mode:
+                path.chmod(mode)
     except KeyError as error:
         raise StorageError(errno.EINVAL, f"cannot write {path}: safetensors has no {error}") from error
     except SafetensorError as error:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from emrun.checkpoint import is_name_of_directory
 from emrun.dataset_streams import DatasetStreams
+from emrun.errors import StateError
 from emrun.hook import AbstractHook
 from emrun.loss_watch import LossWatch
 from emrun.model import AbstractModel
 from emrun.run_dir import Run
-from emrun.state import encode, load_state, random_state, save_state, set_random_state
+from emrun.state import FILE, encode, load_state, random_state, save_state, set_random_state
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ class TrainingState:
         self._model = model
         self._streams = streams
         self._run = run
+        self.names: Mapping[str, str] | None = None
+        """The names of checkpoints, name -> directory, when the one was saved that was loaded; None when none knows."""
         self._copy: dict[str, Any] | None = None
         self._epoch_began: dict[str, Any] | None = None  # iterations done and random states then
         self._loaded: tuple[Path, dict[str, Any]] | None = None  # until `go_on`: the checkpoint, its random states
@@ -119,13 +123,19 @@ class TrainingState:
         """Let checkpoints have the state of their moment again."""
         self._copy = None
 
-    def stage(self) -> tuple[Callable[[Path], None], bool]:
-        """Return what writes the state as it is now, or as it was kept, and whether another thread may do so."""
+    def stage(self, names: Mapping[str, str] | None = None) -> tuple[Callable[[Path], None], bool]:
+        """Return what writes the state as it is now, or as it was kept, and whether another thread may do so.
+
+        Args:
+            names: name -> directory, of the checkpoints that have one when this is committed; kept with the state.
+        """
         write_weights = self._model.stage()
         in_background = write_weights is not None
         state = self._copy if self._copy is not None else self.encoded(copied=in_background)
         if in_background:
             state = {**state, "model": encode(state["model"], "state of the model", copied=True)}
+        if names is not None:
+            state = {**state, "names": dict(sorted(names.items()))}
         writers = (write_weights or self._model.save, partial(save_state, state))
 
         def write(directory: Path) -> None:
@@ -157,9 +167,15 @@ class TrainingState:
         for name, position in state["streams"].items():
             self._streams.get(name, train=True).load_state_dict(position)
         self._epoch_began = state.get("epoch_began")
+        self.names = _names_of(state, place)
         self._loaded = place, state["random"]
         if self._run is not None:
             self._run.rewind(state["metrics"])
+
+    def is_now_in(self, place: Path) -> None:
+        """Take note that the checkpoint that was loaded lies in another directory."""
+        if self._loaded is not None:
+            self._loaded = place, self._loaded[1]
 
     def go_on(self, before_epoch: Callable[[int], None]) -> None:
         """Bring streams and random states to where the checkpoint that was loaded had them, if there was one.
@@ -204,6 +220,26 @@ class TrainingState:
             before_epoch(self.epochs_done + 1)
         finally:
             self.iterations_done, self.begins_again = iterations_done, False
+
+
+def _names_of(state: Mapping[str, Any], place: Path) -> Mapping[str, str] | None:
+    """Return the names of checkpoints that a state has, each fit to be one; None when it has none of that kind.
+
+    Raises:
+        StateError: what it has is something else.
+    """
+    names = state.get("names")
+    if names is None:
+        return None
+    if not isinstance(names, dict) or not all(map(is_name_of_directory, names.keys(), names.values())):
+        wrong = (
+            names if not isinstance(names, dict) else {k: v for k, v in names.items() if not is_name_of_directory(k, v)}
+        )
+        raise StateError(
+            f"{place / FILE}: names is {str(wrong)[:200]}, not names of checkpoints and their directories, as in "
+            "{'best': 'it-00000010'}; go on from another checkpoint"
+        )
+    return names
 
 
 @contextmanager

@@ -86,7 +86,8 @@ def test_a_hook_derived_from_it_gets_the_batches_that_it_listens_to(scripted, nu
 
 
 def test_two_of_the_same_name_are_refused(scripted, numbers, run):
-    with pytest.raises(HookError, match=r"two SaveEvery give the names epoch-\.\.\.; give one of them a model_name"):
+    both = r"SaveEvery \(hooks\[0\]\) and SaveEvery \(hooks\[1\]\)"
+    with pytest.raises(HookError, match=f"{both} save under the name 'epoch-\\*'; give one of them a model_name"):
         MainLoop(scripted(), numbers, [SaveEvery(), SaveEvery(2)], run=run)
 
 
