@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,13 @@ def write_weights(weights: Weights, directory: Path) -> None:
     """
     path = directory / FILE
     metadata = {_TIED: json.dumps(weights.tied, sort_keys=True)} if weights.tied else None
-    with storing(path, "write"):
+    with suppress(OSError):  # `save_file` says why
         path.touch()
-        mode = path.stat().st_mode  # what the umask gives; safetensors makes a file that only its owner reads
     try:
-        save_file(dict(weights.tensors), path, metadata=metadata)
+        mode = path.stat().st_mode if path.exists() else None  # what the umask gives
+        save_file(dict(weights.tensors), path, metadata=metadata)  # makes a file that only its owner reads
         with storing(path, "write"):
-            if path.stat().st_mode != mode:
+            if mode is not None and path.stat().st_mode != mode:
                 path.chmod(mode)
     except KeyError as error:
         raise StorageError(errno.EINVAL, f"cannot write {path}: safetensors has no {error}") from error

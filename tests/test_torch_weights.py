@@ -1,6 +1,8 @@
 """Weights in a safetensors file: bit for bit, each once, equal bytes for equal states, and errors that name them."""
 
 import errno
+import os
+import stat
 
 import pytest
 import torch
@@ -264,3 +266,13 @@ def test_extra_state_that_is_a_tensor_may_change_its_shape(tmp_path):
     save_weights(module, tmp_path)
     load_weights(other, tmp_path)
     assert extra_state(module)["_extra_state"].tolist() == list(range(7))
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077, 0o002], ids=oct)
+def test_the_umask_says_who_may_read_the_file(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        save_weights(Buffers(a=torch.ones(1)), tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o666 & ~umask
