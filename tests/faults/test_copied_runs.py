@@ -4,9 +4,10 @@ Copies lose the links that are a checkpoint's names (`rsync -r`, FAT, object sto
 places (`cp -rL`, zip), or empty directories (Python's archives). Whatever a copy has, after a resume the same names
 stand for the same checkpoints as after a resume of the run itself.
 
-Taken out once by hand, each of these made this fail: giving names back that the state has recorded; giving names back
-that only manifests know; deleting only what lost its last name; putting what lies under a name where checkpoints lie;
-looking under names for the newest.
+Taken out once by hand, each of these made this fail: giving names back from the manifests; putting what lies under a
+name where checkpoints lie; looking under names for the newest; refusing hooks that save under one name. The names that
+a state recorded, and that only what lost its last name is deleted, each cover for the other guards here; taken out,
+they made tests of `tests/test_checkpoint.py` fail.
 """
 
 import itertools
