@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from emrun.checkpoint import commit, go_back_to, is_directory_name, name_checkpoint
+from emrun.checkpoint import Names, commit, free_place, go_back_to, is_directory_name, name_checkpoint
 from emrun.errors import ArgumentError, EmrunError, HookError, reason_of
-from emrun.files import safe_component
+from emrun.files import safe_component, storing
 from emrun.types import Policy
 
 _LOG = logging.getLogger(__name__)
@@ -19,6 +19,8 @@ _LOG = logging.getLogger(__name__)
 _STRICTNESS: tuple[Policy, ...] = ("ignore", "warn", "error")
 State = tuple[int, int, str]
 """What tells the states of a training apart: epochs done, iterations done, phase of the epoch."""
+InsteadOf = Iterable[str] | Callable[[Iterable[str]], Iterable[str]]
+"""Names that are given up, or what tells which: called with all names that there are when the checkpoint is saved."""
 
 
 class Checkpointing:
@@ -46,13 +48,16 @@ class Checkpointing:
         self._stage = stage
         self._noticed = noticed
         self._first_saved = first_saved
-        self._given_up: set[str] = set()
+        self.names: dict[str, str] = {}
+        """Name -> directory, as it will be when the checkpoint that is staged at the moment is committed."""
+        self._known = Names(root) if root is not None else None
+        self._given_up: list[InsteadOf] = []
         self._latest_policy: Policy = "error"
         self._newest: tuple[State, Path] | None = None
         self._in_flight: _Writing | None = None
         self._thread: ThreadPoolExecutor | None = None  # kept: the loop would wait until a new one runs
 
-    def request(self, name: str, on_failure: Policy, instead_of: Iterable[str] = ()) -> None:
+    def request(self, name: str, on_failure: Policy, instead_of: InsteadOf = ()) -> None:
         """Ask for a checkpoint of this name at the next opportunity, which gives up other names.
 
         Raises:
@@ -64,7 +69,7 @@ class Checkpointing:
         if is_directory_name(safe_component("checkpoint", name)):
             raise ArgumentError("checkpoint", f"{name!r} is how emrun names the directories themselves")
         self._add(safe_component("checkpoint", name), on_failure)
-        self._given_up.update(instead_of)
+        self._given_up.append(instead_of)
         if name == "latest":
             self._latest_policy = on_failure
 
@@ -82,18 +87,29 @@ class Checkpointing:
         """
         if self._in_flight is not None and (self.requested or self._in_flight.saved.done()):
             self.wait()
-        if not self.requested or self._root is None:
+        if not self.requested or self._root is None or self._known is None:
             return
         names, self.requested = self.requested, {}
-        given_up, self._given_up = self._given_up - names.keys(), set()
+        instead_of, self._given_up = self._given_up, []
         state = (epoch, iteration, phase)
         place = self._newest[1] if self._newest is not None and self._newest[0] == state else None
         try:
+            with storing(self._root, "read"):
+                before = self._known.current()
+            there = {**before, **names}
+            given_up = {
+                name for each in instead_of for name in (each(there) if callable(each) else each)
+            } - names.keys()
             if place is not None and place.is_dir():
-                name_checkpoint(place, names, given_up)
+                name_checkpoint(place, names, given_up, known=self._known)
                 return
+            left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
+            self.names = {**left, **dict.fromkeys(names, free_place(self._root, iteration).name)}
             write, in_background = self._stage()
-            save = partial(commit, self._root, write, epoch=epoch, iteration=iteration, names=names, given_up=given_up)
+            save = partial(
+                commit, self._root, write, epoch=epoch, iteration=iteration, names=names, given_up=given_up,
+                known=self._known,
+            )  # fmt: skip
             if not in_background:
                 self._take_note(state, save())
                 return
@@ -154,10 +170,24 @@ class Checkpointing:
         """The directory's name and the iteration of the checkpoint that was saved or loaded last."""
         return (self._newest[1].name, self._newest[0][1]) if self._newest is not None else None
 
-    def go_on_from(self, place: Path, epoch: int, iteration: int, phase: str) -> None:
-        """Make the checkpoint that was loaded the latest one, under all its names; see `go_back_to`."""
-        go_back_to(place)
+    def go_on_from(
+        self, place: Path, epoch: int, iteration: int, phase: str, names: Mapping[str, str] | None = None
+    ) -> Path:
+        """Make the checkpoint that was loaded the latest one, under all its names, and restore those of its time.
+
+        Args:
+            place: its directory.
+            epoch: training epochs done.
+            iteration: batches of the train stream run.
+            phase: see `save_requested`.
+            names: the names of its time, as its state has them; see `go_back_to`.
+
+        Returns:
+            Where it lies now: a directory under a name is put where checkpoints lie.
+        """
+        place = go_back_to(place, names, known=self._known)
         self._newest = ((epoch, iteration, phase), place)
+        return place
 
 
 @dataclass(frozen=True, slots=True)

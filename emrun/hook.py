@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 import types
 import typing
 from collections import abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from emrun.errors import HookError, did_you_mean, listed
+from emrun.files import safe_component
 from emrun.types import Batch, EpochData, Names, Profile, evaluated
 
 if TYPE_CHECKING:  # hooks know the loop they are registered in; the loop knows its hooks
@@ -30,6 +32,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "after_training": ("success",),
 }
 """The events and the arguments they are called with, by keyword."""
+_LATEST = "latest"  # the name that every training gives
 
 
 class TrainingTerminated(Exception):
@@ -105,6 +108,11 @@ class AbstractHook(_NotesNames):
     monitors: Sequence[str] = ()
     """What this hook reads in the epoch's data: `variable` (in whatever stream), `stream/variable` or
     `stream/variable/aggregation`. An earlier hook must write it."""
+
+    saves: Sequence[str] = ()
+    """Names of the checkpoints that this hook alone saves; `epoch-*` for epoch-1, epoch-2, ... Two hooks that save
+    under one name are an error. Names that a hook asks for (`main_loop.request_checkpoint`) and does not declare here
+    are not checked."""
 
     changes_batches: bool = True
     """Whether `before_batch` may change the batch. A hook that has this event and only looks says False, so that
@@ -269,6 +277,48 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
             if writers[0] > index:
                 writer = type(hooks[writers[0]]).__name__
                 raise HookError(f"{type(hook).__name__} monitors {address}: move it behind {writer}", index)
+
+
+def with_own_names(hooks: Iterable[AbstractHook]) -> tuple[AbstractHook, ...]:
+    """Return hooks, of which no two save under one name: each would take it from the other's checkpoint.
+
+    Raises:
+        HookError: two do, or one does so under the name that the loop itself gives.
+    """
+    hooks = tuple(hooks)
+    saved = [(index, name) for index, hook in enumerate(hooks) for name in _declared(hook, "saves") or ()]
+    for number, (index, name) in enumerate(saved):
+        kind = type(hooks[index]).__name__
+        if _as_saved(name) == _LATEST:
+            raise HookError(
+                f"{kind} (hooks[{index}]) saves under the name {name!r}, as SaveLatest and the end of every training "
+                "do; give it a model_name of its own",
+                index,
+            )
+        for earlier, other in saved[:number]:
+            if earlier != index and _may_be_one(_as_saved(name), _as_saved(other)):
+                who = f"{type(hooks[earlier]).__name__} (hooks[{earlier}]) and {kind} (hooks[{index}])"
+                if name == other:
+                    what = f"save under the name {name!r}"
+                else:
+                    what = f"save under one name, {other!r} and {name!r}"
+                    what += " (which are the same in a path)" if _as_saved(name) == _as_saved(other) else ""
+                raise HookError(f"{who} {what}; give one of them a model_name of its own", index)
+    return hooks
+
+
+def _as_saved(name: str) -> str:
+    """Return a name as the checkpoint gets it, `-*` at its end as it is."""
+    is_numbered = name.endswith("-*")
+    return safe_component("saves", name.removesuffix("-*")) + ("-*" if is_numbered else "")
+
+
+def _may_be_one(one: str, other: str) -> bool:
+    """Tell whether two names, of which `-*` at the end stands for any number, can be the same."""
+    if one.endswith("-*"):
+        one, other = other, one
+    numbered = other.endswith("-*") and re.fullmatch(re.escape(other.removesuffix("*")) + r"\d+", one) is not None
+    return one == other or numbered
 
 
 def _monitored(hook: Any, written: Sequence[str]) -> dict[str, bool]:

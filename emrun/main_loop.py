@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from emrun.batch_checks import BatchChecks
 from emrun.capsule import Draws, Step, keep_failure
-from emrun.checkpointing import Checkpointing
+from emrun.checkpointing import Checkpointing, InsteadOf
 from emrun.dataset import open_stream, stream_function, stream_names
 from emrun.dataset_streams import DatasetStreams, StreamLike
 from emrun.errors import ArgumentError, UsageError, did_you_mean, reason_of
@@ -29,6 +29,7 @@ from emrun.hook import (
     check_monitors,
     listener,
     may_change_batches,
+    with_own_names,
 )
 from emrun.interrupts import Interrupts
 from emrun.model import AbstractModel
@@ -104,7 +105,7 @@ class MainLoop:
 
     Raises:
         ArgumentError: an argument has a value that cannot be used.
-        HookError: a hook is registered already.
+        HookError: a hook is registered already, or two save under one name.
     """
 
     saves = False
@@ -155,7 +156,7 @@ class MainLoop:
                 check_count(argument, value, minimum=1)
         self.model = model
         self.dataset = dataset
-        self.hooks = tuple(hooks)
+        self.hooks = with_own_names(hooks)
         self.run = run
         self.seed = seed
         self.train_stream_name = train_stream_name
@@ -194,7 +195,7 @@ class MainLoop:
         self.checks = BatchChecks(model, self.hooks, on_empty_batch, on_unused_sources)
         self._checkpointing = Checkpointing(
             run.checkpoints if run else None,
-            self._state.stage,
+            lambda: self._state.stage(self._checkpointing.names),
             self._take_notice,
             partial(run.add_to_trace, has_checkpoints=True) if run else lambda: None,
         )
@@ -243,7 +244,7 @@ class MainLoop:
         """How long the current epoch has taken so far in this process, evaluations included."""
         return perf_counter() - self._epoch_began
 
-    def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: Iterable[str] = ()) -> None:
+    def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
         """Ask for a checkpoint, which is saved when the event is over for all hooks.
 
         In an evaluation, and in the `before_epoch` of an epoch that is resumed in its middle, do nothing.
@@ -251,7 +252,8 @@ class MainLoop:
         Args:
             name: the name it gets, such as `latest`; an older checkpoint loses it.
             on_failure: what to do when it cannot be saved: `error`, `warn` or `ignore`.
-            instead_of: names that are given up when it is saved; a checkpoint without a name is deleted.
+            instead_of: names that are given up when it is saved, or a function that returns them, which is called with
+                all names that there are then, this one included. A checkpoint that loses its last name is deleted.
 
         Raises:
             HookError: the loop has no run directory.
@@ -272,7 +274,7 @@ class MainLoop:
         """Count on from where a model that was loaded has come to."""
         self._state.start_from(epochs_done, iterations_done)
 
-    def restore(self, place: Path) -> None:
+    def restore(self, place: Path) -> Path:
         """Load a checkpoint: weights and state of the model, hooks, counters, positions of the streams.
 
         Random states follow when the run continues, after `before_training`. When the checkpoint lies in the middle of
@@ -282,13 +284,19 @@ class MainLoop:
         Args:
             place: the directory of the checkpoint, or its name's link; the directory must be there until then.
 
+        Returns:
+            Where the checkpoint lies now: a directory under a name, as in a copy that followed links, is put where
+            checkpoints lie.
+
         Raises:
             StateError: it does not fit the model, the hooks or the streams.
             StorageError: it cannot be read.
         """
         place = place.resolve()
         self._state.load(place)
-        self._checkpointing.go_on_from(place, *self._state.point)
+        place = self._checkpointing.go_on_from(place, *self._state.point, self._state.names)
+        self._state.is_now_in(place)
+        return place
 
     def get_stream(self, name: str) -> StreamWrapper:
         """Return the wrapper of a stream, made when it is first asked for.
@@ -302,9 +310,9 @@ class MainLoop:
         """Take other hooks before the training begins; those that are new to the loop are registered.
 
         Raises:
-            HookError: a new one is registered elsewhere.
+            HookError: a new one is registered elsewhere, or two save under one name.
         """
-        before, self.hooks = self.hooks, tuple(hooks)
+        before, self.hooks = self.hooks, with_own_names(hooks)
         self._state.hooks = self.checks.hooks = self.hooks
         for hook in self.hooks:
             if not any(hook is other for other in before):

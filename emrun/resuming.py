@@ -84,7 +84,7 @@ def resume_training(
             warn_of(copies_left(stored, merged))
             training = assemble(prepared, run.directory, run)
             if place is not None:
-                training.main_loop.restore(place)
+                place = training.main_loop.restore(place)
                 done = (training.main_loop.training_epochs_done, training.main_loop.iterations_done)
                 _LOG.info("going on from %s: %d epochs, %d iterations done", place, *done)
             else:

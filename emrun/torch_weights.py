@@ -9,7 +9,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from emrun.errors import StateError, StorageError, listed, reason_of
-from emrun.files import refuse_timeout
+from emrun.files import refuse_timeout, storing
 from emrun.randomness import preserved_randomness
 
 _LOG = logging.getLogger(__name__)
@@ -89,8 +89,14 @@ def write_weights(weights: Weights, directory: Path) -> None:
     """
     path = directory / FILE
     metadata = {_TIED: json.dumps(weights.tied, sort_keys=True)} if weights.tied else None
+    with suppress(OSError):  # `save_file` says why
+        path.touch()
     try:
-        save_file(dict(weights.tensors), path, metadata=metadata)
+        mode = path.stat().st_mode if path.exists() else None  # what the umask gives
+        save_file(dict(weights.tensors), path, metadata=metadata)  # makes a file that only its owner reads
+        with storing(path, "write"):
+            if mode is not None and path.stat().st_mode != mode:
+                path.chmod(mode)
     except KeyError as error:
         raise StorageError(errno.EINVAL, f"cannot write {path}: safetensors has no {error}") from error
     except SafetensorError as error:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from emrun.checkpoint import NAMES
 from emrun.dataset_streams import DatasetStreams
 from emrun.fields import (
     ANOTHER_CHECKPOINT,
@@ -62,13 +63,14 @@ STATE = {
     "hooks": sequence_of(record({"class": TEXT, "occurrence": whole(), "state": ANYTHING})),
     "streams": mapping_of(Kind("a mapping", lambda value: isinstance(value, Mapping), _check_position)),
     "epoch_began": optional(record({"iterations_done": whole(), "random": RANDOM})),
+    "names": optional(NAMES),
     "metrics": whole(),
     "metrics_digest": SHA256,
     "metrics_first": optional(whole()),
     "random": RANDOM,
 }
 """Field of `state.pt` -> what it may hold."""
-_SINCE = ("epoch_began", "metrics_digest", "metrics_first")  # what the first checkpoints did not have
+_SINCE = ("epoch_began", "names", "metrics_digest", "metrics_first")  # what the first checkpoints did not have
 
 
 class TrainingState:
@@ -96,6 +98,8 @@ class TrainingState:
         self._model = model
         self._streams = streams
         self._run = run
+        self.names: Mapping[str, str] | None = None
+        """The names of checkpoints, name -> directory, when the one was saved that was loaded; None when none knows."""
         self._copy: dict[str, Any] | None = None
         self._epoch_began: dict[str, Any] | None = None  # iterations done and random states then
         self._loaded: tuple[Path, dict[str, Any]] | None = None  # until `go_on`: the checkpoint, its random states
@@ -161,13 +165,19 @@ class TrainingState:
         """Let checkpoints have the state of their moment again."""
         self._copy = None
 
-    def stage(self) -> tuple[Callable[[Path], None], bool]:
-        """Return what writes the state as it is now, or as it was kept, and whether another thread may do so."""
+    def stage(self, names: Mapping[str, str] | None = None) -> tuple[Callable[[Path], None], bool]:
+        """Return what writes the state as it is now, or as it was kept, and whether another thread may do so.
+
+        Args:
+            names: name -> directory, of the checkpoints that have one when this is committed; kept with the state.
+        """
         write_weights = self._model.stage()
         in_background = write_weights is not None
         state = self._copy if self._copy is not None else self.encoded(copied=in_background)
         if in_background:
             state = {**state, "model": encode(state["model"], "state of the model", copied=True)}
+        if names is not None:
+            state = {**state, "names": dict(sorted(names.items()))}
         writers = (write_weights or self._model.save, partial(save_state, state))
 
         def write(directory: Path) -> None:
@@ -205,11 +215,17 @@ class TrainingState:
             with reading(f"{file}: streams.{name}", ANOTHER_CHECKPOINT):
                 self._streams.get(name, train=True).load_state_dict(position)
         self._epoch_began = state.get("epoch_began")
+        self.names = state.get("names")
         self._loaded = place, state["random"]
         if self._run is not None:
             first = state.get("metrics_first")
             expected = range(1 if first is None else first, self.epochs_done + 1)
             self._run.rewind(state["metrics"], state.get("metrics_digest"), expected)
+
+    def is_now_in(self, place: Path) -> None:
+        """Take note that the checkpoint that was loaded lies in another directory."""
+        if self._loaded is not None:
+            self._loaded = place, self._loaded[1]
 
     def go_on(self, before_epoch: Callable[[int], None]) -> None:
         """Bring streams and random states to where the checkpoint that was loaded had them, if there was one.

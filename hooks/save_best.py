@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from emrun.errors import ArgumentError, HookError, listed
 from emrun.fields import ANYTHING, NUMBER, optional, record, sequence_of
+from emrun.files import safe_component
 from emrun.hooks.save_latest import SaveLatest
 from emrun.types import EpochData, Policy, check_choice
 
@@ -51,6 +52,8 @@ class SaveBest(SaveLatest):
         if not isinstance(model_name, str) or not model_name:
             raise ArgumentError("model_name", f"{model_name!r} is no name")
         self.name = model_name
+        safe_component("model_name", model_name)
+        self.saves = (model_name.replace("*", "_"),)
         self._path = (stream, variable, aggregation) if aggregation else (stream, variable)
         self._sign = 1.0 if condition == "max" else -1.0
         self._best: float | None = None

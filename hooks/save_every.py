@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from emrun.errors import HookError
 from emrun.files import safe_component
 from emrun.hooks.save_latest import SaveLatest
 from emrun.types import EpochData, Interval, Policy, check_count
-
-if TYPE_CHECKING:
-    from emrun.main_loop import MainLoop
 
 _UNITS = ("epochs", "iterations", "minutes")
 
@@ -35,7 +32,7 @@ class SaveEvery(SaveLatest):
 
     Raises:
         ArgumentError: an argument cannot be used.
-        HookError: the main loop has no run directory, or another SaveEvery gives the same names.
+        HookError: the main loop has no run directory, or another hook gives the same names.
     """
 
     reads = ()
@@ -54,15 +51,10 @@ class SaveEvery(SaveLatest):
         self._keep = keep
         unit = "epoch" if self._interval.unit == "epochs" else "iteration"
         self.name = safe_component("model_name", unit if model_name is None else model_name)
+        self.saves = (f"{self.name}-*",)
         self._last = 0.0
         if self._interval.unit == "epochs" and type(self).after_batch is SaveEvery.after_batch:
             self.after_batch = None  # type: ignore[method-assign, assignment]  # there is nothing to look at
-
-    def register_mainloop(self, main_loop: MainLoop) -> None:
-        """Make sure that there is a place to save to, and that nobody else uses the names."""
-        super().register_mainloop(main_loop)
-        if any(isinstance(hook, SaveEvery) and hook is not self and hook.name == self.name for hook in main_loop.hooks):
-            raise HookError(f"two SaveEvery give the names {self.name}-...; give one of them a model_name of its own")
 
     def before_training(self) -> None:
         """Start the clock."""
@@ -89,14 +81,10 @@ class SaveEvery(SaveLatest):
 
     def _request(self, number: int) -> None:
         name = f"{self.name}-{number}"
-        self.main_loop.request_checkpoint(name, self._on_save_failure, self._superfluous(name))
+        self.main_loop.request_checkpoint(name, self._on_save_failure, self._superfluous if self._keep else ())
 
-    def _superfluous(self, new: str) -> list[str]:
-        """Return the names of this hook beside the last ones, the new one included."""
-        run = self.main_loop.run
-        if self._keep is None or run is None or not run.checkpoints.is_dir():
-            return []
+    def _superfluous(self, names: Iterable[str]) -> list[str]:
+        """Return the names of this hook beside the last ones."""
         pattern = re.compile(re.escape(self.name) + r"-\d+")
-        names = {path.name for path in run.checkpoints.iterdir() if path.is_symlink() and pattern.fullmatch(path.name)}
-        by_number = sorted(names | {new}, key=lambda name: int(name.rpartition("-")[2]))
-        return by_number[: -self._keep]
+        own = sorted(filter(pattern.fullmatch, names), key=lambda name: int(name.rpartition("-")[2]))
+        return own[: -self._keep] if self._keep else []

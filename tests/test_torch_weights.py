@@ -1,6 +1,8 @@
 """Weights in a safetensors file: bit for bit, each once, equal bytes for equal states, and errors that name them."""
 
 import errno
+import os
+import stat
 
 import pytest
 import torch
@@ -364,3 +366,13 @@ def test_a_module_is_built_anew_without_drawing_random_numbers_or_printing(capsy
 
 def test_a_module_that_cannot_be_built_on_meta_is_left_out():
     assert structure_anew(lambda: nn.Linear(3, int(torch.ones(1).item()))) is None
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077, 0o002], ids=oct)
+def test_the_umask_says_who_may_read_the_file(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        save_weights(Buffers(a=torch.ones(1)), tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o666 & ~umask

@@ -1,13 +1,16 @@
 """SaveEvery: checkpoints by epochs, iterations and minutes, and how many of them are kept."""
 
 import json
+import threading
 import time
+from functools import partial
 
 import pytest
 
 from emrun import MainLoop
+from emrun.checkpoint import commit
 from emrun.errors import ArgumentError, HookError, StorageError
-from emrun.hooks import SaveEvery, SaveLatest, StopAfter
+from emrun.hooks import SaveBest, SaveEvery, SaveLatest, StopAfter, StopOnNaN
 
 
 def named(run):
@@ -85,8 +88,56 @@ def test_a_hook_derived_from_it_gets_the_batches_that_it_listens_to(scripted, nu
     assert SaveEvery().after_batch is None
 
 
+def test_it_keeps_no_more_when_the_one_before_is_still_written(scripted, numbers, run, monkeypatch):
+    """What was in flight was not counted: four of `keep: 3` were left, in one run of ten."""
+    asked, before = threading.Event(), SaveEvery._request
+
+    def slow(*args, **more):
+        if more["iteration"] == 12:
+            assert asked.wait(60)  # until the next one is asked for
+        return commit(*args, **more)
+
+    def request(hook, number):
+        before(hook, number)
+        if number == 5:
+            asked.set()
+
+    monkeypatch.setattr("emrun.checkpointing.commit", slow)
+    monkeypatch.setattr(SaveEvery, "_request", request)
+    model = scripted()
+    model.stage = lambda: model.save
+    MainLoop(model, numbers, [SaveEvery(keep=3), StopAfter(epochs=5)], run=run).run_training()
+    assert list(named(run)) == ["epoch-3", "epoch-4", "epoch-5"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("one", "other", "named"),
+    [
+        (SaveBest, partial(SaveBest, variable="accuracy"), "'best'"),
+        (partial(SaveBest, "epoch-1"), SaveEvery, "epoch-1"),
+        (partial(SaveBest, "a/b"), partial(SaveBest, "a_b"), "which are the same in a path"),
+        (partial(SaveBest, "latest"), StopOnNaN, "as SaveLatest and the end of every training do"),
+    ],
+    ids=["best", "epoch-1", "a_b", "latest"],
+)
+def test_two_hooks_that_save_under_one_name_are_refused(scripted, numbers, run, one, other, named, order):
+    with pytest.raises(HookError, match=named):
+        MainLoop(scripted(), numbers, [one(), other()][::order], run=run)
+    loop = MainLoop(scripted(), numbers, [quiet := StopAfter(epochs=1)], run=run)
+    with pytest.raises(HookError, match=named):
+        loop.change_hooks([quiet, one(), other()])
+    assert loop.hooks == (quiet,)
+
+
+def test_names_that_only_look_alike_are_not_refused(scripted, numbers, run):
+    hooks = [SaveEvery(), SaveBest("epoch-best"), SaveBest("epoch"), SaveEvery(model_name="epoch-1")]
+    assert len(MainLoop(scripted(), numbers, hooks, run=run).hooks) == 4
+
+
 def test_two_of_the_same_name_are_refused(scripted, numbers, run):
-    with pytest.raises(HookError, match=r"two SaveEvery give the names epoch-\.\.\.; give one of them a model_name"):
+    both = r"SaveEvery \(hooks\[0\]\) and SaveEvery \(hooks\[1\]\)"
+    with pytest.raises(HookError, match=f"{both} save under the name 'epoch-\\*'; give one of them a model_name"):
         MainLoop(scripted(), numbers, [SaveEvery(), SaveEvery(2)], run=run)
 
 
