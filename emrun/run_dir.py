@@ -27,7 +27,16 @@ from ruamel.yaml.error import YAMLError
 
 import emrun
 from emrun.errors import RunExists, UsageError
-from emrun.files import append_line, flush_lines, make_directory, safe_component, storing, truncate, write_atomically
+from emrun.files import (
+    append_line,
+    check_guards,
+    flush_lines,
+    make_directory,
+    safe_component,
+    storing,
+    truncate,
+    write_atomically,
+)
 from emrun.lock import RunLock
 from emrun.types import EpochData
 
@@ -222,7 +231,12 @@ class Run:
                 error.__dict__["kept_in"] = self.directory / LOG  # who shows the error may leave out the traceback
 
     def remove(self, *, only_own_files: bool = False) -> None:
-        """Delete the directory, or only what a run writes before it trains."""
+        """Delete the directory, or only what a run writes before it trains.
+
+        Raises:
+            RunInUse: another process took the run over; nothing is deleted.
+        """
+        check_guards(self.directory / TRACE)
         self.release()
         with storing(self.directory, "delete"):
             if not only_own_files:
@@ -394,14 +408,20 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def create_evaluation(
-    run_directory: Path, stream: str, config_text: str, command: Sequence[str] = (), clock: Clock = local_time
+    root: Path, stream: str, config_text: str, command: Sequence[str] = (), clock: Clock = local_time
 ) -> Run:
-    """Make the directory `eval/<stream>-<n>` of a run for the results of an evaluation.
+    """Make the directory `<stream>-<n>` for the results of an evaluation.
+
+    Args:
+        root: the directory in which it is made.
+        stream: the name of the stream.
+        config_text: the content of its `config.yaml`.
+        command: see `Run`.
+        clock: see `Run`.
 
     Raises:
         StorageError: it cannot be made.
     """
-    root = run_directory / EVALUATIONS
     with storing(root, "create"):
         make_directory(root, exist_ok=True)
         stem = safe_component("stream", stream)

@@ -869,7 +869,7 @@ def test_the_code_of_a_run_comes_before_that_of_the_current_directory(project, m
 
 def test_a_fork_that_cannot_be_built_leaves_nothing(project, monkeypatch):
     directory = stopped(project)
-    monkeypatch.setattr("emrun.resuming.shutil.copytree", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr("emrun.checkpoint.shutil.copy2", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="disk is full"):
         resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork")
     assert not (project / "fork").exists()
