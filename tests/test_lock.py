@@ -1,5 +1,6 @@
 """The lock of a run directory, held by real processes."""
 
+import ctypes
 import gc
 import json
 import os
@@ -177,6 +178,17 @@ def test_a_child_that_is_forked_while_it_is_opened_has_no_descriptor_of_it(tmp_p
     monkeypatch.undo()
     assert not has_open(found[0], tmp_path / ".lock")
     lock.release()
+
+
+def test_releasing_frees_it_when_a_child_that_python_does_not_know_of_has_a_copy(tmp_path):
+    lock, libc = RunLock(tmp_path), ctypes.CDLL(None)
+    child = libc.fork()
+    if child == 0:
+        libc.pause()
+    lock.release()
+    assert refused_by_another_process(tmp_path) is None
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def test_a_forked_child_that_ends_frees_nothing(tmp_path):

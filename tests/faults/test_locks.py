@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -40,7 +41,9 @@ class Reads(AbstractHook):
         self.how = how
 
     def after_epoch(self, epoch_id, epoch_data):
-        if epoch_id == 1:
+        mark = pathlib.Path("started")
+        if epoch_id == 1 and not mark.exists():
+            mark.touch()
             with tempfile.TemporaryDirectory() as place:
                 self.read(place)
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -98,6 +101,21 @@ AGAIN = {"resume": ("resume", "-q", "run"), "auto-resume": (*TRAIN, "--auto-resu
 NAMES = ("latest", "best")
 
 
+STOPPED = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    """Kill what is still stopped when a trial was not survived."""
+    yield
+    for pid in STOPPED:
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # it is a child of this process
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    STOPPED.clear()
+
+
 def add_hook(project, small, name, **arguments):
     """Write the config of the small training with one more hook; its file with the hooks too."""
     (project / "parts.py").write_text(PARTS)
@@ -142,6 +160,7 @@ def stop_in_commit(number):
 def begun_and_stopped(small, project, prepare=None, arguments=TRAIN):
     """Begin a command that stops itself; return it when it has."""
     command = small.began(arguments, project, prepare)
+    STOPPED.append(command[0])
     _, status = os.waitpid(command[0], os.WUNTRACED)
     assert os.WIFSTOPPED(status), (project / "run" / "train.log").read_text()
     return command
@@ -171,6 +190,7 @@ def test_a_run_whose_hook_reads_its_directory_is_not_entered(project, small, tri
     for trial in trials(product(("reads", "copies", "packs"), AGAIN, range(2)), small=2):
         how, again, _ = trial.case
         shutil.rmtree(project / "run", ignore_errors=True)
+        (project / "started").unlink(missing_ok=True)
         add_hook(project, small, "Reads", how=how)
         with trial:
             holder = begun_and_stopped(small, project)
