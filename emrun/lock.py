@@ -178,9 +178,9 @@ def _name_of(pid: int, directory: Path) -> str:
     """Return who holds the lock; its file may not be written yet, or be that of one before, which was killed."""
     here = socket.gethostname()
     owner = _Owner.of(directory)
-    if owner is not None and (pid in (0, owner.pid) or owner.host != here):
-        return str(owner)
-    return f"process {pid} on {here}" if pid else "another process"
+    if owner is None or (owner.host == here and pid not in (0, owner.pid)):
+        owner = _Owner(pid, _start_of(pid)[1], here)
+    return str(owner) if owner.host != here or owner.lives_here else "another process"
 
 
 def _is_replaced(descriptor: int, path: Path) -> bool:

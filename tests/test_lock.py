@@ -186,9 +186,10 @@ def test_releasing_frees_it_when_a_child_that_python_does_not_know_of_has_a_copy
     if child == 0:
         libc.pause()
     lock.release()
-    assert refused_by_another_process(tmp_path) is None
+    refused = refused_by_another_process(tmp_path)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    assert refused is None
 
 
 def test_a_forked_child_that_ends_frees_nothing(tmp_path):

@@ -277,7 +277,6 @@ def test_a_run_is_free_as_soon_as_its_process_is_gone_whatever_children_live(pro
         (project / "started").unlink(missing_ok=True)
         add_hook(project, small, "Starts", how=how, at=at)
         read_by = ["main_loop.workers=2", f"main_loop.start_method={how.split()[1]}"] if "workers" in how else []
-        children = []
         with trial:
             holder = begun_and_stopped(small, project, None, (*TRAIN, *read_by))
             children = psutil.Process(holder[0]).children(recursive=True)
@@ -288,12 +287,12 @@ def test_a_run_is_free_as_soon_as_its_process_is_gone_whatever_children_live(pro
             small.finished(holder)
             assert all(child.is_running() for child in children)
             done = small.command("resume", "-q", "run", "main_loop.workers=0", cwd=project)
+            for child in children:
+                child.kill()
+            psutil.wait_procs(children, timeout=10)
             with trial.telling():
                 assert done.returncode == 0, done.stderr
             assert small.result(project / "run", NAMES) == expected
-        for child in children:
-            child.kill()
-        psutil.wait_procs(children, timeout=10)
 
 
 @pytest.mark.timeout(7200)
