@@ -21,7 +21,9 @@ from emrun.errors import ArgumentError, StorageError
 _CHUNK = 2**24  # large: between two of them a writer in a thread waits for the interpreter lock
 _TEMPORARY, _IS_OURS = "emrun-", ".emrun"  # how the names of temporary folders begin, and what marks them
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of those that are new
-_GUARDS: dict[Path, Callable[[], None]] = {}  # absolute directory -> what raises when it is not ours to write any more
+_GUARDS: dict[
+    str, Callable[[], None]
+] = {}  # absolute directory with a / -> what raises when it is not ours to write any more
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -57,12 +59,12 @@ def guard(directory: Path, check: Callable[[], None]) -> None:
 
     What it raises keeps the change from being made.
     """
-    _GUARDS[directory] = check
+    _GUARDS[f"{directory}{os.sep}"] = check
 
 
 def unguard(directory: Path) -> None:
     """End what `guard` began."""
-    _GUARDS.pop(directory, None)
+    _GUARDS.pop(f"{directory}{os.sep}", None)
 
 
 def check_guards(path: Path) -> None:
@@ -72,9 +74,10 @@ def check_guards(path: Path) -> None:
         RunInUse: it is part of a run that this process was writing until another one took it over.
     """
     if _GUARDS:
-        for each in path.absolute().parents:
-            if each in _GUARDS:
-                _GUARDS[each]()
+        absolute = str(path.absolute())
+        for directory, check in list(_GUARDS.items()):
+            if absolute.startswith(directory):
+                check()
 
 
 def write_atomically(path: Path, text: str, *, may_go_back: bool = False) -> None:

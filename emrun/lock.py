@@ -59,7 +59,7 @@ class RunLock:
             if _is_replaced(descriptor, path):
                 raise RunInUse(f"{directory} was taken over by another process; try again when it has ended")
             write_atomically(directory / _OWNER, json.dumps(asdict(owner)) + "\n")
-            guard(directory.absolute(), partial(_check, path, directory, owner))
+            guard(directory.absolute(), partial(_check, path, directory, owner, (path / _OWNER).stat()))
         except BaseException:
             self.release()
             raise
@@ -183,6 +183,14 @@ def _name_of(pid: int, directory: Path) -> str:
     return str(owner) if owner.host != here or owner.lives_here else "another process"
 
 
+def _is_same(path: Path, written: os.stat_result) -> bool:
+    """Tell whether a file has not been written since, which is looked at several times an epoch, without reading it."""
+    with suppress(OSError):
+        found = path.stat()
+        return os.path.samestat(found, written) and found.st_mtime_ns == written.st_mtime_ns
+    return False
+
+
 def _is_replaced(descriptor: int, path: Path) -> bool:
     """Tell whether the lock file is another one than that which was opened; one that is not there is not."""
     with suppress(OSError):
@@ -190,7 +198,7 @@ def _is_replaced(descriptor: int, path: Path) -> bool:
     return False
 
 
-def _check(path: Path, directory: Path, me: _Owner) -> None:
+def _check(path: Path, directory: Path, me: _Owner, written: os.stat_result) -> None:
     """Check that the run is still this process's to write.
 
     A lock file that is only missing is no harm: no process of this host makes a new one while this one lives.
@@ -201,7 +209,7 @@ def _check(path: Path, directory: Path, me: _Owner) -> None:
     descriptor = _HELD.get(path)
     if descriptor is None:
         raise RunInUse(f"{directory} is in use by {me}; its forked child, process {os.getpid()}, cannot write the run")
-    owner = _Owner.of(path)
+    owner = me if _is_same(path / _OWNER, written) else _Owner.of(path)
     if owner is not None and owner != me:
         raise RunInUse(f"{directory} was taken over by {owner}; {me} writes nothing more into the run")
     if _is_replaced(descriptor, path):

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from emrun.errors import RunInUse
-from emrun.files import append_line, truncate, write_atomically
+from emrun.files import append_line, flush_lines, truncate, write_atomically
 from emrun.lock import RunLock
 
 HOLD = """
@@ -264,6 +264,7 @@ def test_nothing_is_written_once_another_process_has_taken_the_run_over(tmp_path
     lock.release()
     assert (tmp_path / ".owner.json").exists() == (file == ".owner.json")  # it is the other's
     append_line(tmp_path / "metrics.jsonl", "{}")
+    flush_lines()
 
 
 def test_a_lock_file_or_an_owner_that_is_only_missing_does_not_end_the_run(tmp_path):
@@ -272,4 +273,5 @@ def test_a_lock_file_or_an_owner_that_is_only_missing_does_not_end_the_run(tmp_p
         (tmp_path / name).unlink()
         for change in changes(tmp_path):
             change()
+    flush_lines()
     lock.release()
