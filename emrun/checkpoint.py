@@ -21,6 +21,7 @@ from typing import Any
 from emrun.errors import ReadTimeout, StateError, StorageError, UsageError, listed, reason_of
 from emrun.fields import ANOTHER_CHECKPOINT, FILES, Kind, mapping_of, reading, record, sequence_of, whole
 from emrun.files import (
+    check_guards,
     describe,
     flush_directory,
     flush_file,
@@ -167,6 +168,7 @@ def commit(
     """
     names = sorted(names)
     known = Names(root) if known is None else known
+    check_guards(root)
     flush_lines()
     with storing(root, "write a checkpoint in"):
         if not root.exists():
@@ -187,6 +189,7 @@ def commit(
             flush_file(aside / _MANIFEST)
             flush_directory(aside)
             place = free_place(root, iteration)
+            check_guards(place)
             known.expect(place)
             aside.rename(place)
             flush_directory(root)
@@ -450,6 +453,8 @@ def newest(root: Path) -> Path | None:
         except ReadTimeout:
             raise
         except StorageError as error:
+            if not place.is_dir():
+                return newest(root)  # the run goes on and has deleted it meanwhile: there is a newer one
             damaged.append(str(error))
             continue
         for message in damaged:
@@ -458,6 +463,40 @@ def newest(root: Path) -> Path | None:
     if damaged:
         raise StorageError(f"no checkpoint of {root} is intact: {'; '.join(damaged)}")
     return None
+
+
+def copy_up_to(place: Path, root: Path) -> Path:
+    """Copy a checkpoint and those before it, with their names, into another run; return the copy.
+
+    The run that they are of may go on meanwhile: what it deletes of those before is left out.
+
+    Args:
+        place: the checkpoint.
+        root: the directory of the other run's checkpoints, which is made.
+
+    Raises:
+        FileNotFoundError: the run has deleted the checkpoint.
+    """
+    root.mkdir()
+    _copy(place, root / place.name)
+    own = _commit_of(root / place.name)
+    for each in _checkpoints(place.parent):
+        if 0 < _commit_of(each) < own:
+            try:
+                _copy(each, root / each.name)
+            except FileNotFoundError:
+                shutil.rmtree(root / each.name, ignore_errors=True)
+    for link in place.parent.iterdir():
+        with suppress(FileNotFoundError):  # the name is given up
+            if link.is_symlink() and not link.name.startswith(".") and (root / link.readlink().name).is_dir():
+                link_atomically(root / link.name, link.readlink().name)
+    return root / place.name
+
+
+def _copy(place: Path, target: Path) -> None:
+    target.mkdir()
+    for path in sorted(place.iterdir()):
+        shutil.copy2(path, target / path.name)
 
 
 def is_unfinished(root: Path) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from emrun.checkpoint import Names, commit, free_place, go_back_to, is_directory_name, name_checkpoint
-from emrun.errors import ArgumentError, EmrunError, HookError, reason_of
+from emrun.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_of
 from emrun.files import safe_component, storing
 from emrun.types import Policy
 
@@ -200,7 +200,7 @@ class _Writing:
 
 
 def _report(error: Exception, names: dict[str, Policy]) -> None:
-    if "error" in names.values():
+    if "error" in names.values() or isinstance(error, RunInUse):
         raise error
     if "warn" in names.values():
         kind = "" if isinstance(error, EmrunError) else f"{type(error).__name__}: "

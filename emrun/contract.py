@@ -8,7 +8,6 @@ import math
 import os
 import resource
 import sys
-import tempfile
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from emrun.build import Imported
 from emrun.config import Config, unread_vars, with_defaults
 from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.errors import ArgumentError, ConfigError, Problem, StateError, did_you_mean, listed, reason_of
+from emrun.files import TemporaryFolder
 from emrun.hook import TrainingTerminated, listener, may_change_batches, may_read_anything, read_by
 from emrun.main_loop import MainLoop
 from emrun.model import AbstractModel
@@ -69,9 +69,9 @@ def try_out(config: Config) -> dict[str, Any]:
     merged = with_defaults(config.root, {"seed": 0})
     prepare_all(merged, Imported())
     prepared = prepare(merged, Imported())
-    with _unchanged_process(), tempfile.TemporaryDirectory(prefix="emrun-check-") as place, _notes() as notes:
+    with _unchanged_process(), TemporaryFolder("check") as place, _notes() as notes:
         notes.extend((*config.notes, *unread_vars(config.root)))
-        training = assemble(prepared, Path(place), Run(Path(place)))
+        training = assemble(prepared, place, Run(place))
         warn_of_no_end(training.hooks)
         notes.extend(_streams_of_no_dataset(prepared, training.dataset))
         switches = [hook for hook in training.hooks if isinstance(hook, DeterministicKernels)]
@@ -80,7 +80,7 @@ def try_out(config: Config) -> dict[str, Any]:
         try:
             copy = _build_model(prepared, training)
             found = _Trial(training, copy, notes).run()
-            _check_round_trip(training, copy, found, Path(place))
+            _check_round_trip(training, copy, found, place)
             notes.extend(found.lost_state())
         except ArgumentError as error:
             node = prepared.model.node.get(error.argument)

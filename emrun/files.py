@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from emrun.errors import TIMED_OUT, ArgumentError, ReadTimeout, StorageError, is_timeout
 
 _CHUNK = 2**24  # large: between two of them a writer in a thread waits for the interpreter lock
+_TEMPORARY, _IS_OURS = "emrun-", ".emrun"  # how the names of temporary folders begin, and what marks them
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of those that are new
+_GUARDS: dict[
+    str, Callable[[], None]
+] = {}  # absolute directory with a / -> what raises when it is not ours to write any more
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -63,6 +71,32 @@ def refuse_timeout(error: BaseException, path: Path) -> None:
         found = found.__cause__ or found.__context__
 
 
+def guard(directory: Path, check: Callable[[], None]) -> None:
+    """Call `check` before a file below an absolute directory is written or cut, a line appended, a checkpoint saved.
+
+    What it raises keeps the change from being made.
+    """
+    _GUARDS[f"{directory}{os.sep}"] = check
+
+
+def unguard(directory: Path) -> None:
+    """End what `guard` began."""
+    _GUARDS.pop(f"{directory}{os.sep}", None)
+
+
+def check_guards(path: Path) -> None:
+    """Check that a file may be changed.
+
+    Raises:
+        RunInUse: it is part of a run that this process was writing until another one took it over.
+    """
+    if _GUARDS:
+        absolute = str(path.absolute())
+        for directory, check in list(_GUARDS.items()):
+            if absolute.startswith(directory):
+                check()
+
+
 def write_atomically(path: Path, text: str | bytes, *, may_go_back: bool = False) -> None:
     """Write a file aside, flush it to disk and rename it, so that it is never half a file.
 
@@ -71,6 +105,7 @@ def write_atomically(path: Path, text: str | bytes, *, may_go_back: bool = False
         text: its new content.
         may_go_back: a loss of power soon after may bring the old file back; that is cheaper.
     """
+    check_guards(path)
     with storing(path, "write"):
         aside = path.with_name(f".{path.name}.tmp")
         try:
@@ -97,6 +132,55 @@ def make_directory(path: Path, *, exist_ok: bool = False) -> None:
         flush_directory(each.parent)
 
 
+class TemporaryFolder:
+    """A folder `emrun-*` of the system's directory for such, until `delete` or the end of a `with` block.
+
+    A process that is killed leaves its folder behind. It is locked as long as the process or a forked child lives; the
+    next process that makes one clears away those that nobody holds.
+
+    Args:
+        purpose: part of its name.
+    """
+
+    def __init__(self, purpose: str = "") -> None:
+        _clear_temporary_folders()
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{purpose}{purpose and '-'}"))
+        try:
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except BaseException:
+            self.path.rmdir()
+            raise
+        with suppress(OSError):  # a file system without locks: without the mark, nobody clears it away
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (self.path / _IS_OURS).touch()
+
+    def delete(self) -> None:
+        """Delete the folder; called once."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *error: object) -> None:
+        self.delete()
+
+
+@cache
+def _clear_temporary_folders() -> None:
+    """Delete the folders of processes that were killed; only those with emrun's own mark, and of this user."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        with suppress(OSError):  # somebody else's, or somebody else deletes it too
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid() or not (folder / _IS_OURS).is_file():
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
+
+
 def describe(path: Path) -> dict[str, Any]:
     """Return what tells a file from a damaged one: `{"sha256": ..., "size": bytes}`."""
     found = hashlib.sha256()
@@ -116,6 +200,7 @@ def append_line(path: Path, line: str) -> None:
 
     Until then a loss of power may take it away, but no death of the process.
     """
+    check_guards(path)
     with storing(path, "write"):
         is_new = not path.exists()
         size = 0 if is_new else path.stat().st_size
@@ -146,6 +231,7 @@ def flush_lines() -> None:
 
 def truncate(path: Path, length: int) -> None:
     """Cut a file down to its first `length` bytes, if it is longer; a file that is not there counts as empty."""
+    check_guards(path)
     with storing(path, "write"):
         if path.exists() and path.stat().st_size > length:
             os.truncate(path, length)
@@ -168,6 +254,7 @@ def flush_directory(path: Path) -> None:
 
 def link_atomically(link: Path, target: str) -> None:
     """Make `link` a relative link to `target` beside it, replacing an older one in one step; it is not flushed."""
+    check_guards(link)
     with storing(link, "write"):
         aside = link.with_name(f".{link.name}.tmp")
         aside.unlink(missing_ok=True)

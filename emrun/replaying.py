@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from emrun.censor import Censor
 from emrun.config import override, read_config
 from emrun.errors import StateError
 from emrun.fields import reading
+from emrun.files import TemporaryFolder
 from emrun.hook import AbstractHook
 from emrun.main_loop import MainLoop
 from emrun.model import AbstractModel
@@ -86,8 +86,8 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
     config = read_config(run_directory)
     prepared = prepare(override(config, [f"model.device={device}"] if device is not None else []), Imported())
     found = Replay(capsule, notes=list(_differences(capsule, prepared)))
-    with preserved_randomness(), tempfile.TemporaryDirectory(prefix="emrun-replay-") as output_dir:
-        attempt = _Attempt(capsule, prepared, Path(output_dir), found.notes)
+    with preserved_randomness(), TemporaryFolder("replay") as output_dir:
+        attempt = _Attempt(capsule, prepared, output_dir, found.notes)
         found.error = attempt.run(capsule.batch)
         found.message = attempt.censor(str(found.error))
         found.reproduced = found.error is not None and attempt.is_same(found.error, exactly=True)

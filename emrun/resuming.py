@@ -6,6 +6,7 @@ import itertools
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from emrun.assembly import Training, assemble
 from emrun.build import Imported
 from emrun.censor import Censor
 from emrun.config import Config, copies_left, override, read_config, with_defaults
-from emrun.errors import UsageError
+from emrun.errors import StorageError, UsageError
 from emrun.files import expanded, storing, write_atomically
 from emrun.lock import RunLock
 from emrun.preparation import prepare
@@ -78,7 +79,7 @@ def resume_training(
         if place is None:
             _check_that_nothing_is_lost(source, trace)
         if fork is not None:
-            run, trace, place = _fork(source, fork, place, trace, command, censor)
+            run, trace, place = _fork(source, fork, place, checkpoint_name, trace, command, censor)
         assert run is not None  # one of the two
         with run.logging():
             warn_of(copies_left(stored, merged))
@@ -112,12 +113,17 @@ def _place_to_go_on_from(checkpoints: Path, name: str | None) -> Path | None:
     """Return the checkpoint to go on from, verified; None when there is none at all."""
     if name is None:
         return checkpoint.newest(checkpoints)
-    path = expanded(name)
-    place = path.resolve() if path != Path(path.name) and path.is_dir() else checkpoint.find(checkpoints, name)
-    if place.parent != checkpoints.resolve():
-        raise UsageError(f"{name} is no checkpoint in {checkpoints}")
-    checkpoint.verify(place)
-    return place
+    while True:
+        path = expanded(name)
+        place = path.resolve() if path != Path(path.name) and path.is_dir() else checkpoint.find(checkpoints, name)
+        if place.parent != checkpoints.resolve():
+            raise UsageError(f"{name} is no checkpoint in {checkpoints}")
+        try:
+            checkpoint.verify(place)
+            return place
+        except StorageError:
+            if place.is_dir():  # otherwise the run goes on, and the name has moved
+                raise
 
 
 def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
@@ -149,11 +155,12 @@ def _fork(
     source: Path,
     directory: Path,
     place: Path | None,
+    checkpoint_name: str | None,
     trace: dict[str, Any],
     command: Sequence[str],
     censor: Censor,
 ) -> tuple[Run, dict[str, Any], Path | None]:
-    """Copy what a run had at a checkpoint into a new run."""
+    """Copy what a run had at a checkpoint into a new run; while it goes on, it may delete the checkpoint meanwhile."""
     run = create_run(
         (source / CONFIG).read_text(encoding="utf-8"),
         directory.name,
@@ -165,17 +172,24 @@ def _fork(
     )
     try:
         with storing(directory, "copy a run to"):
+            copied = None
+            while place is not None and copied is None:
+                try:
+                    copied = checkpoint.copy_up_to(place, directory / CHECKPOINTS)
+                except FileNotFoundError:
+                    shutil.rmtree(directory / CHECKPOINTS)
+                    if place.is_dir():
+                        raise
+                    place = _place_to_go_on_from(source / CHECKPOINTS, checkpoint_name)
             for path in sorted(source.iterdir()):  # metrics, and what hooks wrote; they are cut back to the checkpoint
                 if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
-                    shutil.copy2(path, directory / path.name)
-            if place is not None:
-                shutil.copytree(source / CHECKPOINTS, directory / CHECKPOINTS, symlinks=True)
-                place = (directory / CHECKPOINTS / place.name).resolve()
+                    with suppress(FileNotFoundError):  # somebody deleted it
+                        shutil.copy2(path, directory / path.name)
     except BaseException:
         run.remove()
         raise
-    origin = {"directory": str(source), "checkpoint": place.name if place else None}
-    return run, {"forked_from": origin, "status": trace.get("status")}, place
+    origin = {"directory": str(source), "checkpoint": copied.name if copied else None}
+    return run, {"forked_from": origin, "status": trace.get("status")}, copied
 
 
 def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any]) -> None:

@@ -42,6 +42,7 @@ from emrun.fields import (
     whole,
 )
 from emrun.files import (
+    check_guards,
     flush_lines,
     make_directory,
     refuse_timeout,
@@ -271,7 +272,12 @@ class Run:
                 error.__dict__["kept_in"] = self.directory / LOG  # who shows the error may leave out the traceback
 
     def remove(self, *, only_own_files: bool = False) -> None:
-        """Delete the directory, or only what a run writes before it trains."""
+        """Delete the directory, or only what a run writes before it trains.
+
+        Raises:
+            RunInUse: another process took the run over; nothing is deleted.
+        """
+        check_guards(self.directory / TRACE)
         self.release()
         with storing(self.directory, "delete"):
             if not only_own_files:
@@ -518,19 +524,25 @@ def _ranges(names: Sequence[str]) -> str:
 
 
 def create_evaluation(
-    run_directory: Path,
+    root: Path,
     stream: str,
     config_text: str,
     command: Sequence[str] = (),
     clock: Clock = local_time,
     censor: Censor | None = None,
 ) -> Run:
-    """Make the directory `eval/<stream>-<n>` of a run for the results of an evaluation.
+    """Make the directory `<stream>-<n>` for the results of an evaluation.
+
+    Args:
+        root: the directory in which it is made.
+        stream: the name of the stream.
+        config_text: the content of its `config.yaml`.
+        command: see `Run`.
+        clock: see `Run`.
 
     Raises:
         StorageError: it cannot be made.
     """
-    root = run_directory / EVALUATIONS
     with storing(root, "create"):
         make_directory(root, exist_ok=True)
         stem = safe_component("stream", stream)

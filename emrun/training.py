@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from emrun.model import AbstractModel
 from emrun.outcome import Outcome
 from emrun.preparation import prepare
 from emrun.randomness import draw_seed
-from emrun.run_dir import CHECKPOINTS, CONFIG, Run, create_evaluation, create_run, holds_run, no_run
+from emrun.run_dir import CHECKPOINTS, CONFIG, EVALUATIONS, Run, create_evaluation, create_run, holds_run, no_run
 from emrun.types import EpochData
 from emrun.yaml_tree import Node, dump
 
@@ -178,6 +179,7 @@ def evaluate(
     config: str | Path | None = None,
     checkpoint_name: str | None = None,
     command: Sequence[str] = (),
+    output_dir: str | Path | None = None,
 ) -> EpochData:
     """Evaluate a checkpoint of a run on a stream; the results also go to `eval/<stream>-<n>` in its directory.
 
@@ -188,6 +190,7 @@ def evaluate(
         config: a config to use instead of the run's own.
         checkpoint_name: a name such as `latest`; by default `best`, or else `latest`.
         command: the command line, for the trace.
+        output_dir: a directory for `<stream>-<n>`, instead of `eval` in the run's, which is only read then.
 
     Returns:
         The stream's statistics: stream -> variable -> a number or a mapping aggregation -> number.
@@ -195,7 +198,7 @@ def evaluate(
     Raises:
         UsageError: there is no such run, checkpoint or stream; or this process is one of several of `torchrun`.
         ConfigError: the config cannot be used.
-        StorageError: the checkpoint is damaged or does not fit.
+        StorageError: the checkpoint is damaged or does not fit, or the results cannot be written.
         BaseException: what a dataset, model or hook raises.
     """
     refuse_ranks()
@@ -205,9 +208,15 @@ def evaluate(
     merged = override(laid_over, overrides)
     prepared = prepare(merged, Imported())
     checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
-    run = create_evaluation(
-        directory, stream, dump(merged), command, censor=Censor(prepared.config.secrets(), [directory])
-    )
+    root = directory / EVALUATIONS if output_dir is None else expanded(output_dir)
+    try:
+        run = create_evaluation(
+            root, stream, dump(merged), command, censor=Censor(prepared.config.secrets(), [directory])
+        )
+    except StorageError as error:
+        if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            error.add_note("the results of somebody else's run can be kept elsewhere: --output-dir DIR")
+        raise
     with _kept_or_removed(run, existed=False), run.logging():
         warn_of(copies_left(laid_over, merged, unread=("vars", "eval")))
         training = assemble(prepared, run.directory, run, is_evaluation=True)

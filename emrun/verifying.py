@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from emrun.config import load_config
 from emrun.errors import EmrunError, UsageError
+from emrun.files import TemporaryFolder
 from emrun.randomness import draw_seed
 
 _LOG = logging.getLogger(__name__)
@@ -143,8 +143,8 @@ def verify(
     """
     loaded = load_config(config, overrides)
     arguments = [*overrides, *([f"seed={draw_seed()}"] if loaded.get("seed") is None else [])]
-    with tempfile.TemporaryDirectory(prefix="emrun-verify-") as place:
-        trainings = _Trainings(Path(place), str(config), arguments)
+    with TemporaryFolder("verify") as place:
+        trainings = _Trainings(place, str(config), arguments)
         notes = []
         _LOG.info("training without interruption")
         straight = trainings.run("straight", longest=None if full_epochs else _LONGEST)

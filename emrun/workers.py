@@ -12,7 +12,6 @@ import pickle
 import queue
 import shutil
 import signal
-import tempfile
 import threading
 import time
 import traceback
@@ -30,6 +29,7 @@ from torch.utils.data._utils import signal_handling
 
 from emrun.censor import censor_standard_error, terminal_censor
 from emrun.errors import EmrunError, StreamError
+from emrun.files import TemporaryFolder
 from emrun.pickling import what_cannot_be_pickled
 from emrun.stream_pass import StreamPass, checked_for_reuse
 
@@ -62,10 +62,11 @@ class Workers(Iterator[Any]):
     def __init__(self, stream_pass: StreamPass, count: int, each_ahead: int, start_method: str | None) -> None:
         self._name = stream_pass.name
         self._ended: set[int] = set()
-        self._folder = Path(tempfile.mkdtemp(prefix="emrun-"))
+        folder = TemporaryFolder()
+        self._folder = folder.path
         context = _context(start_method)
         self._processes = context.processes
-        self.close = Finalize(self, _end, (context, self._name, self._folder), exitpriority=_BEFORE_THEY_ARE_JOINED)
+        self.close = Finalize(self, _end, (context, self._name, folder), exitpriority=_BEFORE_THEY_ARE_JOINED)
         """Kill the processes, and end a wait for a batch."""
         try:
             self._batches = self._start(stream_pass, count, each_ahead, context)
@@ -353,7 +354,7 @@ def _signals_kept_from_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end(context: Any, name: str, folder: Path) -> None:
+def _end(context: Any, name: str, folder: TemporaryFolder) -> None:
     if context.results is not None:
         context.results.closed = True
     started = [process for process in context.processes if process.pid is not None]
@@ -365,7 +366,7 @@ def _end(context: Any, name: str, folder: Path) -> None:
             _LOG.warning("stream %r: worker process (pid %d) cannot be killed and is left behind", name, process.pid)
     if context.results is not None:
         context.results.end_read()
-    shutil.rmtree(folder, ignore_errors=True)
+    folder.delete()
 
 
 def _how_it_ended(exitcode: int, began: bool) -> str:

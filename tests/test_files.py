@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from emrun import files
 from emrun.errors import ArgumentError, StorageError, exit_status
 from emrun.files import (
     append_line,
@@ -387,3 +388,33 @@ def test_a_new_directory_is_flushed_with_those_above_it(tmp_path, monkeypatch):
 def test_a_home_directory_is_expanded_at_the_beginning_only(monkeypatch, tmp_path, path, name):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert expanded(path) == Path((path if name is None else name).replace("HOME", str(tmp_path)))
+
+
+def folders(place):
+    return sorted(path.name for path in place.glob("emrun-*"))
+
+
+def test_a_temporary_folder_is_deleted_at_the_end_of_its_block(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with files.TemporaryFolder("check") as folder:
+        assert folders(tmp_path) == [folder.name]
+        assert folder.name.startswith("emrun-check-")
+    assert folders(tmp_path) == []
+
+
+def test_temporary_folders_that_nobody_holds_are_cleared_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    files._clear_temporary_folders.cache_clear()
+    for name in ("emrun-left", "emrun-notes", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    for name in ("emrun-left", "other"):
+        (tmp_path / name / ".emrun").touch()
+    (tmp_path / "emrun-link").symlink_to("other")
+    held = files.TemporaryFolder()
+    assert folders(tmp_path) == sorted(["emrun-link", "emrun-notes", held.path.name])
+    assert (tmp_path / "other" / "file").exists()
+    files._clear_temporary_folders.cache_clear()
+    files.TemporaryFolder().delete()
+    assert held.path.exists()
+    held.delete()

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from emrun import AbstractHook, TrainingTerminated, create_training, resume_training
+from emrun.checkpoint import commit
 from emrun.errors import ArgumentError, StateError, UsageError
 from emrun.files import describe, json_digest
 from emrun.state import encode
@@ -867,9 +868,34 @@ def test_the_code_of_a_run_comes_before_that_of_the_current_directory(project, m
     training.main_loop.run.release()
 
 
+def copy_files(old, place):
+    shutil.copytree(old, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json"))
+
+
+def test_a_fork_chooses_again_when_the_run_deletes_the_checkpoint_meanwhile(project, monkeypatch, caplog):
+    directory = stopped(project)
+    copy, copied = shutil.copy2, []
+
+    def after_the_next_commit(source, target):
+        if not copied:
+            copied.append(source)
+            old = (directory / "checkpoints" / "latest").resolve()
+            names = [link.name for link in old.parent.iterdir() if link.is_symlink()]
+            commit(old.parent, lambda place: copy_files(old, place), epoch=1, iteration=int(old.name[3:]), names=names)
+            assert not old.exists()
+        return copy(source, target)
+
+    monkeypatch.setattr("emrun.checkpoint.shutil.copy2", after_the_next_commit)
+    training = resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork")
+    (name,) = {link.resolve().name for link in (project / "fork" / "checkpoints").iterdir() if link.is_symlink()}
+    assert name == (directory / "checkpoints" / "latest").resolve().name
+    assert training.output_dir == project / "fork"
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 def test_a_fork_that_cannot_be_built_leaves_nothing(project, monkeypatch):
     directory = stopped(project)
-    monkeypatch.setattr("emrun.resuming.shutil.copytree", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr("emrun.checkpoint.shutil.copy2", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="disk is full"):
         resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork")
     assert not (project / "fork").exists()

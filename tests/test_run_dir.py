@@ -612,7 +612,8 @@ def test_of_several_processes_one_wins(tmp_path):
 def test_evaluations_are_numbered_by_stream(tmp_path):
     run = create(tmp_path)
     made = [
-        create_evaluation(run.directory, stream, "x: 1\n", clock=lambda: TIME) for stream in ("test", "test", "a/b")
+        create_evaluation(run.directory / "eval", stream, "x: 1\n", clock=lambda: TIME)
+        for stream in ("test", "test", "a/b")
     ]
     assert [str(each.directory.relative_to(run.directory)) for each in made] == [
         "eval/test-1",
@@ -627,7 +628,7 @@ def test_evaluations_are_numbered_by_stream(tmp_path):
 def test_an_evaluation_leaves_the_files_of_the_run_alone(tmp_path):
     run = create(tmp_path)
     before = tree(run.directory)
-    evaluation = create_evaluation(run.directory, "test", "x: 1\n")
+    evaluation = create_evaluation(run.directory / "eval", "test", "x: 1\n")
     evaluation.record_epoch(0, 0, 0.1, {})
     evaluation.end("finished", 0, None)
     after = tree(run.directory)
@@ -637,7 +638,7 @@ def test_an_evaluation_leaves_the_files_of_the_run_alone(tmp_path):
 @pytest.mark.parametrize("stream", ["", ".."])
 def test_a_stream_that_cannot_name_a_directory_is_an_error(tmp_path, stream):
     with pytest.raises(ArgumentError, match=r"^stream: "):
-        create_evaluation(create(tmp_path).directory, stream, "")
+        create_evaluation(create(tmp_path).directory / "eval", stream, "")
 
 
 def test_removing_deletes_the_directory_and_nothing_beside_it(tmp_path):

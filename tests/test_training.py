@@ -311,6 +311,14 @@ def test_an_evaluation_gives_what_the_training_wrote(tmp_path):
     assert found == {"valid": metrics(training)[-1]["streams"]["valid"]}
 
 
+def test_results_of_an_evaluation_may_lie_outside_the_run(tmp_path):
+    training = trained(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in training.output_dir.rglob("*")}
+    evaluate(training.output_dir, "valid", output_dir=tmp_path / "mine")
+    assert {path: path.stat().st_mtime_ns for path in training.output_dir.rglob("*")} == before
+    assert (tmp_path / "mine" / "valid-1" / "metrics.jsonl").exists()
+
+
 def test_an_evaluation_takes_the_best_checkpoint_by_default(tmp_path):
     training = trained(tmp_path, "model.optimizer.lr=30.0", "hooks.StopAfter.epochs=4")
     losses = [line["streams"]["valid"]["loss"]["mean"] for line in metrics(training)]

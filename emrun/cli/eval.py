@@ -16,12 +16,17 @@ from emrun.slow_start import NamedWhenSlow
 @click.argument("arguments", metavar="STREAM... [OVERRIDE...]", nargs=-1, required=True)
 @click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use this config, not the run's.")
 @click.option("--checkpoint", metavar="NAME", help="Which checkpoint; by default best, or else latest.")
+@click.option(
+    "--output-dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
+    help="Keep the results in DIR/STREAM-N, and write nothing into the run.",
+)  # fmt: skip
 @output_options
 def evaluate(
     directory: Path,
     arguments: tuple[str, ...],
     config: Path | None,
     checkpoint: str | None,
+    output_dir: Path | None,
     verbose: bool,
     quiet: bool,
     progress: bool,
@@ -49,7 +54,7 @@ def evaluate(
         found = {}
         try:
             for stream in streams:
-                found.update(evaluate_stream(directory, stream, overrides, config, checkpoint, command=sys.argv))
+                found.update(evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir))
         except Interrupted as error:
             click.echo(f"{error.reason}; the evaluation is not complete", err=True)
             end_by_signal(error.signal)

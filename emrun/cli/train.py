@@ -19,7 +19,7 @@ from emrun.cli.console import (
     tell_of_capsule,
     terminal_log,
 )
-from emrun.errors import RunExists
+from emrun.errors import RunExists, RunInUse
 from emrun.files import expanded
 from emrun.slow_start import NamedWhenSlow
 
@@ -79,10 +79,12 @@ def train(
             if auto_resume and output_dir is not None:  # another process made it meanwhile, and has ended
                 return _go_on(output_dir, loaded, quiet)
             raise
+        status = None
         try:
-            return run(training, quiet, keeps=not remove)
+            status = run(training, quiet, keeps=not remove)
+            return status
         finally:
-            if remove:
+            if remove and status != RunInUse.exit_status:  # then another process has taken the run over
                 shutil.rmtree(training.output_dir, ignore_errors=True)
                 click.echo(f"deleted {training.output_dir} (--rm)", err=True)
 
