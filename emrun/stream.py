@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, cast
 from emrun.errors import StreamError
 from emrun.randomness import preserved_randomness
 from emrun.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
+from emrun.reuse import checked_for_reuse
 from emrun.state import digest, encode, random_digest, random_state, set_random_state
 from emrun.stream_context import BeyondEnd, beyond_end
-from emrun.stream_pass import StreamPass, WithState, checked_for_reuse
+from emrun.stream_pass import StreamPass, WithState
 from emrun.types import Batch, Prefetch, StartMethod
 from emrun.workers import Workers
 
@@ -319,11 +320,16 @@ class StreamWrapper:
             batches = stream_pass.read()
             size = self._buffer_size or 2 * self._worker_count
             if size:
-                batches = checked_for_reuse(batches, self.name, max(2, size) if prefetch is not None else size)
+                ahead = max(2, size) if prefetch is not None else size
+                batches = checked_for_reuse(batches, self.name, ahead, self._waiting)
         self._iterator = batches
         if size:
             arguments = batches, size, self.name, self._interrupted, self._watch
             self._reader = ReadAhead(*arguments) if prefetch is None else PreparedAhead(*arguments, prefetch)
+
+    def _waiting(self) -> int:
+        """Return how many batches were read that nobody has."""
+        return self._reader.waiting if self._reader is not None else 0
 
     def _is_read_here(self, stream_pass: StreamPass) -> bool:
         """Tell whether workers are of no use: of a stream with a state, a process would have a copy."""

@@ -30,7 +30,8 @@ from torch.utils.data._utils import signal_handling
 
 from emrun.errors import EmrunError, StreamError
 from emrun.pickling import what_cannot_be_pickled
-from emrun.stream_pass import StreamPass, checked_for_reuse
+from emrun.reuse import checked_for_reuse
+from emrun.stream_pass import StreamPass
 
 _LOG = logging.getLogger(__name__)
 _BY_PIPE = 4096  # bytes up to which an array costs less in a pipe than in shared memory
@@ -391,20 +392,32 @@ def _sendable(error: BaseException, worker: int) -> BaseException:
 
 
 def _packed(item: Any) -> Any:
-    """Return a batch whose larger arrays go through shared memory."""
+    """Return a batch whose tensors and larger arrays lie in shared memory.
+
+    They are copied here. What is given to the queue is sent later by a thread, which would move the memory of a tensor
+    that the stream still has.
+    """
     if item.__class__ is dict:
         return {key: _packed(value) for key, value in item.items()}
     if item.__class__ is list or item.__class__ is tuple:
         return item.__class__(map(_packed, item))
-    if item.__class__ is torch.Tensor and item.untyped_storage().nbytes() > item.numel() * item.element_size():
-        return item.clone()  # of a view, the whole would be shared
-    if item.__class__ is np.ndarray and item.nbytes > _BY_PIPE and item.dtype.isnative:
-        array = item if item.flags.writeable else item.copy()
-        try:
-            return _Shared(torch.from_numpy(np.ascontiguousarray(array)))
-        except TypeError:  # a dtype that torch does not have
-            return item
+    if item.__class__ is torch.Tensor and item.is_cpu and item.layout is torch.strided and not item.is_quantized:
+        return _shared(item.detach()).requires_grad_(item.requires_grad)
+    if item.__class__ is np.ndarray and not item.dtype.hasobject:
+        if item.nbytes > _BY_PIPE and item.dtype.isnative:
+            array = item if item.flags.writeable else item.copy()
+            with contextlib.suppress(TypeError):  # a dtype that torch does not have
+                return _Shared(_shared(torch.from_numpy(np.ascontiguousarray(array))))
+        return item.copy()
     return item
+
+
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor in shared memory, with the same strides where they leave no gaps."""
+    like = torch.empty_like(tensor, device="meta")
+    size = max(1, tensor.numel() * tensor.element_size())
+    storage: Any = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, like.shape, like.stride()).copy_(tensor)
 
 
 def _unpacked(item: Any) -> Any:

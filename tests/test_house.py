@@ -183,6 +183,7 @@ def test_every_file_has_its_test():
             "model": "main_loop",
             "preparation": "build",
             "probe": "verifying",
+            "stream_pass": "stream",
         }
         if not mentions:
             assert (ROOT / "tests" / f"test_{covered_with.get(path.stem, path.stem)}.py").exists(), path

@@ -1,25 +1,40 @@
 """Batches that are read ahead and changed: what a stream may do with what it gave away."""
 
+import importlib.util
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from emrun.errors import StreamError
+from emrun.reuse import checked_for_reuse
 from emrun.state import digest
 from emrun.stream import StreamWrapper
-from emrun.stream_pass import checked_for_reuse
+
+FILE = Path(__file__).with_name("reusing_streams.py")
+SPEC = importlib.util.spec_from_file_location("reusing_streams", FILE)
+streams = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(streams)
 
 
-def test_an_array_that_stays_as_it_was_may_be_given_away_again(monkeypatch):
-    looked = []
-    monkeypatch.setattr("emrun.stream_pass.digest", lambda batch: looked.append(batch) or digest(batch))
-    constant = np.ones(3)
-    stream = StreamWrapper(lambda: [{"x": [index], "constant": constant} for index in range(40)], 4, name="train")
-    with stream:
-        assert len(list(stream)) == 40
-    assert len(looked) == 8  # and then no more
+def seen(kind, buffer):
+    with StreamWrapper(streams.KINDS[kind], buffer, name="train") as stream:
+        return [digest({**batch}) for batch in (list(stream) if buffer else stream)]
+
+
+@pytest.mark.parametrize("buffer", [8, 16])
+@pytest.mark.parametrize("kind", [*streams.COPIED, *streams.LEGAL])
+def test_what_is_copied_or_stays_as_it_was_may_be_given_away_again(kind, buffer):
+    assert seen(kind, buffer) == seen(kind, 0)
+
+
+@pytest.mark.parametrize("buffer", [8, 16])
+@pytest.mark.parametrize("kind", streams.TOLD)
+def test_what_is_filled_again_is_an_error(kind, buffer):
+    with pytest.raises(StreamError, match=r"changes the '[xy]' of a batch that it gave away"):
+        seen(kind, buffer)
 
 
 def test_without_read_ahead_a_stream_may_change_what_it_gave_away():
