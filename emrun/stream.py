@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import logging
 import tempfile
 from array import array
@@ -18,7 +19,7 @@ from emrun.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
 from emrun.reuse import checked_for_reuse
 from emrun.state import digest, encode, random_digest, random_state, set_random_state
 from emrun.stream_context import BeyondEnd, beyond_end
-from emrun.stream_pass import StreamPass, WithState
+from emrun.stream_pass import StreamPass, WithState, named
 from emrun.types import Batch, Prefetch, StartMethod
 from emrun.workers import Workers
 
@@ -104,6 +105,8 @@ class StreamWrapper:
         self._epoch_batches = 0
         self.epoch_ended = False
         """Whether the epoch came to its end, and was not interrupted."""
+        self.different: list[str] = []
+        """The sources that came back different when the stream was restored."""
         self._last: Batch | None = None
         self._end_of_pass: Callable[[], dict[str, Any]] | None = None
         self._before_last: Any = None
@@ -131,7 +134,7 @@ class StreamWrapper:
         """Return the part of the state that tells how to make the last batch of a pass again."""
         return {
             "began": began,
-            "digest": digest(last) if last is not None else None,
+            "digest": _digests(last) if last is not None else None,
             "before_last": encode(before_last, f"stream {self.name!r}"),
         }
 
@@ -195,7 +198,8 @@ class StreamWrapper:
         draws = in_thread and state["batch"] > 1 and before != random_digest()  # while the model does too
         self._batch = state["batch"]
         self._last = self._opened(item)
-        return not draws and (state["digest"] is None or digest(self._last) == state["digest"])
+        self.different = _different(self._last, state["digest"])
+        return not draws and not self.different
 
     def seek(self, position: StreamPosition) -> None:
         """Go to a position: `ctx.batches` leaves out what comes before it, other streams are read up to there."""
@@ -250,10 +254,13 @@ class StreamWrapper:
             began = perf_counter()
             try:
                 batch = (self._read or self._open())()
-            except BaseException as error:
+            except BaseException as raised:
+                error = named(raised, self.name)
                 error.add_note(f"in stream {self.name!r}, batch {self._batch} of the pass (counted from 0)")
                 self.close()  # a generator that raised would look like one that ended
-                raise
+                if error is raised:
+                    raise
+                raise error from raised
             if batch is END:
                 self._keep_end_of_pass()
                 if left > 0 and self._batch:  # the epoch goes on in the next pass
@@ -355,6 +362,21 @@ class StreamWrapper:
                 f"stream {self.name!r} gave no batch for {self._timeout:g} seconds (`main_loop.stream_timeout`); "
                 "where it hangs is in the log"
             )
+
+
+def _digests(batch: Any) -> str:
+    """Return a text with a checksum of each source of a batch."""
+    return json.dumps({str(source): digest(values) for source, values in batch.items()})
+
+
+def _different(batch: Any, digests: str | None) -> list[str]:
+    """Return the sources of a batch that are not those whose checksums a text has."""
+    if digests is None:
+        return []
+    if not digests.startswith("{"):  # as it was written once: of all of them
+        return [] if digest(batch) == digests else list(map(str, batch))
+    before, now = json.loads(digests), json.loads(_digests(batch))
+    return [source for source in {**before, **now} if before.get(source) != now.get(source)]
 
 
 def _stacks() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -63,7 +64,10 @@ class StreamPass:
         context = StreamContext(
             self.name, seed=self.seed, epoch=self.number, start=self.start, worker=worker, workers=workers
         )
-        stream = self.function(context) if has_context else self.function()
+        try:
+            stream = self.function(context) if has_context else self.function()
+        except StopIteration as error:
+            raise named(error, self.name) from error
         if not isinstance(stream, Iterable):
             raise StreamError(
                 f"stream {self.name!r}: its function returned {type(stream).__name__}; "
@@ -97,6 +101,26 @@ class StreamPass:
         if done < self.start:
             raise beyond_end(self.name, done, self.start)
         return batches
+
+
+def named(error: BaseException, name: str) -> BaseException:
+    """Return an error that says what happened, for a `StopIteration` that a stream let out; else the same error.
+
+    Of a generator, Python makes a RuntimeError of it. What the `__next__` of another iterator raises is its end.
+
+    Args:
+        error: what a stream raised.
+        name: the name of the stream.
+    """
+    stop = error if isinstance(error, StopIteration) else error.__cause__
+    if not isinstance(stop, StopIteration) or not isinstance(error, StopIteration | RuntimeError):
+        return error
+    frames = traceback.extract_tb(stop.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    return StreamError(
+        f"stream {name!r} raised StopIteration{where}, with which iterators end; a call of `next` that finds nothing "
+        "raises that: give `next` a default, or return when the stream is to end"
+    )
 
 
 def is_stateful(stream: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import logging
 import multiprocessing
@@ -10,8 +11,10 @@ import multiprocessing.queues
 import os
 import pickle
 import queue
+import resource
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -29,13 +32,16 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
 from emrun.errors import EmrunError, StreamError
+from emrun.names import user_directories
 from emrun.pickling import what_cannot_be_pickled
 from emrun.reuse import checked_for_reuse
-from emrun.stream_pass import StreamPass
+from emrun.stream_pass import StreamPass, named
 
 _LOG = logging.getLogger(__name__)
 _BY_PIPE = 4096  # bytes up to which an array costs less in a pipe than in shared memory
 _PASS = "pass.pickle"
+_SAFE_PATH = "PYTHONSAFEPATH"
+_STARTING = threading.Lock()  # held while the path and the environment are those of processes to be
 _LOOK_AGAIN = 0.05  # seconds
 _PATIENCE = 10.0  # seconds that a process gets to be gone once it was killed
 _BEFORE_THEY_ARE_JOINED = 10  # what multiprocessing does with its processes at the end of Python has priority 0
@@ -61,6 +67,7 @@ class Workers(Iterator[Any]):
 
     def __init__(self, stream_pass: StreamPass, count: int, each_ahead: int, start_method: str | None) -> None:
         self._name = stream_pass.name
+        self._count = count
         self._ended: set[int] = set()
         self._folder = Path(tempfile.mkdtemp(prefix="emrun-"))
         context = _context(start_method)
@@ -69,20 +76,28 @@ class Workers(Iterator[Any]):
         """Kill the processes, and end a wait for a batch."""
         try:
             self._batches = self._start(stream_pass, count, each_ahead, context)
-        except BaseException:
+        except BaseException as error:
+            _forget_what_did_not_begin(error)
             self.close()
+            if _is_out_of_files(error):
+                raise _out_of_files(self._name, count) from error
             raise
         self._results = context.results
 
     def _start(self, stream_pass: StreamPass, count: int, each_ahead: int, context: Any) -> Iterator[Any]:
         """Start the processes; return what they give."""
-        if context.get_start_method() != "fork":
-            resource_tracker.ensure_running()  # here, because it unblocks signals
-            self._write(stream_pass, context.get_start_method())
-        with warnings.catch_warnings(), _signals_kept_from_children():
+        begins_anew = context.get_start_method() != "fork"
+        with contextlib.ExitStack() as stack:
+            part = _Part(stream_pass, self._folder, each_ahead)
+            if begins_anew:
+                self._write(stream_pass, context.get_start_method())
+                part.path, part.safe_path = stack.enter_context(_user_modules_kept_from_children())
+                resource_tracker.ensure_running()  # here, because it unblocks signals
+            stack.enter_context(warnings.catch_warnings())
+            stack.enter_context(_signals_kept_from_children())
             warnings.filterwarnings("ignore", "This DataLoader will create")  # more than cores: the user's choice
             loader: DataLoader[Any] = DataLoader(
-                _Part(stream_pass, self._folder, each_ahead),
+                part,
                 batch_size=None,
                 collate_fn=_as_it_is,
                 num_workers=count,
@@ -127,9 +142,11 @@ class Workers(Iterator[Any]):
                 raise StopIteration
             try:
                 item = next(self._batches)
-            except Exception:
+            except Exception as error:
                 if self._results.closed:
                     raise StopIteration from None
+                if _is_out_of_files(error):
+                    raise _out_of_files(self._name, self._count) from error
                 self.check()
                 raise
             if item.__class__ is _Ended:
@@ -194,8 +211,11 @@ class _Part(IterableDataset[Any]):
 
     def __init__(self, stream_pass: StreamPass | None, folder: Path, ahead: int) -> None:
         self.stream_pass = stream_pass
+        self.name = stream_pass.name if stream_pass is not None else ""
         self.folder = folder
         self.ahead = ahead
+        self.path: list[str] = []  # where the user's modules are, for a process that begins anew
+        self.safe_path: str | None = None  # what the environment says of it
         self.file: Any = None  # where a worker writes its stacks; open as long as it lives
 
     def __getstate__(self) -> dict[str, Any]:
@@ -214,7 +234,7 @@ class _Part(IterableDataset[Any]):
         except GeneratorExit:
             raise
         except BaseException as error:
-            yield _Failed(_sendable(error, worker.id))
+            yield _Failed(_sendable(named(error, self.name), worker.id))
         (self.folder / f"{worker.id}.ended").touch()  # the loop may look after the process before it gets this
         yield _Ended(worker.id)
 
@@ -308,6 +328,9 @@ def _begin(worker: int) -> None:
     info = get_worker_info()
     assert info is not None  # it is called there
     part = cast(_Part, info.dataset)
+    if part.stream_pass is None:
+        _set_environment(_SAFE_PATH, part.safe_path)
+        sys.path += [each for each in part.path if each not in sys.path]
     threading.Thread(target=_end_with_the_loop, args=(part.folder,), daemon=True).start()
     # where its sockets for shared memory go: it is killed, so that a folder of its own would stay behind
     multiprocessing.current_process()._config["tempdir"] = str(part.folder)  # type: ignore[attr-defined]
@@ -330,6 +353,34 @@ def _end_with_the_loop(folder: Path) -> None:
     parent.join()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
+
+
+@contextlib.contextmanager
+def _user_modules_kept_from_children() -> Iterator[tuple[list[str], str | None]]:
+    """Let processes that begin anew find the modules of Python and emrun before those of the current directory.
+
+    Python puts that first for them, and what they import before they get the path of this process would come from it.
+    They get the path without the directories of the user's modules, which they add when emrun is imported.
+
+    Yields:
+        These directories, and what `PYTHONSAFEPATH` is otherwise.
+    """
+    with _STARTING:
+        before, user = os.environ.get(_SAFE_PATH), user_directories()
+        _set_environment(_SAFE_PATH, "1")
+        del sys.path[len(sys.path) - len(user) :]
+        try:
+            yield user, before
+        finally:
+            sys.path += user
+            _set_environment(_SAFE_PATH, before)
+
+
+def _set_environment(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 @contextlib.contextmanager
@@ -363,6 +414,28 @@ def _end(context: Any, name: str, folder: Path) -> None:
     if context.results is not None:
         context.results.end_read()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _forget_what_did_not_begin(error: BaseException) -> None:
+    """Keep a loader that could not start its processes from complaining, when it is deleted, of what it has not."""
+    trace = error.__traceback__
+    while trace is not None:
+        maker = trace.tb_frame.f_locals.get("self")
+        if type(maker).__name__ == "_MultiProcessingDataLoaderIter":
+            maker._shutdown = True  # type: ignore[union-attr]  # `_end` ends what was started
+        trace = trace.tb_next
+
+
+def _is_out_of_files(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def _out_of_files(name: str, count: int) -> StreamError:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return StreamError(
+        f"stream {name!r}: too many open files for its {count} worker processes; this process may have {limit} "
+        "(`ulimit -n`): allow more, use fewer `workers`, or `main_loop.buffer`, which reads in a thread"
+    )
 
 
 def _how_it_ended(exitcode: int, began: bool) -> str:
