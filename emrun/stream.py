@@ -168,6 +168,7 @@ class StreamWrapper:
             StreamError: the stream ends before the position.
         """
         state, self._to_restore = self._to_restore, None
+        self.different = []
         if state is None:
             return True
         if state["batch"]:
@@ -366,16 +367,18 @@ class StreamWrapper:
 
 def _digests(batch: Any) -> str:
     """Return a text with a checksum of each source of a batch."""
-    return json.dumps({str(source): digest(values) for source, values in batch.items()})
+    sources = batch.items() if hasattr(batch, "items") else [("", batch)]
+    return json.dumps({str(source): digest(values) for source, values in sources})
 
 
 def _different(batch: Any, digests: str | None) -> list[str]:
     """Return the sources of a batch that are not those whose checksums a text has."""
     if digests is None:
         return []
+    now = json.loads(_digests(batch))
     if not digests.startswith("{"):  # as it was written once: of all of them
-        return [] if digest(batch) == digests else list(map(str, batch))
-    before, now = json.loads(digests), json.loads(_digests(batch))
+        return [] if digest(batch) == digests else list(now)
+    before = json.loads(digests)
     return [source for source in {**before, **now} if before.get(source) != now.get(source)]
 
 

@@ -193,15 +193,15 @@ class TrainingState:
     def _why_different(self, name: str, sources: list[str]) -> str:
         """Return what is known of a stream that did not come back as it was."""
         if not sources:
-            return f"stream {name!r} draws from global random states while it is read ahead"
+            return f"stream {name!r} has another length, or draws from global random states while it is read ahead"
         changers = [type(each).__name__ for each in (*self.hooks, self._model) if may_change_batches(each)]
         in_place = (
             f"{listed(changers)} (before_batch), the model or another hook" if changers else "the model or a hook"
         )
         which = listed([repr(source) for source in sources])
         return (
-            f"stream {name!r} gave another {which} before the position than was trained on; {in_place} changes the "
-            f"arrays of {which} in place (make new ones), the stream draws random numbers of its own, or its data changed"
+            f"stream {name!r} gave another {which} before the position than was trained on; {in_place} changes arrays "
+            f"of {which} in place (make new ones), the stream draws random numbers of its own, or its data changed"
         )
 
     def _begin_again(self, before_epoch: Callable[[int], None]) -> None:
