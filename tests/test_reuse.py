@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from emrun.errors import StreamError
 from emrun.reuse import checked_for_reuse
@@ -85,3 +86,26 @@ def test_one_batch_more_is_in_use_when_batches_are_prepared_and_one_is_read_ahea
         stream = StreamWrapper(partial(filled_in_turn, count), 1, name="train", prefetch=lambda: prefetch)
         with stream, nullcontext() if is_enough else pytest.raises(StreamError, match="changes the 'x'"):
             assert [batch["x"][0] for batch in stream] == list(range(20))
+
+
+@pytest.mark.parametrize("part", [lambda values: values, torch.from_numpy], ids=["views", "tensors"])
+def test_a_block_that_is_loaded_anew_while_other_parts_of_it_wait_is_an_error(part):
+    """Not comparing the batch before, which waits, makes this pass."""
+
+    def loaded():
+        block = np.zeros((40, 4))
+        for index in range(40):
+            if index % 10 == 0:
+                block[...] = index
+            yield {"x": part(block[index % 10 * 4 : index % 10 * 4 + 4])}
+
+    with pytest.raises(StreamError, match="changes the 'x' of a batch that it gave away, and which waits"):
+        list(checked_for_reuse(loaded(), "train", 2))
+
+
+def test_views_that_change_while_they_are_in_use_are_warned_of_as_a_hook_may_have_changed_them(caplog):
+    data = np.zeros((10, 4))
+    batches = ({"x": data[index]} for index in range(10))
+    for batch in checked_for_reuse(batches, "train", 2, lambda: 0):
+        batch["x"] += 1
+    assert caplog.text.count("changes the 'x' of a batch that it gave away, and which is in use") == 1

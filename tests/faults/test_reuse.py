@@ -1,7 +1,7 @@
 """Streams that use again what they gave away, read ahead by a thread or a worker, in trainings by the command.
 
-Taken out once by hand, each of these made this fail: copying mappings and lists; comparing the arrays whose memory has
-the same owner; comparing them for more than eight batches; comparing the batch that waits when the next one is made.
+Taken out once by hand, each of these made the same table fail in `test_reuse.py`, where it is run in this process:
+copying mappings and lists; comparing the arrays whose memory has the same owner; comparing those that come again.
 """
 
 import importlib.util
