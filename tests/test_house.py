@@ -28,7 +28,7 @@ FLOORS = [
     },
     {"hook", "model", "stream_context", "state", "lock"},
     {"dataset", "interrupts", "config"},
-    {"stream_pass", "workers", "read_ahead"},
+    {"stream_pass", "reuse", "workers", "read_ahead"},
     {
         "stream",
         "outcome",

@@ -1,7 +1,6 @@
 """Trainings with workers by the installed command, in a shell that lets a process open a few files.
 
-Taken out once by hand, each of these made this fail: naming the limit; keeping torch's loader from complaining when it
-is deleted.
+Taken out once by hand, this made it fail: naming the limit.
 """
 
 import subprocess
