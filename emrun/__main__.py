@@ -3,7 +3,9 @@
 import sys
 
 # Python's -m puts the current directory first: a folder `datasets` there would hide the installed library of that name.
-sys.path.append(sys.path.pop(0))
+# A worker process imports this module again, with the path of its parent.
+if __name__ == "__main__" and not sys.flags.safe_path:
+    sys.path.append(sys.path.pop(0))
 
 from emrun.cli import main
 

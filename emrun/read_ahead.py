@@ -71,6 +71,11 @@ class ReadAhead:
         self._ended = False
         self._thread: threading.Thread | None = None
 
+    @property
+    def waiting(self) -> int:
+        """How many batches were read that nobody has."""
+        return len(self._queue)
+
     def start(self) -> None:
         """Start the reader; once it was stopped, go on where it stopped."""
         if self._thread is None and not self._ended:

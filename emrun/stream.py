@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import logging
 import tempfile
 from array import array
@@ -15,9 +16,10 @@ from typing import Any, NamedTuple, cast
 from emrun.errors import StreamError
 from emrun.randomness import preserved_randomness
 from emrun.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
+from emrun.reuse import checked_for_reuse
 from emrun.state import digest, encode, random_digest, random_state, set_random_state
 from emrun.stream_context import BeyondEnd, beyond_end
-from emrun.stream_pass import StreamPass, WithState, checked_for_reuse
+from emrun.stream_pass import StreamPass, WithState, named
 from emrun.types import Batch, Prefetch, StartMethod
 from emrun.workers import Workers
 
@@ -103,6 +105,8 @@ class StreamWrapper:
         self._epoch_batches = 0
         self.epoch_ended = False
         """Whether the epoch came to its end, and was not interrupted."""
+        self.different: list[str] = []
+        """The sources that came back different when the stream was restored."""
         self._last: Batch | None = None
         self._end_of_pass: Callable[[], dict[str, Any]] | None = None
         self._before_last: Any = None
@@ -130,7 +134,7 @@ class StreamWrapper:
         """Return the part of the state that tells how to make the last batch of a pass again."""
         return {
             "began": began,
-            "digest": digest(last) if last is not None else None,
+            "digest": _digests(last) if last is not None else None,
             "before_last": encode(before_last, f"stream {self.name!r}"),
         }
 
@@ -164,6 +168,7 @@ class StreamWrapper:
             StreamError: the stream ends before the position.
         """
         state, self._to_restore = self._to_restore, None
+        self.different = []
         if state is None:
             return True
         if state["batch"]:
@@ -194,7 +199,8 @@ class StreamWrapper:
         draws = in_thread and state["batch"] > 1 and before != random_digest()  # while the model does too
         self._batch = state["batch"]
         self._last = self._opened(item)
-        return not draws and (state["digest"] is None or digest(self._last) == state["digest"])
+        self.different = _different(self._last, state["digest"])
+        return not draws and not self.different
 
     def seek(self, position: StreamPosition) -> None:
         """Go to a position: `ctx.batches` leaves out what comes before it, other streams are read up to there."""
@@ -249,10 +255,13 @@ class StreamWrapper:
             began = perf_counter()
             try:
                 batch = (self._read or self._open())()
-            except BaseException as error:
+            except BaseException as raised:
+                error = named(raised, self.name)
                 error.add_note(f"in stream {self.name!r}, batch {self._batch} of the pass (counted from 0)")
                 self.close()  # a generator that raised would look like one that ended
-                raise
+                if error is raised:
+                    raise
+                raise error from raised
             if batch is END:
                 self._keep_end_of_pass()
                 if left > 0 and self._batch:  # the epoch goes on in the next pass
@@ -319,11 +328,16 @@ class StreamWrapper:
             batches = stream_pass.read()
             size = self._buffer_size or 2 * self._worker_count
             if size:
-                batches = checked_for_reuse(batches, self.name, max(2, size) if prefetch is not None else size)
+                ahead = max(2, size) if prefetch is not None else size
+                batches = checked_for_reuse(batches, self.name, ahead, self._waiting)
         self._iterator = batches
         if size:
             arguments = batches, size, self.name, self._interrupted, self._watch
             self._reader = ReadAhead(*arguments) if prefetch is None else PreparedAhead(*arguments, prefetch)
+
+    def _waiting(self) -> int:
+        """Return how many batches were read that nobody has."""
+        return self._reader.waiting if self._reader is not None else 0
 
     def _is_read_here(self, stream_pass: StreamPass) -> bool:
         """Tell whether workers are of no use: of a stream with a state, a process would have a copy."""
@@ -349,6 +363,23 @@ class StreamWrapper:
                 f"stream {self.name!r} gave no batch for {self._timeout:g} seconds (`main_loop.stream_timeout`); "
                 "where it hangs is in the log"
             )
+
+
+def _digests(batch: Any) -> str:
+    """Return a text with a checksum of each source of a batch."""
+    sources = batch.items() if hasattr(batch, "items") else [("", batch)]
+    return json.dumps({str(source): digest(values) for source, values in sources})
+
+
+def _different(batch: Any, digests: str | None) -> list[str]:
+    """Return the sources of a batch that are not those whose checksums a text has."""
+    if digests is None:
+        return []
+    now = json.loads(_digests(batch))
+    if not digests.startswith("{"):  # as it was written once: of all of them
+        return [] if digest(batch) == digests else list(now)
+    before = json.loads(digests)
+    return [source for source in {**before, **now} if before.get(source) != now.get(source)]
 
 
 def _stacks() -> str:

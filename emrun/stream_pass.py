@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from emrun.dataset import takes_context
 from emrun.errors import StreamError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.randomness import seed_everything
-from emrun.state import digest, encode
+from emrun.state import encode
 from emrun.stream_context import StreamContext, beyond_end
 from emrun.types import Batch
 
 _END = object()
-_TRUSTED = 8  # so often an array that is given away again is looked at; then it is a constant
-_REMEMBERED = 4  # arrays of a source; their memory is kept as long
 
 
 class WithState(NamedTuple):
@@ -69,7 +65,10 @@ class StreamPass:
         context = StreamContext(
             self.name, seed=self.seed, epoch=self.number, start=self.start, worker=worker, workers=workers
         )
-        stream = self.function(context) if has_context else self.function()
+        try:
+            stream = self.function(context) if has_context else self.function()
+        except StopIteration as error:
+            raise named(error, self.name) from error
         if not isinstance(stream, Iterable):
             raise StreamError(
                 f"stream {self.name!r}: its function returned {type(stream).__name__}; "
@@ -106,6 +105,26 @@ class StreamPass:
         return batches
 
 
+def named(error: BaseException, name: str) -> BaseException:
+    """Return an error that says what happened, for a `StopIteration` that a stream let out; else the same error.
+
+    Of a generator, Python makes a RuntimeError of it. What the `__next__` of another iterator raises is its end.
+
+    Args:
+        error: what a stream raised.
+        name: the name of the stream.
+    """
+    stop = error if isinstance(error, StopIteration) else error.__cause__
+    if not isinstance(stop, StopIteration) or not isinstance(error, StopIteration | RuntimeError):
+        return error
+    frames = traceback.extract_tb(stop.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    return StreamError(
+        f"stream {name!r} raised StopIteration{where}, with which iterators end; a call of `next` that finds nothing "
+        "raises that: give `next` a default, or return when the stream is to end"
+    )
+
+
 def is_stateful(stream: Any) -> bool:
     """Tell whether a stream is an object with `state_dict` and `load_state_dict`."""
     return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
@@ -117,64 +136,3 @@ def _with_states(stream: Any) -> Iterator[WithState]:
     for batch in stream:
         yield WithState(batch, before)
         before = copy.deepcopy(stream.state_dict())
-
-
-def _closing(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches; unlike a loop over them, this ends their generator when it is ended itself."""
-    yield from batches
-
-
-def _place(values: Any) -> Any:
-    """Return where an array or tensor lies in memory, and its shape; None for anything else."""
-    if isinstance(values, np.ndarray):
-        return values.__array_interface__["data"][0], values.shape
-    if hasattr(values, "data_ptr"):
-        with contextlib.suppress(RuntimeError):  # a tensor without memory of its own
-            return values.data_ptr(), values.shape
-    return None
-
-
-def checked_for_reuse(batches: Iterator[Any], name: str, ahead: int) -> Iterator[Any]:
-    """Yield batches that are read ahead, and check that the stream leaves alone what it gave away.
-
-    Only arrays and tensors are looked at whose memory it gives away again while a batch with it may wait to be used,
-    from the second time on.
-
-    Args:
-        batches: what a `StreamPass` reads.
-        name: the name of the stream.
-        ahead: how many batches before the one that is made may be in use.
-
-    Raises:
-        StreamError: it changed one of them.
-    """
-    most = min(ahead, _REMEMBERED)
-    given: dict[str, dict[Any, tuple[Any, list[str]]]] = {}  # source -> the last places -> what is there, its digests
-    for item in _closing(batches):
-        batch = item.batch if item.__class__ is WithState else item
-        if not hasattr(batch, "items"):  # which the loop complains about
-            yield item
-            continue
-        for source, values in batch.items():
-            place = _place(values)
-            if place is None:
-                continue
-            places = given.get(source)
-            if places is None:
-                places = given[source] = {}
-            known = places.pop(place, None)
-            if known is None:
-                if len(places) == most:
-                    del places[next(iter(places))]  # the one that was not given for the longest time
-                places[place] = values, []  # with them, so that their memory is not used again
-                continue
-            places[place] = known
-            digests = known[1]
-            if len(digests) < _TRUSTED:
-                digests.append(digest({source: values}))
-                if digests[-1] != digests[0]:
-                    raise StreamError(
-                        f"stream {name!r} changes the {source!r} of a batch that it gave away, and which waits to be "
-                        "used, as it is read ahead; make a new array for each batch, or copy it"
-                    )
-        yield item

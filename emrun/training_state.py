@@ -12,6 +12,7 @@ from typing import Any
 
 from emrun.checkpoint import NAMES
 from emrun.dataset_streams import DatasetStreams
+from emrun.errors import listed
 from emrun.fields import (
     ANOTHER_CHECKPOINT,
     ANYTHING,
@@ -26,7 +27,7 @@ from emrun.fields import (
     sequence_of,
     whole,
 )
-from emrun.hook import AbstractHook
+from emrun.hook import AbstractHook, may_change_batches
 from emrun.loss_watch import LossWatch
 from emrun.model import AbstractModel
 from emrun.run_dir import Run
@@ -251,14 +252,23 @@ class TrainingState:
                 self.load(place)
         for name, stream in self._streams.trained.items():
             if not stream.restore():
-                _LOG.warning(
-                    "this resume is not exact: stream %r gave another batch before the position than the one that "
-                    "was trained on; it draws random numbers of its own, its data changed, or the model or a hook "
-                    "changes batches in place",
-                    name,
-                )
+                _LOG.warning("this resume is not exact: %s", self._why_different(name, stream.different))
         set_random_state(random_to_restore)
         self._loaded = None
+
+    def _why_different(self, name: str, sources: list[str]) -> str:
+        """Return what is known of a stream that did not come back as it was."""
+        if not sources:
+            return f"stream {name!r} has another length, or draws from global random states while it is read ahead"
+        changers = [type(each).__name__ for each in (*self.hooks, self._model) if may_change_batches(each)]
+        in_place = (
+            f"{listed(changers)} (before_batch), the model or another hook" if changers else "the model or a hook"
+        )
+        which = listed([repr(source) for source in sources])
+        return (
+            f"stream {name!r} gave another {which} before the position than was trained on; {in_place} changes arrays "
+            f"of {which} in place (make new ones), the stream draws random numbers of its own, or its data changed"
+        )
 
     def _begin_again(self, before_epoch: Callable[[int], None]) -> None:
         """Begin the epoch that the state lies in once more, with the counters and random states of its beginning."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import logging
 import multiprocessing
@@ -10,8 +11,10 @@ import multiprocessing.queues
 import os
 import pickle
 import queue
+import resource
 import shutil
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -30,12 +33,16 @@ from torch.utils.data._utils import signal_handling
 from emrun.censor import censor_standard_error, terminal_censor
 from emrun.errors import EmrunError, StreamError
 from emrun.files import TemporaryFolder
+from emrun.names import user_directories
 from emrun.pickling import what_cannot_be_pickled
-from emrun.stream_pass import StreamPass, checked_for_reuse
+from emrun.reuse import checked_for_reuse
+from emrun.stream_pass import StreamPass, named
 
 _LOG = logging.getLogger(__name__)
 _BY_PIPE = 4096  # bytes up to which an array costs less in a pipe than in shared memory
 _PASS = "pass.pickle"
+_SAFE_PATH = "PYTHONSAFEPATH"
+_STARTING = threading.Lock()  # held while the path and the environment are those of processes to be
 _LOOK_AGAIN = 0.05  # seconds
 _PATIENCE = 10.0  # seconds that a process gets to be gone once it was killed
 _BEFORE_THEY_ARE_JOINED = 10  # what multiprocessing does with its processes at the end of Python has priority 0
@@ -61,6 +68,7 @@ class Workers(Iterator[Any]):
 
     def __init__(self, stream_pass: StreamPass, count: int, each_ahead: int, start_method: str | None) -> None:
         self._name = stream_pass.name
+        self._count = count
         self._ended: set[int] = set()
         folder = TemporaryFolder()
         self._folder = folder.path
@@ -70,20 +78,28 @@ class Workers(Iterator[Any]):
         """Kill the processes, and end a wait for a batch."""
         try:
             self._batches = self._start(stream_pass, count, each_ahead, context)
-        except BaseException:
+        except BaseException as error:
+            _forget_what_did_not_begin(error)
             self.close()
+            if _is_out_of_files(error):
+                raise _out_of_files(self._name, count) from error
             raise
         self._results = context.results
 
     def _start(self, stream_pass: StreamPass, count: int, each_ahead: int, context: Any) -> Iterator[Any]:
         """Start the processes; return what they give."""
-        if context.get_start_method() != "fork":
-            resource_tracker.ensure_running()  # here, because it unblocks signals
-            self._write(stream_pass, context.get_start_method())
-        with warnings.catch_warnings(), _signals_kept_from_children():
+        begins_anew = context.get_start_method() != "fork"
+        with contextlib.ExitStack() as stack:
+            part = _Part(stream_pass, self._folder, each_ahead)
+            if begins_anew:
+                self._write(stream_pass, context.get_start_method())
+                part.path, part.safe_path = stack.enter_context(_user_modules_kept_from_children())
+                resource_tracker.ensure_running()  # here, because it unblocks signals
+            stack.enter_context(warnings.catch_warnings())
+            stack.enter_context(_signals_kept_from_children())
             warnings.filterwarnings("ignore", "This DataLoader will create")  # more than cores: the user's choice
             loader: DataLoader[Any] = DataLoader(
-                _Part(stream_pass, self._folder, each_ahead),
+                part,
                 batch_size=None,
                 collate_fn=_as_it_is,
                 num_workers=count,
@@ -128,9 +144,11 @@ class Workers(Iterator[Any]):
                 raise StopIteration
             try:
                 item = next(self._batches)
-            except Exception:
+            except Exception as error:
                 if self._results.closed:
                     raise StopIteration from None
+                if _is_out_of_files(error):
+                    raise _out_of_files(self._name, self._count) from error
                 self.check()
                 raise
             if item.__class__ is _Ended:
@@ -195,9 +213,12 @@ class _Part(IterableDataset[Any]):
 
     def __init__(self, stream_pass: StreamPass | None, folder: Path, ahead: int) -> None:
         self.stream_pass = stream_pass
+        self.name = stream_pass.name if stream_pass is not None else ""
         self.folder = folder
         self.ahead = ahead
         self.censor = terminal_censor()
+        self.path: list[str] = []  # where the user's modules are, for a process that begins anew
+        self.safe_path: str | None = None  # what the environment says of it
         self.file: Any = None  # where a worker writes its stacks; open as long as it lives
 
     def __getstate__(self) -> dict[str, Any]:
@@ -216,7 +237,7 @@ class _Part(IterableDataset[Any]):
         except GeneratorExit:
             raise
         except BaseException as error:
-            yield _Failed(_sendable(error, worker.id))
+            yield _Failed(_sendable(named(error, self.name), worker.id))
         (self.folder / f"{worker.id}.ended").touch()  # the loop may look after the process before it gets this
         yield _Ended(worker.id)
 
@@ -312,6 +333,9 @@ def _begin(worker: int) -> None:
     part = cast(_Part, info.dataset)
     if part.censor is not None and terminal_censor() is None:  # not forked
         censor_standard_error(part.censor)
+    if part.stream_pass is None:
+        _set_environment(_SAFE_PATH, part.safe_path)
+        sys.path += [each for each in part.path if each not in sys.path]
     threading.Thread(target=_end_with_the_loop, args=(part.folder,), daemon=True).start()
     # where its sockets for shared memory go: it is killed, so that a folder of its own would stay behind
     multiprocessing.current_process()._config["tempdir"] = str(part.folder)  # type: ignore[attr-defined]
@@ -334,6 +358,34 @@ def _end_with_the_loop(folder: Path) -> None:
     parent.join()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
+
+
+@contextlib.contextmanager
+def _user_modules_kept_from_children() -> Iterator[tuple[list[str], str | None]]:
+    """Let processes that begin anew find the modules of Python and emrun before those of the current directory.
+
+    Python puts that first for them, and what they import before they get the path of this process would come from it.
+    They get the path without the directories of the user's modules, which they add when emrun is imported.
+
+    Yields:
+        These directories, and what `PYTHONSAFEPATH` is otherwise.
+    """
+    with _STARTING:
+        before, user = os.environ.get(_SAFE_PATH), user_directories()
+        _set_environment(_SAFE_PATH, "1")
+        del sys.path[len(sys.path) - len(user) :]
+        try:
+            yield user, before
+        finally:
+            sys.path += user
+            _set_environment(_SAFE_PATH, before)
+
+
+def _set_environment(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 @contextlib.contextmanager
@@ -369,6 +421,28 @@ def _end(context: Any, name: str, folder: TemporaryFolder) -> None:
     folder.delete()
 
 
+def _forget_what_did_not_begin(error: BaseException) -> None:
+    """Keep a loader that could not start its processes from complaining, when it is deleted, of what it has not."""
+    trace = error.__traceback__
+    while trace is not None:
+        maker = trace.tb_frame.f_locals.get("self")
+        if type(maker).__name__ == "_MultiProcessingDataLoaderIter":
+            maker._shutdown = True  # type: ignore[union-attr]  # `_end` ends what was started
+        trace = trace.tb_next
+
+
+def _is_out_of_files(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def _out_of_files(name: str, count: int) -> StreamError:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return StreamError(
+        f"stream {name!r}: too many open files for its {count} worker processes; this process may have {limit} "
+        "(`ulimit -n`): allow more, use fewer `workers`, or `main_loop.buffer`, which reads in a thread"
+    )
+
+
 def _how_it_ended(exitcode: int, began: bool) -> str:
     if exitcode >= 0 and not began:
         return f"could not begin (exit status {exitcode}); what it wrote to standard error tells why"
@@ -396,20 +470,32 @@ def _sendable(error: BaseException, worker: int) -> BaseException:
 
 
 def _packed(item: Any) -> Any:
-    """Return a batch whose larger arrays go through shared memory."""
+    """Return a batch whose tensors and larger arrays lie in shared memory.
+
+    They are copied here. What is given to the queue is sent later by a thread, which would move the memory of a tensor
+    that the stream still has.
+    """
     if item.__class__ is dict:
         return {key: _packed(value) for key, value in item.items()}
     if item.__class__ is list or item.__class__ is tuple:
         return item.__class__(map(_packed, item))
-    if item.__class__ is torch.Tensor and item.untyped_storage().nbytes() > item.numel() * item.element_size():
-        return item.clone()  # of a view, the whole would be shared
-    if item.__class__ is np.ndarray and item.nbytes > _BY_PIPE and item.dtype.isnative:
-        array = item if item.flags.writeable else item.copy()
-        try:
-            return _Shared(torch.from_numpy(np.ascontiguousarray(array)))
-        except TypeError:  # a dtype that torch does not have
-            return item
+    if item.__class__ is torch.Tensor and item.is_cpu and item.layout is torch.strided and not item.is_quantized:
+        return _shared(item.detach()).requires_grad_(item.requires_grad)
+    if item.__class__ is np.ndarray and not item.dtype.hasobject:
+        if item.nbytes > _BY_PIPE and item.dtype.isnative:
+            array = item if item.flags.writeable else item.copy()
+            with contextlib.suppress(TypeError):  # a dtype that torch does not have
+                return _Shared(_shared(torch.from_numpy(np.ascontiguousarray(array))))
+        return item.copy()
     return item
+
+
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor in shared memory, with the same strides where they leave no gaps."""
+    like = torch.empty_like(tensor, device="meta")
+    size = max(1, tensor.numel() * tensor.element_size())
+    storage: Any = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, like.shape, like.stride()).copy_(tensor)
 
 
 def _unpacked(item: Any) -> Any:

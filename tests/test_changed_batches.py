@@ -331,3 +331,39 @@ def test_a_hook_that_is_not_given_the_batch_does_not_cost_a_copy():
     batch, seen = {"x": [1, 2]}, Seen()
     run([batch], Counts(), seen)
     assert seen.before[0] is batch
+
+
+IN_PLACE = """
+
+class InPlace(AbstractHook):
+    def before_batch(self, batch):
+        batch["x"] *= 2
+
+
+class Replaces(AbstractHook):
+    def before_batch(self, batch):
+        batch["x"] = batch["x"] * 2
+        batch["more"] = batch.pop("id")
+"""
+
+
+@pytest.mark.parametrize(("hook", "warns"), [("InPlace", True), ("Replaces", False)])
+@pytest.mark.parametrize("reader", ["buffer=0", "buffer=3"])
+def test_only_a_hook_that_changes_arrays_in_place_makes_a_resume_within_an_epoch_warn(
+    emrun, project, hook, warns, reader
+):
+    (project / "parts_of_mixup.py").write_text(PARTS.replace('raise RuntimeError("mixed already")', "pass") + IN_PLACE)
+    hooks = f"hooks=[parts_of_mixup.Mixup, parts_of_mixup.{hook}, {{StopAfter: {{iterations: 4}}}}]"
+    if hook == "InPlace":
+        hooks = hooks.replace(
+            "parts_of_mixup.Mixup, parts_of_mixup.InPlace", "parts_of_mixup.InPlace, parts_of_mixup.Mixup"
+        )
+    done = emrun("train", "-q", "config.yaml", "--output-dir", "run", hooks, f"main_loop.{reader}")
+    assert done.returncode == 0, done.stderr
+    done = emrun("resume", "-q", "run", "hooks.StopAfter.iterations=8")
+    assert done.returncode == 0, done.stderr
+    assert ("this resume is not exact: stream 'train' gave another 'x' before the position" in done.stderr) == warns
+    assert (
+        "InPlace and Mixup (before_batch)" in done.stderr or "InPlace, Mixup (before_batch)" in done.stderr
+    ) == warns
+    assert warns or done.stderr == ""

@@ -31,7 +31,7 @@ FLOORS = [
     },
     {"hook", "model", "stream_context", "state", "lock"},
     {"dataset", "interrupts", "config"},
-    {"stream_pass", "workers", "read_ahead"},
+    {"stream_pass", "reuse", "workers", "read_ahead"},
     {
         "stream",
         "outcome",
@@ -186,6 +186,7 @@ def test_every_file_has_its_test():
             "model": "main_loop",
             "preparation": "build",
             "probe": "verifying",
+            "stream_pass": "stream",
         }
         if not mentions:
             assert (ROOT / "tests" / f"test_{covered_with.get(path.stem, path.stem)}.py").exists(), path

@@ -827,3 +827,22 @@ def test_a_stream_that_draws_when_it_begins_is_read_again_under_the_same_random_
         assert after.restore()
         assert list(after) == rest
     assert len(head + rest) == 20
+
+
+def stops_in_a_generator():
+    yield {"x": [0]}
+    next(iter(()))
+    yield {"x": [1]}
+
+
+def stops_before_it_begins():
+    return [next(iter(()))]
+
+
+@pytest.mark.parametrize("options", [{}, {"buffer_size": 2}], ids=str)
+@pytest.mark.parametrize("function", [stops_in_a_generator, stops_before_it_begins])
+def test_a_stop_iteration_that_a_stream_lets_out_is_an_error_that_names_it(function, options):
+    stream = StreamWrapper(function, name="train", **options)
+    message = rf"stream 'train' raised StopIteration \(.*test_stream.py:\d+, in {function.__name__}\)"
+    with stream, pytest.raises(StreamError, match=message):
+        list(stream)

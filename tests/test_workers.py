@@ -582,3 +582,28 @@ def test_no_signal_of_the_group_reaches_a_worker_before_it_can_ignore_it(tmp_pat
     )
     subprocess.run([sys.executable, "main.py"], cwd=tmp_path, check=True, timeout=100)
     assert set((tmp_path / "masks").read_text().splitlines()) == {"SIGINT SIGTERM SIGUSR1"}
+
+
+@pytest.mark.parametrize("method", SLOW)
+def test_too_many_open_files_are_an_error_that_names_the_limit(method):
+    code = (
+        "import resource, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from emrun.stream import StreamWrapper\n"
+        "from tests.test_workers import Strided\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))\n"
+        "with StreamWrapper(Strided().train_stream, name='train', workers=2, start_method=sys.argv[2]) as stream:\n"
+        "    list(stream)"
+    )
+    root = str(Path(__file__).parent.parent)
+    done = subprocess.run([sys.executable, "-c", code, root, method], capture_output=True, text=True, timeout=100)
+    assert done.stderr.count("this process may have 8 (`ulimit -n`): allow more, use fewer `workers`") == 1
+    assert "AttributeError" not in done.stderr
+
+
+def test_a_stop_iteration_that_a_stream_lets_out_in_a_worker_is_named():
+    def stream():
+        yield {"x": [0]}
+        next(iter(()))
+
+    with wrap(stream, 1) as wrapper, pytest.raises(StreamError, match=r"raised StopIteration \(.*test_workers.py:\d+"):
+        list(wrapper)

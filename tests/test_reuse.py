@@ -1,25 +1,41 @@
 """Batches that are read ahead and changed: what a stream may do with what it gave away."""
 
+import importlib.util
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from emrun.errors import StreamError
+from emrun.reuse import checked_for_reuse
 from emrun.state import digest
 from emrun.stream import StreamWrapper
-from emrun.stream_pass import checked_for_reuse
+
+FILE = Path(__file__).with_name("reusing_streams.py")
+SPEC = importlib.util.spec_from_file_location("reusing_streams", FILE)
+streams = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(streams)
 
 
-def test_an_array_that_stays_as_it_was_may_be_given_away_again(monkeypatch):
-    looked = []
-    monkeypatch.setattr("emrun.stream_pass.digest", lambda batch: looked.append(batch) or digest(batch))
-    constant = np.ones(3)
-    stream = StreamWrapper(lambda: [{"x": [index], "constant": constant} for index in range(40)], 4, name="train")
-    with stream:
-        assert len(list(stream)) == 40
-    assert len(looked) == 8  # and then no more
+def seen(kind, buffer):
+    with StreamWrapper(streams.KINDS[kind], buffer, name="train") as stream:
+        return [digest({**batch}) for batch in (list(stream) if buffer else stream)]
+
+
+@pytest.mark.parametrize("buffer", [8, 16])
+@pytest.mark.parametrize("kind", [*streams.COPIED, *streams.LEGAL])
+def test_what_is_copied_or_stays_as_it_was_may_be_given_away_again(kind, buffer):
+    assert seen(kind, buffer) == seen(kind, 0)
+
+
+@pytest.mark.parametrize("buffer", [8, 16])
+@pytest.mark.parametrize("kind", streams.TOLD)
+def test_what_is_filled_again_is_an_error(kind, buffer):
+    with pytest.raises(StreamError, match=r"changes the '[xy]' of a batch that it gave away"):
+        seen(kind, buffer)
 
 
 def test_without_read_ahead_a_stream_may_change_what_it_gave_away():
@@ -70,3 +86,26 @@ def test_one_batch_more_is_in_use_when_batches_are_prepared_and_one_is_read_ahea
         stream = StreamWrapper(partial(filled_in_turn, count), 1, name="train", prefetch=lambda: prefetch)
         with stream, nullcontext() if is_enough else pytest.raises(StreamError, match="changes the 'x'"):
             assert [batch["x"][0] for batch in stream] == list(range(20))
+
+
+@pytest.mark.parametrize("part", [lambda values: values, torch.from_numpy], ids=["views", "tensors"])
+def test_a_block_that_is_loaded_anew_while_other_parts_of_it_wait_is_an_error(part):
+    """Not comparing the batch before, which waits, makes this pass."""
+
+    def loaded():
+        block = np.zeros((40, 4))
+        for index in range(40):
+            if index % 10 == 0:
+                block[...] = index
+            yield {"x": part(block[index % 10 * 4 : index % 10 * 4 + 4])}
+
+    with pytest.raises(StreamError, match="changes the 'x' of a batch that it gave away, and which waits"):
+        list(checked_for_reuse(loaded(), "train", 2))
+
+
+def test_views_that_change_while_they_are_in_use_are_warned_of_as_a_hook_may_have_changed_them(caplog):
+    data = np.zeros((10, 4))
+    batches = ({"x": data[index]} for index in range(10))
+    for batch in checked_for_reuse(batches, "train", 2, lambda: 0):
+        batch["x"] += 1
+    assert caplog.text.count("changes the 'x' of a batch that it gave away, and which is in use") == 1
