@@ -70,7 +70,12 @@ class Workers(Iterator[Any]):
         self._name = stream_pass.name
         self._count = count
         self._ended: set[int] = set()
-        folder = TemporaryFolder()
+        try:
+            folder = TemporaryFolder()
+        except OSError as error:
+            if _is_out_of_files(error):
+                raise _out_of_files(self._name, count) from error
+            raise
         self._folder = folder.path
         context = _context(start_method)
         self._processes = context.processes
