@@ -378,7 +378,10 @@ def _different(batch: Any, digests: str | None) -> list[str]:
     now = json.loads(_digests(batch))
     if not digests.startswith("{"):  # as it was written once: of all of them
         return [] if digest(batch) == digests else list(now)
-    before = json.loads(digests)
+    try:
+        before = json.loads(digests)
+    except ValueError:
+        return list(now)
     return [source for source in {**before, **now} if before.get(source) != now.get(source)]
 
 
