@@ -4,7 +4,8 @@ State that no checkpoint has is named by `emrun check`.
 
 Taken out once by hand, each made a test here fail: the comparison before the first update, the one after the zeroth
 epoch, the one with a module built anew, the look for what safetensors cannot hold, the own memory of expanded
-buffers, the random states under which a lazy module is initialised, and, for `check`, the second run on the batches that were seen, without which caches are named too.
+buffers, the random states under which a lazy module is initialised, and, for `check`, the second run on the
+batches that were seen, without which caches are named too.
 """
 
 import json
