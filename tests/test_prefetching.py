@@ -83,11 +83,11 @@ class Device:
         yield
 
     def _pinning(self, empty_like):
-        def pinning(tensor, dtype=None, pin_memory=False):
+        def pinning(tensor, dtype=None, pin_memory=False, device=None):
             if pin_memory:
                 tensor = empty_like(tensor, dtype=dtype)
                 self.pinned.append(tensor)
-            return empty_like(tensor, dtype=dtype)
+            return empty_like(tensor, dtype=dtype, device=device)
 
         return pinning
 

@@ -427,8 +427,8 @@ def test_a_command_that_is_one_of_several_ranks_ends_with_status_2_and_changes_n
     before = {path: path.stat().st_mtime_ns for path in project.rglob("*")}
     done = emrun(*arguments, env={"WORLD_SIZE": "2", "RANK": "1", "PYTHONDONTWRITEBYTECODE": "1"})
     assert done.returncode == 2
-    assert done.stderr.startswith("error: WORLD_SIZE=2: this is one of 2 processes (RANK=1) that torchrun")
-    assert done.stderr.count("\n") == 1
+    (line,) = [line for line in done.stderr.splitlines() if line != "importing PyTorch..."]  # said when that is slow
+    assert line.startswith("error: WORLD_SIZE=2: this is one of 2 processes (RANK=1) that torchrun")
     assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == before
 
 

@@ -200,7 +200,7 @@ def test_a_file_that_was_changed_or_removed_is_an_error(files, dataset):
     with pytest.raises(StreamError, match=r"part-b\.parquet', row group \d: the file was changed"):
         list(stream_of(dataset))
     (files / "part-b.parquet").unlink()
-    with pytest.raises(StreamError, match=r"part-b\.parquet', row group \d cannot be read: .*No such file"):
+    with pytest.raises(StreamError, match=r"part-b\.parquet', row group \d cannot be read: no such file"):
         list(stream_of(dataset))
 
 
