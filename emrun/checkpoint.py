@@ -108,10 +108,11 @@ def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known:
     Returns:
         Where it lies now.
     """
-    root = place.parent
-    known = Names(root) if known is None else known
+    if known is None or not _is_same(known.root, place.parent):
+        known = Names(place.parent)
+    root = known.root
     with storing(root, "move names in"):
-        place = known.settle(place)
+        place = known.settle(root / place.name)  # the same place by the path that the run has, a link perhaps
         current = known.current()
         manifests = {path.name: each for path, each in sorted(_manifests(root), key=lambda pair: pair[1].commit)}
         own = manifests[place.name]
@@ -129,11 +130,11 @@ def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known:
                 given_up.append(name)
             elif recorded is not None and name not in recorded and path not in {*later, place.name}:
                 given_up += [name] if path in manifests and name in manifests[path].names else []  # was to be, then
-        missing = sorted(name for name in moves if name not in current)
+        missing = sorted(name for name in moves if name not in current and name != "latest")
     if missing:
-        _LOG.info("the names %s were missing in %s; they are there again", ", ".join(missing), root)
+        _LOG.info("names of checkpoints were missing in %s; they are there again: %s", root, listed(missing))
     known.move({**moves, **dict.fromkeys(("latest", *own.names), place.name)}, given_up)
-    return place
+    return place.resolve()
 
 
 def commit(
@@ -324,20 +325,25 @@ class Names:
         under_names = sorted(
             (name for name, path in self._of.items() if name == path), key=lambda name: name != place.name
         )
+        there: dict[int, list[tuple[Path, Manifest]]] = {}
+        for each, manifest in _manifests(self.root) if under_names else ():
+            there.setdefault(manifest.commit, []).append((each, manifest))
         for name in under_names:
             path = self.root / name
             try:
                 manifest = _read_manifest(path)
             except (StorageError, StateError):
                 continue  # `_make_way` for what gets this name
-            twins = (each for each, other in _manifests(self.root) if other == manifest and _is_intact(each))
-            twin = next(twins, None)
+            of_commit = there.setdefault(manifest.commit, [])
+            twin = next((each for each, other in of_commit if other == manifest and _is_intact(each)), None)
             lies_at = twin or free_place(self.root, manifest.iteration)
             aside = self.root / f"{_ASIDE}{name}"
             path.rename(lies_at if twin is None else aside)
             for link in [link for link, target in self._of.items() if target == name]:
                 link_atomically(self.root / link, lies_at.name)
-            if twin is not None:
+            if twin is None:
+                of_commit.append((lies_at, manifest))
+            else:
                 shutil.rmtree(aside)
             if path == place:
                 place = lies_at
@@ -384,6 +390,12 @@ def _make_aside(aside: Path) -> None:
     except FileExistsError:  # of a process that was killed
         shutil.rmtree(aside)
         aside.mkdir()
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return one.samefile(other)
+    return False
 
 
 def _is_intact(place: Path) -> bool:
@@ -480,8 +492,13 @@ def copy_up_to(place: Path, root: Path) -> Path:
     root.mkdir()
     _copy(place, root / place.name)
     own = _commit_of(root / place.name)
-    for each in _checkpoints(place.parent):
-        if 0 < _commit_of(each) < own:
+    for entry in _entries(place.parent):
+        each = place.parent / entry.name
+        is_own = _is_checkpoint(entry)
+        number = _commit_of(each) if is_own or _is_named_directory(entry) else 0
+        if number == own and not is_own and each.name != place.name:
+            link_atomically(root / each.name, place.name)  # a copy that followed links has it twice
+        elif 0 < number < own:
             try:
                 _copy(each, root / each.name)
             except FileNotFoundError:

@@ -149,15 +149,18 @@ def fitting(value: Any, kind: Kind) -> bool:
 
 
 @contextmanager
-def reading(what: str, advice: str) -> Iterator[None]:
+def reading(what: str, advice: str, reader: Callable[..., Any] | None = None) -> Iterator[None]:
     """Name the file, and what to do, in the error for a field; turn what reads its content wrongly into such an error.
 
     Args:
         what: the file, and the part of it.
         advice: what to do.
+        reader: the function that the block calls. Where that is a user's, an error may as well be one of its code, and
+            is raised as it is, with a note.
 
     Raises:
         StateError: the block raised an error that is not one of emrun's, of the system or of a memory that is full.
+        Exception: likewise, and the reader is not emrun's.
     """
     try:
         yield
@@ -167,6 +170,9 @@ def reading(what: str, advice: str) -> Iterator[None]:
         raise
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, of a device
+            raise
+        if reader is not None and not getattr(reader, "__module__", "").startswith("emrun."):
+            error.add_note(f"while {reader.__qualname__} took back {what}")
             raise
         kind = type(error).__name__
         raise StateError(f"{what}: its content cannot be used ({kind}: {error}); {advice}") from error

@@ -21,9 +21,8 @@ from emrun.errors import TIMED_OUT, ArgumentError, ReadTimeout, StorageError, is
 _CHUNK = 2**24  # large: between two of them a writer in a thread waits for the interpreter lock
 _TEMPORARY, _IS_OURS = "emrun-", ".emrun"  # how the names of temporary folders begin, and what marks them
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of those that are new
-_GUARDS: dict[
-    str, Callable[[], None]
-] = {}  # absolute directory with a / -> what raises when it is not ours to write any more
+# absolute directory with a / -> what raises when it is not ours to write any more, and what of it is not guarded
+_GUARDS: dict[str, tuple[Callable[[], None], str]] = {}
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -71,12 +70,12 @@ def refuse_timeout(error: BaseException, path: Path) -> None:
         found = found.__cause__ or found.__context__
 
 
-def guard(directory: Path, check: Callable[[], None]) -> None:
+def guard(directory: Path, check: Callable[[], None], but: str) -> None:
     """Call `check` before a file below an absolute directory is written or cut, a line appended, a checkpoint saved.
 
-    What it raises keeps the change from being made.
+    What it raises keeps the change from being made. The part of the directory named `but` is not guarded.
     """
-    _GUARDS[f"{directory}{os.sep}"] = check
+    _GUARDS[f"{directory}{os.sep}"] = check, f"{directory}{os.sep}{but}{os.sep}"
 
 
 def unguard(directory: Path) -> None:
@@ -92,8 +91,8 @@ def check_guards(path: Path) -> None:
     """
     if _GUARDS:
         absolute = str(path.absolute())
-        for directory, check in list(_GUARDS.items()):
-            if absolute.startswith(directory):
+        for directory, (check, free) in list(_GUARDS.items()):
+            if absolute.startswith(directory) and not absolute.startswith(free):
                 check()
 
 

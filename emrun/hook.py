@@ -279,13 +279,12 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                 raise HookError(f"{type(hook).__name__} monitors {address}: move it behind {writer}", index)
 
 
-def with_own_names(hooks: Iterable[AbstractHook]) -> tuple[AbstractHook, ...]:
-    """Return hooks, of which no two save under one name: each would take it from the other's checkpoint.
+def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
+    """Check that no two hooks save under one name: each would take it from the other's checkpoint.
 
     Raises:
         HookError: two do, or one does so under the name that the loop itself gives.
     """
-    hooks = tuple(hooks)
     saved = [(index, name) for index, hook in enumerate(hooks) for name in _declared(hook, "saves") or ()]
     for number, (index, name) in enumerate(saved):
         kind = type(hooks[index]).__name__
@@ -304,7 +303,6 @@ def with_own_names(hooks: Iterable[AbstractHook]) -> tuple[AbstractHook, ...]:
                     what = f"save under one name, {other!r} and {name!r}"
                     what += " (which are the same in a path)" if _as_saved(name) == _as_saved(other) else ""
                 raise HookError(f"{who} {what}; give one of them a model_name of its own", index)
-    return hooks
 
 
 def _as_saved(name: str) -> str:
@@ -347,7 +345,7 @@ def _declared(hook: Any, attribute: str) -> tuple[str, ...] | None:
     names = getattr(hook, attribute, None)
     if names is None:
         return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
         raise HookError(f"{type(hook).__name__}.{attribute} is {names!r}, not a list of names, e.g. ['loss']")
     return tuple(names)
 

@@ -3,7 +3,7 @@
 The lock is one of the open file description. A POSIX record lock would be lost as soon as anything in this process
 closes another descriptor of the file, as a hook does that copies its `output_dir`. Forked children share the open file
 description and would keep the lock after the death of this process, so each of them closes its descriptor at once. On
-systems other than Linux the lock is a record lock.
+systems without such locks the lock is a record lock.
 
 The length of the lock is the pid of the process that holds it, which thereby is known as soon as the lock is.
 """
@@ -28,6 +28,9 @@ from emrun.errors import RunInUse, StorageError
 from emrun.files import guard, storing, unguard, write_atomically
 
 _LOCK, _OWNER = ".lock", ".owner.json"
+EVALUATIONS = "eval"
+"""The directory of a run that evaluations write, which take no lock."""
+_NOT_THERE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # a system or a file system without such locks
 _FLOCK = "hhqqi4x"  # Linux' struct flock: l_type, l_whence, l_start, l_len, l_pid
 _HELD: dict[Path, int] = {}  # the runs that this process writes -> the descriptor of the lock file
 _OPENING = threading.RLock()  # also held by whoever forks: a child knows all descriptors that it has
@@ -59,7 +62,8 @@ class RunLock:
             if _is_replaced(descriptor, path):
                 raise RunInUse(f"{directory} was taken over by another process; try again when it has ended")
             write_atomically(directory / _OWNER, json.dumps(asdict(owner)) + "\n")
-            guard(directory.absolute(), partial(_check, path, directory, owner, (path / _OWNER).stat()))
+            check = partial(_check, path, directory, owner, (path / _OWNER).stat())
+            guard(directory.absolute(), check, but=EVALUATIONS)
         except BaseException:
             self.release()
             raise
@@ -91,7 +95,7 @@ class _Owner:
         """Return who the run's file says writes the run; None where it says nothing that can be used."""
         try:
             found = cls(**json.loads((run / _OWNER).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
         fits = type(found.pid) is int and found.pid > 0 and type(found.host) is str
         return found if fits and (found.started is None or type(found.started) is int) else None
@@ -160,9 +164,13 @@ def _set(descriptor: int, kind: int) -> None:
     """Lock the file, as long as the number of this process, or unlock it."""
     if sys.platform == "linux":
         length = os.getpid() if kind == fcntl.F_WRLCK else 0
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, 0, length, 0))
-    else:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if kind == fcntl.F_WRLCK else fcntl.LOCK_UN)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, 0, length, 0))
+            return
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise
+    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if kind == fcntl.F_WRLCK else fcntl.LOCK_UN)
 
 
 def _holder(descriptor: int) -> int | None:
@@ -170,7 +178,12 @@ def _holder(descriptor: int) -> int | None:
     if sys.platform != "linux":
         return 0
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, pid, _ = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
+    try:
+        kind, _, _, pid, _ = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
+        return 0
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 

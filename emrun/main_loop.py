@@ -27,9 +27,9 @@ from emrun.hook import (
     TrainingAborted,
     TrainingTerminated,
     check_monitors,
+    check_saved_names,
     listener,
     may_change_batches,
-    with_own_names,
 )
 from emrun.interrupts import Interrupts
 from emrun.model import AbstractModel
@@ -105,7 +105,7 @@ class MainLoop:
 
     Raises:
         ArgumentError: an argument has a value that cannot be used.
-        HookError: a hook is registered already, or two save under one name.
+        HookError: a hook is registered already.
     """
 
     saves = False
@@ -156,7 +156,7 @@ class MainLoop:
                 check_count(argument, value, minimum=1)
         self.model = model
         self.dataset = dataset
-        self.hooks = with_own_names(hooks)
+        self.hooks = tuple(hooks)
         self.run = run
         self.seed = seed
         self.train_stream_name = train_stream_name
@@ -310,9 +310,9 @@ class MainLoop:
         """Take other hooks before the training begins; those that are new to the loop are registered.
 
         Raises:
-            HookError: a new one is registered elsewhere, or two save under one name.
+            HookError: a new one is registered elsewhere.
         """
-        before, self.hooks = self.hooks, with_own_names(hooks)
+        before, self.hooks = self.hooks, tuple(hooks)
         self._state.hooks = self.checks.hooks = self.hooks
         for hook in self.hooks:
             if not any(hook is other for other in before):
@@ -322,16 +322,19 @@ class MainLoop:
     def check_hooks(self, *, any_stream: bool = False) -> None:
         """Check that what hooks read of the epoch's data is written by a hook before them, in a stream that is run.
 
+        Where the loop will train, also check that no two hooks save under one name.
+
         Args:
             any_stream: the streams that will be run are not known, as for an evaluation: look only at variables that
                 are monitored without a stream, and not at the model, which reads after training epochs.
 
         Raises:
-            HookError: a hook monitors what is not there; the message says which to move or add.
+            HookError: a hook monitors what is not there, or two save under one name; the message says what to do.
         """
         if any_stream:
             check_monitors(self.hooks, None)
         else:
+            check_saved_names(self.hooks)
             check_monitors([*self.hooks, self.model], [self.train_stream_name, *self.extra_streams])
 
     def run_training(self) -> Outcome:

@@ -144,10 +144,10 @@ class _Attempt:
         loop.start_from(step.epoch, step.iteration)
         loop.evaluating = step.evaluating
         if self._weights is not None:
-            with reading(f"{self._weights}: weights", ANOTHER_CAPSULE):
+            with reading(f"{self._weights}: weights", ANOTHER_CAPSULE, self._model.load):
                 self._model.load(self._weights)
         if self._capsule.state["model"] is not None:
-            with reading(f"{self._capsule.place / FILE}: model", ANOTHER_CAPSULE):
+            with reading(f"{self._capsule.place / FILE}: model", ANOTHER_CAPSULE, self._model.load_state_dict):
                 self._model.load_state_dict(self._capsule.state["model"])
 
         def only_batch() -> Iterator[Batch]:
@@ -178,7 +178,9 @@ class _Attempt:
             if self._capsule.step.event != "before_batch":
                 hook.before_batch = None  # the batch has what it made of it
             if self._capsule.state["hook"]:
-                with reading(f"{self._capsule.place / FILE}: hook {type(hook).__name__}", ANOTHER_CAPSULE):
+                with reading(
+                    f"{self._capsule.place / FILE}: hook {type(hook).__name__}", ANOTHER_CAPSULE, hook.load_state_dict
+                ):
                     hook.load_state_dict(self._capsule.state["hook"])
             hooks.append(hook)
         if self._prepared.get("deterministic", False):

@@ -51,13 +51,12 @@ from emrun.files import (
     write_atomically,
 )
 from emrun.lines import Change, Lines
-from emrun.lock import RunLock
+from emrun.lock import EVALUATIONS, RunLock
 from emrun.types import EpochData
 
 _LOG = logging.getLogger(__name__)
 
 CONFIG, TRACE, METRICS, LOG, CHECKPOINTS = "config.yaml", "trace.yaml", "metrics.jsonl", "train.log", "checkpoints"
-EVALUATIONS = "eval"
 _LOG_FORMAT = "%(asctime)s.%(msecs)03d: %(levelname)-8s@%(module)-14s: %(message)s"
 _FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
 _DEFAULT_FORMAT = "{name}_{timestamp}"
@@ -179,7 +178,7 @@ class Run:
         missing = [str(epoch) for epoch in expected if epoch not in there]
         if change is Change.LOST and missing:
             _LOG.warning(
-                "%s is shorter than the checkpoint counts on: epochs %s are missing. It continues with the next epoch "
+                "%s is shorter than the checkpoint counts on; missing epochs: %s. It continues with the next epoch "
                 "on a new line; the run itself loses nothing",
                 self._lines.path,
                 _ranges(missing),

@@ -78,8 +78,9 @@ class StreamPass:
         batches: Iterator[Any]
         if is_stateful(stream):
             if self.state is not None:
-                with reading(f"the state of stream {self.name!r}", ANOTHER_CHECKPOINT):
-                    stream.load_state_dict(copy.deepcopy(self.state))  # type: ignore[attr-defined]
+                load = stream.load_state_dict  # type: ignore[attr-defined]
+                with reading(f"the state of stream {self.name!r}", ANOTHER_CHECKPOINT, load):
+                    load(copy.deepcopy(self.state))
             encode(stream.state_dict(), f"stream {self.name!r}")  # type: ignore[attr-defined]  # may not be possible
             batches = _with_states(stream)
             return batches if self.state is not None or not self.start else self._behind_start(batches)

@@ -21,11 +21,12 @@ from emrun.errors import ConfigError, StateError, StorageError, UsageError, did_
 from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.files import expanded
 from emrun.hook import AbstractHook
+from emrun.lock import EVALUATIONS
 from emrun.model import AbstractModel
 from emrun.outcome import Outcome
 from emrun.preparation import prepare
 from emrun.randomness import draw_seed
-from emrun.run_dir import CHECKPOINTS, CONFIG, EVALUATIONS, Run, create_evaluation, create_run, holds_run, no_run
+from emrun.run_dir import CHECKPOINTS, CONFIG, Run, create_evaluation, create_run, holds_run, no_run
 from emrun.types import EpochData
 from emrun.yaml_tree import Node, dump
 
@@ -272,7 +273,7 @@ def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> tuple[Pa
         place = checkpoint.find(checkpoints, name)
         try:
             manifest = checkpoint.verify(place)
-            with reading(f"checkpoint {place}: weights", ANOTHER_CHECKPOINT):
+            with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, model.load):
                 model.load(place)
             return place, manifest
         except StorageError:

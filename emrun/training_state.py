@@ -200,17 +200,18 @@ class TrainingState:
         state, file = load_state(place), place / FILE
         with reading(str(file), ANOTHER_CHECKPOINT):
             record(STATE, may_lack=_SINCE).check(state)
-        with reading(f"checkpoint {place}: weights", ANOTHER_CHECKPOINT):
-            self._model.load(place)
-        with reading(f"{file}: model", ANOTHER_CHECKPOINT):
-            self._model.load_state_dict(state["model"])
+        model = self._model
+        with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, model.load):
+            model.load(place)
+        with reading(f"{file}: model", ANOTHER_CHECKPOINT, model.load_state_dict):
+            model.load_state_dict(state["model"])
         loop = state["loop"]
         self.epochs_done, self.iterations_done = loop["epochs_done"], loop["iterations_done"]
         self.phase = Phase(loop["phase"])
         for (name, occurrence), hook in _occurrences(self.hooks).items():
             found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
             if found:
-                with reading(f"{file}: state of hook {name}", ANOTHER_CHECKPOINT):
+                with reading(f"{file}: state of hook {name}", ANOTHER_CHECKPOINT, hook.load_state_dict):
                     hook.load_state_dict(found[0]["state"])
         for name, position in state["streams"].items():
             with reading(f"{file}: streams.{name}", ANOTHER_CHECKPOINT):

@@ -228,10 +228,12 @@ class WriteCSV(AbstractHook):
         except (HookError, TypeError):  # a value that metrics.jsonl does not have
             return None
         kept: list[bytes] = []
+        found = len(header)
         for line in reversed(lines):
-            if len(header) + sum(map(len, kept)) >= length:
+            if found >= length:
                 break
             kept.append(line.encode())
+            found += len(kept[-1])
         return header + b"".join(reversed(kept))
 
     def _is_wanted(self, line: bytes) -> bool:

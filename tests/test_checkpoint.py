@@ -15,7 +15,18 @@ from pathlib import Path
 import pytest
 
 import emrun.checkpoint
-from emrun.checkpoint import FORMAT, Manifest, Names, commit, find, go_back_to, name_checkpoint, newest, verify
+from emrun.checkpoint import (
+    FORMAT,
+    Manifest,
+    Names,
+    commit,
+    copy_up_to,
+    find,
+    go_back_to,
+    name_checkpoint,
+    newest,
+    verify,
+)
 from emrun.errors import StateError, StorageError, UsageError, exit_status
 from emrun.files import json_digest
 
@@ -670,6 +681,38 @@ def test_a_directory_under_a_name_is_kept_when_its_double_is_damaged(followed):
     (followed / "it-00000001" / "state.pt").write_bytes(b"other")
     go_back_to(followed / "it-00000002")
     assert verify(find(followed, "best")).iteration == 1
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_directory_under_a_name_is_found_by_whatever_path_the_run_has(followed, monkeypatch, is_partial):
+    if is_partial:
+        for place in list(followed.glob("it-*")):
+            shutil.rmtree(place)
+    (followed.parent / "link").symlink_to(followed.name)
+    monkeypatch.chdir(followed.parent)
+    place = go_back_to(find(Path("link"), "best").resolve(), known=Names(Path("link")))
+    assert place == followed / "it-00000001"
+    assert links_in(followed)["best"] == "it-00000001"
+
+
+def test_a_copy_of_directories_under_names_has_all_names(followed, tmp_path):
+    for place in list(followed.glob("it-*")):
+        shutil.rmtree(place)
+    copy = copy_up_to(find(followed, "latest"), tmp_path / "other")
+    go_back_to(copy)
+    names = {"best": "it-00000001", "epoch-1": "it-00000001", "latest": "it-00000002"}
+    assert links_in(tmp_path / "other") == names
+
+
+def test_directories_under_names_are_settled_by_one_look_at_the_manifests(root, monkeypatch):
+    for iteration in range(1, 9):
+        commit_at(root, iteration, f"epoch-{iteration}")
+    copied(root, *(f"epoch-{iteration}" for iteration in range(1, 9)))
+    looks, real = [], emrun.checkpoint._manifests
+    monkeypatch.setattr(emrun.checkpoint, "_manifests", lambda root: looks.append(root) or real(root))
+    Names(root).settle(root / "it-00000008")
+    assert len(looks) == 1
+    assert links_in(root) == {f"epoch-{iteration}": f"it-{iteration:08d}" for iteration in range(1, 9)}
 
 
 @pytest.mark.parametrize("is_partial", [False, True])

@@ -98,6 +98,17 @@ def test_an_error_of_reading_a_wrong_content_is_a_state_error_with_its_kind():
         {}["best"]
 
 
+def test_an_error_of_a_users_function_that_reads_is_raised_as_it_is_with_a_note():
+    def load_state_dict(state):
+        return state["best"]
+
+    with pytest.raises(KeyError) as caught, reading("hook X", "do this", load_state_dict):
+        load_state_dict({})
+    assert caught.value.__notes__[0].endswith("load_state_dict took back hook X")
+    with pytest.raises(StateError, match="hook X: loop is 3"), reading("hook X", "do this", load_state_dict):
+        TEXT.check(3, "loop")
+
+
 @pytest.mark.parametrize(
     "error", [StorageError("x"), OSError("x"), MemoryError(), StateError("x"), KeyboardInterrupt()]
 )

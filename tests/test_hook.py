@@ -614,3 +614,20 @@ def test_what_a_hook_needs_comes_from_emrun(name):
 def test_the_states_of_built_in_hooks_are_plain_types(hook, tmp_path):
     torch.save(hook.state_dict(), tmp_path / "state.pt")
     hook.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+
+
+def test_two_hooks_may_have_one_name_where_nothing_is_saved():
+    hooks = [ComputeStats(["loss"]), SaveBest(), SaveBest(condition="max")]
+    loop = MainLoop(Count(), Numbers(), hooks)
+    loop.check_hooks(any_stream=True)
+    with pytest.raises(HookError, match="save under the name 'best'"):
+        loop.check_hooks()
+
+
+@pytest.mark.parametrize("names", [0, True, "best", [1]])
+def test_names_that_are_not_a_list_of_names_are_an_error(names):
+    class MyHook(AbstractHook):
+        saves = names
+
+    with pytest.raises(HookError, match=re.escape(f"MyHook.saves is {names!r}, not a list of names")):
+        MainLoop(Count(), Numbers(), [MyHook()]).check_hooks()

@@ -1,6 +1,8 @@
 """The lock of a run directory, held by real processes."""
 
 import ctypes
+import errno
+import fcntl
 import gc
 import json
 import os
@@ -275,3 +277,33 @@ def test_a_lock_file_or_an_owner_that_is_only_missing_does_not_end_the_run(tmp_p
             change()
     flush_lines()
     lock.release()
+
+
+def test_a_forked_child_may_evaluate_which_takes_no_lock(tmp_path):
+    lock = RunLock(tmp_path)
+    (tmp_path / "eval").mkdir()
+    child = os.fork()
+    if child == 0:
+        write_atomically(tmp_path / "eval" / "trace.yaml", "mine")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (tmp_path / "eval" / "trace.yaml").read_text() == "mine"
+    lock.release()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such locks")
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def test_where_there_are_no_locks_of_open_files_a_record_lock_does(tmp_path, holder, monkeypatch, number):
+    holder.communicate("")
+    real = fcntl.fcntl
+
+    def without(descriptor, command, argument=0):
+        if command in (fcntl.F_OFD_SETLK, fcntl.F_OFD_GETLK):
+            raise OSError(number, os.strerror(number))
+        return real(descriptor, command, argument)
+
+    monkeypatch.setattr(fcntl, "fcntl", without)
+    lock = RunLock(tmp_path)
+    assert f"in use by process {os.getpid()} on " in refused_by_another_process(tmp_path)
+    lock.release()
+    RunLock(tmp_path).release()

@@ -686,11 +686,11 @@ def test_fields_of_a_trace_that_cannot_be_are_left_out(tmp_path, text, left):
 @pytest.mark.parametrize(
     ("harm", "epochs", "said"),
     [
-        (lambda lines: lines[:2], [0, 1], "epochs 2, 3 are missing"),
-        (lambda lines: [*lines[:1], *lines[2:]], [0, 2, 3], "epochs 1 are missing"),
-        (lambda lines: [*lines[:3], lines[3][:-9]], [0, 1, 2], "epochs 3 are missing"),
+        (lambda lines: lines[:2], [0, 1], "missing epochs: 2, 3."),
+        (lambda lines: [*lines[:1], *lines[2:]], [0, 2, 3], "missing epochs: 1."),
+        (lambda lines: [*lines[:3], lines[3][:-9]], [0, 1, 2], "missing epochs: 3."),
         (lambda lines: [*lines[:3], lines[3][:-1]], [0, 1, 2, 3], "was changed since the checkpoint was saved"),
-        (lambda lines: [], [], "epochs 0, 1, 2, 3 are missing"),
+        (lambda lines: [], [], "missing epochs: 0, 1, 2, 3."),
         (lambda lines: [lines[0].replace(b"0.5", b"0.7"), *lines[1:]], [0, 1, 2, 3], "was changed since"),
         (
             lambda lines: [lines[0].replace(b": ", b":  "), *lines[1:], lines[3].replace(b"3", b"4", 1)],

@@ -86,7 +86,7 @@ def test_short_files_are_rebuilt_or_continue_on_a_new_line_with_a_warning(projec
             missing = sorted({0, 1, 2, 3} - set(found))
             if "metrics.jsonl" in names and missing:
                 with trial.telling():
-                    assert f"epochs {', '.join(map(str, missing))} are missing" in done.stderr
+                    assert f"missing epochs: {', '.join(map(str, missing))}." in done.stderr
             if how == "edited":
                 assert missing == []
                 assert csv == expected or name == "training.csv"
