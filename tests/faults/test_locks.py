@@ -77,7 +77,7 @@ class Starts(AbstractHook):
                 range(99), num_workers=2, multiprocessing_context=self.how.split()[1], generator=torch.Generator()
             )
             self.started.append(iter(items))
-            next(self.started[0])
+            next(self.started[0]), next(self.started[0])  # both workers have begun
         elif self.how == "fork":
             fork()
         elif self.how == "fork in a thread":
@@ -85,15 +85,24 @@ class Starts(AbstractHook):
             thread.start()
             thread.join()
         elif self.how == "process":
-            multiprocessing.get_context("fork").Process(target=threading.Event().wait, daemon=True).start()
+            read, write = os.pipe()
+            multiprocessing.get_context("fork").Process(target=begin_and_wait, args=(write,), daemon=True).start()
+            os.read(read, 1)
         elif self.how == "program":
             self.started.append(subprocess.Popen(["sleep", "1000"], close_fds=False))
 
 
 def fork():
+    read, write = os.pipe()
     if os.fork() == 0:
-        signal.pause()
-        os._exit(0)
+        begin_and_wait(write)
+    os.read(read, 1)
+
+
+def begin_and_wait(write):
+    os.write(write, b"!")
+    signal.pause()
+    os._exit(0)
 """
 
 TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run")
