@@ -13,6 +13,12 @@ from urllib.parse import quote, quote_plus
 _SHORTEST = 4  # characters; what is shorter stands everywhere by chance
 _FEWEST_DIGITS = 6  # of a number
 _LONG = 8  # characters, from which on a value is replaced within a word too
+_OWN_WORDS = {
+    "batch", "batches", "best", "checkpoint", "checkpoints", "classes", "config", "cuda", "dataset", "epoch",
+    "epochs", "error", "eval", "failed", "finished", "hook", "hooks", "interrupted", "iteration", "iterations",
+    "latest", "loss", "main_loop", "model", "module", "none", "optimizer", "resume", "schedule", "seconds",
+    "seed", "stream", "streams", "test", "train", "training", "valid", "warning",
+}  # fmt: skip
 _NUMBER = re.compile(r"(?i)[-+._e\d]*\d[-+._e\d]*|0[xo][\da-f_]+|true|false|yes|no|on|off|null|none")
 _BEGINS = r"(?:(?<![^\W_])|(?<=\\[nrt]))"  # a word begins here, or what is escaped before it ends
 _ENDS = r"(?![^\W_])"
@@ -21,9 +27,11 @@ _ENDS = r"(?![^\W_])"
 class Censor:
     """Replaces values that a config takes from the environment by what the config says instead.
 
-    A value is found as it is, escaped as Python, JSON and URLs do, as the number that YAML makes of it, and line by
-    line. One of 8 or more characters is found within a word too, one of 4 to 7 only as a word. A shorter one and a
-    number of fewer than 6 digits are not replaced: they stand in most texts by chance.
+    A value is found as it is, escaped as Python, JSON and URLs do, and as the number that YAML makes of it; of a value
+    of several lines also each line of 8 or more characters. A value of 8 or more characters is found within a word too,
+    one of 4 to 7 only as a word. Not replaced are a shorter one, a number of fewer than 6 digits, and a word that emrun
+    itself writes, such as train or epoch: they stand in most texts by chance. For names that the config shows, such as
+    those of classes, see `Node.secrets`.
 
     Args:
         secrets: the values, each with what is shown instead, as an interpolated config yields them.
@@ -80,7 +88,8 @@ def _as_it_is_found(form: str) -> str:
 def _forms(value: str) -> set[str]:
     """Return how a value may stand in a text; nothing for one that is too short."""
     found: set[str] = set()
-    for part in {value.strip(), *(line.strip() for line in value.splitlines())}:
+    lines = {line.strip() for line in value.strip().splitlines()}
+    for part in {value.strip(), *(line for line in lines if len(line) >= _LONG)}:
         if not _is_replaced(part):
             continue
         escaped = {each for once in _escaped(part) for each in (once, *_escaped(once))}
@@ -101,6 +110,8 @@ def _escaped(text: str) -> set[str]:
 
 
 def _is_replaced(text: str) -> bool:
+    if text.lower() in _OWN_WORDS:
+        return False
     if _is_number(text):
         return sum(char.isdigit() for char in text) >= _FEWEST_DIGITS
     return len(text) >= _SHORTEST
@@ -159,7 +170,10 @@ def for_terminal(text: str) -> str:
 
 
 def censor_standard_error(censor: Censor) -> None:
-    """Censor what this process writes to standard error from now on, whoever writes it, but by its descriptor."""
+    """Censor the text that this process writes to `sys.stderr` from now on, whoever writes it.
+
+    What is written past that, to `sys.stderr.buffer` or to its descriptor, is not.
+    """
     _Terminal.censor = censor
     if sys.stderr is not None:
         sys.stderr = _CensoredStream(sys.stderr, censor)

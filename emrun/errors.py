@@ -172,9 +172,16 @@ def is_timeout(error: BaseException) -> bool:
 
 
 def exit_status(error: BaseException) -> int:
-    """Return the exit status that an error ends the command with: its own, or 1 for what is not emrun's."""
-    status = getattr(error, "exit_status", 1)
-    return status if isinstance(status, int) else 1
+    """Return the exit status that an error ends the command with: its own, or 1 for what is not emrun's; never 0."""
+    status = getattr(error, "exit_status", 1) if has_exit_status(error) else 1
+    return status if isinstance(status, int) and 0 < status < 256 else 1
+
+
+def has_exit_status(error: BaseException) -> bool:
+    """Tell whether an error's class is emrun's, or inherits from such; others may call anything `exit_status`."""
+    return any(
+        "exit_status" in each.__dict__ and str(each.__module__).startswith("emrun.") for each in type(error).__mro__
+    )
 
 
 def add_inputs(error: Exception, what: str, inputs: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from emrun.errors import exit_status, reason_of
+from emrun.errors import exit_status, has_exit_status, reason_of
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.interrupts import Interrupted
 
@@ -51,7 +51,7 @@ class Outcome:
             return cls("finished", error.reason, 0)
         if isinstance(error, KeyboardInterrupt):
             return cls("interrupted", "interrupted by SIGINT", 128 + signal.SIGINT, signal.SIGINT)
-        name = "" if hasattr(error, "exit_status") else f"{type(error).__name__}: "
+        name = "" if has_exit_status(error) else f"{type(error).__name__}: "
         first_line = (reason_of(error).strip().splitlines() or [""])[0]
         return cls("failed", f"{name}{first_line}", exit_status(error))
 

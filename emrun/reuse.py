@@ -23,6 +23,8 @@ _THOROUGH = 8  # so many arrays of a source that share memory are compared whole
 _WHOLE_THEN = 1 << 20  # up to so many bytes
 _PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None)))
 _LOOKED_AT = 16  # entries of a long list
+_IN_HANDS = 3  # batches: the one just made, the one at work, and one that is on its way to it
+_SPARE = 16 << 20  # bytes of arrays that are kept though nobody waits for them
 _UNSEEN = object()
 
 _Index = tuple[slice, ...] | None
@@ -60,7 +62,8 @@ class _Given:
         """Tell whether something else is in it now."""
         if self.sample is _UNSEEN:
             return False
-        return bool(_sample(_view(self.values, self.shared), self.index) != self.sample)
+        sample = _sample(_view(self.values, self.shared), self.index)
+        return sample is not _UNSEEN and sample != self.sample
 
 
 class _Window:
@@ -82,6 +85,8 @@ class _Window:
         self._before: list[_Given] = []
         self._looks: dict[str, int] = {}  # source -> how many arrays with memory in common were compared whole
         self._number = -1
+        self._sizes: dict[Any, int] = {}  # whose memory it is -> bytes of it
+        self._kept = 0  # all of these
         self._has_warned = False
 
     def begin(self) -> None:
@@ -105,7 +110,7 @@ class _Window:
                 given.shared = True
                 given.look(self._is_thorough(source))
         else:
-            owner = _owner(values)
+            owner, size = _owner(values)
             given = _Given(source, values, owner, self._number)
             others = self._owners.setdefault(owner, [])
             if others:
@@ -115,13 +120,18 @@ class _Window:
                     if other.overlaps(*given.bounds) and other.has_changed():
                         raise self._changed(other)
                     other.shared = True
+            else:
+                self._sizes[owner] = size
+                self._kept += size
             others.append(given)
             given.look(self._is_thorough(source) if others[1:] else self._number == 0)
             self._known[id(values)] = given
         self._batches[-1].append(given)
 
     def end(self) -> None:
-        """End the batch: compare the one before it, and forget the first one.
+        """End the batch: compare the one before it, and forget those that nobody has any more.
+
+        Small ones are kept as long as they may wait, so that what is noticed does not depend on who is faster.
 
         Raises:
             StreamError: it waits, and is not what it was.
@@ -133,13 +143,20 @@ class _Window:
                 if not self._has_warned:
                     self._has_warned = True
                     _LOG.warning("%s", self._changed(given, "is in use"))
-        if len(self._batches) > self._ahead:
-            for given in self._batches.popleft():
-                if given.last <= self._number - self._ahead and self._known.pop(id(given.values), None) is not None:
-                    left = self._owners[given.owner]
-                    left.remove(given)
-                    if not left:
-                        del self._owners[given.owner]
+        while len(self._batches) > self._ahead or (
+            self._kept > _SPARE and len(self._batches) > self._waiting() + _IN_HANDS
+        ):
+            self._forget_first()
+
+    def _forget_first(self) -> None:
+        number = self._number + 1 - len(self._batches)
+        for given in self._batches.popleft():
+            if given.last <= number and self._known.pop(id(given.values), None) is not None:
+                left = self._owners[given.owner]
+                left.remove(given)
+                if not left:
+                    del self._owners[given.owner]
+                    self._kept -= self._sizes.pop(given.owner)
 
     def _is_thorough(self, source: str) -> bool:
         looks = self._looks[source] = self._looks.get(source, 0) + 1
@@ -154,7 +171,7 @@ class _Window:
 
 
 def checked_for_reuse(
-    batches: Iterator[Any], name: str, ahead: int, waiting: Callable[[], int] = lambda: 1
+    batches: Iterator[Any], name: str, ahead: int, waiting: Callable[[], int] | None = None
 ) -> Iterator[Any]:
     """Yield batches that are read ahead, and check that the stream leaves alone what it gave away.
 
@@ -167,12 +184,12 @@ def checked_for_reuse(
         batches: what a `StreamPass` reads.
         name: the name of the stream.
         ahead: how many batches before the one that is made may be in use.
-        waiting: tells how many batches wait to be used.
+        waiting: tells how many batches wait to be used; None: nobody knows, so that all of `ahead` may.
 
     Raises:
         StreamError: it changed one of them.
     """
-    window = _Window(name, ahead, waiting)
+    window = _Window(name, ahead, waiting or (lambda: ahead))
     for item in _closing(batches):
         batch = item.batch if item.__class__ is WithState else item
         if not hasattr(batch, "items"):  # which the loop complains about
@@ -233,15 +250,25 @@ def _part(value: Any, arrays: list[Any]) -> Any:
             return entries
         if kind is tuple or kind is deque:
             return kind(entries)
-        return value._make(entries) if hasattr(value, "_make") else value
+        return value._make(entries) if hasattr(kind, "_make") else value
     if isinstance(value, Mapping):
         parts = {key: _part(each, arrays) for key, each in value.items()}
         return parts if kind is dict else _of_its_kind(value, parts)
     if isinstance(value, list | bytearray | array.array | set):
         return copy.copy(value)
-    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+    if _may_have_memory(value):
         arrays.append(value)
     return value
+
+
+def _may_have_memory(value: Any) -> bool:
+    """Tell whether an array can be made of an object, without running any code of its class."""
+    if any("__array__" in each.__dict__ or "__array_interface__" in each.__dict__ for each in type(value).__mro__):
+        return True
+    try:
+        return "__array_interface__" in object.__getattribute__(value, "__dict__")
+    except AttributeError:  # it has slots
+        return False
 
 
 def _is_plain(values: Any) -> bool:
@@ -265,7 +292,7 @@ def _of_its_kind(value: Any, parts: dict[Any, Any]) -> Any:
 
 
 def _view(values: Any, by_force: bool = True) -> Any:
-    """Return an array over the memory of something like an array; the thing itself where there is none.
+    """Return an array over the memory of something like an array; the thing itself where it shows none.
 
     Made anew each time: the memory of a tensor may be replaced.
 
@@ -282,29 +309,41 @@ def _view(values: Any, by_force: bool = True) -> Any:
             if values.dtype is torch.bfloat16:
                 values = values.view(torch.int16)
             return values.numpy() if values.is_cpu else values
-        if by_force or isinstance(values, np.ndarray | memoryview):
+        if isinstance(values, np.ndarray | memoryview):
             return np.asarray(values)
+        if by_force:
+            view, again = np.asarray(values), np.asarray(values)
+            if not view.dtype.hasobject and _address(view) == _address(again):  # else of something made anew
+                return view
     except Exception:  # of a layout or a type that arrays do not have
         return values
     return values
 
 
-def _owner(values: Any) -> Any:
-    """Return a key of whose memory an array or a tensor lies in."""
+def _address(view: Any) -> int:
+    return int(view.__array_interface__["data"][0])
+
+
+def _owner(values: Any) -> tuple[Any, int]:
+    """Return a key of whose memory an array or a tensor lies in, and how large that is."""
+    size = _SPARE + 1  # of what it is not known of
     while True:
         if isinstance(values, np.ndarray):
+            size = values.nbytes
             if values.base is None:
-                return id(values)
+                return id(values), size
             values = values.base
         elif isinstance(values, memoryview):
+            size = values.nbytes
             values = values.obj
         elif isinstance(values, torch.Tensor):
             try:
-                return values.untyped_storage().data_ptr() or id(values)
+                storage = values.untyped_storage()
+                return storage.data_ptr() or id(values), storage.nbytes()
             except (RuntimeError, NotImplementedError):  # without memory of its own
-                return id(values)
+                return id(values), size
         else:
-            return id(values)
+            return id(values), size
 
 
 def _bounds(values: Any) -> tuple[float, float]:
@@ -312,7 +351,7 @@ def _bounds(values: Any) -> tuple[float, float]:
     view = _view(values)
     if not isinstance(view, np.ndarray):
         return -math.inf, math.inf
-    low = high = view.__array_interface__["data"][0]
+    low = high = _address(view)
     if view.flags.c_contiguous:
         return low, high + view.nbytes
     for length, stride in zip(view.shape, view.strides, strict=True):

@@ -33,6 +33,7 @@ from emrun.yaml_slips import Slip
 
 _MAX_CHARACTERS = 10_000_000
 MAX_NODES = 200_000  # aliases expanded
+_NAMING = ("class", "import", "hooks", "extra_streams", "inputs", "outputs")  # keys of names
 MAX_DEPTH = 100  # aliases expanded; what walks a tree recursively stays far from Python's limit
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
 
@@ -72,13 +73,33 @@ class Node:
         return self.value if self.spelling is None else self.spelling
 
     def secrets(self) -> Iterator[tuple[str, str]]:
-        """Yield the texts that came from the environment, whole and in parts, each with what the config says."""
+        """Yield the texts that came from the environment, whole and in parts, each with what the config says.
+
+        Left out are those that are the name of something that the tree shows, and messages too: a key, a class or a
+        part of its path, a hook, and what is named in `extra_streams`, `inputs` and `outputs`.
+        """
+        names = set(self._names())
+        return ((text, spelling) for text, spelling in self._from_environment() if text.strip() not in names)
+
+    def _from_environment(self) -> Iterator[tuple[str, str]]:
         if isinstance(self.value, dict | list):
             for child in self.value.values() if isinstance(self.value, dict) else self.value:
-                yield from child.secrets()
+                yield from child._from_environment()
         elif self.spelling is not None:
             yield from self.environment
             yield str(self.value), self.spelling
+
+    def _names(self, key: str = "") -> Iterator[str]:
+        """Yield keys, and the names that are values; `key` is that of this value, or of the list it is in."""
+        if isinstance(self.value, dict):
+            for name, child in self.value.items():
+                yield from (str(name), *str(name).split("."))
+                yield from child._names(str(name))
+        elif isinstance(self.value, list):
+            for child in self.value:
+                yield from child._names(key)
+        elif key in _NAMING and isinstance(self.value, str):
+            yield from (self.value, *self.value.split("."))
 
     def censored(self, message: str) -> str:
         """Return a message about this tree without what came from the environment, however short it is."""

@@ -8,6 +8,8 @@ from urllib.parse import quote
 import pytest
 
 from emrun.censor import Censor, censored_standard_error, hide_on_terminal, keep_on_terminal, terminal_censor
+from emrun.config import interpolate
+from emrun.yaml_tree import parse
 
 SHOWN = "${env:T}"
 
@@ -63,6 +65,37 @@ def test_each_line_of_a_value_is_found_by_itself():
     assert censored("  | MIIEvQIBADANBg\n", value) == f"  | {SHOWN}\n"
     assert censored(value, value) == f"{SHOWN}\n"
     assert censored(repr(value), value) == f"'{SHOWN}\\n'"
+
+
+def test_a_short_line_of_a_value_is_not_looked_for():
+    assert censored("epoch 1, AAAABBBB", "-----BEGIN\nAAAABBBB\nepoch1\nepoch\n") == f"epoch 1, {SHOWN}"
+    assert censored("epoch1", "-----BEGIN\nAAAABBBB\nepoch1\n") == "epoch1"
+
+
+@pytest.mark.parametrize("value", ["train", "valid", "epoch", "cuda", "Error"])
+def test_a_word_that_emrun_writes_stays(value):
+    assert censored(f"the {value} stream", value) == f"the {value} stream"
+
+
+CONFIG = """
+dataset: {class: mine.Data, password: "${env:T}"}
+model: {module: {class: torch.nn.Sequential}, inputs: [image]}
+main_loop: {extra_streams: [holdout]}
+hooks: [LogVariables, mine.Hook: {what: "${env:T}"}]
+"""
+
+
+@pytest.mark.parametrize(
+    "value", ["password", "Data", "torch.nn.Sequential", "image", "holdout", "LogVariables", "Hook"]
+)
+def test_a_name_that_the_config_shows_is_no_secret(value, monkeypatch):
+    monkeypatch.setenv("T", value)
+    assert list(interpolate(parse(CONFIG, "c.yaml")).secrets()) == []
+
+
+def test_another_value_of_the_config_is_a_secret(monkeypatch):
+    monkeypatch.setenv("T", "images")
+    assert set(interpolate(parse(CONFIG, "c.yaml")).secrets()) == {("images", SHOWN)}
 
 
 def test_the_longest_of_several_values_is_replaced():

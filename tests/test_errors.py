@@ -5,6 +5,7 @@ import pytest
 from emrun import errors
 from emrun.errors import ConfigError, Position, Problem, did_you_mean, exit_status, listed
 from emrun.hook import TrainingAborted
+from emrun.outcome import Outcome
 
 
 @pytest.mark.parametrize(
@@ -72,10 +73,22 @@ def test_an_error_has_an_exit_status(error, status):
     assert exit_status(error) == status
 
 
-def test_an_exit_status_that_is_no_number_is_1():
-    error = ValueError("x")
-    error.exit_status = "seven"
+@pytest.mark.parametrize("status", ["seven", 0, -1, 256])
+def test_an_exit_status_that_is_none_of_a_failure_is_1(status):
+    error = errors.EmrunError("x")
+    error.exit_status = status
     assert exit_status(error) == 1
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_exit_status_of_an_error_that_is_not_emrun_s_is_1(status):
+    error = type("Wrong", (ValueError,), {"exit_status": status})("x")
+    assert exit_status(error) == 1
+    assert Outcome.of(error) == Outcome("failed", "Wrong: x", 1)
+
+
+def test_an_error_that_inherits_from_emrun_s_has_its_exit_status():
+    assert exit_status(type("Worse", (TrainingAborted,), {})("x")) == 3
 
 
 @pytest.mark.parametrize("kind", [errors.ConfigError, errors.UsageError, errors.HookError, errors.StreamError])

@@ -1,6 +1,8 @@
 """Batches that are read ahead and changed: what a stream may do with what it gave away."""
 
 import importlib.util
+import itertools
+import weakref
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -109,3 +111,81 @@ def test_views_that_change_while_they_are_in_use_are_warned_of_as_a_hook_may_hav
     for batch in checked_for_reuse(batches, "train", 2, lambda: 0):
         batch["x"] += 1
     assert caplog.text.count("changes the 'x' of a batch that it gave away, and which is in use") == 1
+
+
+@pytest.mark.parametrize("kind", [object, float])
+def test_an_object_that_is_made_into_a_new_array_each_time_is_no_change(kind):
+    numbers = itertools.count()
+
+    class Made:
+        def __array__(self, dtype=None, copy=None):
+            return np.array([(next(numbers),)], kind)
+
+    made = Made()
+    batches = ({"x": np.full(4, index), "extra": made} for index in range(20))
+    assert all(batch["extra"] is made for batch in checked_for_reuse(batches, "train", 4))
+
+
+def test_an_object_whose_missing_attributes_raise_another_error_is_let_through():
+    class Lazy:
+        def __getattr__(self, name):
+            raise KeyError(name)
+
+    batches = ({"x": [Lazy()] * 4, "y": Lazy()} for _ in range(9))
+    assert len(list(checked_for_reuse(batches, "train", 4))) == 9
+
+
+@pytest.mark.parametrize("kind", ["series with a time zone", "periods", "lists"])
+def test_constants_of_pandas_and_pyarrow_that_are_made_into_new_arrays_are_no_change(kind):
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    constant = {
+        "series with a time zone": lambda: pandas.Series(pandas.date_range("2020", periods=4, tz="Europe/Berlin")),
+        "periods": lambda: pandas.period_range("2020", periods=4, freq="M"),
+        "lists": lambda: pyarrow.array([[1], [2], [3], [4]]),
+    }[kind]()
+    batches = ({"x": np.full(4, index), "extra": constant} for index in range(20))
+    assert all(batch["extra"] is constant for batch in checked_for_reuse(batches, "train", 4))
+
+
+def test_a_series_that_is_filled_again_is_an_error():
+    pandas = pytest.importorskip("pandas")
+
+    def filled():
+        series = pandas.Series(np.zeros(4))
+        for index in range(9):
+            series[:] = index
+            yield {"x": series}
+
+    with pytest.raises(StreamError, match="changes the 'x'"):
+        list(checked_for_reuse(filled(), "train", 4))
+
+
+def test_whether_an_object_has_an_array_is_asked_of_its_class():
+    class Picture:
+        @property
+        def __array_interface__(self):
+            raise AssertionError("its data is computed")
+
+    batches = ({"x": [Picture()]} for _ in range(9))
+    assert len(list(checked_for_reuse(batches, "train", 4))) == 9
+
+
+@pytest.mark.parametrize(("waiting", "most"), [(0, 4), (5, 9), (100, 101)])
+def test_of_large_batches_only_those_are_kept_that_may_wait_or_be_in_use(waiting, most):
+    """Not asking how many wait keeps all 101, also when nobody waits."""
+    alive = []
+
+    def large():
+        for _ in range(150):
+            values = np.empty(1 << 20)  # its memory is never touched
+            alive.append(weakref.ref(values))
+            yield {"x": values}
+            del values
+
+    batches = large()
+    counts = []
+    for batch in checked_for_reuse(batches, "train", 100, lambda: waiting):
+        del batch
+        counts.append(sum(each() is not None for each in alive))
+    assert max(counts) <= most
+    assert max(counts) >= min(waiting, 99) + 1

@@ -11,7 +11,7 @@ from emrun import __version__
 from emrun.censor import censored_standard_error
 from emrun.cli.check import check
 from emrun.cli.config import show_config
-from emrun.cli.console import end_by_signal, fail
+from emrun.cli.console import UsersCodeFailed, end_by_signal, fail
 from emrun.cli.dataset import dataset
 from emrun.cli.eval import evaluate
 from emrun.cli.hooks import hooks
@@ -26,8 +26,8 @@ class _Commands(click.Group):
         """Run a command; what click and Python would end the process with is a failure of the user's code."""
         try:
             return super().invoke(ctx)
-        except EOFError as error:
-            return fail(error)
+        except UsersCodeFailed as failed:
+            return fail(failed.error)
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -90,6 +91,35 @@ def ignore_early_requests() -> None:
     """Ignore SIGUSR1, which asks for a checkpoint, until there is a training to save; by default it would kill."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+class UsersCodeFailed(Exception):
+    """What code of a user raised, and click would take for its own.
+
+    Args:
+        error: what was raised.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        super().__init__(error)
+
+
+@contextmanager
+def users_code() -> Iterator[None]:
+    """Let no exception out of the block that click ends the process with, without a word: in it, it is a failure.
+
+    Raises:
+        UsersCodeFailed: with such an exception.
+    """
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort, EOFError) as error:
+        raise UsersCodeFailed(error) from None
+    except OSError as error:
+        if error.errno == errno.EPIPE or isinstance(error, BrokenPipeError):  # else of emrun's own output
+            raise UsersCodeFailed(error) from None
+        raise
 
 
 def fail(error: BaseException, *, has_log: bool = True) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.cli.console import print_error, terminal_log
+from emrun.cli.console import print_error, terminal_log, users_code
 
 if TYPE_CHECKING:
     from emrun.stream_bench import Bench, Reading, StreamBench
@@ -49,7 +49,8 @@ def dataset(
             from emrun.stream_bench import bench
 
             step = None if step_ms is None else step_ms / 1000
-            found = bench(config, overrides, seconds=seconds or 3.0, step=step, all_streams=all_streams)
+            with users_code():
+                found = bench(config, overrides, seconds=seconds or 3.0, step=step, all_streams=all_streams)
             click.echo(_shown(found))
             return 0
         if seconds is not None or step_ms is not None or all_streams:
@@ -63,12 +64,14 @@ def _call(method: str, config: Path, overrides: tuple[str, ...]) -> int:
     from emrun.errors import did_you_mean, exit_status, listed
     from emrun.training import create_dataset
 
-    built = create_dataset(config, overrides)
+    with users_code():
+        built = create_dataset(config, overrides)
     public = [name for name in dir(built) if not name.startswith("_")]
     methods = [name for name in public if callable(getattr(type(built), name, None))]  # properties are not asked
     standard = AbstractDataset.stream_info
     if method == "stream_info" and getattr(type(built), method, standard) is standard:
-        table, broken = describe_streams(built)
+        with users_code():
+            table, broken = describe_streams(built)
         click.echo(table)
         for line, _ in broken:
             print_error(f"{click.style('error:', fg='red', bold=True)} {line}")
@@ -78,7 +81,8 @@ def _call(method: str, config: Path, overrides: tuple[str, ...]) -> int:
         hint = did_you_mean(method, methods)
         kind = type(built).__name__
         raise click.UsageError(f"dataset {kind} has no method {method!r}{hint} (it has {listed(methods)})")
-    found = getattr(built, method)()
+    with users_code():
+        found = getattr(built, method)()
     if found is not None:
         click.echo(found)
     return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import end_by_signal, output_options, results, terminal_log
+from emrun.cli.console import end_by_signal, output_options, results, terminal_log, users_code
 from emrun.slow_start import NamedWhenSlow
 
 
@@ -54,7 +54,9 @@ def evaluate(
         found = {}
         try:
             for stream in streams:
-                found.update(evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir))
+                with users_code():
+                    done = evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir)
+                found.update(done)
         except Interrupted as error:
             click.echo(f"{error.reason}; the evaluation is not complete", err=True)
             end_by_signal(error.signal)

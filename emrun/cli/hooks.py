@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from emrun.cli.console import users_code
+
 
 @click.command(short_help="List the hooks at hand, or explain one.")
 @click.argument("name", required=False)
@@ -46,7 +48,8 @@ def hooks(name: str | None) -> int:
         if path is None:
             known = short_names("hook")
             raise click.UsageError(f"there is no hook {name!r}{did_you_mean(name, known)} (there is {listed(known)})")
-        found = locate(path)
+        with users_code():
+            found = locate(path)
     except NotThere as error:
         raise click.UsageError(str(error)) from error
     click.echo(inspect.getdoc(found) or f"{name} has no docstring")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from emrun.censor import for_terminal
-from emrun.cli.console import terminal_log
+from emrun.cli.console import terminal_log, users_code
 
 
 @click.command(short_help="Repeat the step that made a run fail, and find the cause.")
@@ -33,7 +33,8 @@ def replay(directory: Path, device: str | None, anomaly: bool) -> int:
         from emrun.replaying import replay as do_again
         from emrun.replaying import report
 
-        found = do_again(directory, device, anomaly)
+        with users_code():
+            found = do_again(directory, device, anomaly)
         if found.error is not None and exit_status(found.error) == 1:
             traceback.print_exception(found.error)
         click.echo(for_terminal(report(found)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import ignore_early_requests, output_options, terminal_log
+from emrun.cli.console import ignore_early_requests, output_options, terminal_log, users_code
 from emrun.cli.train import run
 from emrun.slow_start import NamedWhenSlow
 
@@ -47,5 +47,6 @@ def resume(
         with NamedWhenSlow("importing PyTorch"):
             from emrun.resuming import resume_training
 
-        training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv)
+        with users_code():
+            training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv)
         return 0 if training is None else run(training, quiet)

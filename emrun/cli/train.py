@@ -18,6 +18,7 @@ from emrun.cli.console import (
     summary,
     tell_of_capsule,
     terminal_log,
+    users_code,
 )
 from emrun.errors import RunExists, RunInUse
 from emrun.files import expanded
@@ -74,7 +75,8 @@ def train(
         if auto_resume and output_dir is not None and holds_config and not is_failed_start(output_dir):
             return _go_on(output_dir, loaded, quiet)
         try:
-            training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
+            with users_code():
+                training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
         except RunExists:
             if auto_resume and output_dir is not None:  # another process made it meanwhile, and has ended
                 return _go_on(output_dir, loaded, quiet)
@@ -99,7 +101,8 @@ def _go_on(output_dir: Path, loaded: Config, quiet: bool) -> int:
             f"{output_dir} was started with another config; different are {', '.join(different)}. Use "
             f"`emrun resume {output_dir}` with overrides to go on with changes, or another --output-dir"
         )
-    resumed = resume_training(output_dir, command=sys.argv)
+    with users_code():
+        resumed = resume_training(output_dir, command=sys.argv)
     return 0 if resumed is None else run(resumed, quiet)
 
 

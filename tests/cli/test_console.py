@@ -82,6 +82,44 @@ def test_a_warning_on_a_terminal_is_yellow(emrun_on_terminal, tmp_path):
     assert "\x1b[33m\x1b[1mwarning:\x1b[0m look here" in text
 
 
+DATA = """\
+import click
+from emrun.datasets.majority import Majority
+
+RAISED = {
+    "exit": click.exceptions.Exit(0), "abort": click.Abort(), "usage": click.UsageError("x"),
+    "pipe": BrokenPipeError(32, "x"), "eof": EOFError("x"),
+}
+
+
+class Data(Majority):
+    def __init__(self, kind=None):
+        super().__init__(n=50)
+        if kind:
+            raise RAISED[kind]
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        *(("train", kind) for kind in ("exit", "abort", "usage", "pipe", "eof")),
+        *(("eval", "exit"), ("resume", "pipe"), ("dataset", "abort")),
+    ],
+)
+def test_what_click_would_end_with_is_a_failure_in_code_of_a_user(emrun, tmp_path, command, kind):
+    (tmp_path / "my_data.py").write_text(DATA)
+    (tmp_path / "c.yaml").write_text(CONFIG.replace("class: Majority, n: 50", "class: my_data.Data"))
+    override = f"dataset.kind={kind}"
+    if command in ("train", "dataset"):
+        done = emrun(*command.split(), *(["stream_info"] * (command == "dataset")), "c.yaml", override)
+    else:
+        assert emrun("train", "-q", "c.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=1").returncode == 0
+        done = emrun(command, "run", *(["valid"] if command == "eval" else ["hooks.StopAfter.epochs=2"]), override)
+    assert done.returncode == 1, done
+    assert 'my_data.py", line 14, in __init__' in done.stderr
+
+
 NET = """\
 import random
 import torch

@@ -2,7 +2,7 @@
 
 Taken out once by hand, each made this fail: the group of commands that catches what is no `Exception` (what is built,
 `eval`, `dataset`), the same in `train` and in `check`, the capsule of a step that ends this way, its replay, and the
-commands' EOFError, which click takes for Ctrl-C.
+commands' EOFError, which click takes for Ctrl-C, and the exceptions of click itself.
 """
 
 import json
@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 MODULE = """
 import asyncio, sys
 
+import click
 import torch
 from emrun import AbstractHook
 from emrun.datasets.majority import Majority
@@ -36,6 +37,10 @@ def leave(place):
         case "cancelled": raise asyncio.CancelledError
         case "own": raise Stop("enough")
         case "eof": raise EOFError("enough")
+        case "click": raise click.exceptions.Exit(0)
+        case "abort": raise click.Abort
+        case "usage": raise click.UsageError("enough")
+        case "pipe": raise BrokenPipeError("enough")
 
 
 leave("import")
@@ -123,14 +128,25 @@ EVENTS = (
 )  # fmt: skip
 BEFORE = ("import", "dataset", "module", "hook", "register_mainloop")  # the training
 KINDS = {
-    "0": "SystemExit: 0", "3": "SystemExit: 3", "none": "SystemExit: ", "text": "SystemExit: enough",
-    "generator": "GeneratorExit: ", "cancelled": "CancelledError: ", "own": "Stop: enough", "eof": "EOFError: enough",
+    "0": "SystemExit: 0",
+    "3": "SystemExit: 3",
+    "none": "SystemExit: ",
+    "text": "SystemExit: enough",
+    "generator": "GeneratorExit: ",
+    "cancelled": "CancelledError: ",
+    "own": "Stop: enough",
+    "eof": "EOFError: enough",
+}
+CLICK = {
+    "click": "Exit: 0", "abort": "Abort: ", "usage": "UsageError: enough", "pipe": "BrokenPipeError: enough",
 }  # fmt: skip
 PLACES = (*BEFORE, *EVENTS[1:], "stream function", "stream", "valid", "model", "loss", "state_dict")
 CASES = [
     *((place, how, "train", {}) for place in PLACES for how in ("0", "3")),
     *((place, how, "train", {}) for place, how in zip(PLACES, [*KINDS][2:] * 4, strict=False)),
     *(("stream", how, "train", {"buffer": 0}) for how in ("0", "generator")),
+    *(("dataset", how, command, {}) for how in CLICK for command in ("train", "resume", "eval", "dataset method")),
+    *((place, how, "train", {}) for place, how in zip(("import", "hook", "model", "stream"), CLICK, strict=True)),
     *((place, "eof", "train", {}) for place in ("import", "dataset", "hook")),
     *(("stream", how, "train", {"workers": 1, "start_method": "fork"}) for how in ("0", "text")),
     *(("stream", how, "train", {"workers": 1, "start_method": "spawn"}) for how in ("0", "text")),
@@ -159,6 +175,7 @@ def test_an_exit_in_the_code_of_a_user_is_its_failure(project, small, trials):
     config["hooks"] += ["mine.Hook", "mine.Witness"]
     for number, trial in enumerate(trials(CASES, small=6)):
         place, how, command, reading = trial.case
+        said = {**KINDS, **CLICK}[how]
         run = project / f"run{number}"
         train = ("train", "-q", "config.yaml", "--output-dir", run)
         word, *rest = command.split()
@@ -183,7 +200,7 @@ def test_an_exit_in_the_code_of_a_user_is_its_failure(project, small, trials):
                 done = small.command(word, "config.yaml", *rest, cwd=project)
             assert done.returncode == (0 if word == "replay" else 1), done
             with trial.telling():
-                name = KINDS[how].partition(": ")[0]
+                name = said.partition(": ")[0]
                 assert name in done.stderr, done.stderr
                 assert rest == ["stream_info"] or "mine.py" in done.stderr, done.stderr  # the traceback
                 if rest == ["--json"]:
@@ -192,7 +209,7 @@ def test_an_exit_in_the_code_of_a_user_is_its_failure(project, small, trials):
                 trace = YAML(typ="safe", pure=True).load(run / "trace.yaml")
                 assert (trace["status"], trace["exit_status"]) == ("failed", 1)
                 if not reading.get("workers"):
-                    assert trace["reason"] == KINDS[how]
+                    assert trace["reason"] == said
                 log = (run / "train.log").read_text()
                 assert "leave(" in log
                 assert name in log
