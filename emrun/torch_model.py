@@ -49,7 +49,6 @@ from emrun.torch_weights import (
     load_weights,
     own_memory,
     structure,
-    structure_anew,
     uninitialised,
     what_cannot_be_held,
     write_weights,
@@ -135,6 +134,9 @@ class TorchModel(AbstractModel):
         ArgumentError: an argument does not fit the module.
         StreamError: a batch does not fit, found before any update.
     """
+
+    built_apart: Callable[[], Structure | None] | None = None
+    """Returns what the module has when another process builds it, if that is known; set by what builds the model."""
 
     def __init__(
         self,
@@ -252,6 +254,7 @@ class TorchModel(AbstractModel):
             raise _NO_OPTIMIZER
         if self._main_loop is not None and self._main_loop.saves and not self._is_own_saving:
             self._check_saving()
+        self.built_apart = None  # its process ends
 
     @property
     def is_lazy(self) -> bool:  # type: ignore[override]
@@ -510,7 +513,7 @@ class TorchModel(AbstractModel):
             StorageError: they cannot be read, or are not those of this module.
         """
         load_weights(self.module, directory)
-        self.build_module = None  # it fits
+        self.built_apart = None  # it fits
         if self.is_lazy:
             self._end_laziness()
         if extra_state(self.module):
@@ -555,9 +558,8 @@ class TorchModel(AbstractModel):
                 f"no checkpoint of {kind} could be loaded: in before_training, which comes after the loading, a hook "
                 f"changes which parameters or buffers there are: {listed(changed)}; do that where the hook is built",
             )
-        anew = structure_anew(self.build_module) if self.build_module is not None and self._as_built else None
-        self.build_module = None
-        changed = differences(anew, self._as_built) if anew is not None and self._as_built else []
+        anew = self.built_apart() if self.built_apart is not None else None
+        changed = differences(anew, self._as_built) if anew is not None and self._as_built is not None else []
         if changed:
             raise ArgumentError(
                 "module",

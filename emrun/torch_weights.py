@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import io
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +18,6 @@ from torch.nn.parameter import is_lazy
 
 from emrun.errors import StateError, StorageError, listed, reason_of
 from emrun.files import refuse_timeout, storing
-from emrun.randomness import preserved_randomness
-
-_LOG = logging.getLogger(__name__)
 
 FILE = "model.safetensors"
 _TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ
@@ -167,39 +160,6 @@ def structure(module: torch.nn.Module) -> Structure:
     """Return names, shapes and dtypes of what `collect_weights` collects."""
     state = {name: value for name, value in module.state_dict().items() if not _is_extra(name, value)}
     return {name: (None if is_lazy(each) else tuple(each.shape), each.dtype) for name, each in state.items()}
-
-
-def structure_anew(build: Callable[[], torch.nn.Module]) -> Structure | None:
-    """Return the structure of a module that is built anew on the device meta, without memory for its values.
-
-    Random states stay as they are, and what the module prints or logs while it is built is dropped.
-
-    Args:
-        build: builds the module.
-
-    Returns:
-        The structure, None where the module cannot be built that way.
-    """
-    try:
-        with preserved_randomness(), _silence(), torch.device("meta"):
-            return structure(build())
-    except (Exception, SystemExit) as error:
-        _LOG.debug("the module was not built anew on the device meta: %s: %s", type(error).__name__, error)
-        return None
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Drop what is printed, logged and warned of."""
-    before = logging.root.manager.disable
-    logging.disable()
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            with contextlib.redirect_stderr(io.StringIO()):
-                yield
-    finally:
-        logging.disable(before)
 
 
 def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) -> list[str]:

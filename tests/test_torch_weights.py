@@ -20,7 +20,6 @@ from emrun.torch_weights import (
     load_weights,
     own_memory,
     structure,
-    structure_anew,
     what_cannot_be_held,
     write_weights,
 )
@@ -351,21 +350,6 @@ def test_a_lazy_module_takes_the_shapes_of_the_file(tmp_path):
 def test_a_lazy_module_without_a_batch_cannot_be_saved():
     with pytest.raises(StateError, match="weight, bias: a lazy module has no weights to save"):
         collect_weights(nn.LazyLinear(2))
-
-
-def test_a_module_is_built_anew_without_drawing_random_numbers_or_printing(capsys):
-    def build():
-        print("building")
-        return nn.Linear(3, 2)
-
-    before = torch.get_rng_state()
-    assert structure_anew(build) == {"weight": ((2, 3), torch.float32), "bias": ((2,), torch.float32)}
-    assert torch.equal(before, torch.get_rng_state())
-    assert capsys.readouterr().out == ""
-
-
-def test_a_module_that_cannot_be_built_on_meta_is_left_out():
-    assert structure_anew(lambda: nn.Linear(3, int(torch.ones(1).item()))) is None
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077, 0o002], ids=oct)
