@@ -45,6 +45,7 @@ from emrun.torch_weights import (
     Structure,
     collect_weights,
     differences,
+    end_laziness,
     extra_state,
     load_weights,
     own_memory,
@@ -539,6 +540,7 @@ class TorchModel(AbstractModel):
         """Take note that the module has all shapes."""
         self._random_of_lazy = None
         self._tensors = self._inputs.tensors
+        end_laziness(self.module)
         own_memory(self.module)
         self._build_optimizer()
 
