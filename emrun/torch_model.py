@@ -101,7 +101,9 @@ class TorchModel(AbstractModel):
 
     Args:
         module: its `forward` returns a mapping of outputs, or values that `outputs` names. A lazy one, such as
-            `torch.nn.LazyLinear`, gets its shapes from the first batch of an evaluation pass, or from a checkpoint.
+            `torch.nn.LazyLinear`, gets its shapes from the first batch of an evaluation pass, or from a checkpoint. It
+            gets the batch as the stream gives it; only where `forward` fails on that, as hooks change it. The stream
+            must not return one iterator for all passes, unless that has a state.
         inputs: the sources that `forward` gets. A list is passed by name when all its names are parameters of
             `forward`, else by position; a mapping `{parameter: source}` by name. For another dtype than stated above,
             `{parameter: {source: image, dtype: uint8}}` names a dtype of torch, or `keep` for the one that the source
@@ -279,18 +281,20 @@ class TorchModel(AbstractModel):
         missing = set(uninitialised(module))
         buffers = {name: each.clone() for name, each in module.named_buffers() if name not in missing}
         module.eval()
-        with preserved_randomness(), torch.no_grad():
-            set_random_state(self._random_of_lazy)
-            try:
+        try:
+            with preserved_randomness(), torch.no_grad():
+                set_random_state(self._random_of_lazy)
                 self._inputs.call(module, inputs)
-            except Exception as error:
-                kind = type(module).__name__
-                add_inputs(error, f"forward of {kind}, which is lazy,", self._inputs.passed(inputs))
-                raise
-            for name, buffer in module.named_buffers():
-                if name in buffers and buffers[name].shape == buffer.shape:
-                    buffer.copy_(buffers[name])
-        self._set_modes(modes["training"], frozenset(modes["others"]))
+        except Exception as error:
+            kind = type(module).__name__
+            add_inputs(error, f"forward of {kind}, which is lazy,", self._inputs.passed(inputs))
+            raise
+        finally:
+            with torch.no_grad():
+                for name, buffer in module.named_buffers():
+                    if name in buffers and buffers[name].shape == buffer.shape:
+                        buffer.copy_(buffers[name])
+            self._set_modes(modes["training"], frozenset(modes["others"]))
         missing = set(uninitialised(module))
         if missing:
             message = f"{listed(sorted(missing))}: lazy, but forward does not use it in an evaluation; give its size"
