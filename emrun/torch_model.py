@@ -562,7 +562,8 @@ class TorchModel(AbstractModel):
             raise ArgumentError(
                 "module",
                 f"no checkpoint of {kind} could be loaded: in before_training, which comes after the loading, a hook "
-                f"changes which parameters or buffers there are: {listed(changed)}; do that where the hook is built",
+                f"or the model changes which parameters or buffers there are: {listed(changed)}; do that where the "
+                "hook or the model is built",
             )
         anew = self.built_apart() if self.built_apart is not None else None
         changed = differences(anew, self._as_built) if anew is not None and self._as_built is not None else []
@@ -591,8 +592,8 @@ class TorchModel(AbstractModel):
             raise ArgumentError(
                 "module",
                 f"no checkpoint of {type(self.module).__name__} could be loaded: forward changes which parameters or "
-                f"buffers there are: {listed(changed)}; make all of them in __init__ (where only a batch shows their "
-                "shapes: torch.nn.LazyLinear and its kind), no optimizer would train those that are new either",
+                f"buffers there are: {listed(changed)}; create them in __init__, or use torch.nn.LazyLinear and its "
+                "kind; the optimizer would not train parameters that are created later",
             )
         self._check_that_weights_can_be_held()
 
