@@ -7,6 +7,7 @@ import time
 import warnings
 from itertools import count
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -16,19 +17,16 @@ from emrun.built_apart import BuiltApart
 LONG = 30.0
 
 
-def has_child():
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return True
+def children():
+    return {each.pid for each in psutil.Process().children()}  # also those that nobody has waited for
 
 
 def structure(build, seconds=LONG):
+    before = children()
     apart = BuiltApart.begin(build)
-    assert has_child()
+    assert len(children() - before) == 1
     found = apart.structure(seconds)
-    assert not has_child()
+    assert children() == before
     return found
 
 
@@ -92,10 +90,11 @@ def test_a_child_that_is_slow_is_not_waited_for_and_killed():
 
 
 def test_a_child_that_nobody_asks_ends_with_its_object():
+    before = children()
     apart = BuiltApart.begin(lambda: time.sleep(LONG))
-    assert has_child()
+    assert children() != before
     del apart
-    assert not has_child()
+    assert children() == before
 
 
 def test_there_is_no_child_where_forking_is_not_safe(monkeypatch):

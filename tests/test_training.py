@@ -93,12 +93,15 @@ def test_a_module_is_built_once_for_a_training(tmp_path, monkeypatch):
 
 
 def test_a_training_that_does_not_begin_leaves_no_process(tmp_path):
-    with pytest.raises(ConfigError):
-        create_training(CONFIG, tmp_path, overrides=["model.module.args.0.in_features=many"])
+    before = psutil.Process().children()
+    with pytest.raises(RuntimeError, match="negative dimension"):
+        create_training(CONFIG, tmp_path, overrides=["model.module.args.0.in_features=-1"])
+    assert psutil.Process().children() == before
     training = create_training(CONFIG, tmp_path)
+    assert psutil.Process().children() != before
     del training
     gc.collect()
-    assert not [each for each in psutil.Process().children() if each.name() == psutil.Process().name()]
+    assert psutil.Process().children() == before
 
 
 def test_a_training_from_a_mapping_has_all_its_parts(tmp_path):
