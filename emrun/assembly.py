@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from emrun.build import Imported, Recipe
+from emrun.built_apart import BuiltApart
 from emrun.check import DEFAULT_MODEL, SUPPLIED, check_hooks
 from emrun.config import interpolate
 from emrun.dataset import stream_function
@@ -24,9 +26,11 @@ from emrun.preparation import Preparation, Prepared, code_directories, named_str
 from emrun.randomness import seed_everything
 from emrun.run_dir import Run
 from emrun.slow_start import NamedWhenSlow
+from emrun.torch_model import TorchModel
 from emrun.yaml_tree import Node
 
 _LOG = logging.getLogger(__name__)
+_LONGEST_WAIT = 1.0  # seconds, for the module that is built apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,9 @@ def _seed(config: Node, purpose: str) -> None:
     seed_everything(seed.value if seed is not None and isinstance(seed.value, int) else 0, purpose)
 
 
-def assemble(prepared: Prepared, output_dir: Path, run: Run | None, is_evaluation: bool = False) -> Training:
+def assemble(
+    prepared: Prepared, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
+) -> Training:
     """Build dataset, model, hooks and main loop, each with random numbers of its own.
 
     Args:
@@ -117,6 +123,7 @@ def assemble(prepared: Prepared, output_dir: Path, run: Run | None, is_evaluatio
         output_dir: the directory for what dataset, model and hooks write.
         run: the run that the loop writes, if it writes one.
         is_evaluation: the loop will only evaluate, perhaps on streams that the config does not name.
+        is_new: the loop will train from the start, so that a module which a resume could not build again is refused.
 
     Raises:
         ConfigError: something finds that an argument is wrong.
@@ -131,12 +138,20 @@ def assemble(prepared: Prepared, output_dir: Path, run: Run | None, is_evaluatio
     _LOG.debug("built the dataset in %.2f s", perf_counter() - began)
     if not is_evaluation:
         _check_dataset(supplied["dataset"], prepared)
-    began = perf_counter()
-    seed_everything(seed, "model")
-    with NamedWhenSlow("building the model"):
-        supplied["model"] = prepared.model.build(supplied)
-    _give_module_recipe(supplied["model"], prepared, dict(supplied))
-    _LOG.debug("built the model in %.2f s", perf_counter() - began)
+    apart = _build_module_apart(prepared, dict(supplied)) if is_new else None
+    try:
+        began = perf_counter()
+        seed_everything(seed, "model")
+        with NamedWhenSlow("building the model"):
+            supplied["model"] = prepared.model.build(supplied)
+        seconds = perf_counter() - began
+        _LOG.debug("built the model in %.2f s", seconds)
+    except BaseException:
+        if apart is not None:
+            apart.end()
+        raise
+    if apart is not None:
+        supplied["model"].built_apart = partial(apart.structure, min(seconds, _LONGEST_WAIT))
     seed_everything(seed, "hooks")
     hooks = tuple(recipe.build(supplied) for recipe in prepared.hooks)
     if prepared.get("deterministic", False):
@@ -156,19 +171,22 @@ def assemble(prepared: Prepared, output_dir: Path, run: Run | None, is_evaluatio
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
 
 
-def _give_module_recipe(model: Any, prepared: Prepared, supplied: dict[str, Any]) -> None:
-    """Let a model build its module anew, where that is a class and not a function, which may load or download much."""
+def _build_module_apart(prepared: Prepared, supplied: dict[str, Any]) -> BuiltApart | None:
+    """Begin to build the module once more, where that is a class and not a function, which may load or download much.
+
+    Call it before anything of the model is built.
+    """
     recipe = prepared.model.kwargs.get("module")
-    if not isinstance(recipe, Recipe) or not recipe.is_of_classes() or not isinstance(model, AbstractModel):
-        return
-    supplied.pop("model")
+    is_compared = getattr(prepared.model.target, "__init__", None) is TorchModel.__init__
+    if not is_compared or not isinstance(recipe, Recipe) or not recipe.is_of_classes():
+        return None
     seed = prepared.get("seed", 0)
 
     def build() -> Any:
         seed_everything(seed, "model")
         return recipe.build(supplied)
 
-    model.build_module = build
+    return BuiltApart.begin(build)
 
 
 class DeterministicKernels(AbstractHook):

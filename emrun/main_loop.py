@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import signal
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from emrun.run_dir import Run
 from emrun.slow_start import NamedWhenSlow
 from emrun.stream import StreamWrapper
 from emrun.stream_context import StreamContext
+from emrun.stream_pass import is_stateful
 from emrun.training_state import Phase, TrainingState
 from emrun.types import (
     Batch,
@@ -431,6 +433,65 @@ class MainLoop:
             else:
                 raise termination
 
+    def materialise(self, *, as_changed: bool = False, may_fail: bool = False) -> None:
+        """Show a lazy model the first batch of an evaluation pass of the train stream; one that was loaded needs none.
+
+        The pass leaves no traces: a stream with a state is put back into that. A dataset without that stream is for
+        epochs by hand, whose first batch the model takes.
+
+        Args:
+            as_changed: show the batch as the hooks change it that may do so.
+            may_fail: leave the model lazy when it cannot use the batch.
+
+        Raises:
+            ArgumentError: the stream is one iterator, from which the training would miss the batch.
+        """
+        name = self.train_stream_name
+        if not self.model.is_lazy or name not in stream_names(self.dataset):
+            return
+        changers = [each for each in (*self.hooks, self.model) if as_changed and may_change_batches(each)]
+        check = self.checks.begin(name, ", ".join(self._changers))
+        with preserved_randomness(), NamedWhenSlow("reading the first batch, for the shapes of a lazy module"):
+            seed_everything(self.seed, "evaluation", name)
+            with self._first_batches(name) as batches:
+                for batch in batches:
+                    changed = dict(batch)
+                    length = check(batch)
+                    if length == 0 or self.fixed_batch_size not in (None, length):
+                        continue
+                    for each in changers:
+                        call = listener(each, "before_batch", AbstractModel if each is self.model else AbstractHook)
+                        if call is not None:
+                            call(stream_name=name, batch=changed)
+                    if changers and self.checks.check_changed(changed) == 0:
+                        continue
+                    with suppress(*([Exception] if may_fail else [])):
+                        self.model.materialise(changed)
+                    break
+
+    @contextmanager
+    def _first_batches(self, name: str) -> Iterator[Iterator[Batch]]:
+        """Begin an evaluation pass over a stream; at the end of the block the stream is as it was."""
+        context = StreamContext(name, seed=self.seed, epoch=0)
+        stream = open_stream(self.dataset, name, context)
+        before = copy.deepcopy(stream.state_dict()) if is_stateful(stream) else None
+        batches = iter(stream)
+        if before is None and batches is stream and open_stream(self.dataset, name, context) is stream:
+            raise ArgumentError(
+                "module",
+                f"stream {name!r} returns the same iterator for each pass, so that the training would miss the batch "
+                "that gives a lazy module its shapes; return a new iterator for each pass, give the iterator "
+                "state_dict() and load_state_dict(), or give the module its sizes",
+            )
+        try:
+            yield itertools.islice(batches, _MOST_UNUSABLE)
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None and (before is None or batches is not stream):
+                close()
+            if before is not None:
+                stream.load_state_dict(before)
+
     def listens(self, event: str) -> bool:
         """Tell whether anything listens to an event."""
         return bool(self._listeners[event])
@@ -462,11 +523,10 @@ class MainLoop:
         self.outcome = None
         try:
             self._interrupts.install()
-            if not self._changers:
-                self._materialise()
+            self.materialise(may_fail=bool(self._changers))
             self._prefetch = self._find_prefetch()
             self.notify("before_training")
-            self._materialise()  # by a batch as hooks change it, which may need their before_training
+            self.materialise(as_changed=True)  # which may need the before_training of the hooks that change batches
         except TrainingTerminated as error:
             self._termination = error
         except BaseException as error:
@@ -540,37 +600,6 @@ class MainLoop:
                     _LOG.exception("a hook failed in %s", event)
                 first = first or error
         return first if event != "on_error" else None
-
-    def _materialise(self) -> None:
-        """Show a lazy model the first batch of an evaluation pass of the train stream; one that was loaded needs none.
-
-        Hooks that may change batches get `before_batch`. A dataset without that stream is for epochs by hand, whose
-        first batch the model takes.
-        """
-        if not self.model.is_lazy or self.train_stream_name not in stream_names(self.dataset):
-            return
-        name = self.train_stream_name
-        changers = [each for each in (*self.hooks, self.model) if may_change_batches(each)]
-        check = self.checks.begin(name, ", ".join(self._changers))
-        with preserved_randomness(), NamedWhenSlow("reading the first batch, for the shapes of a lazy module"):
-            seed_everything(self.seed, "evaluation", name)
-            batches = iter(open_stream(self.dataset, name, StreamContext(name, seed=self.seed, epoch=0)))
-            for batch in itertools.islice(batches, _MOST_UNUSABLE):
-                changed = dict(batch)
-                length = check(batch)
-                if length == 0 or self.fixed_batch_size not in (None, length):
-                    continue
-                for each in changers:
-                    call = listener(each, "before_batch", AbstractModel if each is self.model else AbstractHook)
-                    if call is not None:
-                        call(stream_name=name, batch=changed)
-                if changers and self.checks.check_changed(changed) == 0:
-                    continue
-                self.model.materialise(changed)
-                break
-            close = getattr(batches, "close", None)
-            if close is not None:
-                close()
 
     def _go_on(self) -> None:
         """Bring everything to the checkpoint that was restored, if there is one."""

@@ -25,9 +25,6 @@ class AbstractModel(ABC):
     is_lazy: bool = False
     """Whether the model has parts whose shapes the first batch decides, and has not seen a batch yet."""
 
-    build_module: Callable[[], Any] | None = None
-    """Builds the argument `module` anew, from the config; set by what builds the model."""
-
     @property
     @abstractmethod
     def input_names(self) -> Sequence[str]:

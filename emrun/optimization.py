@@ -206,6 +206,7 @@ def load_optimizer_state(
         )
     if [group["params"] for group in saved["configured"]] != [group["params"] for group in configured]:
         raise StateError("model.optimizer.groups puts the parameters into other groups; a resume cannot change that")
+    _check_number_of_groups(optimizer, saved["state"])
     _check_optimizer_state(optimizer, saved, configured)
     optimizer.state.clear()  # it is replaced: two of them in memory, on a second load, may be too much for a GPU
     try:
@@ -213,7 +214,7 @@ def load_optimizer_state(
     except ValueError as error:
         raise StateError(f"model.optimizer: {error}") from error
     optimizer._opt_called = True  # type: ignore[attr-defined]  # it made updates: torch warns of schedulers otherwise
-    for group, old, new in zip(optimizer.param_groups, saved["configured"], configured, strict=True):
+    for group, old, new in zip(optimizer.param_groups, saved["configured"], configured, strict=False):
         for key in [key for key, value in new.items() if key in old and old[key] != value]:
             value = new[key]
             if key == "lr" and old.get("initial_lr"):  # the scheduler has changed it since
@@ -222,6 +223,17 @@ def load_optimizer_state(
                 group[key].fill_(value)
             else:
                 group[key] = value
+
+
+def _check_number_of_groups(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Check that an optimizer has as many groups of parameters as a saved one, those that hooks added included."""
+    groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    if isinstance(groups, list) and len(groups) != len(optimizer.param_groups):
+        raise StateError(
+            f"the optimizer of the checkpoint has {len(groups)} groups of parameters, that of the config has "
+            f"{len(optimizer.param_groups)}; a hook or a model that adds groups must do so where it is built, as "
+            "before_training comes after the loading"
+        )
 
 
 _OF_OTHER_SHAPES = ("Adafactor", "LBFGS", "Muon")

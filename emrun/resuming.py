@@ -83,7 +83,7 @@ def resume_training(
         assert run is not None  # one of the two
         with run.logging():
             warn_of(copies_left(stored, merged))
-            training = assemble(prepared, run.directory, run)
+            training = assemble(prepared, run.directory, run, is_new=place is None)
             if place is not None:
                 place = training.main_loop.restore(place)
                 done = (training.main_loop.training_epochs_done, training.main_loop.iterations_done)

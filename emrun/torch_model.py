@@ -45,11 +45,11 @@ from emrun.torch_weights import (
     Structure,
     collect_weights,
     differences,
+    end_laziness,
     extra_state,
     load_weights,
     own_memory,
     structure,
-    structure_anew,
     uninitialised,
     what_cannot_be_held,
     write_weights,
@@ -101,7 +101,9 @@ class TorchModel(AbstractModel):
 
     Args:
         module: its `forward` returns a mapping of outputs, or values that `outputs` names. A lazy one, such as
-            `torch.nn.LazyLinear`, gets its shapes from the first batch of an evaluation pass, or from a checkpoint.
+            `torch.nn.LazyLinear`, gets its shapes from the first batch of an evaluation pass, or from a checkpoint. It
+            gets the batch as the stream gives it; only where `forward` fails on that, as hooks change it. The stream
+            must not return one iterator for all passes, unless that has a state.
         inputs: the sources that `forward` gets. A list is passed by name when all its names are parameters of
             `forward`, else by position; a mapping `{parameter: source}` by name. For another dtype than stated above,
             `{parameter: {source: image, dtype: uint8}}` names a dtype of torch, or `keep` for the one that the source
@@ -135,6 +137,9 @@ class TorchModel(AbstractModel):
         ArgumentError: an argument does not fit the module.
         StreamError: a batch does not fit, found before any update.
     """
+
+    built_apart: Callable[[], Structure | None] | None = None
+    """Returns what the module has when another process builds it, if that is known; set by what builds the model."""
 
     def __init__(
         self,
@@ -252,6 +257,7 @@ class TorchModel(AbstractModel):
             raise _NO_OPTIMIZER
         if self._main_loop is not None and self._main_loop.saves and not self._is_own_saving:
             self._check_saving()
+        self.built_apart = None  # its process ends
 
     @property
     def is_lazy(self) -> bool:  # type: ignore[override]
@@ -275,18 +281,20 @@ class TorchModel(AbstractModel):
         missing = set(uninitialised(module))
         buffers = {name: each.clone() for name, each in module.named_buffers() if name not in missing}
         module.eval()
-        with preserved_randomness(), torch.no_grad():
-            set_random_state(self._random_of_lazy)
-            try:
+        try:
+            with preserved_randomness(), torch.no_grad():
+                set_random_state(self._random_of_lazy)
                 self._inputs.call(module, inputs)
-            except Exception as error:
-                kind = type(module).__name__
-                add_inputs(error, f"forward of {kind}, which is lazy,", self._inputs.passed(inputs))
-                raise
-            for name, buffer in module.named_buffers():
-                if name in buffers and buffers[name].shape == buffer.shape:
-                    buffer.copy_(buffers[name])
-        self._set_modes(modes["training"], frozenset(modes["others"]))
+        except Exception as error:
+            kind = type(module).__name__
+            add_inputs(error, f"forward of {kind}, which is lazy,", self._inputs.passed(inputs))
+            raise
+        finally:
+            with torch.no_grad():
+                for name, buffer in module.named_buffers():
+                    if name in buffers and buffers[name].shape == buffer.shape:
+                        buffer.copy_(buffers[name])
+            self._set_modes(modes["training"], frozenset(modes["others"]))
         missing = set(uninitialised(module))
         if missing:
             message = f"{listed(sorted(missing))}: lazy, but forward does not use it in an evaluation; give its size"
@@ -510,7 +518,7 @@ class TorchModel(AbstractModel):
             StorageError: they cannot be read, or are not those of this module.
         """
         load_weights(self.module, directory)
-        self.build_module = None  # it fits
+        self.built_apart = None  # it fits
         if self.is_lazy:
             self._end_laziness()
         if extra_state(self.module):
@@ -536,6 +544,7 @@ class TorchModel(AbstractModel):
         """Take note that the module has all shapes."""
         self._random_of_lazy = None
         self._tensors = self._inputs.tensors
+        end_laziness(self.module)
         own_memory(self.module)
         self._build_optimizer()
 
@@ -553,11 +562,11 @@ class TorchModel(AbstractModel):
             raise ArgumentError(
                 "module",
                 f"no checkpoint of {kind} could be loaded: in before_training, which comes after the loading, a hook "
-                f"changes which parameters or buffers there are: {listed(changed)}; do that where the hook is built",
+                f"or the model changes which parameters or buffers there are: {listed(changed)}; do that where the "
+                "hook or the model is built",
             )
-        anew = structure_anew(self.build_module) if self.build_module is not None and self._as_built else None
-        self.build_module = None
-        changed = differences(anew, self._as_built) if anew is not None and self._as_built else []
+        anew = self.built_apart() if self.built_apart is not None else None
+        changed = differences(anew, self._as_built) if anew is not None and self._as_built is not None else []
         if changed:
             raise ArgumentError(
                 "module",
@@ -583,8 +592,8 @@ class TorchModel(AbstractModel):
             raise ArgumentError(
                 "module",
                 f"no checkpoint of {type(self.module).__name__} could be loaded: forward changes which parameters or "
-                f"buffers there are: {listed(changed)}; make all of them in __init__ (where only a batch shows their "
-                "shapes: torch.nn.LazyLinear and its kind), no optimizer would train those that are new either",
+                f"buffers there are: {listed(changed)}; create them in __init__, or use torch.nn.LazyLinear and its "
+                "kind; the optimizer would not train parameters that are created later",
             )
         self._check_that_weights_can_be_held()
 

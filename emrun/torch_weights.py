@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import io
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 from torch import Tensor
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from emrun.errors import StateError, StorageError, listed, reason_of
 from emrun.files import refuse_timeout, storing
-from emrun.randomness import preserved_randomness
-
-_LOG = logging.getLogger(__name__)
 
 FILE = "model.safetensors"
 _TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ
@@ -163,43 +157,41 @@ def uninitialised(module: torch.nn.Module) -> list[str]:
     return [name for name, tensor in tensors if is_lazy(tensor)]
 
 
+def end_laziness(module: torch.nn.Module) -> None:
+    """Let the lazy parts of a module that have all shapes become what they are in a training, without a batch.
+
+    That is what torch does in their first forward. Parts that are lazy in a way of their own do it there.
+    """
+    for part in module.modules():
+        if not isinstance(part, LazyModuleMixin) or not hasattr(part, "_initialize_hook"):
+            continue
+        if part.has_uninitialized_params() or not part.initialize_parameters.__module__.startswith("torch."):
+            continue
+        _set_sizes(part)
+        for name in ("_initialize_hook", "_load_hook"):
+            getattr(part, name).remove()
+            delattr(part, name)
+        if part.cls_to_become is not None:
+            part.__class__ = part.cls_to_become
+
+
+def _set_sizes(part: Any) -> None:
+    """Give a part of torch's the sizes of its input, which a checkpoint does not have: those of its tensors."""
+    tensor = part.weight if getattr(part, "weight", None) is not None else getattr(part, "running_mean", None)
+    if tensor is None:
+        return
+    if getattr(part, "in_features", None) == 0:
+        part.in_features = tensor.shape[-1]
+    elif getattr(part, "num_features", None) == 0:
+        part.num_features = tensor.shape[0]
+    elif getattr(part, "in_channels", None) == 0:
+        part.in_channels = tensor.shape[0] if part.transposed else tensor.shape[1] * part.groups
+
+
 def structure(module: torch.nn.Module) -> Structure:
     """Return names, shapes and dtypes of what `collect_weights` collects."""
     state = {name: value for name, value in module.state_dict().items() if not _is_extra(name, value)}
     return {name: (None if is_lazy(each) else tuple(each.shape), each.dtype) for name, each in state.items()}
-
-
-def structure_anew(build: Callable[[], torch.nn.Module]) -> Structure | None:
-    """Return the structure of a module that is built anew on the device meta, without memory for its values.
-
-    Random states stay as they are, and what the module prints or logs while it is built is dropped.
-
-    Args:
-        build: builds the module.
-
-    Returns:
-        The structure, None where the module cannot be built that way.
-    """
-    try:
-        with preserved_randomness(), _silence(), torch.device("meta"):
-            return structure(build())
-    except (Exception, SystemExit) as error:
-        _LOG.debug("the module was not built anew on the device meta: %s: %s", type(error).__name__, error)
-        return None
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Drop what is printed, logged and warned of."""
-    before = logging.root.manager.disable
-    logging.disable()
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            with contextlib.redirect_stderr(io.StringIO()):
-                yield
-    finally:
-        logging.disable(before)
 
 
 def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) -> list[str]:

@@ -84,7 +84,7 @@ def create_training(
         with _kept_or_removed(run, existed, remove_failed), run.logging():
             _LOG.info("run directory: %s", run.directory)
             warn_of(loaded.notes)
-            return assemble(prepared, run.directory, run)
+            return assemble(prepared, run.directory, run, is_new=True)
     except (ConfigError, UsageError):
         if not had_root:
             _remove_if_empty(run.directory.parent)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ DIGEST = "digest"
 """How the text of a value begins that is too long to be shown."""
 
 _TRUSTED = ("emrun.", "torch.")  # their states are complete, what else they keep is their own business
+_DEEPEST = 8  # containers in containers
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 
 
@@ -40,7 +42,7 @@ def unsaved_state(model: Any) -> dict[str, str]:
     for key, loss in getattr(model, "losses", {}).items():
         if isinstance(loss, torch.nn.Module):
             found |= _of_modules(loss, key)
-            found |= {f"{key} {_kind(loss)}, buffer {name!r}": _digest(each) for name, each in loss.named_buffers()}
+            found |= _texts((f"{key} {_kind(loss)}, buffer {name!r}", each) for name, each in loss.named_buffers())
         else:
             found |= attributes(loss, f"{key} {_kind(loss)}")
     return found | attributes(model, f"model {_kind(model)}")
@@ -55,9 +57,8 @@ def attributes(owner: Any, what: str) -> dict[str, str]:
     """
     if type(owner).__module__.startswith(_TRUSTED):
         return {}
-    own = {name: value for name, value in getattr(owner, "__dict__", {}).items() if name not in _OF_MODULES}
-    texts = {f"{what}, attribute {name!r}": _text(value) for name, value in own.items()}
-    return {name: text for name, text in texts.items() if text is not None}
+    own = list(getattr(owner, "__dict__", {}).items())
+    return _texts((f"{what}, attribute {name!r}", value) for name, value in own if name not in _OF_MODULES)
 
 
 def varying(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
@@ -70,7 +71,7 @@ def _of_modules(root: torch.nn.Module, what: str) -> dict[str, str]:
     for name, part in root.named_modules():
         place = f"{what} {name!r} ({_kind(part)})" if name else f"{what} {_kind(part)}"
         found |= attributes(part, place)
-        found |= {f"{place}, buffer {key!r} {NOT_PERSISTENT}": _digest(each) for key, each in _not_persistent(part)}
+        found |= _texts((f"{place}, buffer {key!r} {NOT_PERSISTENT}", each) for key, each in _not_persistent(part))
     return found
 
 
@@ -81,31 +82,56 @@ def _not_persistent(part: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
             yield name, buffer
 
 
+def _texts(values: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """Return the texts of values under their names, without those that cannot be compared."""
+    found = {}
+    for name, value in values:
+        try:
+            text = _text(value)
+        except Exception:  # objects of the user's, and tensors of kinds that torch can do little with
+            continue
+        if text is not None:
+            found[name] = text
+    return found
+
+
 def _digest(value: Any) -> str:
     return f"{DIGEST} {digest(value)}"
 
 
-def _text(value: Any) -> str | None:
+def _text(value: Any, depth: int = 0) -> str | None:
     """Return a text for a value that can be compared between processes, None for any other."""
     if value is None or isinstance(value, bool | int | float | str | np.generic):
         return repr(value)
     if isinstance(value, torch.Tensor):
         is_readable = not is_lazy(value) and value.layout is torch.strided and not value.is_meta
-        return _digest(value) if is_readable else None
+        return _digest(value.detach().resolve_conj().resolve_neg()) if is_readable else None
     if isinstance(value, np.ndarray):
-        return _digest(value)
-    if isinstance(value, np.random.Generator):
-        return _digest(value.bit_generator.state)
+        return None if value.dtype.hasobject else _digest(value)
     if isinstance(value, Mapping | list | tuple | deque | set | frozenset):
-        entries = list(value.values()) if isinstance(value, Mapping) else list(value)
-        parts = [_text(part) for part in entries]
-        if None in parts:
+        if depth == _DEEPEST:  # or a container that holds itself
             return None
-        return _digest(sorted(map(str, parts)) if isinstance(value, set | frozenset) else parts)
-    if isinstance(value, type):
-        return None
-    take = getattr(value, "getstate", None) or getattr(value, "get_state", None)  # of a random generator, any library's
-    return _digest(take()) if callable(take) else None
+        entries = list(value.values()) if isinstance(value, Mapping) else list(value)
+        parts = []
+        for entry in entries:
+            part = _text(entry, depth + 1)
+            if part is None:
+                return None
+            parts.append(part)
+        return _digest(sorted(parts) if isinstance(value, set | frozenset) else parts)
+    state = _state_of_generator(value)
+    return None if state is None else _digest(state)
+
+
+def _state_of_generator(value: Any) -> Any:
+    """Return the state of a random generator, None of anything else."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState | torch.Generator):
+        return value.get_state()
+    return None
 
 
 def _kind(value: Any) -> str:

@@ -45,7 +45,7 @@ FLOORS = [
     },
     {"dataset_streams", "training_state"},
     {"check", "sources"},
-    {"optimization", "torch_inputs", "torch_weights", "prefetching", "unsaved_state"},
+    {"optimization", "torch_inputs", "torch_weights", "built_apart", "prefetching", "unsaved_state"},
     {"build", "main_loop", "torch_model"},
     {"preparation", "schema"},
     {"assembly"},

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated, create_model
-from emrun.errors import ArgumentError, HookError
+from emrun.errors import ArgumentError, HookError, StateError
 from emrun.hooks import ComputeStats, StopAfter
 from emrun.optimization import build_optimizer, build_scheduler, clear_gradients
 
@@ -42,6 +42,36 @@ def grouped(groups, **arguments):
     assert all(group["params"] for group in optimizer.param_groups)
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     return {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
+
+
+class AddsGroup(AbstractHook):
+    def __init__(self, model):
+        super().__init__()
+        model.module.register_parameter("more", nn.Parameter(torch.zeros(1)))
+        model.optimizer.add_param_group({"params": [model.module.more], "lr": 0.25})
+
+
+def stepped(model):
+    for parameter in model.module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model.optimizer.step()
+    return model.state_dict()
+
+
+def test_a_group_that_a_hook_adds_where_it_is_built_is_resumed():
+    model, again = (TorchModel(Net(), optimizer=sgd()) for _ in range(2))
+    AddsGroup(model), AddsGroup(again)
+    again.load_state_dict(stepped(model))
+    assert [group["lr"] for group in again.optimizer.param_groups] == [1.0, 0.25]
+    assert torch.equal(again.optimizer.state[again.module.more]["momentum_buffer"], torch.ones(1))
+
+
+def test_a_group_that_is_missing_on_a_resume_is_named():
+    model, again = (TorchModel(Net(), optimizer=sgd()) for _ in range(2))
+    AddsGroup(model)
+    message = "the optimizer of the checkpoint has 2 groups of parameters, that of the config has 1; a hook or a model"
+    with pytest.raises(StateError, match=message):
+        again.load_state_dict(stepped(model))
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from emrun.torch_weights import (
     FILE,
     collect_weights,
     differences,
+    end_laziness,
     extra_state,
     load_weights,
     own_memory,
     structure,
-    structure_anew,
     what_cannot_be_held,
     write_weights,
 )
@@ -348,24 +348,50 @@ def test_a_lazy_module_takes_the_shapes_of_the_file(tmp_path):
     assert torch.equal(module(x), lazy(x))
 
 
+@pytest.mark.parametrize(
+    ("make", "batch"),
+    [
+        (lambda: nn.LazyLinear(2), torch.ones(1, 3)),
+        (lambda: nn.LazyConv2d(4, 3, groups=2), torch.ones(1, 6, 5, 5)),
+        (lambda: nn.LazyConvTranspose1d(4, 3, groups=2), torch.ones(1, 6, 5)),
+        (lambda: nn.LazyBatchNorm1d(), torch.ones(2, 3)),
+        (lambda: nn.LazyBatchNorm1d(affine=False), torch.ones(2, 3)),
+        (lambda: nn.LazyInstanceNorm1d(affine=True), torch.ones(2, 3, 4)),
+    ],
+    ids=["linear", "convolution", "transposed", "norm", "norm without weights", "instance norm"],
+)
+def test_a_lazy_part_that_was_loaded_is_what_a_batch_makes_of_it(tmp_path, make, batch):
+    seen, loaded = make(), make()
+    seen(batch)
+    save_weights(seen, tmp_path)
+    load_weights(loaded, tmp_path)
+    end_laziness(loaded)
+    assert type(loaded) is type(seen)
+    assert repr(loaded) == repr(seen)
+    assert not loaded._forward_pre_hooks
+    assert vars(loaded).keys() == vars(seen).keys()
+    assert torch.equal(loaded.eval()(batch), seen.eval()(batch))
+
+
+def test_a_part_that_is_lazy_in_its_own_way_stays_so_until_its_first_batch(tmp_path):
+    class Own(nn.LazyLinear):
+        cls_to_become = None
+
+        def initialize_parameters(self, input):
+            super().initialize_parameters(input)
+            self.seen = True
+
+    module = Own(2)
+    save_weights(nn.Linear(3, 2), tmp_path)
+    load_weights(module, tmp_path)
+    end_laziness(module)
+    module(torch.ones(1, 3))
+    assert module.seen
+
+
 def test_a_lazy_module_without_a_batch_cannot_be_saved():
     with pytest.raises(StateError, match="weight, bias: a lazy module has no weights to save"):
         collect_weights(nn.LazyLinear(2))
-
-
-def test_a_module_is_built_anew_without_drawing_random_numbers_or_printing(capsys):
-    def build():
-        print("building")
-        return nn.Linear(3, 2)
-
-    before = torch.get_rng_state()
-    assert structure_anew(build) == {"weight": ((2, 3), torch.float32), "bias": ((2,), torch.float32)}
-    assert torch.equal(before, torch.get_rng_state())
-    assert capsys.readouterr().out == ""
-
-
-def test_a_module_that_cannot_be_built_on_meta_is_left_out():
-    assert structure_anew(lambda: nn.Linear(3, int(torch.ones(1).item()))) is None
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077, 0o002], ids=oct)

@@ -1,5 +1,7 @@
 """From a config to a run directory and back, in this process."""
 
+import gc
+import importlib
 import json
 import logging
 import random
@@ -54,6 +56,52 @@ def weights(training, name="latest"):
 
 def trace(directory):
     return YAML(typ="safe", pure=True).load(directory / "trace.yaml")
+
+
+COUNTING = """
+from itertools import count
+from pathlib import Path
+
+import torch
+
+NUMBERS = count(1)
+LAST = None
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        global LAST
+        LAST = self
+        with Path("built").open("a") as file:
+            file.write("x")
+        self.name = f"linear_{next(NUMBERS)}"
+        self.add_module(self.name, torch.nn.Linear(11, 1))
+
+    def forward(self, x):
+        return getattr(self, self.name)(x)[:, 0]
+"""
+
+
+def test_a_module_is_built_once_for_a_training(tmp_path, monkeypatch):
+    (tmp_path / "counting.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    training = trained(tmp_path, "model.module={class: counting.Counting}")
+    assert training.model.module is importlib.import_module("counting").LAST
+    assert training.model.module.name == "linear_1"
+    assert (tmp_path / "built").read_text() == "x"
+
+
+def test_a_training_that_does_not_begin_leaves_no_process(tmp_path):
+    before = psutil.Process().children()
+    with pytest.raises(RuntimeError, match="negative dimension"):
+        create_training(CONFIG, tmp_path, overrides=["model.module.args.0.in_features=-1"])
+    assert psutil.Process().children() == before
+    training = create_training(CONFIG, tmp_path)
+    assert psutil.Process().children() != before
+    del training
+    gc.collect()
+    assert psutil.Process().children() == before
 
 
 def test_a_training_from_a_mapping_has_all_its_parts(tmp_path):

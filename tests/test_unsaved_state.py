@@ -1,5 +1,6 @@
 """What a model keeps beside its checkpoints."""
 
+import random
 from collections import deque
 from types import SimpleNamespace
 
@@ -22,6 +23,10 @@ KINDS = {
     "deque": (deque([1]), deque([1, 2])),
     "set": ({1}, {1, 2}),
     "generator": (np.random.default_rng(1), np.random.default_rng(2)),
+    "generator of Python": (random.Random(1), random.Random(2)),
+    "older generator of NumPy": (np.random.RandomState(1), np.random.RandomState(2)),
+    "generator of torch": (torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)),
+    "conjugate": (torch.tensor([1j]).conj(), torch.tensor([2j]).conj()),
 }
 
 
@@ -68,6 +73,38 @@ def test_a_loss_is_looked_at_with_all_its_buffers():
 def test_values_that_cannot_be_compared_are_left_out():
     for value in (object(), lambda: None, [object()], nn.Identity, torch.eye(2).to_sparse(), torch.ones(1).to("meta")):
         assert not [name for name in state(Net(value)) if "value" in name]
+
+
+class AnyAttribute:
+    def __init__(self):
+        vars(self)["entries"] = {"a": 1}
+
+    def __getattr__(self, name):
+        return vars(self)["entries"][name]
+
+
+class Store:
+    def get_state(self, key):
+        return key
+
+
+class Broken(list):
+    def __iter__(self):
+        raise OSError
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_values_that_cannot_be_read_are_left_out_and_others_are_not():
+    own = {}
+    own["self"] = own
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    jagged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    objects = np.array([object()])
+    for value in (AnyAttribute(), Store(), own, Broken(), nested, jagged, objects, [AnyAttribute()]):
+        module = Net(value)
+        module.other = 1
+        module.register_buffer("lost", nested, persistent=False)
+        assert [name for name in state(module) if "Net" in name] == ["module Net, attribute 'other'"]
 
 
 def test_lazy_buffers_are_left_out():

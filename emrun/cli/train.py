@@ -124,7 +124,7 @@ def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
         status = fail(error, has_log=keeps)
         if keeps:
             tell_of_capsule(training.main_loop.capsule)
-            _tell_what_survived(training)
+            _tell_what_survived(training, error)
         return status
     if metrics and not quiet:
         click.echo(summary(metrics))
@@ -139,18 +139,21 @@ def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
     return outcome.exit_status
 
 
-def _tell_what_survived(training: Training) -> None:
+def _tell_what_survived(training: Training, error: BaseException | None = None) -> None:
+    from emrun.errors import ArgumentError
     from emrun.run_dir import is_failed_start
 
     loop, directory = training.main_loop, training.output_dir
     done = f"{loop.training_epochs_done} epochs, {loop.iterations_done} iterations done"
     checkpoints = directory / "checkpoints"
     names = sorted(path.name for path in checkpoints.iterdir() if path.is_symlink()) if checkpoints.is_dir() else []
-    if names:
-        click.echo(f"{done}; checkpoints {', '.join(names)} are kept; go on with: emrun resume {directory}", err=True)
+    kept = f"checkpoints {', '.join(names)} are kept" if names else "no checkpoint was saved"
+    is_refused = isinstance(error, ArgumentError) and error.argument == "module" and not loop.iterations_done
+    if names and not is_refused:  # what is mended in a module that was refused is in no checkpoint
+        click.echo(f"{done}; {kept}; go on with: emrun resume {directory}", err=True)
         return
     arguments = sys.argv[1:]
     again = f"emrun {shlex.join(arguments)}" if arguments[:1] == ["train"] else f"emrun train {directory}"
     is_in_the_way = any(each.startswith("--output-dir") for each in arguments) and not is_failed_start(directory)
     elsewhere = " (with another --output-dir)" if is_in_the_way else ""
-    click.echo(f"{done}; no checkpoint was saved; begin again with: {again}{elsewhere}", err=True)
+    click.echo(f"{done}; {kept}; begin again with: {again}{elsewhere}", err=True)

@@ -498,6 +498,34 @@ def test_a_run_without_a_checkpoint_does_not_suggest_to_resume_it(project, emrun
     assert emrun("train", "config.yaml", "--output-dir", "mine", *overrides).returncode == 0
 
 
+LATE = """
+import torch
+
+class Late(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(11, 1)
+
+    def forward(self, x):
+        if self.training and not hasattr(self, "scale"):
+            self.scale = torch.nn.Parameter(torch.ones(1))
+        return super().forward(x)[:, 0]
+"""
+
+
+def test_a_module_that_is_refused_after_the_zeroth_epoch_is_not_to_be_resumed(project, emrun):
+    (project / "late.py").write_text(LATE)
+    done = emrun("train", "config.yaml", "--output-dir", "mine", "model.module={class: late.Late}")
+    assert done.returncode == 2
+    assert (
+        "'scale' is new; create them in __init__, or use torch.nn.LazyLinear and its kind; the optimizer would not "
+        "train parameters that are created later"
+    ) in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "0 epochs, 0 iterations done; checkpoints latest are kept; begin again with: emrun train config.yaml "
+        "--output-dir mine 'model.module={class: late.Late}' (with another --output-dir)"
+    )
+
+
 def test_a_run_without_a_checkpoint_that_has_begun_is_in_the_way_and_the_last_line_says_so(project, emrun):
     (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Fail\n")
     done = emrun("train", "config.yaml", "--output-dir", "mine", "main_loop.skip_zeroth_epoch=true")

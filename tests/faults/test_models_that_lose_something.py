@@ -3,8 +3,8 @@
 State that no checkpoint has is named by `emrun check`.
 
 Taken out once by hand, each made a test here fail: the comparison before the first update, the one after the zeroth
-epoch, the one with a module built anew, the look for what safetensors cannot hold, the own memory of expanded
-buffers, the random states under which a lazy module is initialised, and, for `check`, the second run on the
+epoch, the one with a module that a child process builds, the look for what safetensors cannot hold, the own memory of
+expanded buffers, the random states under which a lazy module is initialised, and, for `check`, the second run on the
 batches that were seen, without which caches are named too.
 """
 
@@ -14,6 +14,7 @@ from itertools import product
 import pytest
 
 MODELS = """
+import os
 import warnings
 import torch
 from torch import nn
@@ -29,8 +30,7 @@ class Net(nn.Module):
         if kind in REGISTERED:
             self.register_buffer("b", REGISTERED[kind]())
         elif kind == "anew":
-            Net.built = getattr(Net, "built", 0) + 1
-            self.register_buffer(f"b_{Net.built}", torch.zeros(1))
+            self.register_buffer(f"b_{os.urandom(4).hex()}", torch.zeros(1))
         elif kind.startswith("becomes"):
             self.register_buffer("b", torch.zeros(1))
 
@@ -181,6 +181,7 @@ def test_a_model_that_could_not_be_loaded_is_refused_before_the_first_update(pla
             assert "0 epochs, 0 iterations done" in done.stderr, done.stderr
             if skip == "true" or kind != "parameter of training":  # what the zeroth epoch saves of that can be loaded
                 assert "no checkpoint was saved" in done.stderr, done.stderr
+            assert "begin again with: emrun train" in done.stderr, done.stderr
 
 
 @pytest.mark.timeout(7200)
