@@ -101,8 +101,8 @@ def _build_model(prepared: Prepared, training: Training) -> AbstractModel:
     loop.checks = training.main_loop.checks
     loop.saves = True
     may_fail = any(map(may_change_batches, (*training.hooks, model)))  # as in a training
-    for each in (training.main_loop, loop):
-        each.materialise(may_fail=may_fail)
+    for each in (training.model, model):
+        training.main_loop.materialise(each, may_fail=may_fail)
     loop.notify("before_training")
     loop.notify("before_epoch", epoch_id=1)
     return model

@@ -433,23 +433,24 @@ class MainLoop:
             else:
                 raise termination
 
-    def materialise(self, *, as_changed: bool = False, may_fail: bool = False) -> None:
+    def materialise(self, model: AbstractModel | None = None, *, may_fail: bool = False) -> None:
         """Show a lazy model the first batch of an evaluation pass of the train stream; one that was loaded needs none.
 
-        The pass leaves no traces: a stream with a state is put back into that. A dataset without that stream is for
-        epochs by hand, whose first batch the model takes.
+        Hooks that may change batches get `before_batch`. The pass leaves no traces: a stream with a state is put back
+        into that. A dataset without that stream is for epochs by hand, whose first batch the model takes.
 
         Args:
-            as_changed: show the batch as the hooks change it that may do so.
-            may_fail: leave the model lazy when it cannot use the batch.
+            model: the model; None for that of the loop.
+            may_fail: leave the model lazy when a hook or the model cannot use the batch yet.
 
         Raises:
             ArgumentError: the stream is one iterator, from which the training would miss the batch.
         """
         name = self.train_stream_name
-        if not self.model.is_lazy or name not in stream_names(self.dataset):
+        model = self.model if model is None else model
+        if not model.is_lazy or name not in stream_names(self.dataset):
             return
-        changers = [each for each in (*self.hooks, self.model) if as_changed and may_change_batches(each)]
+        changers = [each for each in (*self.hooks, model) if may_change_batches(each)]
         check = self.checks.begin(name, ", ".join(self._changers))
         with preserved_randomness(), NamedWhenSlow("reading the first batch, for the shapes of a lazy module"):
             seed_everything(self.seed, "evaluation", name)
@@ -459,14 +460,14 @@ class MainLoop:
                     length = check(batch)
                     if length == 0 or self.fixed_batch_size not in (None, length):
                         continue
-                    for each in changers:
-                        call = listener(each, "before_batch", AbstractModel if each is self.model else AbstractHook)
-                        if call is not None:
-                            call(stream_name=name, batch=changed)
-                    if changers and self.checks.check_changed(changed) == 0:
-                        continue
                     with suppress(*([Exception] if may_fail else [])):
-                        self.model.materialise(changed)
+                        for each in changers:
+                            call = listener(each, "before_batch", AbstractModel if each is model else AbstractHook)
+                            if call is not None:
+                                call(stream_name=name, batch=changed)
+                        if changers and self.checks.check_changed(changed) == 0:
+                            continue
+                        model.materialise(changed)
                     break
 
     @contextmanager
@@ -526,7 +527,7 @@ class MainLoop:
             self.materialise(may_fail=bool(self._changers))
             self._prefetch = self._find_prefetch()
             self.notify("before_training")
-            self.materialise(as_changed=True)  # which may need the before_training of the hooks that change batches
+            self.materialise()  # which may need the before_training of the hooks that change batches
         except TrainingTerminated as error:
             self._termination = error
         except BaseException as error:

@@ -102,8 +102,9 @@ class TorchModel(AbstractModel):
     Args:
         module: its `forward` returns a mapping of outputs, or values that `outputs` names. A lazy one, such as
             `torch.nn.LazyLinear`, gets its shapes from the first batch of an evaluation pass, or from a checkpoint. It
-            gets the batch as the stream gives it; only where `forward` fails on that, as hooks change it. The stream
-            must not return one iterator for all passes, unless that has a state.
+            gets the batch as hooks change it, before `before_training`, or after that where a hook's `before_batch`
+            needs its `before_training`. The stream must not return one iterator for all passes, unless that has a
+            state.
         inputs: the sources that `forward` gets. A list is passed by name when all its names are parameters of
             `forward`, else by position; a mapping `{parameter: source}` by name. For another dtype than stated above,
             `{parameter: {source: image, dtype: uint8}}` names a dtype of torch, or `keep` for the one that the source

@@ -50,12 +50,23 @@ class Looks(AbstractHook):
 
 
 class Changes(Looks):
+    factor = 2.0
+
+    def before_batch(self, stream_name, batch):
+        batch["shift"] = self.factor * batch["y"]
+
+
+class ChangesLater(Changes):
+    factor = None
+
     def before_training(self):
         super().before_training()
         self.factor = 2.0
 
+
+class Crops(AbstractHook):
     def before_batch(self, stream_name, batch):
-        batch["shift"] = self.factor * batch["y"]
+        batch["x"] = batch["x"][:, :2]
 
 
 class TakesNote(AbstractHook):
@@ -90,8 +101,12 @@ def test_hooks_see_the_shapes_and_the_optimizer_before_training_also_where_one_c
     assert [hook.seen for hook in hooks] == [[(False, True)], [(False, True)]]
 
 
-def test_a_model_that_needs_what_a_hook_adds_gets_its_shapes_after_before_training():
-    hooks = Looks(), Changes()
+def test_the_shapes_are_those_of_the_batch_as_hooks_change_it():
+    assert run(Data(), [Crops()]).model.module.linear.in_features == 2
+
+
+def test_a_hook_that_changes_batches_only_after_its_before_training_is_waited_for():
+    hooks = Looks(), ChangesLater()
     loop = run(Data(), hooks, Needs())
     assert [hook.seen for hook in hooks] == [[(True, False)], [(True, False)]]
     assert loop.model.module.training
