@@ -604,7 +604,7 @@ def _read_manifest(place: Path) -> Manifest:
         raise StorageError(f"checkpoint {place}: {_MANIFEST} cannot be read ({reason_of(error)})") from error
     version = content.get("format") if isinstance(content, dict) else None
     if type(version) is int and version > FORMAT:
-        newer = f"format {version} is newer than this emrun knows ({FORMAT})"
+        newer = f"format {version} of {_MANIFEST} is newer than this emrun knows ({FORMAT})"
         raise StorageError(f"checkpoint {place}: {newer}")
     if not intact:
         raise StorageError(f"checkpoint {place}: {_MANIFEST} is damaged")

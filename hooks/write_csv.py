@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from emrun.errors import ArgumentError, HookError, StateError
-from emrun.fields import SHA256, TEXT, optional, record, sequence_of, shown, whole
+from emrun.fields import SHA256, TEXT, Kind, optional, record, sequence_of, shown, whole
 from emrun.files import safe_component
 from emrun.hook import AbstractHook
 from emrun.lines import Change, Lines
@@ -20,8 +20,13 @@ from emrun.types import EpochData, EpochVariable, check_choice
 
 _LOG = logging.getLogger(__name__)
 
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) in (2, 3) and all(type(each) is str for each in value)
+
+
 _STATE = {
-    "columns": sequence_of(sequence_of(TEXT)),
+    "columns": sequence_of(Kind("stream, variable and perhaps aggregation", _is_column)),
     "length": whole(),
     "digest": SHA256,
     "format": record({"output_file": TEXT, "delimiter": TEXT, "variables": optional(sequence_of(TEXT))}),

@@ -107,7 +107,7 @@ class Harm(AbstractHook):
 
     def before_epoch(self, epoch_id):
         if epoch_id == self.epoch + 1:
-            harm(self.path, self.how, 250)
+            harm(self.path, self.how, 251)  # of the lines, the last
 
 
 def train_and_harm(config, directory, name, how, epoch):
