@@ -163,7 +163,7 @@ def _saved(library: Any, argument: str, folder: Path) -> dict[str, Any]:
         found = library.load_from_disk(str(folder.resolve()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArgumentError(
-            argument, f"{str(folder)!r} is no folder that save_to_disk wrote: {reason_of(error)}"
+            argument, f"{str(folder)!r} is not a folder that save_to_disk wrote: {reason_of(error)}"
         ) from error
     if not isinstance(found, Mapping):
         return {argument: found}

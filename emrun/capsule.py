@@ -279,7 +279,7 @@ def keep_failure(
         place = _write(run_directory, facts, batch, model, hook, random, censor)
     except KeyboardInterrupt:
         raise
-    except BaseException as failure:  # whatever it is, the training's own error is the one to tell of
+    except BaseException as failure:  # the error of the run itself is the one to report
         _LOG.warning("the batch that failed could not be kept: %s: %s", type(failure).__name__, reason_of(failure))
         return None
     _LOG.info("kept the batch that failed in %s", place)

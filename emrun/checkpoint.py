@@ -369,7 +369,7 @@ class Names:
         path.rename(place)
 
     def _delete(self, nameless: Iterable[str]) -> None:
-        """Delete what was to be deleted and has no name, not even one that this process was not told of."""
+        """Delete what lost its last name, unless a link that somebody else made points at it."""
         root = self.root
         links = [each for each in _entries(root) if each.is_symlink() and not each.name.startswith(".")]
         named = {Path(os.readlink(each)).name for each in links}  # noqa: PTH115 - of thousands

@@ -71,7 +71,7 @@ class Lines:
         Args:
             length: its length in bytes then.
             digest: its SHA-256 then, None when that is not known.
-            is_wanted: tells of a line, where lines were lost or changed, whether it is whole and of that time.
+            is_wanted: whether a line is whole and of that time; asked where lines were lost or changed.
             rebuilt: makes the content again, if it can; it is used where it has that length and digest.
         """
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 import warnings
 from itertools import count
 
@@ -86,12 +85,12 @@ def test_what_cannot_be_built_apart_is_left_out(build):
 
 
 def test_a_child_that_is_slow_is_not_waited_for_and_killed():
-    assert structure(lambda: time.sleep(LONG), 0) is None
+    assert structure(signal.pause, 0) is None
 
 
 def test_a_child_that_nobody_asks_ends_with_its_object():
     before = children()
-    apart = BuiltApart.begin(lambda: time.sleep(LONG))
+    apart = BuiltApart.begin(signal.pause)
     assert children() != before
     del apart
     assert children() == before

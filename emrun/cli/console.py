@@ -145,8 +145,8 @@ def fail(error: BaseException, *, has_log: bool = True) -> int:
         print_error(f"{click.style('error:', fg='red', bold=True)} {error}{notes}")
     if isinstance(error, SystemExit):
         print_error(
-            "sys.exit() in the code of a dataset, a model or a hook counts as its failure; to end a training "
-            "successfully, raise emrun.TrainingTerminated"
+            "sys.exit() in a dataset, a model or a hook is a failure of that code; to end a run successfully, raise "
+            "emrun.TrainingTerminated in a hook"
         )
     return status
 

@@ -162,7 +162,7 @@ def test_damaged_files_are_refused_by_name(project, name, content):
         ({"train": "https://example.com/a.csv"}, "train: there is no file 'https:/example.com/a.csv'"),
         ({"train": "hf://datasets/a/b.csv"}, "train: there is no file"),
         ({"train": "imdb"}, "train: there is no file 'imdb'"),
-        ({"train": "cache"}, "train: 'cache' is no folder that save_to_disk wrote"),
+        ({"train": "cache"}, "train: 'cache' is not a folder that save_to_disk wrote"),
         ({"train": "a.txt"}, "train: a.txt: all files end in the same of .csv, .json"),
         ({"train": ["rows.csv", "rows.json"]}, "train: csv, json: all files end in the same of"),
         ({"train": "a::b.csv"}, "train: the library would take "),
