@@ -1,5 +1,6 @@
 """Worker processes give the same batches in the same order as the loop's own process, and end with it."""
 
+import errno
 import gc
 import importlib
 import itertools
@@ -607,3 +608,20 @@ def test_a_stop_iteration_that_a_stream_lets_out_in_a_worker_is_named():
 
     with wrap(stream, 1) as wrapper, pytest.raises(StreamError, match=r"raised StopIteration \(.*test_workers.py:\d+"):
         list(wrapper)
+
+
+def test_a_process_that_cannot_be_started_after_another_leaves_nothing_but_its_error(monkeypatch):
+    """The loader, which has one process of two, complained when it was deleted; here that is an error."""
+    started, real = [], multiprocessing.process.BaseProcess.start
+
+    def start(process):
+        if started:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        started.append(process)
+        real(process)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
+    with pytest.raises(StreamError, match="too many open files for its 2 worker processes"):
+        Workers(StreamPass(lambda: iter([]), "train", 0, 1), 2, 2, "fork")
+    gc.collect()
+    started[0].join()
