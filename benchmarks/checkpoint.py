@@ -18,7 +18,7 @@ from time import perf_counter
 import torch
 
 from emrun import AbstractHook, MainLoop, TorchModel, TrainingTerminated
-from emrun.run_dir import Run
+from emrun.storage.run import Run
 from emrun.types import Factory
 
 BUDGET = 0.3  # times torch.save

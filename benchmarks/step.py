@@ -21,8 +21,8 @@ from tabulate import tabulate
 from emrun import AbstractModel, MainLoop, TorchModel
 from emrun.hooks import ComputeStats, StopOnNaN
 from emrun.metrics import accuracy
-from emrun.run_dir import Run
-from emrun.stream import StreamWrapper
+from emrun.storage.run import Run
+from emrun.streams.stream import StreamWrapper
 from emrun.types import Factory
 
 STEPS = 300

@@ -22,7 +22,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from emrun.stream import StreamWrapper
+from emrun.streams.stream import StreamWrapper
 
 BUDGETS = {"releases the lock": 0.95, "holds the lock": 0.85}
 HAND_OVER_BUDGET = 3.0  # microseconds

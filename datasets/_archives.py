@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from emrun.datasets._tar import DAMAGE, Member, is_plain_file
 from emrun.errors import DownloadError, reason_of
-from emrun.files import flush_directory, storing
+from emrun.storage.files import flush_directory, storing
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
 _MARKER = ".emrun_unpacked.json"

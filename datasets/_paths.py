@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from emrun.errors import ArgumentError
-from emrun.files import expanded
+from emrun.storage.files import expanded
 
 
 def files_of(argument: str, value: object) -> list[Path]:

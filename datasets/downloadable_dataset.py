@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 from emrun.dataset import AbstractDataset
 from emrun.datasets._archives import ENDINGS, folder_of, is_unpacked, unpack
 from emrun.errors import ArgumentError, DownloadError, MissingExtra, StreamError, listed
-from emrun.files import describe, expanded, flush_directory, flush_file, safe_component, storing
+from emrun.storage.files import describe, expanded, flush_directory, flush_file, safe_component, storing
 from emrun.types import check_count
 
 _LOG = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from emrun.datasets._offline import offline_and_quiet
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, MissingExtra, StreamError, did_you_mean, listed, reason_of
-from emrun.files import expanded
+from emrun.storage.files import expanded
 from emrun.stream_context import Rows, StreamContext
 from emrun.types import check_names
 

@@ -13,7 +13,7 @@ from emrun.datasets._examples import ExampleReader, OnBadExample
 from emrun.datasets._images import check_pillow, check_size, read_image, write_floats
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, StreamError, listed
-from emrun.files import expanded
+from emrun.storage.files import expanded
 from emrun.stream_context import Rows, StreamContext
 from emrun.types import check_choice
 

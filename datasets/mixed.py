@@ -11,8 +11,8 @@ import numpy as np
 
 from emrun.dataset import AbstractDataset, stream_function, stream_names
 from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
-from emrun.stream import StreamPosition, StreamWrapper
 from emrun.stream_context import Rows, StreamContext
+from emrun.streams.stream import StreamPosition, StreamWrapper
 from emrun.types import Batch, check_count
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from emrun.datasets._paths import identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, StreamError, did_you_mean, listed, reason_of
-from emrun.files import expanded
+from emrun.storage.files import expanded
 from emrun.stream_context import Rows, StreamContext
 
 _Array = np.ndarray[Any, Any]

@@ -20,7 +20,7 @@ import numpy as np
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, StorageError, StreamError, reason_of
-from emrun.files import expanded, flush_directory, storing
+from emrun.storage.files import expanded, flush_directory, storing
 from emrun.stream_context import Rows, StreamContext
 from emrun.types import check_count
 

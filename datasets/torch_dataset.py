@@ -17,7 +17,7 @@ from emrun.dataset import AbstractDataset
 from emrun.errors import ArgumentError, StreamError
 from emrun.randomness import preserved_randomness
 from emrun.stream_context import Rows, StreamContext
-from emrun.stream_pass import is_stateful
+from emrun.streams.stream_pass import is_stateful
 from emrun.types import Batch, check_count, check_names
 
 

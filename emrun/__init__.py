@@ -5,22 +5,22 @@ from typing import TYPE_CHECKING
 from emrun.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from emrun.assembly import Training as Training
-    from emrun.config import load_config as load_config
+    from emrun.config.config import load_config as load_config
     from emrun.dataset import AbstractDataset as AbstractDataset
     from emrun.hook import AbstractHook as AbstractHook
     from emrun.hook import TrainingAborted as TrainingAborted
     from emrun.hook import TrainingTerminated as TrainingTerminated
-    from emrun.main_loop import MainLoop as MainLoop
+    from emrun.loop.main_loop import MainLoop as MainLoop
     from emrun.model import AbstractModel as AbstractModel
-    from emrun.resuming import resume_training as resume_training
-    from emrun.torch_model import TorchModel as TorchModel
-    from emrun.training import create_dataset as create_dataset
-    from emrun.training import create_hooks as create_hooks
-    from emrun.training import create_model as create_model
-    from emrun.training import create_training as create_training
-    from emrun.training import evaluate as evaluate
-    from emrun.training import load_run as load_run
+    from emrun.models.torch_model import TorchModel as TorchModel
+    from emrun.training.build import Training as Training
+    from emrun.training.create import create_dataset as create_dataset
+    from emrun.training.create import create_hooks as create_hooks
+    from emrun.training.create import create_model as create_model
+    from emrun.training.create import create_training as create_training
+    from emrun.training.create import evaluate as evaluate
+    from emrun.training.create import load_run as load_run
+    from emrun.training.resume import resume_training as resume_training
     from emrun.types import Factory as Factory
 
 __version__ = "0.1.0"
@@ -32,18 +32,18 @@ __getattr__, __dir__ = lazy_names(
         "AbstractHook": "hook",
         "AbstractModel": "model",
         "Factory": "types",
-        "MainLoop": "main_loop",
-        "TorchModel": "torch_model",
-        "Training": "assembly",
+        "MainLoop": "loop.main_loop",
+        "TorchModel": "models.torch_model",
+        "Training": "training.build",
         "TrainingAborted": "hook",
         "TrainingTerminated": "hook",
-        "create_dataset": "training",
-        "create_hooks": "training",
-        "create_model": "training",
-        "create_training": "training",
-        "evaluate": "training",
-        "load_config": "config",
-        "load_run": "training",
-        "resume_training": "resuming",
+        "create_dataset": "training.create",
+        "create_hooks": "training.create",
+        "create_model": "training.create",
+        "create_training": "training.create",
+        "evaluate": "training.create",
+        "load_config": "config.config",
+        "load_run": "training.create",
+        "resume_training": "training.resume",
     },
 )

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from emrun.errors import HookError, did_you_mean, listed
-from emrun.files import safe_component
+from emrun.storage.files import safe_component
 from emrun.types import Batch, EpochData, Names, Profile, evaluated
 
 if TYPE_CHECKING:  # hooks know the loop they are registered in; the loop knows its hooks
-    from emrun.main_loop import MainLoop
+    from emrun.loop.main_loop import MainLoop
 
 EVENTS: dict[str, tuple[str, ...]] = {
     "register_mainloop": ("main_loop",),

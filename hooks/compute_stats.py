@@ -12,7 +12,7 @@ import numpy as np
 from emrun.errors import ArgumentError, HookError, did_you_mean
 from emrun.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
 from emrun.hook import AbstractHook
-from emrun.running_stats import RUNNING, STATE, RunningStats
+from emrun.hooks._running_stats import RUNNING, STATE, RunningStats
 from emrun.types import EpochData, VariableName
 
 _LOG = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from emrun.errors import ArgumentError, HookError, listed
 from emrun.fields import ANYTHING, NUMBER, optional, record, sequence_of
-from emrun.files import safe_component
 from emrun.hooks.save_latest import SaveLatest
+from emrun.storage.files import safe_component
 from emrun.types import EpochData, Policy, check_choice
 
 _LOG = logging.getLogger(__name__)

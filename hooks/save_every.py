@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
-from emrun.files import safe_component
 from emrun.hooks.save_latest import SaveLatest
+from emrun.storage.files import safe_component
 from emrun.types import EpochData, Interval, Policy, check_count
 
 _UNITS = ("epochs", "iterations", "minutes")

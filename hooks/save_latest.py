@@ -9,7 +9,7 @@ from emrun.hook import AbstractHook
 from emrun.types import EpochData, Policy, check_choice
 
 if TYPE_CHECKING:
-    from emrun.main_loop import MainLoop
+    from emrun.loop.main_loop import MainLoop
 
 
 class SaveLatest(AbstractHook):

@@ -13,9 +13,9 @@ import numpy as np
 
 from emrun.errors import ArgumentError, HookError, StateError
 from emrun.fields import SHA256, TEXT, Kind, optional, record, sequence_of, shown, whole
-from emrun.files import safe_component
 from emrun.hook import AbstractHook
-from emrun.lines import Change, Lines
+from emrun.storage.files import safe_component
+from emrun.storage.lines import Change, Lines
 from emrun.types import EpochData, EpochVariable, check_choice
 
 _LOG = logging.getLogger(__name__)

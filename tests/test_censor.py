@@ -8,8 +8,8 @@ from urllib.parse import quote
 import pytest
 
 from emrun.censor import Censor, censored_standard_error, hide_on_terminal, keep_on_terminal, terminal_censor
-from emrun.config import interpolate
-from emrun.yaml_tree import parse
+from emrun.config.config import interpolate
+from emrun.config.yaml_tree import parse
 
 SHOWN = "${env:T}"
 

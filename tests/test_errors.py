@@ -5,7 +5,7 @@ import pytest
 from emrun import errors
 from emrun.errors import ConfigError, Position, Problem, did_you_mean, exit_status, listed
 from emrun.hook import TrainingAborted
-from emrun.outcome import Outcome
+from emrun.loop.outcome import Outcome
 
 
 @pytest.mark.parametrize(

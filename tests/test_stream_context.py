@@ -9,9 +9,9 @@ import torch
 
 from emrun.errors import StreamError
 from emrun.randomness import preserved_randomness
-from emrun.state import random_digest
-from emrun.stream import StreamWrapper
+from emrun.storage.state_file import random_digest
 from emrun.stream_context import StreamContext
+from emrun.streams.stream import StreamWrapper
 
 
 def context(stream_name="train", seed=1, epoch=1, start=0):

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from emrun.config import load_config
+from emrun.config.config import load_config
+from emrun.config.planner import check_statically
 from emrun.errors import ConfigError
-from emrun.preparation import check_statically
 
 HOME = Path(__file__).parent / "wrong_configs"
 SEVERAL = ("five_mistakes", "mistakes_in_the_structure")

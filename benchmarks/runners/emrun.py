@@ -47,7 +47,7 @@ class Losses(AbstractHook):
 
 def typical(work, place):
     from emrun.hooks import ComputeStats, SaveEvery, SaveLatest, ShowProgress, StopAfter, WriteCSV
-    from emrun.run_dir import Run
+    from emrun.storage.run import Run
 
     data = Data(work.batches(lambda image, label: {"image": image, "label": label}))
     model = TorchModel(

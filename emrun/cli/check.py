@@ -15,7 +15,7 @@ from emrun.cli.console import fail, terminal_log, unwound_by_sigterm
 from emrun.errors import reason_of
 
 if TYPE_CHECKING:
-    from emrun.config import Config
+    from emrun.config.config import Config
     from emrun.errors import ConfigError
 
 _MOST_ROWS = 30
@@ -66,8 +66,8 @@ def check(config: Path, overrides: tuple[str, ...], static: bool, as_json: bool)
 
 
 def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, Any] | None:
-    from emrun.config import load_config, unread_vars
-    from emrun.preparation import check_statically
+    from emrun.config.config import load_config, unread_vars
+    from emrun.config.planner import check_statically
 
     config = load_config(path, overrides)
     check_statically(config.root, evaluations=True)
@@ -79,7 +79,7 @@ def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, An
 
 
 def _try_out(config: Config) -> dict[str, Any]:
-    from emrun.contract import try_out
+    from emrun.diagnosis.trial import try_out
 
     return try_out(config)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from emrun.yaml_tree import Node
+    from emrun.config.yaml_tree import Node
 
 
 @click.command(short_help="Print a config as emrun reads it.")
@@ -33,7 +33,7 @@ def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool,
             raise click.UsageError(
                 "--schema describes all configs: it takes no CONFIG and no other option", click.get_current_context()
             )
-        from emrun.schema import config_schema
+        from emrun.config.json_schema import config_schema
 
         click.echo(json.dumps(config_schema(), indent=2))
         return 0
@@ -41,9 +41,9 @@ def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool,
         raise click.UsageError("Missing argument 'CONFIG'.", click.get_current_context())
     from tabulate import tabulate
 
-    from emrun.config import copies_left, interpolate, override, read_config
-    from emrun.preparation import defaults_of
-    from emrun.yaml_tree import dump, node_of
+    from emrun.config.config import copies_left, interpolate, override, read_config
+    from emrun.config.planner import defaults_of
+    from emrun.config.yaml_tree import dump, node_of
 
     read = read_config(config)
     merged = override(read, overrides)

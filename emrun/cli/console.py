@@ -165,7 +165,7 @@ def _print_short(error: BaseException, log: Path) -> None:
 
 def _own_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Return where the user's code was last, or else that of a library other than torch and emrun."""
-    from emrun.names import INSTALLED
+    from emrun.config.names import INSTALLED
 
     frames: list[tuple[bool, int, FrameType, int]] = []
     for frame, line in traceback.walk_tb(error.__traceback__):

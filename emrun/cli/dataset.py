@@ -10,7 +10,7 @@ import click
 from emrun.cli.console import print_error, terminal_log, users_code
 
 if TYPE_CHECKING:
-    from emrun.stream_bench import Bench, Reading, StreamBench
+    from emrun.diagnosis.stream_bench import Bench, Reading, StreamBench
 
 
 @click.command(short_help="Call a method of a config's dataset, or measure how fast it is read.")
@@ -46,7 +46,7 @@ def dataset(
     """
     with terminal_log():
         if method == "bench":
-            from emrun.stream_bench import bench
+            from emrun.diagnosis.stream_bench import bench
 
             step = None if step_ms is None else step_ms / 1000
             with users_code():
@@ -62,7 +62,7 @@ def _call(method: str, config: Path, overrides: tuple[str, ...]) -> int:
     """Call a method of the dataset of a config."""
     from emrun.dataset import AbstractDataset, describe_streams
     from emrun.errors import did_you_mean, exit_status, listed
-    from emrun.training import create_dataset
+    from emrun.training.create import create_dataset
 
     with users_code():
         built = create_dataset(config, overrides)

@@ -42,14 +42,14 @@ def evaluate(
         raise click.UsageError("name a stream to evaluate, e.g. valid")
     with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
         if config is not None or (directory / "config.yaml").exists():
-            from emrun.config import overlay, override, read_config
-            from emrun.preparation import check_statically
+            from emrun.config.config import overlay, override, read_config
+            from emrun.config.planner import check_statically
 
             for stream in streams:
                 check_statically(override(overlay(read_config(config or directory), stream), overrides))
         with NamedWhenSlow("importing PyTorch"):
-            from emrun.interrupts import Interrupted
-            from emrun.training import evaluate as evaluate_stream
+            from emrun.loop.interrupts import Interrupted
+            from emrun.training.create import evaluate as evaluate_stream
 
         found = {}
         try:

@@ -18,8 +18,7 @@ def hooks(name: str | None) -> int:
 
     from tabulate import tabulate
 
-    from emrun.errors import did_you_mean, listed
-    from emrun.names import (
+    from emrun.config.names import (
         NotThere,
         built_ins,
         documentation,
@@ -29,6 +28,7 @@ def hooks(name: str | None) -> int:
         plugins,
         short_names,
     )
+    from emrun.errors import did_you_mean, listed
 
     if name is None:
         rows = [(each, documentation(each, "hook").partition("\n")[0]) for each in short_names("hook", installed=False)]
@@ -40,7 +40,7 @@ def hooks(name: str | None) -> int:
     if normalised(name) in built_ins("hook"):
         click.echo(documentation(name, "hook"))
         return 0
-    from emrun.build import locate
+    from emrun.config.recipe import locate
 
     find_user_modules()
     try:

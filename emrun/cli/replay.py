@@ -25,13 +25,13 @@ def replay(directory: Path, device: str | None, anomaly: bool) -> int:
     """
     with terminal_log(quiet=True):
         if (directory / "config.yaml").exists() and not (directory / "failure.json").exists():
-            from emrun.config import read_config
-            from emrun.preparation import check_statically
+            from emrun.config.config import read_config
+            from emrun.config.planner import check_statically
 
             check_statically(read_config(directory))
+        from emrun.diagnosis.replay import replay as do_again
+        from emrun.diagnosis.replay import report
         from emrun.errors import exit_status
-        from emrun.replaying import replay as do_again
-        from emrun.replaying import report
 
         with users_code():
             found = do_again(directory, device, anomaly)

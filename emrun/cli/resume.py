@@ -40,12 +40,12 @@ def resume(
     ignore_early_requests()
     with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
         if (directory / "config.yaml").exists():
-            from emrun.config import read_config
-            from emrun.preparation import check_statically
+            from emrun.config.config import read_config
+            from emrun.config.planner import check_statically
 
             check_statically(read_config(directory, overrides))
         with NamedWhenSlow("importing PyTorch"):
-            from emrun.resuming import resume_training
+            from emrun.training.resume import resume_training
 
         with users_code():
             training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv)

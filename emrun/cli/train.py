@@ -21,12 +21,12 @@ from emrun.cli.console import (
     users_code,
 )
 from emrun.errors import RunExists, RunInUse
-from emrun.files import expanded
 from emrun.slow_start import NamedWhenSlow
+from emrun.storage.files import expanded
 
 if TYPE_CHECKING:
-    from emrun.assembly import Training
-    from emrun.config import Config
+    from emrun.config.config import Config
+    from emrun.training.build import Training
 
 
 @click.command(short_help="Train from a config.")
@@ -62,14 +62,14 @@ def train(
         raise click.UsageError("--auto-resume needs --output-dir, the directory in which the same command goes on")
     ignore_early_requests()
     with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
-        from emrun.config import load_config
-        from emrun.preparation import check_statically
+        from emrun.config.config import load_config
+        from emrun.config.planner import check_statically
 
         loaded = load_config(config, overrides)
         check_statically(loaded.root, evaluations=True)
         with NamedWhenSlow("importing PyTorch"):
-            from emrun.run_dir import is_failed_start
-            from emrun.training import create_training
+            from emrun.storage.run import is_failed_start
+            from emrun.training.create import create_training
 
         holds_config = output_dir is not None and (output_dir / "config.yaml").exists()
         if auto_resume and output_dir is not None and holds_config and not is_failed_start(output_dir):
@@ -93,7 +93,7 @@ def train(
 
 def _go_on(output_dir: Path, loaded: Config, quiet: bool) -> int:
     """Resume the run that the same command started; return the exit status."""
-    from emrun.resuming import changes_to, resume_training
+    from emrun.training.resume import changes_to, resume_training
 
     different = changes_to(output_dir, loaded)
     if different:
@@ -141,7 +141,7 @@ def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
 
 def _tell_what_survived(training: Training, error: BaseException | None = None) -> None:
     from emrun.errors import ArgumentError
-    from emrun.run_dir import is_failed_start
+    from emrun.storage.run import is_failed_start
 
     loop, directory = training.main_loop, training.output_dir
     done = f"{loop.training_epochs_done} epochs, {loop.iterations_done} iterations done"

@@ -10,7 +10,7 @@ import click
 from emrun.cli.console import fail, terminal_log, unwound_by_sigterm
 
 if TYPE_CHECKING:
-    from emrun.verifying import Row, Verification
+    from emrun.diagnosis.verification import Row, Verification
 
 
 @click.command(short_help="Prove that an interrupted training ends as if nothing had happened.")
@@ -37,9 +37,9 @@ def verify_resume(
     Exit status: 0 exact, 1 not exact, or a training failed, 2 something is wrong with the config or the command.
     """
     with terminal_log(quiet=quiet):
-        from emrun.config import load_config
-        from emrun.preparation import check_statically
-        from emrun.verifying import VerificationFailed, verify
+        from emrun.config.config import load_config
+        from emrun.config.planner import check_statically
+        from emrun.diagnosis.verification import VerificationFailed, verify
 
         check_statically(load_config(config, overrides).root)
         try:

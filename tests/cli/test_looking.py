@@ -7,9 +7,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from emrun import create_dataset
+from emrun.config.json_schema import config_schema
+from emrun.config.names import short_names
 from emrun.errors import ConfigError
-from emrun.names import short_names
-from emrun.schema import config_schema
 from emrun.stream_context import StreamContext
 
 BASE = """\
@@ -103,7 +103,7 @@ def test_the_schema_is_printed_without_a_config_and_without_torch(tmp_path, emru
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == config_schema()
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert "emrun.schema" in imported
+    assert "emrun.config.json_schema" in imported
     assert "torch" not in imported
     assert list(tmp_path.iterdir()) == []
 

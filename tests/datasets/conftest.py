@@ -8,7 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from emrun import create_training
-from emrun.stream import StreamWrapper
+from emrun.streams.stream import StreamWrapper
 
 
 def _stream(dataset, name, seed=0, training=None, buffer=0):

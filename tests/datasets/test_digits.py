@@ -6,7 +6,7 @@ from sklearn.datasets import load_digits
 
 from emrun.datasets import Digits
 from emrun.errors import ArgumentError
-from emrun.stream import StreamWrapper
+from emrun.streams.stream import StreamWrapper
 
 SIZES = {"train": 1437, "valid": 180, "test": 180}
 

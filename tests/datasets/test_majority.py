@@ -5,7 +5,7 @@ import pytest
 
 from emrun.datasets import Majority
 from emrun.errors import ArgumentError
-from emrun.stream import StreamWrapper
+from emrun.streams.stream import StreamWrapper
 
 
 def passes(dataset, name, n=1, seed=0):

@@ -7,8 +7,8 @@ import pytest
 
 from emrun.datasets import Majority, Mixed
 from emrun.errors import ArgumentError, StreamError
-from emrun.stream import StreamWrapper
 from emrun.stream_context import StreamContext
+from emrun.streams.stream import StreamWrapper
 
 
 class Numbers:

@@ -10,8 +10,8 @@ import pytest
 
 from emrun.datasets import Parquet
 from emrun.errors import ArgumentError, MissingExtra, StreamError
-from emrun.stream import StreamWrapper
 from emrun.stream_context import StreamContext
+from emrun.streams.stream import StreamWrapper
 
 FIRST = {"id": range(50), "x": np.linspace(0, 1, 50, dtype=np.float32), "text": [f"row {i}" for i in range(50)]}
 

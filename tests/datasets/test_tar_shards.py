@@ -13,7 +13,7 @@ from PIL import Image
 
 from emrun.datasets import TarShards
 from emrun.errors import ArgumentError, MissingExtra, StreamError
-from emrun.stream import StreamWrapper
+from emrun.streams.stream import StreamWrapper
 
 
 def png(value, size=(4, 4), mode="RGB", extension="PNG"):

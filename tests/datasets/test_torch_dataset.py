@@ -10,7 +10,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from emrun.datasets import TorchDataset
 from emrun.errors import ArgumentError, StreamError
-from emrun.stream import StreamPosition, StreamWrapper
+from emrun.streams.stream import StreamPosition, StreamWrapper
 
 COUNT = 11
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it

@@ -28,7 +28,7 @@ from emrun.datasets import (
     TokenWindows,
     TorchDataset,
 )
-from emrun.stream import StreamWrapper
+from emrun.streams.stream import StreamWrapper
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
 COUNT = 23

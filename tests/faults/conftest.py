@@ -27,11 +27,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from emrun import AbstractHook, create_model, create_training, preparation, resume_training
+from emrun import AbstractHook, create_model, create_training, resume_training
 from emrun.cli import main
-from emrun.config import load_config
-from emrun.sources import Sources
-from emrun.training import train
+from emrun.config import planner as preparation
+from emrun.config.config import load_config
+from emrun.config.source_finder import Sources
+from emrun.training.create import train
 
 SOURCES = Sources()
 OUTCOMES = ("survived", "lost", "unreadable", "silent")

@@ -39,7 +39,7 @@ def turn_clock(of):
         def now(cls, tz=None):
             return datetime.fromtimestamp(0, UTC).astimezone(tz) + timedelta(seconds=now())
 
-    from emrun import run_dir
+    from emrun.storage import run as run_dir
 
     run_dir.datetime = Turned
     time.time = now

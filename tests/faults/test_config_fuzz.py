@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from emrun.build import Imported, locate
-from emrun.check import SECTIONS
-from emrun.config import load_config
+from emrun.config.config import load_config
+from emrun.config.names import short_names
+from emrun.config.planner import check_statically
+from emrun.config.recipe import Imported, locate
+from emrun.config.sections import SECTIONS
+from emrun.config.source_finder import Sources
 from emrun.errors import ConfigError, exit_status
-from emrun.names import short_names
-from emrun.preparation import check_statically
-from emrun.sources import Sources
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_configs"
 SHARED = Sources()
@@ -49,7 +49,7 @@ def here(tmp_path, monkeypatch):
     """Each test works in a directory of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("emrun.preparation.Sources", lambda: SHARED)  # torch's files are read once
+    monkeypatch.setattr("emrun.config.planner.Sources", lambda: SHARED)  # torch's files are read once
 
 
 def verdict(content, overrides=()):
@@ -184,7 +184,7 @@ def misspellings():
     yield "@: {class: Majority}\n" + model, ["dataset"]
     yield dataset + model.replace("model", "@", 1), ["model"]
     yield "@: null\n" + both, [key for key in SECTIONS if key not in ("dataset", "model")]
-    loop = keys_of("emrun.main_loop.MainLoop", ("self", "model", "dataset", "hooks", "run", "seed", "unknown"))
+    loop = keys_of("emrun.loop.main_loop.MainLoop", ("self", "model", "dataset", "hooks", "run", "seed", "unknown"))
     yield both + "main_loop:\n  @: null\n", loop
     for kind in short_names("dataset"):
         found = keys_of(f"emrun.datasets.{kind}", ("output_dir",))

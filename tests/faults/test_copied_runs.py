@@ -17,8 +17,8 @@ import shutil
 import pytest
 
 from emrun import create_training, resume_training
-from emrun.checkpoint import verify
-from emrun.training import train
+from emrun.storage.checkpoints import verify
+from emrun.training.create import train
 
 NAMES = ("best", "epoch-1", "epoch-2", "latest")
 HOOKS = """hooks=[{ComputeStats: {variables: [loss]}}, {SaveBest: {condition: max}}, {SaveEvery: {keep: 2}}, WriteCSV,
@@ -146,7 +146,7 @@ def test_a_directory_under_a_name_is_evaluated_and_resumed_from(tmp_path, small,
 @pytest.mark.fault("the links are gone and the checkpoints are of an emrun that recorded no names in their states")
 def test_names_come_back_from_the_manifests_alone(tmp_path, small, trials, monkeypatch):
     """What SaveEvery had given up, and is there for another name, has its name again until SaveEvery saves the next."""
-    from emrun.training_state import TrainingState
+    from emrun.loop.state import TrainingState
 
     stage = TrainingState.stage
     monkeypatch.setattr(TrainingState, "stage", lambda state, names=None: stage(state))

@@ -11,10 +11,10 @@ from itertools import product
 import pytest
 
 from emrun import resume_training
-from emrun.checkpoint import FORMAT
 from emrun.errors import EmrunError, StorageError
-from emrun.files import describe, json_digest
-from emrun.training import train
+from emrun.storage.checkpoints import FORMAT
+from emrun.storage.files import describe, json_digest
+from emrun.training.create import train
 
 FILES = ("model.safetensors", "state.pt", "manifest.json")
 LONGER = ["hooks.StopAfter.epochs=4"]

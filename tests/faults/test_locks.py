@@ -134,7 +134,7 @@ def add_hook(project, small, name, **arguments):
 
 def stop_at(number):
     """Let the process stop itself behind the n-th batch."""
-    from emrun.torch_model import TorchModel
+    from emrun.models.torch_model import TorchModel
 
     run, count = TorchModel.run, 0
 
@@ -151,7 +151,7 @@ def stop_at(number):
 
 def stop_in_commit(number):
     """Let the process stop itself in the n-th commit of a checkpoint, when its files are written."""
-    from emrun import checkpoint
+    from emrun.storage import checkpoints as checkpoint
 
     describe, count = checkpoint.describe, 0
 
@@ -308,7 +308,7 @@ def test_a_run_is_free_as_soon_as_its_process_is_gone_whatever_children_live(pro
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a run that goes on and deletes checkpoints is forked")
 def test_a_run_at_work_is_forked_from_a_checkpoint_that_is_whole(project, small, trials):
-    from emrun.checkpoint import newest
+    from emrun.storage.checkpoints import newest
 
     live = small.began((*TRAIN, "hooks.StopAfter.epochs=100000"), project, save_always)
     while not (project / "run" / "checkpoints" / "best").exists():
@@ -328,7 +328,7 @@ def test_a_run_at_work_is_forked_from_a_checkpoint_that_is_whole(project, small,
 
 def save_always():
     """Let a training save each batch, whose checkpoint is deleted with the next."""
-    from emrun.main_loop import MainLoop
+    from emrun.loop.main_loop import MainLoop
 
     handle = MainLoop._end_silence
 
@@ -440,7 +440,7 @@ def test_the_folders_of_killed_groups_are_cleared_and_those_of_the_living_stay(p
 
 
 def in_a_group(temporary):
-    from emrun import files
+    from emrun.storage import files
 
     files._clear_temporary_folders.cache_clear()  # once in a process; this one stands for a new one
     os.setpgid(0, 0)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from emrun import create_training
-from emrun.training import train
+from emrun.training.create import train
 
 BEFORE = 20
 

@@ -72,7 +72,7 @@ def test_a_directory_whose_process_was_killed_names_no_process_that_is_gone(proj
 
 def _stop_when_locked(behind_owner):
     """Let the process stop itself just before or behind the writing of its owner file."""
-    from emrun import lock
+    from emrun.storage import lock
 
     write = lock.write_atomically
 

@@ -171,7 +171,7 @@ def recorded_training(root, moments_file, small):
     """Train in a child; return what it left behind and the moments."""
 
     def run():
-        from emrun import checkpointing
+        from emrun.loop import saving as checkpointing
 
         disk = Disk(root)
         commit = checkpointing.commit
@@ -194,7 +194,7 @@ def recorded_training(root, moments_file, small):
 @pytest.mark.fault("power loss: what was not flushed is lost, in part or whole", share=6)
 @pytest.mark.parametrize("part", range(2))
 def test_a_power_loss_at_any_moment_changes_nothing(tmp_path, small, trials, part):
-    from emrun.checkpoint import newest
+    from emrun.storage.checkpoints import newest
 
     (tmp_path / "disk").mkdir()
     expected, moments = recorded_training(tmp_path / "disk", tmp_path / "moments", small)

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from emrun.torch_model import TorchModel
+from emrun.models.torch_model import TorchModel
 
 TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run")
 CASES = (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-FILE = Path(__file__).parent.with_name("reusing_streams.py")
+FILE = Path(__file__).parents[1] / "streams" / "reusing_streams.py"
 SPEC = importlib.util.spec_from_file_location("reusing_streams", FILE)
 streams = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(streams)
@@ -19,7 +19,7 @@ SPEC.loader.exec_module(streams)
 PARTS = """
 import json
 from emrun import AbstractHook, AbstractModel
-from emrun.state import digest
+from emrun.storage.state_file import digest
 
 
 class Nothing(AbstractModel):

@@ -14,7 +14,7 @@ from itertools import product
 import pytest
 
 from emrun import AbstractHook, create_training
-from emrun.training import train
+from emrun.training.create import train
 
 MORE = ("resume", "-q", "run", "hooks.StopAfter.epochs=4")
 FILES = ("metrics.jsonl", "training.csv")

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from emrun.interrupts import Interrupts
-from emrun.torch_model import TorchModel
+from emrun.loop.interrupts import Interrupts
+from emrun.models.torch_model import TorchModel
 
 EMRUN = str(Path(sys.executable).with_name("emrun"))
 TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume")

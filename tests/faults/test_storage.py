@@ -45,7 +45,7 @@ def open_project():
 
 def at_batch(number, action):
     """Call `action` before the n-th batch."""
-    from emrun.torch_model import TorchModel
+    from emrun.models.torch_model import TorchModel
 
     run, count = TorchModel.run, 0
 

@@ -44,7 +44,7 @@ def test_a_closed_output_shows_no_traceback_and_the_training_is_finished(project
 @pytest.mark.fault("the run directory is removed under the run")
 def test_a_run_whose_directory_is_removed_says_so_with_status_74(project, small, trials):
     def removing(what, at):
-        from emrun.torch_model import TorchModel
+        from emrun.models.torch_model import TorchModel
 
         run, count = TorchModel.run, 0
 

@@ -9,7 +9,7 @@ import pytest
 from emrun import AbstractHook, MainLoop, create_training
 from emrun.errors import ArgumentError, HookError
 from emrun.hooks import ComputeStats, LogVariables, StopAfter
-from emrun.training import train
+from emrun.training.create import train
 
 
 class Fill(AbstractHook):

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 
 from emrun import MainLoop
-from emrun.checkpoint import commit
 from emrun.errors import ArgumentError, HookError, StorageError
 from emrun.hook import check_saved_names
 from emrun.hooks import SaveBest, SaveEvery, SaveLatest, StopAfter, StopOnNaN
+from emrun.storage.checkpoints import commit
 
 
 def named(run):
@@ -103,7 +103,7 @@ def test_it_keeps_no_more_when_the_one_before_is_still_written(scripted, numbers
         if number == 5:
             asked.set()
 
-    monkeypatch.setattr("emrun.checkpointing.commit", slow)
+    monkeypatch.setattr("emrun.loop.saving.commit", slow)
     monkeypatch.setattr(SaveEvery, "_request", request)
     model = scripted()
     model.stage = lambda: model.save

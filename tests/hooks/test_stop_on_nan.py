@@ -7,7 +7,7 @@ import torch
 from emrun import AbstractHook, TrainingAborted, create_training
 from emrun.errors import ArgumentError, HookError
 from emrun.hooks import StopOnNaN
-from emrun.training import train as run_training
+from emrun.training.create import train as run_training
 
 CONFIG = {
     "seed": 1,

@@ -1,0 +1,336 @@
+"""From the names in a config to modules and classes, without importing anything."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+from emrun.errors import did_you_mean, nearest, sure
+
+_HOUSE = Path(__file__).parents[1]
+_FOLDERS = {"hook": "hooks", "dataset": "datasets"}
+KINDS = ("hook", "dataset", "model")
+"""What has short names."""
+_MODELS = {"torchmodel": "emrun.models.torch_model.TorchModel"}
+
+METRICS = ("accuracy", "errors", "top_k")
+"""The functions of `emrun.metrics`."""
+
+_OWN_HOOK = "a hook of your own can"
+_SCHEDULER = "set model.scheduler, e.g. {class: ExponentialLR, gamma: 0.98}"
+_PLATEAU = "set model.scheduler, e.g. {class: ReduceLROnPlateau, metric: valid/loss/mean}"
+_STOPPING = f"emrun has no early stopping yet; {_OWN_HOOK} `raise emrun.TrainingTerminated(reason)` in `after_epoch`"
+_CLIPPING = (
+    f"emrun has no gradient clipping yet; {_OWN_HOOK} call "
+    "`torch.nn.utils.clip_grad_norm_(model.module.parameters(), 1.0)` in `before_update(self, model)`"
+)
+_ACCUMULATION = "emrun has no gradient accumulation yet; every batch makes an update"
+_PRECISION = "emrun has no mixed precision yet; `forward` of your module can use torch.autocast"
+_AVERAGES = f"emrun has no weight averaging yet; {_OWN_HOOK} keep torch.optim.swa_utils.AveragedModel"
+_SAVING = "SaveBest keeps the best checkpoint, SaveEvery one every few epochs; SaveLatest is always there"
+_RATE = f"emrun does not record learning rates yet; {_OWN_HOOK} read `model.optimizer.param_groups`"
+_BOARD = "emrun does not write for TensorBoard yet; WriteCSV writes statistics, and every run has a metrics.jsonl"
+_TRACKER = f"emrun sends nothing to trackers yet; every run has a metrics.jsonl, and {_OWN_HOOK} send `epoch_data`"
+_RESUME = "`emrun resume RUN_DIR` continues a run from its checkpoint"
+_ONE_DEVICE = "emrun trains on one device yet; model.device names it"
+_INTERVAL = "write the interval beside the stream: main_loop.extra_streams: [{valid: 5 epochs}]"
+_STREAMS = "a stream is a method of the dataset, such as train_stream; main_loop.extra_streams lists those to evaluate"
+
+_HOOKS = {
+    "trainingtrace": "every run writes its trace; remove this hook",
+    "initlr learningratesetter": "set `lr` of model.optimizer",
+    "decaylr lrscheduler learningratescheduler": _SCHEDULER,
+    "decaylronplateau reducelronplateau": _PLATEAU,
+    "earlystopping earlystoppingcallback stoponplateau onplateau finishifnoimprovementafter": _STOPPING,
+    "clipgradients gradientclipping gradnormclip gradvalueclip": _CLIPPING,
+    "gradientaccumulation gradientaccumulationscheduler": _ACCUMULATION,
+    "averageweights ema emahook emacallback weightaveraging swa stochasticweightaveraging": _AVERAGES,
+    "modelcheckpoint checkpoint checkpointhook checkpointsaver checkpointer modelsaver": _SAVING,
+    "learningratemonitor lrmonitor": _RATE,
+    "tensorboard tensorboardlogger tensorboardcallback writetensorboard": _BOARD,
+    "wandb wandblogger wandbcallback mlflow mlflowlogger mlflowcallback cometlogger neptunelogger": _TRACKER,
+    "csvlogger historyfilewriter": "emrun's hook is called WriteCSV",
+    "progressbar tqdmprogressbar richprogressbar progbarlogger tqdm": "emrun's hook is called ShowProgress",
+    "terminateonnan nanstopper": "emrun's hook is called StopOnNaN",
+    "finishafter maxepochs timer": "emrun's hook is called StopAfter",
+    "backupandrestore modelloadcontinuetraining": _RESUME,
+    "logdir": "every run prints its directory; remove this hook",
+}
+_KEYS = {
+    "accumulategradbatches gradientaccumulationsteps gradaccumsteps accumulate accumulation": _ACCUMULATION,
+    "gradientclipval gradientclipalgorithm maxgradnorm clipgradnorm gradclip clipgradients gradclipnorm": _CLIPPING,
+    "precision mixedprecision amp fp16 bf16 useamp autocast": _PRECISION,
+    "earlystopping patience earlystoppingpatience": _STOPPING,
+    "ema emadecay swa": _AVERAGES,
+    "devices gpus ngpus numgpus numnodes strategy ddp distributed": _ONE_DEVICE,
+    "resume restorefrom resumefrom resumefromcheckpoint ckptpath loadfrom checkpointpath": _RESUME,
+    "checkpoint savesteps savestrategy saveevery checkpointcallback enablecheckpointing": f"hooks save: {_SAVING}",
+    "valcheckinterval checkvaleverynepoch evalsteps evalevery validateevery validationfreq": _INTERVAL,
+    "limittrainbatches stepsperepoch": "main_loop.fixed_epoch_size is the number of batches of an epoch",
+    "logger loggers reportto": "hooks record: WriteCSV, LogVariables; every run has a train.log and a metrics.jsonl",
+    "logeverynsteps loggingsteps": "statistics are those of an epoch; main_loop.fixed_epoch_size makes epochs shorter",
+    "enableprogressbar progressbar": "the hook ShowProgress shows a bar",
+    "fastdevrun numsanityvalsteps": "`emrun check CONFIG` tries a batch of each stream without training",
+    "trainloader valloader traindataloader valdataloaders evaldataset traindataset": _STREAMS,
+    "monitor": "the hook ComputeStats takes the variables to record, SaveBest the one that decides",
+    "predict": "write what differs for a stream under eval, e.g. eval.predict; `emrun eval RUN_DIR predict` reads it",
+    "shuffle": "the dataset decides on the order: `ctx.batches(..., shuffle=True)`",
+    "batchsize": "the dataset makes the batches; a key `batch_size` is an argument of its class",
+}
+_TABLES = {"hook": _HOOKS, "key": _KEYS}
+
+
+def instead(name: str, kind: str) -> str | None:
+    """Return what to do instead of what an ancestor or another tool calls by a name, None when that is not known.
+
+    Args:
+        name: as somebody wrote it.
+        kind: `hook` for a class of a hook, `key` for a key of a config.
+    """
+    return next((advice for names, advice in _TABLES[kind].items() if normalised(name) in names.split()), None)
+
+
+def nearest_class(name: str, members: Iterable[str]) -> str | None:
+    """Return the class of a package of torch that a name may mean: `AdamOptimizer` means Adam, `mse` MSELoss."""
+    members = [each for each in members if each not in ("Module", "Optimizer", "LRScheduler")]
+    bare = normalised(name)
+    for ending in ("optimizer", "scheduler", "loss", "layer"):
+        bare = bare.removesuffix(ending) or bare
+    for ending in ("", "loss", "lr", "d"):
+        found = next((each for each in members if normalised(each) == f"{bare}{ending}"), None)
+        if found is not None:
+            return found
+    return sure(bare, members) or nearest(name, members)
+
+
+class NotThere(LookupError):
+    """A name in a config that names nothing, or more than one thing."""
+
+
+class NoModule(NotThere):
+    """A module that is nowhere to be found."""
+
+    def __init__(self, module: str, message: str) -> None:
+        self.module = module
+        super().__init__(message)
+
+
+def normalised(name: str) -> str:
+    """Return a name without regard to case and underscores, as short names are compared."""
+    return name.lower().replace("_", "")
+
+
+def built_ins(kind: str) -> dict[str, str]:
+    """Return the built-ins of a kind: short name in the form of `normalised` -> dotted path of the class.
+
+    Args:
+        kind: `hook`, `dataset` or `model`; other kinds have none.
+    """
+    if kind == "model":
+        return _MODELS
+    if kind not in _FOLDERS:
+        return {}
+    folder = _FOLDERS[kind]
+    files = sorted((_HOUSE / folder).glob("[!_]*.py"))
+    return {normalised(path.stem): f"emrun.{folder}.{path.stem}" for path in files}
+
+
+def class_in(path: Path) -> str | None:
+    """Return the name of the class that a file is named for, None when there is no such class."""
+    found = _class_definition(path)
+    return found.name if found else None
+
+
+def documentation(name: str, kind: str) -> str:
+    """Return the docstring of a built-in, read from its file."""
+    home = built_ins(kind)[normalised(name)]
+    found = _class_definition(_HOUSE / _FOLDERS[kind] / f"{home.rpartition('.')[2]}.py")
+    return (found and ast.get_docstring(found)) or ""
+
+
+def _class_definition(path: Path) -> ast.ClassDef | None:
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.ClassDef) and normalised(statement.name) == normalised(path.stem):
+            return statement
+    return None
+
+
+def plugins(kind: str) -> dict[str, list[str]]:
+    """Return what installed packages add to a kind: short name as they write it -> dotted paths.
+
+    They do so by the entry-point groups `emrun.hooks`, `emrun.datasets` and `emrun.models`; nothing is imported. A
+    name that several packages provide has several paths.
+    """
+    if kind not in KINDS:
+        return {}
+    from importlib.metadata import entry_points  # takes 65 ms, and most configs have no use for it
+
+    found: dict[str, tuple[str, list[str]]] = {}
+    for entry in entry_points(group=f"emrun.{kind}s"):
+        path = entry.value.partition("[")[0].strip().replace(":", ".")
+        _, paths = found.setdefault(normalised(entry.name), (entry.name, []))
+        if path not in paths:
+            paths.append(path)
+    return dict(found.values())
+
+
+def dotted_path(name: str, kind: str) -> str | None:
+    """Return the dotted path of what a name without a dot means, None when nothing of this kind has it.
+
+    Raises:
+        NotThere: several packages provide it.
+    """
+    home = built_ins(kind).get(normalised(name))
+    if home is None:
+        paths = next((paths for each, paths in plugins(kind).items() if normalised(each) == normalised(name)), [])
+        if len(paths) > 1:
+            raise NotThere(f"several packages provide {kind} {name!r}: {', '.join(paths)}; write the dotted path")
+        return paths[0] if paths else None
+    if kind not in _FOLDERS:
+        return home
+    found = class_in(_HOUSE / _FOLDERS[kind] / f"{home.rpartition('.')[2]}.py")
+    return f"{home}.{found}" if found else None
+
+
+def same_class(one: str, other: str) -> bool:
+    """Tell whether two names name the same class, as far as that is known without importing anything.
+
+    Short names are compared without regard to case and underscores, dotted paths as they are. A dotted path is the same
+    as a short name when the name can only mean that path: a class of emrun, of `torch.optim` or of a plugin.
+    """
+    dotted = [name for name in (one, other) if "." in name]
+    if len(dotted) == 2:
+        return one == other
+    if not dotted:
+        return normalised(one) == normalised(other)
+    short = normalised(next(name for name in (one, other) if name not in dotted))
+    if dotted[0].startswith(("emrun.", "torch.optim.")):
+        return normalised(dotted[0].rpartition(".")[2]) == short
+    found = (entry for kind in KINDS for entry in plugins(kind).items())
+    return any(normalised(name) == short and paths == dotted for name, paths in found)
+
+
+def short_names(kind: str, *, installed: bool = True) -> list[str]:
+    """Return the short names of a kind as they are usually written.
+
+    Args:
+        kind: `hook`, `dataset` or `model`.
+        installed: with those of installed packages, which come last.
+    """
+    paths = [dotted_path(name, kind) for name in built_ins(kind)]
+    return [*(path.rpartition(".")[2] for path in paths if path), *(plugins(kind) if installed else ())]
+
+
+def find_user_modules(*directories: str | None) -> None:
+    """Let modules be imported from directories, such as that where a run was started, and from the current one."""
+    for path in (*directories, str(Path.cwd())):
+        if path:
+            _USER_DIRECTORIES.add(path)
+            if path not in sys.path:
+                sys.path.append(path)
+
+
+def user_directories() -> list[str]:
+    """Return the directories at the end of the path that are there for the user's modules."""
+    count = 0
+    while count < len(sys.path) and sys.path[-1 - count] in _USER_DIRECTORIES:
+        count += 1
+    return sys.path[len(sys.path) - count :]
+
+
+_USER_DIRECTORIES: set[str] = set()
+
+
+CONFIGURE = "_configure_dataset"
+"""The method of emloop's datasets that took the keys of their section."""
+
+
+def not_configured(name: str) -> str:
+    """Return what is wrong with a dataset of emloop's: a class without a constructor that has this method."""
+    return f"{name} has {CONFIGURE}, which emrun does not call; rename it to __init__, with the same parameters"
+
+
+def no_model(name: str, *, is_module: bool) -> str:
+    """Return what is wrong with a class that is not a model."""
+    if is_module:
+        return f"{name} is a torch.nn.Module; write it under model.module: {{class: {name}, ...}}"
+    return f"{name} is no subclass of emrun.AbstractModel"
+
+
+def no_dotted_path(path: str) -> NotThere:
+    """Return the error for a text that cannot be a dotted path."""
+    return NotThere(f"{path!r} is no dotted path such as my_module.MyClass")
+
+
+def no_module(module: str) -> NotThere:
+    """Return the error for a module that is nowhere to be found."""
+    entries = list(Path.cwd().iterdir()) if "." not in module else []
+    near = did_you_mean(module, [each.stem for each in entries if each.suffix == ".py" or each.is_dir()])
+    where = "looked for in the current directory, then among installed packages"
+    more = "" if near else "; the key code_directory names another folder"
+    return NoModule(module, f"no module {module!r}{near} ({where}{more})")
+
+
+def beside_config(error: NotThere, source: str) -> str:
+    """Return what to do about a module that is not found but stands in the folder of the config; else nothing.
+
+    Args:
+        error: what was raised.
+        source: the file of the config, as positions call it.
+    """
+    folder = Path(source).parent.resolve()
+    file = _file_of(error.module, folder) if isinstance(error, NoModule) else None
+    if file is None or folder == Path.cwd() or not Path(source).is_file():
+        return ""
+    return f"; the config's folder has {file.relative_to(folder)}: write code_directory: {folder}, or start there"
+
+
+def _file_of(module: str, folder: Path) -> Path | None:
+    """Return the file that a folder has of a module, None without one."""
+    files = (folder / f"{module}.py", folder / module / "__init__.py")
+    return next((each for each in files if each.is_file()), None)
+
+
+def _hidden(module: str) -> tuple[Path, str] | None:
+    """Return the user's file of a module that another one hides, and where that one is; None when none is hidden."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        return None
+    for folder in map(Path, sys.path):
+        other = _file_of(module, folder.resolve())
+        is_installed = any(folder.is_relative_to(home) for home in INSTALLED)
+        if other is not None and not is_installed and other.resolve() != Path(spec.origin).resolve():
+            return other, "built into Python" if spec.origin in ("built-in", "frozen") else f"at {spec.origin}"
+    return None
+
+
+INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+"""Where Python keeps its own modules and those of packages."""
+
+
+def no_member(path: str, owner: str, file: str | None, name: str, members: Iterable[str]) -> NotThere:
+    """Return the error for a name that a module or class does not have.
+
+    Args:
+        path: the dotted path in the config.
+        owner: the module or class, as it is called.
+        file: where the module was found.
+        name: what it does not have.
+        members: what it has.
+    """
+    hidden = _hidden(path.partition(".")[0])
+    if hidden is not None:
+        own, where = hidden
+        own = own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own
+        return NotThere(
+            f"{path}: {own} is hidden by the module of that name {where}, which has no {name!r}; rename the file {own}"
+        )
+    near = did_you_mean(name, [each for each in members if not each.startswith("_")])
+    return NotThere(f"{path}: {owner}{f' (found at {file})' if file else ''} has no {name!r}{near}")

@@ -1,0 +1,533 @@
+"""A config as a whole: what it names found and checked, before anything is made."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from emrun.config.config import hook_entry, interpolate, overlay
+from emrun.config.names import (
+    METRICS,
+    NotThere,
+    beside_config,
+    dotted_path,
+    find_user_modules,
+    instead,
+    nearest_class,
+    normalised,
+    short_names,
+)
+from emrun.config.recipe import Recipe
+from emrun.config.sections import (
+    DEFAULT_MODEL,
+    SECTIONS,
+    SUPPLIED,
+    SUPPLIED_TO_LOOP,
+    Elsewhere,
+    check_call,
+    check_main_loop,
+    check_sections,
+    nowhere,
+)
+from emrun.config.signatures import UNREAD, Parameters
+from emrun.config.source_finder import Sources
+from emrun.config.type_hints import allows_mapping, form_in
+from emrun.config.yaml_tree import Node
+from emrun.errors import ConfigError, MissingExtra, Problem, did_you_mean, listed, same
+from emrun.storage.files import expanded
+from emrun.types import Form
+
+_LOG = logging.getLogger(__name__)
+
+_KEYS = ("class", "import", "args")
+
+
+class Finder(Protocol):
+    """How the names in a config are found."""
+
+    def find(self, path: str) -> Any:
+        """Return what a dotted path names; None where only importing it would tell.
+
+        Raises:
+            LookupError: there is no such thing.
+        """
+
+    def classes(self, package: str) -> list[str] | None:
+        """Return the names of the classes that a package defines, None where only importing it would tell."""
+
+    def parameters(self, target: Any) -> Parameters | None:
+        """Return what a target takes, None when that cannot be known."""
+
+    def refusal(self, target: Any, kind: str) -> str | None:
+        """Return why a target cannot be a `dataset`, a `model`, a `hook`, or called at all; None when it can."""
+
+    def mistaken_event(self, target: Any) -> str | None:
+        """Return what is wrong with the events of a hook's class."""
+
+    def streams(self, target: Any) -> list[str] | None:
+        """Return the names of the streams of a dataset's class, None where only a built dataset shows them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A config that was found to be usable, with what it names; nothing is called yet."""
+
+    config: Node
+    dataset: Recipe
+    model: Recipe
+    hooks: list[Recipe]
+
+    def get(self, key: str, default: Any) -> Any:
+        """Return the value of a key of the config, or the default where it has none."""
+        node = self.config.get(key)
+        return default if node is None or node.value is None else node.plain()
+
+
+def prepare(merged: Node, finder: Finder) -> Prepared:
+    """Check a config, before interpolation, and find what it names.
+
+    Raises:
+        ConfigError: it cannot be used.
+        BaseException: what importing a module raises.
+    """
+    config = interpolate(merged)
+    elsewhere = _Places(config, finder)
+    found = Preparation(finder, elsewhere)
+    found.problems += check_sections(config, elsewhere)
+    if not isinstance(config.value, dict):
+        raise ConfigError(found.problems)
+    find_user_modules(*code_directories(config))
+    found.problems += check_main_loop(config.get("main_loop"), _main_loop_parameters(finder), elsewhere)
+    dataset = found.section(config.get("dataset"), "dataset", SUPPLIED["dataset"])
+    model = found.section(config.get("model"), "model", SUPPLIED["model"], default=DEFAULT_MODEL)
+    section = config.get("hooks")
+    entries = list(section.value) if section is not None and isinstance(section.value, list) else []
+    if not any(normalised(str(hook_entry(entry)[0])) == "savelatest" for entry in entries):
+        entries.append(Node("SaveLatest", config.position))
+    hooks = found.hooks(Node(entries, config.position))
+    if dataset is not None:
+        found.problems += _check_streams(config, dataset.target, finder)
+    if found.problems:
+        raise ConfigError(found.problems)
+    return Prepared(config, dataset, model, hooks)
+
+
+def prepare_all(merged: Node, finder: Finder) -> None:
+    """Check a config and, laid over it, each of its sections under `eval`.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+        BaseException: what importing a module raises.
+    """
+    problems: list[Problem] = []
+    overlays = merged.get("eval")
+    streams = overlays.value if overlays is not None and isinstance(overlays.value, dict) else {}
+    for stream in (None, *(each for each in streams if isinstance(each, str))):
+        try:
+            prepare(merged if stream is None else overlay(merged, stream), finder)
+        except ConfigError as error:
+            known = {(problem.position, problem.message) for problem in problems}
+            lines = {problem.position for problem in problems if problem.position and problem.position.line}
+            new = [each for each in error.problems if (each.position, each.message) not in known]
+            new = [each for each in new if each.position not in lines] if stream else new
+            problems += [replace(each, key=f"eval.{stream}.{each.key}") for each in new] if stream else new
+    if problems:
+        raise ConfigError(problems)
+
+
+def defaults_of(merged: Node) -> list[tuple[str, Any, str]]:
+    """Return what a config leaves to the defaults, as far as sources tell: (key, value, class); nothing is checked.
+
+    The keys are written as overrides write them.
+    """
+    try:
+        config = interpolate(merged)
+    except ConfigError:  # a name of the environment that is not set here
+        config = merged
+    find_user_modules(*code_directories(config))
+    finder = Sources()
+    found = Preparation(finder)
+    for name, default in (("dataset", None), ("model", DEFAULT_MODEL)):
+        found.section(config.get(name), name, SUPPLIED[name], default)
+    hooks = config.get("hooks")
+    if hooks is not None and isinstance(hooks.value, list):
+        found.hooks(hooks)
+    main_loop = _main_loop_parameters(finder)
+    given = config.get("main_loop")
+    for name, parameter in (main_loop.named if main_loop is not None else {}).items():
+        if name not in SUPPLIED_TO_LOOP and (given is None or given.get(name) is None):
+            found.defaults.append((f"main_loop.{name}", parameter.default, "MainLoop"))
+    return [(re.sub(r"\[(\d+)\]", r".\1", key), value, kind) for key, value, kind in found.defaults]
+
+
+def check_statically(merged: Node, *, evaluations: bool = False) -> None:
+    """Do phase one of the check: what can be known of a config without importing what it names.
+
+    Args:
+        merged: the config, before interpolation.
+        evaluations: check its sections under `eval` too.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    (prepare_all if evaluations else prepare)(merged, Sources())
+
+
+def code_directories(config: Node) -> list[str | None]:
+    """Return the directory in which a run was started, if the config tells it."""
+    node = config.get("code_directory")
+    return [str(expanded(node.value))] if node is not None and isinstance(node.value, str) else []
+
+
+def named_streams(config: Node) -> list[tuple[str, Node]]:
+    """Return the streams that the main loop runs, with where they are named."""
+    section = config.get("main_loop")
+    train = config.get("main_loop", "train_stream_name")
+    extra = config.get("main_loop", "extra_streams")
+    named = [("train", section or config)] if train is None else []
+    named += [(train.value, train)] if train is not None and isinstance(train.value, str) else []
+    for entry in extra.value if extra is not None and isinstance(extra.value, list) else []:
+        names = list(entry.value) if isinstance(entry.value, dict) else [entry.value]
+        named += [(name, entry) for name in names if isinstance(name, str)]  # the main loop refuses the others
+    return named
+
+
+def _main_loop_parameters(finder: Finder) -> Parameters | None:
+    main_loop = finder.find("emrun.loop.main_loop.MainLoop")
+    return finder.parameters(main_loop) if main_loop is not None else None
+
+
+def _check_streams(config: Node, dataset: Any, finder: Finder) -> list[Problem]:
+    """Return the streams of the main loop that the dataset's class does not have."""
+    there = finder.streams(dataset)
+    if there is None:
+        return []
+    problems = []
+    kind = str(config.value["dataset"].value["class"].shown()).rpartition(".")[2]
+    for name, node in named_streams(config):
+        if name not in there:
+            message = f"{kind} has no stream {name!r}{did_you_mean(name, there)} (it has {listed(there)})"
+            problems.append(Problem(node.position, "main_loop", config.censored(message)))
+    return problems
+
+
+class _Places:
+    """Tells where else in a config a key has its place; looked for when the first unknown key comes up."""
+
+    def __init__(self, config: Node, finder: Finder) -> None:
+        self._config = config
+        self._finder = finder
+        self._paths: dict[str, set[str]] | None = None
+
+    def __call__(self, name: str) -> str | None:
+        """Return the path of the key of this name, or else of one that means the same; None where several may be meant.
+
+        Of several, the one that is nearest to the top counts: `model.device`, not that of a module's layer.
+        """
+        if self._paths is None:
+            self._paths = {}
+            for path in self._find():
+                self._paths.setdefault(normalised(path.rpartition(".")[2]), set()).add(path)
+        for each in (normalised(name), *same(name)):
+            found = sorted(self._paths.get(each, ()), key=_depth)
+            if found and (len(found) == 1 or _depth(found[0]) < _depth(found[1])):
+                return found[0]
+        return None
+
+    def _find(self) -> list[str]:
+        found = Preparation(self._finder)
+        main_loop = None
+        find_user_modules(*code_directories(self._config))
+        try:
+            main_loop = _main_loop_parameters(self._finder)
+            for kind, default in (("dataset", None), ("model", DEFAULT_MODEL)):
+                section = self._config.get(kind)
+                if section is not None and isinstance(section.value, dict):
+                    found.section(section, kind, SUPPLIED[kind], default)
+            hooks = self._config.get("hooks")
+            entries = list(hooks.value) if hooks is not None and isinstance(hooks.value, list) else []
+            entries.append(Node("StopAfter", self._config.position))  # may be added by an override
+            for entry in entries:
+                name, arguments = hook_entry(entry)
+                found.hook(str(name), arguments, entry, f"hooks.{name}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # what importing a module raises is reported where the module is needed
+            _LOG.debug("cannot look for where keys have their place", exc_info=True)
+        loop = main_loop.named if main_loop is not None else ()
+        places = found.places | {("main_loop", name) for name in loop if name not in SUPPLIED_TO_LOOP}
+        paths = [re.sub(r"\[(\d+)\]", r".\1", f"{key}.{name}") for key, name in places]
+        return [*paths, *SECTIONS]
+
+
+def _depth(path: str) -> int:
+    return path.count(".")
+
+
+class Preparation:
+    """Finds what a config names and checks the arguments, without calling anything.
+
+    All problems are collected in `problems`; what is not found, or could not be read, is prepared as None, and nothing
+    is to be built when there are any. What a config leaves to the defaults is in `defaults`: (key, value, class).
+
+    Args:
+        finder: how names are found: by importing them, or in their sources.
+        elsewhere: returns where else in the config a key has its place, for messages.
+    """
+
+    def __init__(self, finder: Finder, elsewhere: Elsewhere = nowhere) -> None:
+        self.problems: list[Problem] = []
+        self.defaults: list[tuple[str, Any, str]] = []
+        self.places: set[tuple[str, str]] = set()
+        """What can be written: (key of the call, name of the argument)."""
+        self._finder = finder
+        self._elsewhere = elsewhere
+
+    def section(self, node: Node | None, kind: str, supplied: tuple[str, ...], default: str | None = None) -> Any:
+        """Prepare a section that is one object, such as `dataset`.
+
+        Args:
+            node: the section; None comes of one that is no mapping, which `check_sections` reports.
+            kind: `dataset` or `model`.
+            supplied: the arguments that emrun supplies to it and whatever is below it.
+            default: the class when none is given.
+        """
+        if node is None or not isinstance(node.value, dict):
+            return None
+        if default is not None and "class" not in node.value:
+            node = Node({"class": Node(default, node.position, node.key), **node.value}, node.position, node.key)
+        if "class" not in node.value:
+            self._problem(node, kind, f"missing key 'class'; built-in: {listed(short_names(kind))}")
+            return None
+        return self._call(self._without_supplied(node, kind, supplied), kind, kind, supplied)
+
+    def hooks(self, section: Node) -> list[Any]:
+        """Prepare the list of hooks; an entry that `check_hooks` reports is None."""
+        found: list[Any] = []
+        for index, entry in enumerate(section.value):
+            name, arguments = hook_entry(entry)
+            has_mapping = arguments is None or arguments.value is None or isinstance(arguments.value, dict)
+            is_usable = name is not None and has_mapping
+            found.append(self.hook(str(name), arguments, entry, f"hooks[{index}].{name}") if is_usable else None)
+        return found
+
+    def hook(self, name: str, arguments: Node | None, entry: Node, key: str) -> Any:
+        """Prepare an entry of the list of hooks."""
+        supplied = SUPPLIED["hook"]
+        entries = dict(arguments.value) if arguments is not None and isinstance(arguments.value, dict) else {}
+        for argument in ("class", "import"):
+            if argument in entries:
+                message = f"unknown argument {argument!r}; the entry's key is the class"
+                self._problem(entries.pop(argument), key, message)
+        position = arguments.key_position if arguments is not None else entry.position
+        node = Node({"class": Node(name, position, position), **entries}, position, position)
+        recipe = self._call(self._without_supplied(node, key, supplied), key, "hook", supplied)
+        mistake = self._finder.mistaken_event(recipe.target) if recipe is not None else None
+        if mistake is not None:
+            self._problem(node, key, mistake)
+        return recipe
+
+    def _without_supplied(self, node: Node, key: str, supplied: tuple[str, ...]) -> Node:
+        """Report the arguments of a call that emrun supplies itself, and return it without them."""
+        for name in supplied:
+            if name in node.value:
+                self._problem(node.value[name], key, f"{name!r} is supplied by emrun; remove it")
+        return replace(node, value={name: child for name, child in node.value.items() if name not in supplied})
+
+    def value(
+        self, node: Node, key: str, supplied: tuple[str, ...], hint: Any = None, outer: Form | None = None
+    ) -> Any:
+        """Prepare any value: a form, a mapping, a list or a scalar.
+
+        Args:
+            node: the value.
+            key: its key in the config, for messages.
+            supplied: the arguments that emrun supplies to what is below.
+            hint: the type of the parameter that it is for; a `Factory` is not built.
+            outer: the form among whose arguments it is, when that has something to share.
+        """
+        if hint is UNREAD:
+            return None
+        form = form_in(hint)
+        if form is not None:
+            return self._form(node, key, supplied, form, allows_mapping=allows_mapping(hint))
+        if isinstance(node.value, dict):
+            if "class" in node.value or "import" in node.value:
+                return self._call(node, key, "", supplied, outer=outer)
+            return {
+                name: self.value(child, f"{key}.{name}", supplied, outer=outer) for name, child in node.value.items()
+            }
+        if isinstance(node.value, list):
+            return [
+                self.value(child, f"{key}[{index}]", supplied, outer=outer) for index, child in enumerate(node.value)
+            ]
+        return node.value
+
+    def _form(self, node: Node, key: str, supplied: tuple[str, ...], form: Form, *, allows_mapping: bool) -> Any:
+        if node.value is None:
+            return None
+        if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
+            return self._call(node, key, "", supplied, form)
+        if isinstance(node.value, dict) and allows_mapping:
+            return {
+                name: self._form(child, f"{key}.{name}", supplied, form, allows_mapping=False)
+                for name, child in node.value.items()
+            }
+        message = f"{node.shown()!r} is not a mapping with 'class'; write {self._written_as(node.value, form)}"
+        self._problem(node, key, message)
+        return None
+
+    def _written_as(self, value: Any, form: Form) -> str:
+        """Return how a form is written, with the class that a name may mean."""
+        text = value if isinstance(value, str) else ""
+        rest = "inputs: [NAME, ...]" if "inputs" in form.keys else "argument: value"
+        if not form.package and text.lower() in METRICS:
+            return f"{{import: emrun.metrics.{text.lower()}, {rest}}}"
+        members = [each for each in self._classes(form) if form.package or each.endswith("Loss")]
+        near = nearest_class(text, members)
+        if near is None:
+            return f"{{class: NAME, {rest}}}"
+        return f"{{class: {near if form.package else f'torch.nn.{near}'}, {rest}}}"
+
+    def _classes(self, form: Form | None) -> list[str]:
+        """Return the classes that a name without a dot may mean: of the form's package, or else of torch.nn."""
+        return self._finder.classes((form and form.package) or "torch.nn.modules") or []
+
+    def _call(
+        self,
+        node: Node,
+        key: str,
+        kind: str,
+        supplied: tuple[str, ...],
+        form: Form | None = None,
+        outer: Form | None = None,
+    ) -> Recipe | None:
+        is_import = "class" not in node.value
+        if not is_import and "import" in node.value:
+            self._problem(node, key, "has both 'class' and 'import'; 'class' is called, 'import' is not")
+        target = self._find(node.value["import" if is_import else "class"], key, kind, form or outer)
+        if target is None:
+            return None
+        refusal = None if is_import else self._finder.refusal(target, kind)
+        if refusal is not None:
+            self._problem(node.value["class"], key, refusal)
+            return None
+        parameters = None if is_import else self._finder.parameters(target)
+        names = list(parameters.named) if parameters is not None else []
+        if outer is not None and outer.shared in names:
+            form = outer
+        own_keys = form.keys if form else ()
+        options = {k: self.value(v, f"{key}.{k}", supplied) for k, v in node.value.items() if k in own_keys}
+        rest = {k: v for k, v in node.value.items() if k not in own_keys and k not in _KEYS}
+        args = node.get("args")
+        is_list = args is None or isinstance(args.value, list)
+        if is_import:
+            self.problems += [
+                Problem(v.key_position, key, f"unknown argument {k!r}; 'import' names an object that is not called")
+                for k, v in {**rest, **({"args": args} if args else {})}.items()
+            ]
+            return Recipe(target, node, key, True, form=form, options=options)
+        if args is not None and not is_list:
+            self._problem(args, f"{key}.args", f"{args.shown()!r} is no list of positional arguments")
+        given = list(args.value if args and is_list else ())
+        first = form.supplied if form else 0
+        hidden, inner, is_known = supplied, None, False
+        if form is not None and form.shared:
+            if form.shared in rest:
+                self._problem(rest[form.shared], key, f"{form.shared!r} is supplied by emrun; remove it")
+                return None
+            if form.is_by_name(names):
+                first, hidden = 0, (*supplied, form.shared)
+            inner = replace(form, keys=())
+            name = str(node.value["class"].value)
+            is_known = "." not in name or name.startswith(f"{form.package}.")  # has no factories among its arguments
+        self.problems += check_call(
+            parameters, rest, key=key, node=node, args=given if is_list else None, first=first, supplied=hidden,
+            own_keys=own_keys, elsewhere=self._elsewhere,
+        )  # fmt: skip
+        named = parameters.named if parameters is not None else {}
+        self.places |= {(key, name) for name in (*named, *own_keys) if name not in supplied}
+        taken = parameters.by_position(first + len(given)) if parameters is not None else []
+        self.defaults += [
+            (f"{key}.{name}", parameter.default, str(node.value["class"].shown()))
+            for name, parameter in named.items()
+            if name not in (*rest, *taken, *hidden, *own_keys)
+            if parameter.default is not parameter.empty and parameter.default is not UNREAD
+        ]
+
+        def hint(name: str) -> Any:
+            found = parameters.hint(name) if parameters is not None else None
+            return None if found is UNREAD and is_known else found
+
+        return Recipe(
+            target,
+            node,
+            key,
+            args=self.value(args, f"{key}.args", supplied, outer=inner) if args else [],
+            kwargs={k: self.value(v, f"{key}.{k}", supplied, hint(k), inner) for k, v in rest.items()},
+            takes=frozenset(name for name in supplied if name in named and name not in (*rest, *taken)),
+            form=form,
+            options=options,
+        )
+
+    def _find(self, name: Node, key: str, kind: str, form: Form | None) -> Any:
+        """Return what a name means, None when that is a problem."""
+        if not isinstance(name.value, str) or not name.value:
+            self._problem(name, key, f"{name.shown()!r} is no name of a class")
+            return None
+        text: str = name.value
+        if "." not in text:
+            path = self._short_name(name, key, kind, form)
+            if path is None:
+                return None
+            text = path
+        try:
+            return self._finder.find(text)
+        except NotThere as error:
+            message = f"{error}{beside_config(error, name.position.source)}"
+            whole = name.spelling is None  # otherwise a part of it is somebody's secret
+            self._problem(name, key, message if whole else f"{name.spelling} names nothing that is there")
+            return None
+        except MissingExtra as error:
+            self._problem(name, key, str(error))
+            return None
+        except BaseException as error:
+            error.add_note(f"while importing {text} for {key} ({name.position})")
+            raise
+
+    def _short_name(self, name: Node, key: str, kind: str, form: Form | None) -> str | None:
+        """Return the dotted path of what a name without a dot means, None when that is a problem."""
+        text: str = name.value
+        if form is not None and form.package:
+            members = self._finder.classes(form.package)
+            if members is None:
+                return None
+            found = {normalised(member): member for member in members}.get(normalised(text))
+            if found is None:
+                near = nearest_class(text, members)
+                hint = f"; did you mean {near!r}?" if near else f"; it has {listed(sorted(members))}."
+                self._problem(name, key, f"{form.package} has no class {text!r}{hint} Another class has a dotted path")
+                return None
+            return f"{form.package}.{found}"
+        try:
+            path = dotted_path(text, kind)
+        except NotThere as error:
+            self._problem(name, key, str(error))
+            return None
+        advice = instead(text, "hook") if kind == "hook" else None
+        if path is None and advice is not None:
+            self._problem(name, key, f"emrun has no hook {text!r}: {advice}")
+        elif path is None:
+            names = short_names(kind)
+            hint = did_you_mean(text, names) or (f"; built-in: {listed(names)}." if names else ".")
+            if not kind and (near := nearest_class(text, self._classes(None))) is not None:
+                hint = f"; did you mean 'torch.nn.{near}'?"
+            noun = f"{kind} " if kind else "class "
+            message = f"unknown {noun}{text!r}{hint} A class of your own has a dotted path: my_module.{text}"
+            self._problem(name, key, message)
+        return path
+
+    def _problem(self, node: Node, key: str, message: str) -> None:
+        self.problems.append(Problem(node.key_position, key, node.censored(message)))

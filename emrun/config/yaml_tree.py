@@ -1,0 +1,411 @@
+"""YAML text to a tree of plain values with positions, and back; nothing in a text can construct anything else."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentEndEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+    StreamStartEvent,
+)
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
+from emrun.config.yaml_slips import Slip
+from emrun.errors import ConfigError, Position, Problem
+
+_MAX_CHARACTERS = 10_000_000
+MAX_NODES = 200_000  # aliases expanded
+_NAMING = ("class", "import", "hooks", "extra_streams", "inputs", "outputs")  # keys of names
+MAX_DEPTH = 100  # aliases expanded; what walks a tree recursively stays far from Python's limit
+_PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value of a config: a scalar, a mapping of nodes or a list of nodes, with its position and that of its key.
+
+    A scalar that came from the environment has a `spelling`: what the config says, for messages; and `environment`:
+    what came from there, with how the config names it. The name of a class that an override put in the place of another
+    has that one as `former`. A copy that YAML made of a value by an anchor has the position of the `alias` that made
+    it, beside those of the value itself.
+    """
+
+    value: Any
+    position: Position
+    key: Position | None = None
+    spelling: str | None = None
+    former: str | None = None
+    alias: Position | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def plain(self) -> Any:
+        """Return the value in plain Python types."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def shown(self) -> Any:
+        """Return the value as messages show it, without what came from the environment."""
+        if isinstance(self.value, dict):
+            return {key: child.shown() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.shown() for child in self.value]
+        return self.value if self.spelling is None else self.spelling
+
+    def secrets(self) -> Iterator[tuple[str, str]]:
+        """Yield the texts that came from the environment, whole and in parts, each with what the config says.
+
+        Left out are those that are the name of something that the tree shows, and messages too: a key, a class or a
+        part of its path, a hook, and what is named in `extra_streams`, `inputs` and `outputs`.
+        """
+        names = set(self._names())
+        return ((text, spelling) for text, spelling in self._from_environment() if text.strip() not in names)
+
+    def _from_environment(self) -> Iterator[tuple[str, str]]:
+        if isinstance(self.value, dict | list):
+            for child in self.value.values() if isinstance(self.value, dict) else self.value:
+                yield from child._from_environment()
+        elif self.spelling is not None:
+            yield from self.environment
+            yield str(self.value), self.spelling
+
+    def _names(self, key: str = "") -> Iterator[str]:
+        """Yield keys, and the names that are values; `key` is that of this value, or of the list it is in."""
+        if isinstance(self.value, dict):
+            for name, child in self.value.items():
+                yield from (str(name), *str(name).split("."))
+                yield from child._names(str(name))
+        elif isinstance(self.value, list):
+            for child in self.value:
+                yield from child._names(key)
+        elif key in _NAMING and isinstance(self.value, str):
+            yield from (self.value, *self.value.split("."))
+
+    def censored(self, message: str) -> str:
+        """Return a message about this tree without what came from the environment, however short it is."""
+        if isinstance(self.value, dict | list):
+            for child in self.value.values() if isinstance(self.value, dict) else self.value:
+                message = child.censored(message)
+        elif self.spelling is not None:
+            for text in (repr(self.value), str(self.value)):
+                whole = rf"(?<!\w){re.escape(text)}(?!\w)"
+                message = re.sub(whole, lambda _: str(self.spelling), message) if text else message
+        return message
+
+    def get(self, *path: str) -> Node | None:
+        """Return the node below, None when there is none."""
+        node = self
+        for part in path:
+            if not isinstance(node.value, dict) or part not in node.value:
+                return None
+            node = node.value[part]
+        return node
+
+    @property
+    def key_position(self) -> Position:
+        """The position of the node's key, or of itself where it has none."""
+        return self.key or self.position
+
+
+def node_of(value: Any, position: Position) -> Node:
+    """Return a tree of plain values whose nodes all have the same position."""
+    if isinstance(value, Mapping):
+        return Node({key: node_of(child, position) for key, child in value.items()}, position, position)
+    if isinstance(value, list | tuple):
+        return Node([node_of(child, position) for child in value], position, position)
+    return Node(value, position, position)
+
+
+def parse(text: str, source: str) -> Node:
+    """Read one YAML 1.2 document.
+
+    Args:
+        text: the document.
+        source: what it is called in positions, such as the file's name.
+
+    Raises:
+        ConfigError: it is no YAML, or has a tag, a duplicate key, a recursive alias, or is too large or too deep.
+    """
+    return _Parser(text, source).document()
+
+
+def read_scalar(text: str) -> Any:
+    """Read a text as YAML reads a scalar, plain or in quotes; what is none stays the text that it is."""
+    word = text.strip()
+    try:
+        if word[:1] not in ("'", '"'):
+            return _plain_scalar(YAML(typ="safe", pure=True), word, text)
+        value = parse(text, "").value
+    except ValueError:  # an unfinished quote, more digits than Python reads
+        return text
+    return text if isinstance(value, dict | list) else value
+
+
+def dump(node: Node, template: str | None = None) -> str:
+    """Return a tree as YAML.
+
+    Args:
+        node: the tree.
+        template: a text with comments and formatting to keep as far as the tree agrees with it.
+    """
+    plain = node.plain()
+    if template is not None:
+        text = _dump_like(plain, template)
+        if text is not None:
+            return text
+    return _write(_round_trip(), _escaped(plain))
+
+
+class _Parser:
+    """Builds the tree from the parser's events; aliases and sizes are counted before anything is made of them."""
+
+    def __init__(self, text: str, source: str) -> None:
+        self._source = source
+        self._text = text
+        self._lines = re.split(r"\r\n|\r|\n", text)
+        self._yaml = YAML(typ="safe", pure=True)
+        self._anchors: dict[str, tuple[Node, int, int]] = {}  # with the number of values and levels
+        self._open: set[str] = set()
+        self._count = 0
+        self._depth = 0  # of the value that is read
+        self._deepest = 0  # below the anchor that is read
+
+    def document(self) -> Node:
+        if len(self._text) > _MAX_CHARACTERS:
+            raise self._error(Position(self._source), f"is larger than {_MAX_CHARACTERS} characters")
+        node: Node | None = None
+        try:
+            events = iter(self._yaml.parse(self._text))
+            for event in events:
+                if isinstance(event, DocumentStartEvent) and event.version not in (None, (1, 2)):
+                    raise self._error(self._position(event), "another version of YAML; a config is YAML 1.2")
+                if isinstance(event, StreamStartEvent | StreamEndEvent | DocumentStartEvent | DocumentEndEvent):
+                    continue
+                if node is not None:
+                    raise self._error(self._position(event), "a second document; a config has one")
+                node = self._node(event, events, None)
+        except MarkedYAMLError as error:
+            line, column, message = Slip(error, self._lines).explained()
+            raise self._error(self._at(line, column), message) from error
+        except ReaderError as error:
+            before = re.split(r"\r\n|\r|\n", self._text[: error.position])
+            position = Position(self._source, len(before), len(before[-1]) + 1)  # the line is not fit to be shown
+            raise self._error(position, f"character U+{ord(self._text[error.position]):04X} is not allowed") from error
+        return node or Node(None, self._at(0, 0))
+
+    def _node(self, event: Event, events: Iterator[Event], key: Position | None) -> Node:
+        position = self._position(event)
+        if isinstance(event, AliasEvent):
+            return self._alias(str(event.anchor), position, key)
+        if getattr(event, "tag", None) is not None:
+            raise self._error(position, f"tag {event.tag} is not allowed; a config has plain values only")  # type: ignore[attr-defined]
+        anchor = getattr(event, "anchor", None)
+        before, deepest = self._count, self._deepest
+        self._add(1, position)
+        if anchor is not None:
+            self._open.add(anchor)
+        self._depth += 1
+        self._deepest = self._depth
+        self._check_depth(position)
+        value: Any
+        if isinstance(event, MappingStartEvent):
+            value = self._mapping(events, is_flow=bool(event.flow_style))
+        elif isinstance(event, SequenceStartEvent):
+            value = []
+            while not isinstance(item := next(events), SequenceEndEvent):
+                value.append(self._node(item, events, None))
+        else:
+            value = self._scalar(event, position)
+        self._depth -= 1
+        node = Node(value, position, key)
+        if anchor is not None:
+            self._open.discard(anchor)
+            self._anchors[anchor] = (node, self._count - before, self._deepest - self._depth)
+        self._deepest = max(self._deepest, deepest)
+        return node
+
+    def _mapping(self, events: Iterator[Event], is_flow: bool) -> dict[Any, Node]:
+        entries: dict[Any, Node] = {}
+        merged: dict[Any, Node] = {}
+        merge_position: Position | None = None
+        while not isinstance(event := next(events), MappingEndEvent):
+            position = self._position(event)
+            is_merge = isinstance(event, ScalarEvent) and event.value == "<<" and event.implicit[0]
+            name = "<<" if is_merge else self._node(event, events, None).value
+            following = next(events)
+            child = self._node(following, events, position)
+            found = re.fullmatch(r"([\w.]+):(\S+)", name) if is_flow and isinstance(name, str) else None
+            if found and _is_plain(event) and _is_plain(following) and child.value is None:
+                raise self._error(position, f"write a space after the colon: {found[1]}: {found[2]}")
+            if is_merge:
+                if merge_position is not None:
+                    raise self._error(position, f"key '<<' stands twice; the first is at {merge_position}")
+                merged, merge_position = self._merge_key(child), position
+            elif isinstance(name, dict | list):
+                raise self._error(position, "a key must be a single value")
+            elif name in entries:
+                raise self._error(position, f"key {name!r} stands twice; the first is at {entries[name].key}")
+            else:
+                entries[name] = child
+        return {**merged, **entries}
+
+    def _merge_key(self, child: Node) -> dict[Any, Node]:
+        """Return what a `<<` key brings; of several mappings the first wins."""
+        merged: dict[Any, Node] = {}
+        for each in child.value if isinstance(child.value, list) else [child]:
+            if not isinstance(each.value, dict):
+                raise self._error(child.position, "'<<' takes a mapping or a list of mappings")
+            copies = each.value if each.alias is None else _copied(each.value, each.alias)
+            merged = {**copies, **merged}
+        return merged
+
+    def _alias(self, anchor: str, position: Position, key: Position | None) -> Node:
+        if anchor in self._open:
+            raise self._error(position, f"alias *{anchor} contains itself")
+        if anchor not in self._anchors:
+            hint = f"if it is a text, put it in quotes: '*{anchor}'"
+            raise self._error(position, f"alias *{anchor} has no anchor &{anchor} before it; {hint}")
+        node, size, levels = self._anchors[anchor]
+        self._add(size, position)
+        self._deepest = max(self._deepest, self._depth + levels)
+        self._check_depth(position)
+        return Node(node.value, node.position, key, alias=position)
+
+    def _scalar(self, event: Event, position: Position) -> Any:
+        assert isinstance(event, ScalarEvent)
+        if not event.implicit[0]:  # in quotes
+            return str(event.value)
+        try:
+            return _plain_scalar(self._yaml, event.value, event.value)
+        except ValueError as error:  # `0x_`, or more digits than Python reads
+            raise self._error(position, f"{event.value[:20]!r} is no number; quote it to make it a text") from error
+
+    def _add(self, count: int, position: Position) -> None:
+        self._count += count
+        if self._count > MAX_NODES:
+            raise self._error(position, f"has more than {MAX_NODES} values once its aliases are expanded")
+
+    def _check_depth(self, position: Position) -> None:
+        if self._deepest > MAX_DEPTH:
+            raise self._error(position, f"is nested more than {MAX_DEPTH} levels deep")
+
+    def _position(self, event: Event) -> Position:
+        return self._at(event.start_mark.line, event.start_mark.column)
+
+    def _at(self, line: int, column: int) -> Position:
+        text = self._lines[line] if line < len(self._lines) else ""
+        return Position(self._source, line + 1, column + 1, text)
+
+    def _error(self, position: Position, message: str) -> ConfigError:
+        return ConfigError(Problem(position, "", message))
+
+
+def _is_plain(event: Event) -> bool:
+    return isinstance(event, ScalarEvent) and bool(event.implicit[0])
+
+
+def _copied(entries: Mapping[Any, Node], alias: Position) -> dict[Any, Node]:
+    return {key: replace(child, alias=alias) for key, child in entries.items()}
+
+
+def _plain_scalar(yaml: YAML, word: str, text: str) -> Any:
+    """Return the number, boolean or null that a word without quotes means, or else `text`."""
+    tag = str(yaml.resolver.resolve(ScalarNode, word, (True, False)))
+    return yaml.constructor.construct_object(ScalarNode(tag, word)) if tag in _PLAIN_TAGS else str(text)
+
+
+def _round_trip() -> YAML:
+    yaml = YAML()
+    yaml.width = 10_000
+    yaml.preserve_quotes = True
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    return yaml
+
+
+def _write(yaml: YAML, data: Any) -> str:
+    text = io.StringIO()
+    yaml.dump(data, text)
+    return text.getvalue()
+
+
+def _escaped(plain: Any) -> Any:
+    """Return a tree whose texts with line breaks of Unicode will be escaped; ruamel would fold them into spaces."""
+    if isinstance(plain, dict):
+        return {_escaped(key): _escaped(value) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [_escaped(value) for value in plain]
+    if isinstance(plain, str) and re.search("[\x85\u2028\u2029\ufeff]", plain):
+        return DoubleQuotedScalarString(plain)
+    return plain
+
+
+def _dump_like(plain: Any, template: str) -> str | None:
+    """Change a text until it says `plain`; None when that cannot be done."""
+    yaml = _round_trip()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an anchor defined twice
+            data = yaml.load(template)
+            _adapt(data, plain)
+            text = _write(yaml, data)
+        return text if _same(parse(text, "config").plain(), plain) else None
+    except Exception:  # anchors, merge keys and misplaced comments make ruamel fail in many ways
+        return None
+
+
+def _adapt(data: Any, plain: Any) -> None:
+    if isinstance(plain, dict):
+        for key in [key for key in data if key not in plain]:
+            del data[key]
+        for key, value in plain.items():
+            if key not in data or not _alike(data[key], value):
+                data[key] = value
+            else:
+                _adapt(data[key], value)
+    elif isinstance(plain, list):
+        for index, value in enumerate(plain):
+            if _alike(data[index], value):
+                _adapt(data[index], value)
+            else:
+                data[index] = value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Tell whether two plain trees are equal in types too; NaN equals itself."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return repr(one) == repr(other)
+
+
+def _alike(old: Any, new: Any) -> bool:
+    """Tell whether `old` can be changed into `new` in place."""
+    if isinstance(new, dict):
+        return isinstance(old, dict)
+    if isinstance(new, list):
+        return isinstance(old, list) and len(old) == len(new)
+    same_kind = isinstance(old, type(new)) and isinstance(old, bool) is isinstance(new, bool)
+    return same_kind and not isinstance(old, dict | list) and bool(old == new)

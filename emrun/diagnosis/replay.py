@@ -1,0 +1,359 @@
+"""The step that made a training fail, done again: the same failure, and the examples of the batch that cause it."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from emrun.censor import Censor
+from emrun.config.config import override, read_config
+from emrun.config.planner import Prepared, prepare
+from emrun.config.recipe import Imported, Recipe
+from emrun.errors import StateError
+from emrun.fields import reading
+from emrun.hook import AbstractHook
+from emrun.loop.main_loop import MainLoop
+from emrun.model import AbstractModel
+from emrun.randomness import preserved_randomness, seed_everything
+from emrun.storage import checkpoints as checkpoint
+from emrun.storage.capsules import ANOTHER_CAPSULE, FAILURES, Capsule, find_capsule, kind_of, read_capsule
+from emrun.storage.files import TemporaryFolder
+from emrun.storage.run import CHECKPOINTS, CONFIG
+from emrun.storage.state_file import FILE, set_random_state
+from emrun.streams.stream import StreamWrapper
+from emrun.training.build import DeterministicKernels
+from emrun.types import Batch
+
+_MOST = 16  # so many causes are looked for: each takes a step for every halving
+
+
+@dataclass(slots=True)
+class Replay:
+    """What became of a step that was done again.
+
+    Args:
+        capsule: the step as it was.
+        error: what it failed with now, None when it went through.
+        message: its message, without what came from the environment.
+        reproduced: whether that is the failure of then.
+        causes: groups of examples, each of which fails in that way without the others; usually of one example.
+        is_every: whether every example that was tried does.
+        is_cut: whether there may be more than these.
+        not_finite: source -> examples among the causes in which it has values that are not finite.
+        anomaly: what `torch.autograd.detect_anomaly` says.
+        notes: what makes this step another one than that of then.
+    """
+
+    capsule: Capsule
+    error: BaseException | None = None
+    message: str = ""
+    reproduced: bool = False
+    causes: list[list[int]] = field(default_factory=list)
+    is_every: bool = False
+    is_cut: bool = False
+    not_finite: dict[str, list[int]] = field(default_factory=dict)
+    anomaly: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def replay(directory: str | Path, device: str | None = None, anomaly: bool = False) -> Replay:
+    """Do the step of a capsule again and look for the examples that make it fail; nothing is written into the run.
+
+    The model, and the hook that failed, are built from the run's config; the dataset only where they take it.
+
+    Args:
+        directory: a capsule, or a run, of which the newest is meant.
+        device: another device for the model, such as `cpu`.
+        anomaly: look for the operation whose gradients are not numbers too.
+
+    Raises:
+        UsageError: there is no capsule.
+        ConfigError: the config of the run cannot be used.
+        StateError: the weights do not fit the config's model any more.
+        StorageError: the capsule is damaged.
+        BaseException: what the model, the dataset or the hook raises while it is built.
+    """
+    place, run_directory = find_capsule(Path(directory))
+    capsule = read_capsule(place, run_directory)
+    config = read_config(run_directory)
+    prepared = prepare(override(config, [f"model.device={device}"] if device is not None else []), Imported())
+    found = Replay(capsule, notes=list(_differences(capsule, prepared)))
+    with preserved_randomness(), TemporaryFolder("replay") as output_dir:
+        attempt = _Attempt(capsule, prepared, output_dir, found.notes)
+        found.error = attempt.run(capsule.batch)
+        found.message = attempt.censor(str(found.error))
+        found.reproduced = found.error is not None and attempt.is_same(found.error, exactly=True)
+        if found.reproduced and not _is_out_of_memory(found.error):
+            _find_causes(found, attempt)
+        if anomaly:
+            found.anomaly = attempt.look_for_anomaly()
+    return found
+
+
+class _Attempt:
+    """Does the step of a capsule again, as often as asked, each time from the same weights and random states."""
+
+    def __init__(self, capsule: Capsule, prepared: Prepared, output_dir: Path, notes: list[str]) -> None:
+        self._capsule = capsule
+        self._prepared = prepared
+        self.censor = Censor(prepared.config.secrets())
+        self._seed = int(prepared.get("seed", 0))
+        self._hook_recipe = recipe = self._recipe_of_hook()
+        self._supplied: dict[str, Any] = {"dataset": None, "output_dir": output_dir}
+        if any(each is not None and each.wants("dataset") for each in (prepared.model, recipe)):
+            seed_everything(self._seed, "dataset")
+            self._supplied["dataset"] = prepared.dataset.build(self._supplied)
+        seed_everything(self._seed, "model")
+        self._model: AbstractModel = prepared.model.build(self._supplied)
+        self._supplied["model"] = self._model
+        self._weights: Path | None = capsule.place
+        if capsule.facts["weights"] == "lost":
+            self._weights = checkpoint.newest(capsule.run_directory / CHECKPOINTS)
+            name = self._weights.name if self._weights is not None else "no checkpoint: new weights"
+            notes.append(f"the weights could not be read from the device; these are those of {name}")
+        self._random = dict(capsule.state["random"])
+        if capsule.step.event != "before_batch":
+            self._model.before_batch = None  # the batch is as the model got it
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if len(self._random["cuda"]) > devices:
+            notes.append(f"random states of {len(self._random['cuda'])} GPUs are known, {devices} are here")
+        self._random["cuda"] = self._random["cuda"][:devices]
+
+    def _recipe_of_hook(self) -> Recipe | None:
+        """Return what builds the hook that failed, if it was one: the config names it, the capsule only its index."""
+        index = self._capsule.step.hook
+        if index is None or index >= len(self._prepared.hooks):
+            return None
+        name = getattr(self._prepared.hooks[index].target, "__qualname__", None)
+        if name != self._capsule.step.hook_class:
+            raise StateError(f"hooks[{index}] was {self._capsule.step.hook_class} and is now {name}; undo the change")
+        return self._prepared.hooks[index]
+
+    def run(self, batch: Batch) -> BaseException | None:
+        """Do the step on a batch; return what it fails with, None when it goes through."""
+        step = self._capsule.step
+        loop = MainLoop(self._model, None, self._hooks(), seed=self._seed, on_unused_sources="ignore")
+        loop.start_from(step.epoch, step.iteration)
+        loop.evaluating = step.evaluating
+        if self._weights is not None:
+            with reading(f"{self._weights}: weights", ANOTHER_CAPSULE, self._model.load):
+                self._model.load(self._weights)
+        if self._capsule.state["model"] is not None:
+            with reading(f"{self._capsule.place / FILE}: model", ANOTHER_CAPSULE, self._model.load_state_dict):
+                self._model.load_state_dict(self._capsule.state["model"])
+
+        def only_batch() -> Iterator[Batch]:
+            set_random_state(self._random)
+            yield dict(batch)
+            raise _WentThroughError  # nothing that follows belongs to the step
+
+        stream = StreamWrapper(only_batch, name=step.stream, training=step.train, seed=self._seed)
+        try:
+            with loop:
+                loop.epoch(*(([stream], []) if step.train else ([], [stream])))
+        except _WentThroughError:
+            return None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the user's code may also have called sys.exit
+            return error
+        if loop.outcome is not None and loop.outcome.signal_number is not None:
+            raise KeyboardInterrupt
+        return None
+
+    def _hooks(self) -> list[AbstractHook]:
+        """Return the hook that failed, as it was then, and what makes kernels deterministic."""
+        hooks: list[AbstractHook] = []
+        if self._hook_recipe is not None:
+            seed_everything(self._seed, "hooks")
+            hook = self._hook_recipe.build(self._supplied)
+            if self._capsule.step.event != "before_batch":
+                hook.before_batch = None  # the batch has what it made of it
+            if self._capsule.state["hook"]:
+                with reading(
+                    f"{self._capsule.place / FILE}: hook {type(hook).__name__}", ANOTHER_CAPSULE, hook.load_state_dict
+                ):
+                    hook.load_state_dict(self._capsule.state["hook"])
+            hooks.append(hook)
+        if self._prepared.get("deterministic", False):
+            hooks.append(DeterministicKernels())
+        return hooks
+
+    def is_same(self, error: BaseException, *, exactly: bool) -> bool:
+        """Tell whether an error is the one of then: class and message, or, not exactly, the message without numbers."""
+        facts = self._capsule.facts
+        if kind_of(error) != facts["error"]:
+            return False
+        if _is_out_of_memory(error):
+            return True  # its message says how much was free
+        messages = [self.censor(str(error)), self.censor(facts["message"])]
+        if not exactly:
+            messages = [re.sub(r"\d+", "0", message) for message in messages]
+        return bool(messages[0] == messages[1])
+
+    def look_for_anomaly(self) -> str:
+        """Do the step with `torch.autograd.detect_anomaly`; return what that found."""
+        with ExitStack() as stack:
+            told = stack.enter_context(warnings.catch_warnings(record=True))
+            warnings.simplefilter("always")
+            stack.enter_context(torch.autograd.detect_anomaly())
+            error = self.run(self._capsule.batch)
+        texts = [str(each.message) for each in told if "Error detected in" in str(each.message)]
+        texts = [text.partition("(Triggered internally")[0].rstrip() for text in texts]
+        found = error is not None and not self.is_same(error, exactly=False)
+        return "\n".join([*texts, *([str(error)] if found else [])]).strip() or "nothing"
+
+
+class _WentThroughError(Exception):
+    """The step is over and nothing failed."""
+
+
+def _differences(capsule: Capsule, prepared: Prepared) -> Iterator[str]:
+    """Yield what is known to make the step another one than that of then."""
+    facts, step = capsule.facts, capsule.step
+    stored = capsule.place / CONFIG
+    if stored.exists() and stored.read_bytes() != (capsule.run_directory / CONFIG).read_bytes():
+        yield f"config.yaml of the run was changed since; what it was is in {FAILURES}/{capsule.place.name}"
+    is_known = not facts["weights"].startswith("unknown")
+    if facts["weights"] == "after the update" or not is_known:
+        newest = facts["checkpoint"]
+        before = "there is no checkpoint before it"
+        if newest is not None:
+            before = f"{newest['name']} is {step.iteration - newest['iteration']} iterations before the step"
+        when = "are" if is_known else "may be"
+        yield f"the weights {when} those after the step's update; {before}"
+    for name, reason in facts["left_out"].items():
+        yield f"left out: {name}: {reason}"
+    if step.hook_class is not None:
+        yield f"of the hooks, only {step.hook_class} is called"
+    nothing = AbstractHook.before_batch
+    if step.event != "before_batch" and any(
+        getattr(recipe.target, "before_batch", nothing) is not nothing for recipe in prepared.hooks
+    ):
+        yield "before_batch of the hooks is not called: the batch is what they made of it"
+
+
+def _find_causes(found: Replay, attempt: _Attempt) -> None:
+    """Halve the batch down to the examples that fail alone."""
+    batch = found.capsule.batch
+
+    def fails(examples: Sequence[int]) -> bool:
+        error = attempt.run({name: _rows(values, examples) for name, values in batch.items()})
+        return error is not None and attempt.is_same(error, exactly=False)
+
+    try:
+        length = len(next(iter(batch.values()), ()))
+        found.causes = halve(list(range(length)), fails, _MOST)
+    except (IndexError, TypeError):  # a source without rows
+        found.notes.append("the batch cannot be divided into examples")
+        return
+    found.is_cut = len(found.causes) >= _MOST
+    tried = len(found.causes) if found.is_cut else length
+    found.is_every = length > 1 and found.causes == [[index] for index in range(tried)]
+    examples = [index for group in found.causes for index in group]
+    for name, values in batch.items():
+        rows = [index for index in examples if not _is_finite(_rows(values, [index]))]
+        if rows:
+            found.not_finite[name] = rows
+
+
+def halve(examples: list[int], fails: Callable[[list[int]], bool], most: int) -> list[list[int]]:
+    """Return the smallest groups of examples, found by halving, that fail; a group that only fails whole is kept whole.
+
+    Args:
+        examples: a group that fails.
+        fails: tells whether a smaller one does.
+        most: how many groups to look for.
+    """
+    if len(examples) <= 1:
+        return [examples]
+    middle = len(examples) // 2
+    failing = [half for half in (examples[:middle], examples[middle:]) if fails(half)]
+    if not failing:
+        return [examples]
+    found: list[list[int]] = []
+    for half in failing:
+        if len(found) < most:
+            found += halve(half, fails, most - len(found))
+    return found
+
+
+def _rows(values: Any, examples: Sequence[int]) -> Any:
+    if isinstance(values, list | tuple):
+        return [values[index] for index in examples]
+    return values[list(examples)]
+
+
+def _is_finite(values: Any) -> bool:
+    """Tell whether all numbers of a source are finite; what holds no numbers is."""
+    if isinstance(values, torch.Tensor):
+        return bool(values.isfinite().all())
+    if isinstance(values, Mapping):
+        return all(map(_is_finite, values.values()))
+    try:
+        array = np.asarray(values)
+    except (ValueError, RuntimeError, TypeError):  # rows of different lengths
+        return all(map(_is_finite, values))
+    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+def report(found: Replay) -> str:
+    """Return what a replay found, as text: where the failure was, what it is now, and its causes."""
+    capsule, step = found.capsule, found.capsule.step
+    doing = "training" if step.train else "evaluation"
+    exact = ", ".join(capsule.facts["random_before_step"])
+    lines = [
+        f"{doing} on stream {step.stream!r}, batch {step.batch} of the pass, after {step.epoch} epochs and "
+        f"{step.iteration} iterations",
+        f"then: {capsule.facts['error']}: {capsule.facts['message']}",
+    ]
+    if found.error is None:
+        lines.append("now: it goes through")
+    else:
+        lines.append(f"now: {kind_of(found.error)}: {found.message}")
+    lines.append(f"weights: {capsule.facts['weights']}")
+    lines.append(f"random states before the step: {exact or 'it draws from none'}")
+    lines += [f"note: {note}" for note in found.notes]
+    lines.append("reproduced" if found.reproduced else "not reproduced")
+    lines += _causes(found)
+    if found.anomaly is not None:
+        lines.append(f"anomaly: {found.anomaly}")
+    return "\n".join("".join(char if char.isprintable() else " " for char in line) for line in _split(lines))
+
+
+def _split(lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        yield from line.splitlines()
+
+
+def _causes(found: Replay) -> Iterator[str]:
+    if found.is_every:
+        tried = [index for group in found.causes for index in group]
+        yield f"cause: every example fails alone, of those that were tried ({_examples(tried)})"
+    elif found.causes:
+        alone = [group[0] for group in found.causes if len(group) == 1]
+        together = [group for group in found.causes if len(group) > 1]
+        parts = [_examples(alone)] if alone else []
+        parts += [f"{_examples(group)} together" for group in together]
+        yield f"cause: {'; '.join(parts)}{', perhaps more' if found.is_cut else ''}"
+    for name, rows in found.not_finite.items():
+        yield f"source {name!r} has values that are not finite in {_examples(rows)}"
+
+
+def _examples(indices: Sequence[int]) -> str:
+    """Return the indices as they stand in a message: `example 13`, `examples 3, 13`, `examples 0 to 31`."""
+    if len(indices) > 3 and list(indices) == list(range(indices[0], indices[-1] + 1)):
+        return f"examples {indices[0]} to {indices[-1]}"
+    return f"example{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"

@@ -1,0 +1,328 @@
+"""How fast streams are read, by nobody ahead, a thread or processes, and which of them a training has to wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from emrun.config.config import interpolate, load_config
+from emrun.config.planner import named_streams
+from emrun.dataset import stream_function, stream_names, takes_context
+from emrun.errors import StreamError, UsageError, reason_of
+from emrun.randomness import preserved_randomness, seed_everything
+from emrun.stream_context import StreamContext
+from emrun.streams.stream import StreamPosition, StreamWrapper
+from emrun.training.build import build_dataset, build_model
+from emrun.types import Batch, StartMethod, check_choice
+
+_LOG = logging.getLogger(__name__)
+_GAIN = 0.02  # of the time; with less, what is simpler is the better choice
+_UNTIMED_STEPS = 3
+_TIMED_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Who reads ahead, in the words of `main_loop`."""
+
+    buffer: int = 0
+    workers: int = 0
+
+    def __str__(self) -> str:
+        named = (("buffer", self.buffer), ("workers", self.workers))
+        return ", ".join(f"{name}: {count}" for name, count in named if count) or "nobody ahead"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How fast a stream is read.
+
+    Args:
+        setting: who reads ahead.
+        first: seconds until the first batch of a pass, with the start of processes; None for a stream without batches.
+        seconds_per_batch: of the batches behind it; None for a pass with too few of them.
+    """
+
+    setting: Setting
+    first: float | None
+    seconds_per_batch: float | None
+
+
+@dataclass(slots=True)
+class StreamBench:
+    """What was measured of a stream.
+
+    Args:
+        name: its name.
+        trains: whether the model learns from it.
+        shares_rows: whether its rows come from `ctx.batches`, so that several processes can share them.
+        length: how many batches a pass has; None when there was no time for a whole one.
+        readings: one for each setting, the simplest first.
+    """
+
+    name: str
+    trains: bool
+    shares_rows: bool = False
+    length: int | None = None
+    readings: list[Reading] = field(default_factory=list)
+
+    def waiting(self, reading: Reading, step: float) -> float:
+        """Return the share of its time that a training waits for batches, if they do not hinder each other.
+
+        The first batch of a pass, and with it the start of processes, counts where the length of a pass is known.
+
+        Args:
+            reading: one of the readings, of a stream that has batches.
+            step: seconds that the model takes for a batch.
+        """
+        is_ahead = reading.setting != Setting()
+        each = max(0.0, (reading.seconds_per_batch or 0.0) - (step if is_ahead else 0.0))
+        if self.length is None:
+            return each / (each + step)
+        waited = (reading.first or 0.0) + (self.length - 1) * each
+        return waited / (waited + self.length * step)
+
+    def chosen(self, step: float) -> Reading:
+        """Return the reading with the setting to choose: the first that waits hardly longer than the best one."""
+        least = min(self.waiting(reading, step) for reading in self.readings)
+        return next(reading for reading in self.readings if self.waiting(reading, step) <= least + _GAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What was measured of a config.
+
+    Args:
+        streams: the streams, that of the training first.
+        step: seconds that the model takes for a batch of it; None when that is not known.
+        no_step: why it is not known.
+    """
+
+    streams: list[StreamBench]
+    step: float | None
+    no_step: str | None = None
+
+
+def bench(
+    config: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    seconds: float = 3.0,
+    step: float | None = None,
+    all_streams: bool = False,
+) -> Bench:
+    """Measure how fast the streams of a config are read; no file is written, no random state changes.
+
+    Args:
+        config: a file, a directory that holds `config.yaml`, or a mapping.
+        overrides: as on the command line.
+        seconds: how long each stream is read in each setting; the batch that is being read then is waited for.
+        step: seconds that the model takes for a batch; None to build the model and see.
+        all_streams: read every stream of the dataset, not only those that the main loop runs.
+
+    Raises:
+        ConfigError: the config cannot be used.
+        UsageError: the dataset does not have a stream that the main loop runs.
+        BaseException: what the dataset or a stream raises.
+    """
+    root = load_config(config, overrides).root
+    whole = interpolate(root)
+    with preserved_randomness():
+        dataset = build_dataset(root)
+        names = list(dict.fromkeys(name for name, _ in named_streams(whole)))
+        seed, method = whole.get("seed"), whole.get("main_loop", "start_method")
+        reader = _Reader(
+            dataset,
+            seconds,
+            seed.value if seed is not None and isinstance(seed.value, int) else 0,
+            None if method is None else method.value,
+        )
+        trained = names[0]
+        names = list(dict.fromkeys(names + (stream_names(dataset) if all_streams else [])))
+        for name in names:
+            reader.function(name)  # a name that is wrong is told before anything is measured
+        streams = [reader.read(name, trains=name == trained) for name in names]
+        batch = reader.first_batch
+        if batch is None:
+            return Bench(streams, None, f"stream {trained!r} has no batches")
+        if step is not None:
+            return Bench(streams, step)
+        if whole.get("model") is None:
+            return Bench(streams, None, "the config has no model: give --step-ms")
+        try:
+            return Bench(streams, _seconds_of_a_step(build_model(root, dataset), batch, trained, seconds))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of a model that is for another machine, or not written yet
+            return Bench(
+                streams,
+                None,
+                f"the model does not train here: give --step-ms ({type(error).__name__}: {reason_of(error)})",
+            )
+
+
+def settings(cores: int) -> list[Setting]:
+    """Return what is tried, the simplest first: workers are doubled up to the number of cores."""
+    counts = {1, 2, cores} | {2**power for power in range(cores.bit_length()) if 2**power <= cores}
+    return [Setting(), Setting(buffer=4), *(Setting(workers=count) for count in sorted(counts))]
+
+
+class _Reader:
+    """Reads streams for a while.
+
+    Args:
+        dataset: has the streams.
+        seconds: how long.
+        seed: the seed of the run.
+        start_method: how processes are started; None for Python's default.
+    """
+
+    def __init__(self, dataset: Any, seconds: float, seed: int, start_method: StartMethod | None) -> None:
+        if start_method is not None:
+            check_choice("main_loop.start_method", start_method, StartMethod)
+        self._dataset = dataset
+        self._seconds = seconds
+        self._seed = seed
+        self._start_method = start_method
+        self._passes = 0
+        self.first_batch: Batch | None = None
+        """The first batch of the stream that the model learns from."""
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return a stream's function.
+
+        Raises:
+            UsageError: there is none.
+        """
+        try:
+            found: Callable[..., Any] = stream_function(self._dataset, name)
+        except AttributeError as error:
+            raise UsageError(str(error)) from error
+        return found
+
+    def read(self, name: str, *, trains: bool) -> StreamBench:
+        """Read a stream in every setting that makes sense, after a while in which files and imports get warm."""
+        found = StreamBench(name, trains)
+        function = self.function(name)
+        contexts: list[StreamContext] = []
+
+        def watched(ctx: StreamContext) -> Any:
+            contexts.append(ctx)
+            return function(ctx)
+
+        self._passes = 0
+        _LOG.info("stream %r: warming up", name)
+        self._measure(watched if takes_context(function) else function, found, Setting())
+        found.shares_rows = any(context.skips for context in contexts)
+        for setting in settings(_cores()):
+            if setting.workers < 2 or found.shares_rows:
+                _LOG.info("stream %r: %s", name, setting)
+                try:
+                    found.readings.append(self._measure(function, found, setting))
+                except StreamError as error:
+                    if not setting.workers:
+                        raise
+                    _LOG.warning("stream %r: %s is left out: %s", name, setting, error)
+        return found
+
+    def _measure(self, function: Callable[..., Any], stream: StreamBench, setting: Setting) -> Reading:
+        """Read passes until the time is over; each is another one, so that no setting finds its files read already."""
+        seed_everything(self._seed, "bench", stream.name)
+        wrapper = StreamWrapper(
+            function,
+            setting.buffer,
+            name=stream.name,
+            seed=self._seed,
+            training=stream.trains,
+            workers=setting.workers,
+            start_method=self._start_method,
+        )
+        if stream.trains:
+            wrapper.seek(StreamPosition(self._passes + 1, 0))
+        firsts: list[float] = []
+        behind, taken = 0, 0.0
+        ends_at = math.inf
+        with contextlib.closing(wrapper), wrapper:
+            while perf_counter() < ends_at:
+                began = perf_counter()
+                arrivals = self._arrivals(wrapper, max(1, setting.workers), ends_at, is_enough=behind > 0)
+                self._passes += 1
+                if not arrivals.count:
+                    stream.length = 0
+                    return Reading(setting, None, None)
+                if not firsts:
+                    ends_at = arrivals.first + self._seconds
+                firsts.append(arrivals.first - began)
+                behind, taken = behind + arrivals.behind, taken + arrivals.last - arrivals.start
+                if wrapper.epoch_ended:
+                    stream.length = arrivals.count
+        return Reading(setting, statistics.median(firsts), taken / behind if behind else None)
+
+    def _arrivals(self, stream: StreamWrapper, each: int, ends_at: float, *, is_enough: bool) -> _Arrivals:
+        """Read a pass, or what of it comes in time.
+
+        Args:
+            stream: where it comes from.
+            each: how many batches come before reading is timed: one from every process, when it has started.
+            ends_at: when to stop; infinite for `seconds` after the first batch.
+            is_enough: whether to stop then, even if nothing was timed in this pass.
+        """
+        first = start = last = 0.0
+        count = 0
+        for batch in stream:
+            last = perf_counter()
+            count += 1
+            if count == 1:
+                first = last
+                ends_at = min(ends_at, first + self._seconds)
+                if stream.training and self.first_batch is None:
+                    self.first_batch = batch
+            if count == each:
+                start = last
+            if last >= ends_at and (count > each or is_enough):
+                break
+        behind = max(0, count - each)
+        return _Arrivals(count, behind, first, start if behind else last, last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """When the batches of a pass came: the first, the one from which on they were timed, the last."""
+
+    count: int
+    behind: int
+    first: float
+    start: float
+    last: float
+
+
+def _seconds_of_a_step(model: Any, batch: Batch, stream: str, seconds: float) -> float:
+    """Return the median time of training steps on a batch, after a few that are not timed."""
+    taken = []
+    ends_at = perf_counter() + seconds
+    for index in range(_UNTIMED_STEPS + _TIMED_STEPS):
+        began = perf_counter()
+        model.run(batch, train=True, stream=stream)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        taken.append(perf_counter() - began)
+        if index >= _UNTIMED_STEPS and perf_counter() > ends_at:
+            break
+    return statistics.median(taken[_UNTIMED_STEPS:])
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS

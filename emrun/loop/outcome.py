@@ -1,0 +1,68 @@
+"""How a training ended, and whether anything will end it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from emrun.errors import exit_status, has_exit_status, reason_of
+from emrun.hook import AbstractHook, TrainingTerminated
+from emrun.loop.interrupts import Interrupted
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a training ended, and why.
+
+    Args:
+        status: `finished`, `interrupted` or `failed`.
+        reason: why, in one line; None for an evaluation or a block that came to its end.
+        exit_status: what the command line ends with.
+        signal_number: the number of the signal that interrupted it and that the process is to end by, if it is.
+        warning: what is wrong with it all the same, in one line; None for nothing that is known.
+    """
+
+    status: str
+    reason: str | None
+    exit_status: int
+    signal_number: int | None = None
+    warning: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException | None, preempt_exit_code: int | None = None) -> Outcome:
+        """Return the outcome of a training that ended with this error, or None.
+
+        Args:
+            error: the error.
+            preempt_exit_code: the exit status after SIGTERM, instead of ending by that signal.
+        """
+        if error is None:
+            return cls("finished", None, 0)
+        if isinstance(error, Interrupted) and error.signal == signal.SIGTERM and preempt_exit_code is not None:
+            return cls("interrupted", error.reason, preempt_exit_code)
+        if isinstance(error, Interrupted):
+            return cls("interrupted", error.reason, 128 + error.signal, error.signal)
+        if isinstance(error, TrainingTerminated):
+            return cls("finished", error.reason, 0)
+        if isinstance(error, KeyboardInterrupt):
+            return cls("interrupted", "interrupted by SIGINT", 128 + signal.SIGINT, signal.SIGINT)
+        name = "" if has_exit_status(error) else f"{type(error).__name__}: "
+        first_line = (reason_of(error).strip().splitlines() or [""])[0]
+        return cls("failed", f"{name}{first_line}", exit_status(error))
+
+
+def warn_of_no_end(hooks: Iterable[AbstractHook]) -> None:
+    """Log a warning when no hook can end a training."""
+    if not any(_can_end(hook) for hook in hooks):
+        _LOG.warning("no hook ends the training, only an interrupt will; add for example `- StopAfter: {epochs: 20}`")
+
+
+def _can_end(hook: AbstractHook) -> bool:
+    """Tell whether a hook's code names `TrainingTerminated`."""
+    functions = [each for cls in type(hook).__mro__ for each in vars(cls).values() if inspect.isfunction(each)]
+    return any("TrainingTerminated" in function.__code__.co_names for function in functions)

@@ -1,0 +1,207 @@
+"""When checkpoints are saved: on request, of a state that is copied at once and written in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from emrun.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_of
+from emrun.storage.checkpoints import Names, commit, free_place, go_back_to, is_directory_name, name_checkpoint
+from emrun.storage.files import safe_component, storing
+from emrun.types import Policy
+
+_LOG = logging.getLogger(__name__)
+
+_STRICTNESS: tuple[Policy, ...] = ("ignore", "warn", "error")
+State = tuple[int, int, str]
+"""What tells the states of a training apart: epochs done, iterations done, phase of the epoch."""
+InsteadOf = Iterable[str] | Callable[[Iterable[str]], Iterable[str]]
+"""Names that are given up, or what tells which: called with all names that there are when the checkpoint is saved."""
+
+
+class Checkpointing:
+    """Saves the checkpoints that hooks request, at the points where the loop has nothing left to do for an event.
+
+    The loop waits only until the state is copied. One thread writes it, commits it and moves the names; at most one
+    checkpoint is in flight: the next one waits for it. What goes wrong in the thread is raised by the next call.
+
+    Args:
+        root: the directory of the run's checkpoints, None when there is no run.
+        stage: copies the state; returns what writes the copy into a directory, and whether another thread may do so.
+        noticed: called in that thread when it fails, and when the first checkpoint is saved; must not block.
+        first_saved: called when the first checkpoint is saved, by the thread of the loop.
+    """
+
+    def __init__(
+        self,
+        root: Path | None,
+        stage: Callable[[], tuple[Callable[[Path], None], bool]],
+        noticed: Callable[[], None] = lambda: None,
+        first_saved: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.requested: dict[str, Policy] = {}
+        self._root = root
+        self._stage = stage
+        self._noticed = noticed
+        self._first_saved = first_saved
+        self.names: dict[str, str] = {}
+        """Name -> directory, as it will be when the checkpoint that is staged at the moment is committed."""
+        self._known = Names(root) if root is not None else None
+        self._given_up: list[InsteadOf] = []
+        self._latest_policy: Policy = "error"
+        self._newest: tuple[State, Path] | None = None
+        self._in_flight: _Writing | None = None
+        self._thread: ThreadPoolExecutor | None = None  # kept: the loop would wait until a new one runs
+
+    def request(self, name: str, on_failure: Policy, instead_of: InsteadOf = ()) -> None:
+        """Ask for a checkpoint of this name at the next opportunity, which gives up other names.
+
+        Raises:
+            HookError: there is no run to save it in.
+            ArgumentError: it cannot be a name.
+        """
+        if self._root is None:
+            raise HookError(f"checkpoint {name!r} cannot be saved: this main loop has no run directory")
+        if is_directory_name(safe_component("checkpoint", name)):
+            raise ArgumentError("checkpoint", f"{name!r} is how emrun names the directories themselves")
+        self._add(safe_component("checkpoint", name), on_failure)
+        self._given_up.append(instead_of)
+        if name == "latest":
+            self._latest_policy = on_failure
+
+    def save_requested(self, epoch: int, iteration: int, phase: str) -> None:
+        """Begin to save what was requested: one checkpoint, with all the names.
+
+        Args:
+            epoch: training epochs done.
+            iteration: batches of the train stream run.
+            phase: what tells the states at one iteration apart.
+
+        Raises:
+            Exception: why it, or the one before, could not be saved, when a name was requested that way: a
+                `StorageError`, or what the model or its state raised.
+        """
+        if self._in_flight is not None and (self.requested or self._in_flight.saved.done()):
+            self.wait()
+        if not self.requested or self._root is None or self._known is None:
+            return
+        names, self.requested = self.requested, {}
+        instead_of, self._given_up = self._given_up, []
+        state = (epoch, iteration, phase)
+        place = self._newest[1] if self._newest is not None and self._newest[0] == state else None
+        try:
+            with storing(self._root, "read"):
+                before = self._known.current()
+            there = {**before, **names}
+            given_up = {
+                name for each in instead_of for name in (each(there) if callable(each) else each)
+            } - names.keys()
+            if place is not None and place.is_dir():
+                name_checkpoint(place, names, given_up, known=self._known)
+                return
+            left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
+            self.names = {**left, **dict.fromkeys(names, free_place(self._root, iteration).name)}
+            write, in_background = self._stage()
+            save = partial(
+                commit, self._root, write, epoch=epoch, iteration=iteration, names=names, given_up=given_up,
+                known=self._known,
+            )  # fmt: skip
+            if not in_background:
+                self._take_note(state, save())
+                return
+        except Exception as error:  # a model may save in its own way
+            _report(error, names)
+            return
+        self._thread = self._thread or ThreadPoolExecutor(1, "emrun checkpoint")
+        saved = self._thread.submit(save)
+        saved.add_done_callback(lambda found: (found.exception() or self._newest is None) and self._noticed())
+        self._in_flight = _Writing(state, names, saved)
+
+    def request_latest(self) -> None:
+        """Ask for the checkpoint `latest`, as whoever asked for it last; without a run, do nothing."""
+        if self._root is not None:
+            self._add("latest", self._latest_policy)
+
+    def _add(self, name: str, on_failure: Policy) -> None:
+        """Ask for a name; the strictest of those who ask for it decides."""
+        self.requested[name] = max(on_failure, self.requested.get(name, on_failure), key=_STRICTNESS.index)
+
+    def save_latest(self, epoch: int, iteration: int, phase: str) -> None:
+        """Save what was requested, and the state that the training ends with as `latest`; return when that is done."""
+        self.request_latest()
+        self.save_requested(epoch, iteration, phase)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is in flight.
+
+        Raises:
+            Exception: why what was in flight could not be saved, when a name was requested that way: a `StorageError`,
+                or what the model or its state raised.
+        """
+        writing, self._in_flight = self._in_flight, None
+        if writing is None:
+            return
+        try:
+            place = writing.saved.result()
+        except Exception as error:
+            _report(error, writing.names)
+            return
+        self._take_note(writing.state, place)
+
+    def _take_note(self, state: State, place: Path) -> None:
+        is_first = self._newest is None
+        self._newest = (state, place)
+        if is_first:
+            self._first_saved()
+
+    def close(self) -> None:
+        """End the thread when nothing is left to be written; another checkpoint gets a new one."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._thread = None
+
+    @property
+    def newest(self) -> tuple[str, int] | None:
+        """The directory's name and the iteration of the checkpoint that was saved or loaded last."""
+        return (self._newest[1].name, self._newest[0][1]) if self._newest is not None else None
+
+    def go_on_from(
+        self, place: Path, epoch: int, iteration: int, phase: str, names: Mapping[str, str] | None = None
+    ) -> Path:
+        """Make the checkpoint that was loaded the latest one, under all its names, and restore those of its time.
+
+        Args:
+            place: its directory.
+            epoch: training epochs done.
+            iteration: batches of the train stream run.
+            phase: see `save_requested`.
+            names: the names of its time, as its state has them; see `go_back_to`.
+
+        Returns:
+            Where it lies now: a directory under a name is put where checkpoints lie.
+        """
+        place = go_back_to(place, names, known=self._known)
+        self._newest = ((epoch, iteration, phase), place)
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """One checkpoint that is written: of which state, under which names, and where."""
+
+    state: State
+    names: dict[str, Policy]
+    saved: Future[Path]
+
+
+def _report(error: Exception, names: dict[str, Policy]) -> None:
+    if "error" in names.values() or isinstance(error, RunInUse):
+        raise error
+    if "warn" in names.values():
+        kind = "" if isinstance(error, EmrunError) else f"{type(error).__name__}: "
+        _LOG.warning("no checkpoint was saved: %s%s", kind, reason_of(error))

@@ -1,0 +1,304 @@
+"""The state of a training: where it is, and all that a checkpoint keeps so that it goes on from there exactly."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from emrun.errors import listed
+from emrun.fields import (
+    ANOTHER_CHECKPOINT,
+    ANYTHING,
+    SHA256,
+    TEXT,
+    Kind,
+    choice,
+    mapping_of,
+    optional,
+    reading,
+    record,
+    sequence_of,
+    whole,
+)
+from emrun.hook import AbstractHook, may_change_batches
+from emrun.loop.loss_watch import LossWatch
+from emrun.model import AbstractModel
+from emrun.storage.checkpoints import NAMES
+from emrun.storage.run import Run
+from emrun.storage.state_file import FILE, RANDOM, encode, load_state, random_state, save_state, set_random_state
+from emrun.streams.dataset_streams import DatasetStreams
+
+_LOG = logging.getLogger(__name__)
+
+
+class Phase(enum.Enum):
+    """Where in an epoch a training is."""
+
+    BEFORE = "before"  # the zeroth epoch is not complete
+    TRAIN = "train"  # in the train stream
+    EVALUATE = "evaluate"  # behind the train stream, the extra streams not complete
+    BETWEEN = "between"  # between two epochs
+
+
+_LAST = {"began": optional(RANDOM), "digest": optional(TEXT), "before_last": ANYTHING}
+_BETWEEN_PASSES = {"end_of_pass": optional(record({"pass": whole(), "batch": whole(1), **_LAST}))}
+_POSITION = {"pass": whole(), "batch": whole(), "epoch_batches": whole()}
+
+
+def _check_position(value: Any, key: str) -> None:
+    """Check the position in a stream, and what is kept of the last batch: of this pass, or of the one before."""
+    record(_POSITION).check(value, key)
+    record(_LAST if value["batch"] else _BETWEEN_PASSES).check(value, key)
+
+
+STATE = {
+    "loop": record(
+        {"epochs_done": whole(), "iterations_done": whole(), "phase": choice(*(phase.value for phase in Phase))}
+    ),
+    "model": ANYTHING,  # the model looks at it, the hooks at theirs
+    "hooks": sequence_of(record({"class": TEXT, "occurrence": whole(), "state": ANYTHING})),
+    "streams": mapping_of(Kind("a mapping", lambda value: isinstance(value, Mapping), _check_position)),
+    "epoch_began": optional(record({"iterations_done": whole(), "random": RANDOM})),
+    "names": optional(NAMES),
+    "metrics": whole(),
+    "metrics_digest": SHA256,
+    "metrics_first": optional(whole()),
+    "random": RANDOM,
+}
+"""Field of `state.pt` -> what it may hold."""
+_SINCE = ("epoch_began", "names", "metrics_digest", "metrics_first")  # what the first checkpoints did not have
+
+
+class TrainingState:
+    """Counts epochs and iterations, and collects and brings back what the parts of a training say of their states.
+
+    The loop moves `epochs_done`, `iterations_done` and `phase`.
+
+    Args:
+        model: its weights, and the rest of its state.
+        hooks: their states are matched by class and order; others may be set before the training begins.
+        streams: the positions of those that are trained on.
+        run: whose metrics end with the state; None when there is none, and so no checkpoint.
+    """
+
+    def __init__(
+        self, model: AbstractModel, hooks: Sequence[AbstractHook], streams: DatasetStreams, run: Run | None
+    ) -> None:
+        self.epochs_done = 0
+        self.iterations_done = 0
+        self.phase = Phase.BEFORE
+        self.hooks = hooks
+        self.begins_again = False
+        """Whether `before_epoch` is called for an epoch that is resumed in its middle; nothing ends the run there."""
+        self.loss = LossWatch(model)
+        self._model = model
+        self._streams = streams
+        self._run = run
+        self.names: Mapping[str, str] | None = None
+        """The names of checkpoints, name -> directory, when the one was saved that was loaded; None when none knows."""
+        self._copy: dict[str, Any] | None = None
+        self._epoch_began: dict[str, Any] | None = None  # iterations done and random states then
+        self._loaded: tuple[Path, dict[str, Any]] | None = None  # until `go_on`: the checkpoint, its random states
+
+    @property
+    def point(self) -> tuple[int, int, str]:
+        """What tells the states of a training apart: epochs done, iterations done, phase of the epoch."""
+        return self.epochs_done, self.iterations_done, self.phase.value
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether a training epoch has begun that is not complete."""
+        return self.phase in (Phase.TRAIN, Phase.EVALUATE)
+
+    def begin_epoch(self) -> None:
+        """Take note of what a training epoch begins with, for a resume in its middle; see `go_on`."""
+        if self._run is not None:
+            self._epoch_began = {"iterations_done": self.iterations_done, "random": random_state()}
+
+    def start_from(self, epochs_done: int, iterations_done: int) -> None:
+        """Count on from where a model that was loaded has come to."""
+        self.epochs_done, self.iterations_done = epochs_done, iterations_done
+        self.phase = Phase.BETWEEN if epochs_done or iterations_done else Phase.BEFORE
+
+    def encoded(self, *, copied: bool = False) -> dict[str, Any]:
+        """Return the state beside the weights in types that can be saved, the random states last.
+
+        Args:
+            copied: whatever happens to the tensors afterwards, but for those of the model, which may be large.
+
+        Raises:
+            StateError: a part has something in its state that cannot be saved.
+        """
+        hooks = [
+            {
+                "class": name,
+                "occurrence": occurrence,
+                "state": encode(hook.state_dict(), f"state of hook {name}", copied=copied),
+            }
+            for (name, occurrence), hook in _occurrences(self.hooks).items()
+        ]
+        streams = {name: stream.state_dict() for name, stream in self._streams.trained.items()}  # has its own copies
+        return {
+            "loop": {
+                "epochs_done": self.epochs_done,
+                "iterations_done": self.iterations_done,
+                "phase": self.phase.value,
+            },
+            "model": encode(self._model.state_dict(), "state of the model"),
+            "hooks": hooks,
+            "streams": streams,
+            "epoch_began": self._epoch_began if self.is_in_epoch else None,
+            **(self._run.metrics_position if self._run is not None else {"metrics": 0}),
+            "random": random_state(),
+        }
+
+    def keep_copy(self) -> None:
+        """Keep the state as it is now for checkpoints of the evaluations that follow, until `drop_copy`."""
+        if self._run is not None:
+            self._copy = self.encoded(copied=True)  # evaluations do not change the model's part
+
+    def drop_copy(self) -> None:
+        """Let checkpoints have the state of their moment again."""
+        self._copy = None
+
+    def stage(self, names: Mapping[str, str] | None = None) -> tuple[Callable[[Path], None], bool]:
+        """Return what writes the state as it is now, or as it was kept, and whether another thread may do so.
+
+        Args:
+            names: name -> directory, of the checkpoints that have one when this is committed; kept with the state.
+        """
+        write_weights = self._model.stage()
+        in_background = write_weights is not None
+        state = self._copy if self._copy is not None else self.encoded(copied=in_background)
+        if in_background:
+            state = {**state, "model": encode(state["model"], "state of the model", copied=True)}
+        if names is not None:
+            state = {**state, "names": dict(sorted(names.items()))}
+        writers = (write_weights or self._model.save, partial(save_state, state))
+
+        def write(directory: Path) -> None:
+            for each in writers:
+                each(directory)
+
+        return write, in_background
+
+    def load(self, place: Path) -> None:
+        """Bring weights, model, hooks, counters and metrics to a checkpoint; the rest follows in `go_on`.
+
+        Args:
+            place: the directory of the checkpoint, which must be there until `go_on`.
+
+        Raises:
+            StateError: it does not fit the model, the hooks or the streams.
+            StorageError: it cannot be read.
+        """
+        state, file = load_state(place), place / FILE
+        with reading(str(file), ANOTHER_CHECKPOINT):
+            record(STATE, may_lack=_SINCE).check(state)
+        model = self._model
+        with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, model.load):
+            model.load(place)
+        with reading(f"{file}: model", ANOTHER_CHECKPOINT, model.load_state_dict):
+            model.load_state_dict(state["model"])
+        loop = state["loop"]
+        self.epochs_done, self.iterations_done = loop["epochs_done"], loop["iterations_done"]
+        self.phase = Phase(loop["phase"])
+        for (name, occurrence), hook in _occurrences(self.hooks).items():
+            found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
+            if found:
+                with reading(f"{file}: state of hook {name}", ANOTHER_CHECKPOINT, hook.load_state_dict):
+                    hook.load_state_dict(found[0]["state"])
+        for name, position in state["streams"].items():
+            with reading(f"{file}: streams.{name}", ANOTHER_CHECKPOINT):
+                self._streams.get(name, train=True).load_state_dict(position)
+        self._epoch_began = state.get("epoch_began")
+        self.names = state.get("names")
+        self._loaded = place, state["random"]
+        if self._run is not None:
+            first = state.get("metrics_first")
+            expected = range(1 if first is None else first, self.epochs_done + 1)
+            self._run.rewind(state["metrics"], state.get("metrics_digest"), expected)
+
+    def is_now_in(self, place: Path) -> None:
+        """Take note that the checkpoint that was loaded lies in another directory."""
+        if self._loaded is not None:
+            self._loaded = place, self._loaded[1]
+
+    def go_on(self, before_epoch: Callable[[int], None]) -> None:
+        """Bring streams and random states to where the checkpoint that was loaded had them, if there was one.
+
+        When the checkpoint lies in the middle of an epoch, that epoch begins once more, so that what was set up at its
+        beginning is in force again; then the checkpoint is loaded a second time, over what that changed. The second
+        load reads the files again: a copy in memory would share its tensors with the optimizer.
+
+        Args:
+            before_epoch: begins an epoch, whose number it gets, under the random states with which that epoch began.
+
+        Raises:
+            StateError: see `load`.
+            StorageError: see `load`.
+            BaseException: what `before_epoch` raises.
+        """
+        if self._loaded is None:
+            return
+        place, random_to_restore = self._loaded
+        if self.is_in_epoch:
+            self._begin_again(before_epoch)
+            with _logged_already():
+                self.load(place)
+        for name, stream in self._streams.trained.items():
+            if not stream.restore():
+                _LOG.warning("this resume is not exact: %s", self._why_different(name, stream.different))
+        set_random_state(random_to_restore)
+        self._loaded = None
+
+    def _why_different(self, name: str, sources: list[str]) -> str:
+        """Return what is known of a stream that did not come back as it was."""
+        if not sources:
+            return f"stream {name!r} has another length, or draws from global random states while it is read ahead"
+        changers = [type(each).__name__ for each in (*self.hooks, self._model) if may_change_batches(each)]
+        in_place = (
+            f"{listed(changers)} (before_batch), the model or another hook" if changers else "the model or a hook"
+        )
+        which = listed([repr(source) for source in sources])
+        return (
+            f"stream {name!r} gave another {which} before the position than was trained on; {in_place} changes arrays "
+            f"of {which} in place (make new ones), the stream draws random numbers of its own, or its data changed"
+        )
+
+    def _begin_again(self, before_epoch: Callable[[int], None]) -> None:
+        """Begin the epoch that the state lies in once more, with the counters and random states of its beginning."""
+        iterations_done, self.begins_again = self.iterations_done, True
+        if self._epoch_began is not None:  # it was saved by a loop that takes note of them
+            self.iterations_done = self._epoch_began["iterations_done"]
+            set_random_state(self._epoch_began["random"])
+        try:
+            before_epoch(self.epochs_done + 1)
+        finally:
+            self.iterations_done, self.begins_again = iterations_done, False
+
+
+@contextmanager
+def _logged_already() -> Iterator[None]:
+    """Leave warnings out of the log, which has them from the first time that the same was done."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _occurrences(hooks: Sequence[AbstractHook]) -> dict[tuple[str, int], AbstractHook]:
+    """Return (class, how many of it came before) -> hook: by this their states are matched."""
+    found: dict[tuple[str, int], AbstractHook] = {}
+    for hook in hooks:
+        name = f"{type(hook).__module__}.{type(hook).__qualname__}"
+        occurrence = sum(each == name for each, _ in found)
+        found[name, occurrence] = hook
+    return found

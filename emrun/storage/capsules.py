@@ -1,0 +1,474 @@
+"""Failure capsules: what it takes to repeat the step that made a training fail, in a directory of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import shutil
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import emrun
+from emrun.censor import Censor
+from emrun.errors import StateError, StorageError, UsageError, exit_status, reason_of
+from emrun.fields import (
+    FILES,
+    FLAG,
+    TEXT,
+    FieldError,
+    Kind,
+    choice,
+    mapping_of,
+    optional,
+    reading,
+    record,
+    sequence_of,
+    shown,
+    whole,
+)
+from emrun.hook import AbstractHook, TrainingTerminated
+from emrun.model import AbstractModel
+from emrun.storage.files import (
+    describe,
+    flush_directory,
+    flush_file,
+    json_digest,
+    make_directory,
+    refuse_timeout,
+    storing,
+    write_atomically,
+)
+from emrun.storage.run import CONFIG, holds_run
+from emrun.storage.state_file import FILE, GENERATORS, RANDOM, encode, load_state, random_state, save_state
+from emrun.types import Batch
+
+_LOG = logging.getLogger(__name__)
+
+FAILURES = "failures"
+FORMAT = 1
+MOST = 5
+"""How many capsules a run keeps: the newest ones."""
+_FACTS = "failure.json"
+_ASIDE = ".tmp-"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Where in a training a batch was handled.
+
+    Args:
+        stream: the name of its stream.
+        train: whether the model was to learn from it.
+        evaluating: whether nothing but evaluations was to be done, as in `emrun eval`.
+        epoch: training epochs done before it.
+        iteration: batches of training streams that were run before it.
+        pass_number: the number of the pass over the stream.
+        batch: its index in the pass.
+        event: the event in which something failed, None for the model's `run`.
+        hook: the index of the hook that failed in it, None when it was none.
+        hook_class: the name of its class.
+    """
+
+    stream: str
+    train: bool
+    evaluating: bool
+    epoch: int
+    iteration: int
+    pass_number: int
+    batch: int
+    event: str | None
+    hook: int | None
+    hook_class: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Capsule:
+    """A capsule that was read.
+
+    Args:
+        place: its directory.
+        run_directory: the directory of its run, or evaluation.
+        step: where the failure happened.
+        facts: the rest of what `failure.json` says.
+        batch: source -> values, as what failed got them: a hook whose `before_batch` failed, or the model, behind
+            all `before_batch`; tensors are on the CPU.
+        state: what `state.pt` holds: `random`, `model`, `hook`.
+    """
+
+    place: Path
+    run_directory: Path
+    step: Step
+    facts: dict[str, Any]
+    batch: dict[str, Any]
+    state: dict[str, Any]
+
+
+_STEP = record(
+    {
+        "stream": TEXT,
+        "train": FLAG,
+        "evaluating": FLAG,
+        "epoch": whole(),
+        "iteration": whole(),
+        "pass_number": whole(),
+        "batch": whole(),
+        "event": optional(TEXT),
+        "hook": optional(whole()),
+        "hook_class": optional(TEXT),
+    }
+)
+_WEIGHTS = ("before the step", "after the update", "lost", "unknown")
+FACTS = {
+    "format": whole(1),
+    "error": TEXT,
+    "message": TEXT,
+    "traceback": TEXT,
+    "versions": mapping_of(TEXT),
+    "step": _STEP,
+    "random_before_step": sequence_of(choice(*GENERATORS)),
+    "device": optional(TEXT),
+    "checkpoint": optional(record({"name": TEXT, "iteration": whole()})),
+    "left_out": mapping_of(TEXT),
+    "weights": Kind(f"one of {', '.join(_WEIGHTS)}", lambda value: type(value) is str and value.startswith(_WEIGHTS)),
+    "files": FILES,
+}
+"""Field of `failure.json` -> what it may hold."""
+
+
+def _check_packed(packed: Any, key: str) -> None:
+    """Check what `_pack` returned."""
+    kind: Any
+    value: Any
+    kind, value = packed if isinstance(packed, tuple) and len(packed) == 2 else (None, None)
+    parts: Any = ()
+    if kind in ("tensor", "array"):
+        fits = isinstance(value, torch.Tensor)
+    elif kind == "list":
+        fits, parts = isinstance(value, list), value
+    elif kind == "mapping":
+        fits = isinstance(value, tuple) and [*map(type, value)] == [list, list]
+        fits = fits and len(value[0]) == len(value[1]) and not any(map(_is_container, value[0]))
+        parts = value[1] if fits else ()
+    else:
+        fits = kind == "plain" or (kind == "text" and isinstance(value, str | list))
+    if not fits:
+        raise FieldError(
+            key, f"is {shown(packed)}", "a pair: a kind (tensor, array, text, plain, list, mapping), a value"
+        )
+    for index, each in enumerate(parts):
+        _check_packed(each, f"{key}[{index}]")
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, list | dict | set)
+
+
+_STATE = {
+    "batch": mapping_of(Kind("a pair", lambda value: True, _check_packed)),
+    "random": RANDOM,
+    "model": optional(record({})),
+    "hook": optional(record({})),
+}
+"""Field of a capsule's `state.pt` -> what it may hold."""
+ANOTHER_CAPSULE = "put the capsule back from a copy, or name another one of the run"
+
+
+class Draws:
+    """Knows the random states before a step, at the cost of those generators that the steps draw from.
+
+    To take all states costs about 100 us, and most steps draw from none or from one of them. So they are all taken
+    before the first step of a pass and compared after it; before each of the others, only those are taken that moved
+    then. Of the rest, the state at the failure is the one before the step, unless this step is the first to draw. Hooks
+    that may change the batch are a part of the step of their own, for which other generators may have to be taken.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] = {}
+        self._at_hooks: dict[str, Any] = {}  # in the first step: before the hooks that may change the batch,
+        self._at_model: dict[str, Any] = {}  # and before the model
+        self._by_hooks: dict[str, Callable[[], Any]] | None = None  # what moves the one takes; not known yet
+        self._by_model: dict[str, Callable[[], Any]] | None = None
+
+    def take_all(self) -> None:
+        """Take all states, before the first step of a pass."""
+        self._before = self._at_hooks = self._at_model = random_state()
+        self._by_hooks = self._by_model = None
+
+    def before_hook(self) -> None:
+        """Take the states before a hook that may change the batch."""
+        known = self._by_hooks
+        self._before = random_state() if known is None else {name: take() for name, take in known.items()}
+
+    def before_model(self) -> None:
+        """Take the states before the model, behind the hooks that may change the batch."""
+        known = self._by_model
+        if known is None:
+            self._before = self._at_model = random_state()
+        else:
+            self._before = {name: take() for name, take in known.items()}
+
+    def watch(self, *, of_whole_steps: bool = True) -> Callable[[], None] | None:
+        """Compare them with those after the step; return what to call before each of the next steps, if anything.
+
+        Args:
+            of_whole_steps: no hook may change the batch, before which `before_hook` and `before_model` are called.
+        """
+        before, between, now = self._at_hooks, self._at_model, random_state()
+        self._by_hooks = {name: take for name, take in GENERATORS.items() if between[name] != before[name]}
+        self._by_model = {name: take for name, take in GENERATORS.items() if now[name] != between[name]}
+        self._before = {name: between[name] for name in self._by_model}
+        return self.before_model if self._by_model and of_whole_steps else None
+
+    def before_step(self) -> tuple[dict[str, Any], list[str]]:
+        """Return all states, and the names of those that were really taken before the step."""
+        return {**random_state(), **self._before}, list(self._before)
+
+
+def keep_failure(
+    run_directory: Path,
+    error: BaseException,
+    step: Step,
+    batch: Batch,
+    model: AbstractModel,
+    *,
+    censor: Censor,
+    draws: Draws,
+    hook: AbstractHook | None,
+    checkpoint: tuple[str, int] | None,
+) -> Path | None:
+    """Write a capsule of the step that failed, unless the failure is not one of a step: a termination, an interrupt, a
+    mistake in the config, a file that cannot be written.
+
+    Never raises: what keeps it from being written is logged.
+
+    Args:
+        run_directory: where `failures` is.
+        error: what made it fail.
+        step: where it happened.
+        batch: the batch as it is now.
+        model: the model, whose weights may have moved.
+        censor: what the texts go through.
+        draws: knows the random states before the step.
+        hook: the hook that failed, if it was one.
+        checkpoint: the name and the iteration of the newest checkpoint.
+
+    Returns:
+        The capsule's directory, None when there is none.
+    """
+    if isinstance(error, TrainingTerminated | KeyboardInterrupt) or exit_status(error) not in (1, 3):
+        return None
+    try:
+        random, exact = draws.before_step()
+        facts = {
+            **_facts(error, censor),
+            "step": asdict(step),
+            "random_before_step": exact,
+            "device": str(getattr(model, "device", "")) or None,
+            "checkpoint": None if checkpoint is None else {"name": checkpoint[0], "iteration": checkpoint[1]},
+        }
+        place = _write(run_directory, facts, batch, model, hook, random, censor)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:  # the error of the run itself is the one to report
+        _LOG.warning("the batch that failed could not be kept: %s: %s", type(failure).__name__, reason_of(failure))
+        return None
+    _LOG.info("kept the batch that failed in %s", place)
+    return place
+
+
+def _facts(error: BaseException, censor: Censor) -> dict[str, Any]:
+    """Return what is to be said of an error, without what came from the environment."""
+    message, trace = censor(str(error)), censor("".join(traceback.format_exception(error)))
+    versions = {"emrun": emrun.__version__, "python": platform.python_version()}
+    versions.update({name: metadata.version(name) for name in ("torch", "numpy")})
+    return {"format": FORMAT, "error": kind_of(error), "message": message, "traceback": trace, "versions": versions}
+
+
+def _write(
+    run_directory: Path,
+    facts: dict[str, Any],
+    batch: Batch,
+    model: AbstractModel,
+    hook: AbstractHook | None,
+    random: dict[str, Any],
+    censor: Censor,
+) -> Path:
+    root = run_directory / FAILURES
+    with storing(root, "write"):
+        make_directory(root, exist_ok=True)
+        for left in root.glob(f"{_ASIDE}*"):  # by a process that was killed
+            shutil.rmtree(left)
+        aside = root / f"{_ASIDE}{os.getpid()}"
+        aside.mkdir()
+        try:
+            packed, left_out = _pack_all(batch)
+            state: dict[str, Any] = {"batch": packed, "random": random, "model": None, "hook": None}
+            facts["weights"] = _save_weights(model, facts["step"], state, aside)
+            if hook is not None:
+                try:
+                    state["hook"] = encode(hook.state_dict(), "hook")
+                except Exception as error:
+                    left_out["the hook's state"] = str(error)
+            facts["left_out"] = censor.plain(left_out)
+            save_state(state, aside)
+            if (run_directory / CONFIG).exists():
+                shutil.copyfile(run_directory / CONFIG, aside / CONFIG)
+            for path in sorted(aside.iterdir()):
+                flush_file(path)
+            facts["files"] = {path.name: describe(path) for path in sorted(aside.iterdir())}
+            text = json.dumps({**facts, "sha256": json_digest(facts)}, indent=2) + "\n"
+            write_atomically(aside / _FACTS, text)
+            place = root / str(max(_numbers(root), default=0) + 1)
+            aside.rename(place)
+            flush_directory(root)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        for number in sorted(_numbers(root))[:-MOST]:
+            old = root / f"{_ASIDE}{number}"
+            (root / str(number)).rename(old)
+            shutil.rmtree(old)
+    return place
+
+
+def _save_weights(model: AbstractModel, step: dict[str, Any], state: dict[str, Any], aside: Path) -> str:
+    """Write the weights and the rest of the model's state; return whether they are of before or after the update."""
+    try:
+        model.save(aside)
+        state["model"] = encode(model.state_dict(), "state of the model")
+    except OSError:
+        raise
+    except Exception as error:  # a device that failed gives nothing back
+        _LOG.warning("the weights could not be kept: %s", reason_of(error))
+        for path in aside.iterdir():
+            path.unlink()
+        return "lost"
+    if not step["train"] or step["event"] == "before_batch":
+        return "before the step"
+    has_updated = model.has_updated
+    if has_updated is None:
+        return f"unknown: {type(model).__name__} does not tell whether the step made an update"
+    return "after the update" if has_updated else "before the step"
+
+
+def _numbers(root: Path) -> list[int]:
+    return [int(path.name) for path in root.iterdir() if path.name.isdecimal() and path.is_dir()]
+
+
+def find_capsule(directory: Path) -> tuple[Path, Path]:
+    """Return a capsule and the directory of its run.
+
+    Args:
+        directory: the capsule itself, or a run, of which the newest is meant.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if (directory / _FACTS).exists():
+        place = directory.resolve()
+        if place.parent.name != FAILURES or not holds_run(place.parent.parent):
+            raise UsageError(f"{directory} does not lie in the failures of a run, whose config it takes to repeat it")
+        return directory, place.parent.parent
+    if not holds_run(directory):
+        raise UsageError(f"{directory} is neither a run directory nor a capsule in its {FAILURES}")
+    root = directory / FAILURES
+    numbers = _numbers(root) if root.is_dir() else []
+    if not numbers:
+        raise UsageError(f"{directory} has no {FAILURES}: no batch made it fail")
+    return root / str(max(numbers)), directory
+
+
+def read_capsule(place: Path, run_directory: Path) -> Capsule:
+    """Return a capsule after comparing every file with its checksum; nothing in it is imported or called.
+
+    Raises:
+        StorageError: it is damaged, or its format is newer than emrun.
+        StateError: a field has a value that it cannot have, though its checksum is right.
+    """
+    try:
+        facts = json.loads((place / _FACTS).read_text(encoding="utf-8"))
+        if not isinstance(facts, dict) or facts.pop("sha256", None) != json_digest(facts):
+            raise ValueError("its checksum is another")
+    except (OSError, ValueError, RecursionError) as error:
+        refuse_timeout(error, place)
+        reason = reason_of(error)
+        raise StorageError(f"capsule {place}: {_FACTS} cannot be read ({reason}); the capsule is damaged") from error
+    with reading(f"{place / _FACTS}", ANOTHER_CAPSULE):
+        version = facts.get("format")
+        if type(version) is int and version > FORMAT:
+            raise StorageError(f"capsule {place}: format {version} is newer than this emrun knows ({FORMAT})")
+        record(FACTS).check(facts)
+        if FILE not in facts["files"]:
+            raise FieldError("files", f"is {shown(list(facts['files']))}", f"a mapping that has {FILE}")
+    for name, expected in facts["files"].items():
+        path = place / name
+        with storing(path, "read"):
+            if not path.is_file() or describe(path) != expected:
+                raise StorageError(f"capsule {place}: {name} is missing or differs; the capsule is damaged")
+    state = load_state(place)
+    with reading(f"{place / FILE}", ANOTHER_CAPSULE):
+        record(_STATE).check(state)
+        batch = {name: _unpack(value) for name, value in state["batch"].items()}
+        step = Step(**{each.name: facts["step"][each.name] for each in fields(Step)})
+    return Capsule(place, run_directory, step, facts, batch, state)
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the name of an error's class, with its module unless that is Python's own."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _pack_all(batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the sources in types that can be saved, and why others are left out."""
+    packed: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for name, values in batch.items():
+        try:
+            packed[str(name)] = _pack(values, f"source {name!r}")
+        except Exception as error:
+            left_out[str(name)] = str(error)
+    return packed, left_out
+
+
+def _pack(value: Any, key: str) -> tuple[str, Any]:
+    """Return what it takes to make a value again: what it is, and its content in types that can be saved."""
+    if isinstance(value, torch.Tensor):
+        return "tensor", encode(value, key)
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.kind == "U":
+            return "text", encode(value.tolist(), key)
+        if value.dtype.kind not in "biufc":
+            raise StateError(f"{key} is an array of {value.dtype}, which cannot be saved safely")
+        native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+        return "array", torch.from_numpy(native)
+    with suppress(StateError):
+        return "plain", encode(value, key)
+    if isinstance(value, list | tuple):
+        return "list", [_pack(entry, f"{key}[{index}]") for index, entry in enumerate(value)]
+    if isinstance(value, Mapping):
+        names = encode(list(value), key)
+        return "mapping", (names, [_pack(entry, f"{key}.{name}") for name, entry in value.items()])
+    raise StateError(f"{key} is {type(value).__name__}, which cannot be saved safely")
+
+
+def _unpack(packed: Any) -> Any:
+    kind, value = packed
+    if kind == "array":
+        return value.numpy()
+    if kind == "text":
+        return np.array(value)
+    if kind == "list":
+        return [_unpack(entry) for entry in value]
+    if kind == "mapping":
+        return dict(zip(value[0], map(_unpack, value[1]), strict=True))
+    return value

@@ -1,0 +1,161 @@
+"""The streams of a dataset by name, each wrapped when it is first asked for, and which of them are due in an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from emrun.dataset import stream_function
+from emrun.errors import ArgumentError
+from emrun.streams.stream import StreamWrapper
+from emrun.types import Batch, Interval, Prefetch, StartMethod
+
+StreamLike = str | StreamWrapper | Iterable[Batch]
+
+
+class DatasetStreams:
+    """Wraps the streams that a loop runs. One that is trained on and one that is evaluated have wrappers of their own.
+
+    Args:
+        dataset: any object with methods `<name>_stream`.
+        train_stream_name: the stream that the model learns from.
+        extra_streams: names of the streams that are evaluated after it; `{name: '5 epochs'}` for not each time. The
+            train stream may be among them: it is evaluated as `train_eval`.
+        buffer: how many batches of a stream a thread reads ahead; 0 for none.
+        fixed_epoch_size: how many batches of the train stream make an epoch, None for a pass.
+        seed: the seed of the streams.
+        interrupted: tells whether to stop waiting for a batch.
+        workers: how many processes read a stream; 0 for none.
+        start_method: how they are started, None for Python's default.
+        timeout: seconds that the loop waits for one batch before that is an error, None for no limit.
+        prefetch: returns what prepares batches that are read ahead for the model, if anything does.
+
+    Raises:
+        ArgumentError: `extra_streams` is no list of streams, or names one twice; or a time limit without somebody who
+            reads ahead.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        train_stream_name: str,
+        extra_streams: Sequence[str | Mapping[str, Any]] = (),
+        *,
+        buffer: int = 0,
+        fixed_epoch_size: int | None = None,
+        seed: int = 0,
+        interrupted: Callable[[], bool] = lambda: False,
+        workers: int = 0,
+        start_method: StartMethod | None = None,
+        timeout: float | None = None,
+        prefetch: Callable[[], Prefetch | None] = lambda: None,
+    ) -> None:
+        if timeout is not None and not (buffer or workers):
+            raise ArgumentError(
+                "stream_timeout", "without `buffer` or `workers` nothing can end the wait for a batch; set one of them"
+            )
+        self._evaluated_train = f"{train_stream_name}_eval"
+        self.intervals = _read_extra_streams(extra_streams, train_stream_name, self._evaluated_train)
+        """Extra stream -> every how many epochs it is evaluated, None for every one. The train stream, when it is
+        evaluated after the training too, has a name of its own there, so that hooks do not mix the two."""
+        self._dataset = dataset
+        self._train_stream_name = train_stream_name
+        self._buffer = buffer
+        self._fixed_epoch_size = fixed_epoch_size
+        self._seed = seed
+        self._interrupted = interrupted
+        self._workers = workers
+        self._start_method = start_method
+        self._timeout = timeout
+        self._prefetch = prefetch
+        self._trained: dict[str, StreamWrapper] = {}
+        self._evaluated: dict[str, StreamWrapper] = {}
+
+    @property
+    def trained(self) -> Mapping[str, StreamWrapper]:
+        """The streams that were asked for to be trained on, by name."""
+        return self._trained
+
+    def get(self, name: str, *, train: bool) -> StreamWrapper:
+        """Return the wrapper of a stream, made when it is first asked for.
+
+        Raises:
+            AttributeError: the dataset has no method `<name>_stream`.
+        """
+        wrappers = self._trained if train else self._evaluated
+        if name not in wrappers:
+            source = self.source_of(name)
+            cut = self._fixed_epoch_size if source == self._train_stream_name else None
+            wrappers[name] = StreamWrapper(
+                stream_function(self._dataset, source),
+                self._buffer,
+                cut or -1,
+                name,
+                seed=self._seed,
+                training=train,
+                interrupted=self._interrupted,
+                workers=self._workers,
+                start_method=self._start_method,
+                timeout=self._timeout,
+                prefetch=self._prefetch,
+                context_name=source,
+            )
+        return wrappers[name]
+
+    def source_of(self, name: str) -> str:
+        """Return the dataset's stream that is run under a name."""
+        is_train = name == self._evaluated_train and name in self.intervals
+        return self._train_stream_name if is_train else name
+
+    def resolve(self, stream: StreamLike, unnamed: str, *, train: bool) -> StreamWrapper:
+        """Return the wrapper of what stands for a stream; an iterable gets one of its own, called `unnamed`."""
+        if isinstance(stream, str):
+            return self.get(stream, train=train)
+        if isinstance(stream, StreamWrapper):
+            return stream
+        timeout = self._timeout if self._buffer else None
+        return StreamWrapper(  # of what is here already, which worker processes would not have
+            lambda: stream,
+            self._buffer,
+            name=unnamed,
+            seed=self._seed,
+            training=train,
+            interrupted=self._interrupted,
+            timeout=timeout,
+            prefetch=self._prefetch,
+        )
+
+    def due(self, epoch_id: int) -> list[StreamWrapper]:
+        """Return the extra streams that are evaluated in an epoch."""
+        names = [name for name, interval in self.intervals.items() if interval is None or epoch_id % interval == 0]
+        return [self.get(name, train=False) for name in names]
+
+    def stop(self) -> None:
+        """Stop the readers; positions and batches that they read are kept."""
+        for stream in (*self._trained.values(), *self._evaluated.values()):
+            stream.__exit__(None, None, None)
+
+    def close(self) -> None:
+        """End the passes that were begun; positions are kept."""
+        for stream in (*self._trained.values(), *self._evaluated.values()):
+            stream.close()
+
+
+def _read_extra_streams(
+    entries: Sequence[str | Mapping[str, Any]], train_stream_name: str, evaluated_train: str
+) -> dict[str, int | None]:
+    """Return name -> every how many epochs, None for every one; the train stream's name is `evaluated_train`."""
+    if isinstance(entries, str) or not isinstance(entries, Sequence):
+        raise ArgumentError("extra_streams", f"{entries!r} is no list of streams")
+    intervals: dict[str, int | None] = {}
+    for entry in entries:
+        pairs = list(entry.items()) if isinstance(entry, Mapping) else [(entry, None)]
+        if len(pairs) != 1 or not isinstance(pairs[0][0], str):
+            raise ArgumentError("extra_streams", f"{entry!r} is no stream; write a name, or `name: 5 epochs`")
+        stream, interval = pairs[0]
+        name = evaluated_train if stream == train_stream_name else stream
+        if name in intervals:
+            why = f" ({train_stream_name!r} is evaluated as {name!r})" if name == evaluated_train else ""
+            raise ArgumentError("extra_streams", f"stream {stream!r} is listed twice{why}; remove one entry")
+        intervals[name] = None if interval is None else int(Interval.parse("extra_streams", interval).count)
+    return intervals

@@ -1,0 +1,393 @@
+"""Everything between a dataset's stream function and the loop: passes, epochs, read-ahead, position, errors."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from functools import partial
+from time import perf_counter
+from types import TracebackType
+from typing import Any, NamedTuple, cast
+
+from emrun.errors import StreamError
+from emrun.randomness import preserved_randomness
+from emrun.storage.state_file import digest, encode, random_digest, random_state, set_random_state
+from emrun.stream_context import BeyondEnd, beyond_end
+from emrun.streams.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
+from emrun.streams.reuse import checked_for_reuse
+from emrun.streams.stream_pass import StreamPass, WithState, named
+from emrun.streams.workers import Workers
+from emrun.types import Batch, Prefetch, StartMethod
+
+_LOG = logging.getLogger(__name__)
+
+
+class StreamPosition(NamedTuple):
+    """Where the loop is in a stream: batches handed out of a pass, however many were read ahead."""
+
+    pass_number: int
+    batch: int
+
+
+class StreamWrapper:
+    """Iterates a stream epoch by epoch.
+
+    Iterating it hands out the batches of one epoch: those of a pass over the stream, or, with `epoch_size`, that many
+    batches of one continuing iteration which starts the next pass when one is exhausted. An epoch that was left early
+    goes on where it was left; an evaluation always starts from the beginning. Batches and their order do not
+    depend on `buffer_size`.
+
+    Args:
+        stream_fn: returns an iterable of batches; takes nothing, or the `StreamContext`.
+        buffer_size: how many batches a thread reads ahead; 0 for none. The thread lives for one pass at most, and
+            only inside a `with` block.
+        epoch_size: how many batches make an epoch; -1 for a whole pass.
+        name: the name of the stream.
+        profile: gets the seconds that each batch of the epoch took to read, as `read_batch_<name>`.
+        seed: the seed of the run.
+        training: whether passes are numbered and continued; an evaluation is always the same pass 0.
+        interrupted: tells whether to stop waiting for a batch; the epoch then ends early.
+        workers: how many processes read the stream; 0 for none. Streams without `ctx.batches` are read by one of them,
+            objects with a state by a thread. `buffer_size` then says how many batches are read ahead in all, 0 for two
+            each.
+        start_method: how they are started: fork, forkserver or spawn; None for Python's default.
+        timeout: seconds that the loop waits for one batch before that is an error; None for no limit. Without a buffer
+            or workers nobody looks at the clock, nor while a resume reads up to its position.
+        prefetch: returns what prepares the batches that are read ahead, as `AbstractModel.prefetcher` does; called at
+            the beginning of a pass.
+        context_name: the name of the stream in the `StreamContext`; by default `name`.
+
+    Raises:
+        ValueError: on iteration outside a `with` block with a buffer or workers.
+        StreamError: the stream function returns no iterable, or breaks the contract of `ctx.batches`; a worker process
+            ended before its time, or no batch came in time.
+        BaseException: on iteration, what the stream raises, after the batches that came before it.
+    """
+
+    def __init__(
+        self,
+        stream_fn: Callable[..., Iterable[Batch]],
+        buffer_size: int = 0,
+        epoch_size: int = -1,
+        name: str = "unnamed",
+        profile: MutableMapping[str, Any] | None = None,
+        *,
+        seed: int = 0,
+        training: bool = True,
+        interrupted: Callable[[], bool] = lambda: False,
+        workers: int = 0,
+        start_method: StartMethod | None = None,
+        timeout: float | None = None,
+        prefetch: Callable[[], Prefetch | None] = lambda: None,
+        context_name: str | None = None,
+    ) -> None:
+        self.name = name
+        self._context_name = context_name or name
+        self.profile: MutableMapping[str, Any] = {} if profile is None else profile
+        self.training = training
+        self._stream_fn = stream_fn
+        self._buffer_size = buffer_size
+        self._epoch_size = epoch_size
+        self._seed = seed
+        self._interrupted = interrupted
+        self._worker_count = workers
+        self._start_method = start_method
+        self._timeout = timeout
+        self._prefetch = prefetch
+        self._workers: Workers | None = None
+        self._has_state: bool | None = None  # not known yet
+        self._pass_number = 1 if training else 0
+        self._batch = 0
+        self._epoch_batches = 0
+        self.epoch_ended = False
+        """Whether the epoch came to its end, and was not interrupted."""
+        self.different: list[str] = []
+        """The sources that came back different when the stream was restored."""
+        self._last: Batch | None = None
+        self._end_of_pass: Callable[[], dict[str, Any]] | None = None
+        self._before_last: Any = None
+        self._began: dict[str, Any] | None = None
+        self._to_restore: dict[str, Any] | None = None
+        self._iterator: Iterator[Any] | None = None
+        self._reader: ReadAhead | None = None
+        self._read: Callable[[], Any] | None = None
+        self._entered = False
+
+    @property
+    def position(self) -> StreamPosition:
+        """Where the loop is in the stream."""
+        return StreamPosition(self._pass_number, self._batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs to go on behind the last batch that was handed out."""
+        position = {"pass": self._pass_number, "batch": self._batch, "epoch_batches": self._epoch_batches}
+        if not self._batch:
+            before = self._end_of_pass() if self._end_of_pass is not None else None
+            return {**position, "end_of_pass": before}
+        return {**position, **self._describe_last(self._began, self._last, self._before_last)}
+
+    def _describe_last(self, began: Any, last: Any, before_last: Any) -> dict[str, Any]:
+        """Return the part of the state that tells how to make the last batch of a pass again."""
+        return {
+            "began": began,
+            "digest": _digests(last) if last is not None else None,
+            "before_last": encode(before_last, f"stream {self.name!r}"),
+        }
+
+    def _keep_end_of_pass(self) -> None:
+        """Keep what brings a resume to the end of the pass, from where a stream with a memory begins the next one."""
+        if not self.training or not self._batch:
+            self._end_of_pass = None
+            return
+        position = {"pass": self._pass_number, "batch": self._batch}
+        last = partial(self._describe_last, self._began, self._last, self._before_last)
+        self._end_of_pass = lambda: {**position, **last()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where another wrapper of the stream was, when `restore` is called or the stream is iterated."""
+        self.close()
+        self._pass_number, self._batch = state["pass"], state["batch"]
+        self._epoch_batches = state["epoch_batches"]
+        self._to_restore = state
+
+    def restore(self) -> bool:
+        """Begin the pass of the state that was loaded, up to its position; changes the global random states.
+
+        An object with `state_dict` and `load_state_dict` is set by these; `ctx.batches` leaves out what comes before;
+        other streams are read up to there, under the random states that the pass began with. The last batch before the
+        position is made again and compared; between two passes, the last one of the pass before.
+
+        Returns:
+            Whether that batch is the same, and no batch depends on when it is read.
+
+        Raises:
+            StreamError: the stream ends before the position.
+        """
+        state, self._to_restore = self._to_restore, None
+        self.different = []
+        if state is None:
+            return True
+        if state["batch"]:
+            return self._read_again(state)
+        before = state["end_of_pass"]
+        if before is None:  # the beginning of the training, or an empty pass
+            return True
+        self._pass_number = before["pass"]
+        try:
+            same = self._read_again(before) and next(cast("Iterator[Any]", self._iterator), END) is END
+        except BeyondEnd:  # it has become shorter
+            same = False
+        self._next_pass()
+        self._end_of_pass = lambda: before
+        return same
+
+    def _read_again(self, state: dict[str, Any]) -> bool:
+        """Go to the position of a state by making the last batch before it again; return whether it is the same."""
+        if state["began"] is not None:
+            set_random_state(state["began"])
+        self._batch = state["batch"] - 1
+        self._begin_pass(state["before_last"])
+        before = random_digest()
+        item: Any = next(cast("Iterator[Any]", self._iterator), END)
+        if item is END:
+            raise beyond_end(self.name, self._batch, state["batch"])
+        in_thread = self._reader is not None and self._workers is None
+        draws = in_thread and state["batch"] > 1 and before != random_digest()  # while the model does too
+        self._batch = state["batch"]
+        self._last = self._opened(item)
+        self.different = _different(self._last, state["digest"])
+        return not draws and not self.different
+
+    def seek(self, position: StreamPosition) -> None:
+        """Go to a position: `ctx.batches` leaves out what comes before it, other streams are read up to there."""
+        self.close()
+        self._pass_number, self._batch = position
+
+    def __enter__(self) -> StreamWrapper:
+        self._entered = True
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the reader; position and batches that a thread read are kept. Worker processes end."""
+        self._entered = False
+        self._read = None
+        if self._workers is not None:
+            self.close()
+        elif self._reader is not None and not self._reader.stop():
+            self._reader = self._iterator = None
+
+    def close(self) -> None:
+        """Stop the reader and drop what was read ahead; the position is kept."""
+        reader, iterator, workers = self._reader, self._iterator, self._workers
+        self._reader = self._iterator = self._read = self._workers = None
+        if workers is not None:
+            workers.close()
+            if reader is not None:
+                reader.leave()
+            return
+        stopped = reader is None or reader.stop()
+        close = getattr(iterator, "close", None)
+        if stopped and close is not None:
+            close()
+
+    def wake(self) -> None:
+        """End a wait for the reader, which then looks whether it is interrupted; for signal handlers."""
+        if self._reader is not None:
+            self._reader.wake()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Hand out the batches of one epoch."""
+        if not self.training:
+            self.close()
+            self._batch = self._epoch_batches = 0
+        elif self._to_restore is not None:
+            self.restore()
+        note = self.profile.setdefault(f"read_batch_{self.name}", array("d")).append
+        left = max(0, self._epoch_size - self._epoch_batches) if self._epoch_size > 0 else -1
+        self.epoch_ended = False
+        while left:
+            began = perf_counter()
+            try:
+                batch = (self._read or self._open())()
+            except BaseException as raised:
+                error = named(raised, self.name)
+                error.add_note(f"in stream {self.name!r}, batch {self._batch} of the pass (counted from 0)")
+                self.close()  # a generator that raised would look like one that ended
+                if error is raised:
+                    raise
+                raise error from raised
+            if batch is END:
+                self._keep_end_of_pass()
+                if left > 0 and self._batch:  # the epoch goes on in the next pass
+                    self._next_pass()
+                    continue
+                self._next_pass()
+                break
+            if batch is INTERRUPTED:
+                return
+            if batch.__class__ is WithState:
+                batch = self._opened(batch)
+            self._last = batch
+            self._batch += 1
+            self._epoch_batches += 1
+            left -= 1
+            note(perf_counter() - began)
+            yield batch
+        self._epoch_batches = 0
+        self.epoch_ended = True
+
+    def _open(self) -> Callable[[], Any]:
+        """Begin the pass or go on with it; return what returns its next batch, END or INTERRUPTED."""
+        if (self._buffer_size or self._worker_count) and not self._entered:
+            raise ValueError(
+                f"stream {self.name!r} is read ahead: iterate it inside `with stream:`, which ends its thread"
+            )
+        if self._iterator is None:
+            self._begin_pass()
+        if self._reader is not None:
+            self._reader.start()
+            self._read = self._reader.get
+        else:
+            self._read = partial(next, self._iterator, END)
+        return self._read
+
+    def _next_pass(self) -> None:
+        self.close()
+        self._batch = 0
+        self._pass_number += self.training
+
+    def _opened(self, item: Any) -> Batch:
+        """Return the batch of what the iterator gave; of a stream with a state, that comes with the state before it."""
+        if item.__class__ is WithState:
+            item, self._before_last = item
+        return item  # type: ignore[no-any-return]
+
+    def _begin_pass(self, state: Any = None) -> None:
+        """Begin the pass at the position.
+
+        Args:
+            state: the state of a stream that has one, which brings it there.
+        """
+        if self.training:
+            self._began = random_state()
+        self._before_last = None
+        stream_pass = StreamPass(self._stream_fn, self._context_name, self._seed, self._pass_number, self._batch, state)
+        batches: Iterator[Any]
+        prefetch = self._prefetch()
+        if self._worker_count and not self._is_read_here(stream_pass):
+            each = max(1, -(-self._buffer_size // self._worker_count)) if self._buffer_size else 2
+            batches = self._workers = Workers(stream_pass, self._worker_count, each, self._start_method)
+            size = 1
+        else:
+            batches = stream_pass.read()
+            size = self._buffer_size or 2 * self._worker_count
+            if size:
+                ahead = max(2, size) if prefetch is not None else size
+                batches = checked_for_reuse(batches, self.name, ahead, self._waiting)
+        self._iterator = batches
+        if size:
+            arguments = batches, size, self.name, self._interrupted, self._watch
+            self._reader = ReadAhead(*arguments) if prefetch is None else PreparedAhead(*arguments, prefetch)
+
+    def _waiting(self) -> int:
+        """Return how many batches were read that nobody has."""
+        return self._reader.waiting if self._reader is not None else 0
+
+    def _is_read_here(self, stream_pass: StreamPass) -> bool:
+        """Tell whether workers are of no use: of a stream with a state, a process would have a copy."""
+        if self._has_state is None:
+            with preserved_randomness():
+                self._has_state = stream_pass.has_state()
+            if self._has_state:
+                _LOG.info("stream %r has a state of its own: a thread reads it ahead, not a process", self.name)
+        return self._has_state
+
+    def _watch(self, seconds: float) -> None:
+        """Look what a wait for a batch waits for.
+
+        Raises:
+            StreamError: nothing will come, or it did not come in time.
+        """
+        if self._workers is not None:
+            self._workers.check()
+        if self._timeout is not None and seconds > self._timeout:
+            stacks = self._workers.stacks() if self._workers is not None else _stacks()
+            _LOG.error("stream %r hangs; what it is doing:\n%s", self.name, stacks)
+            raise StreamError(
+                f"stream {self.name!r} gave no batch for {self._timeout:g} seconds (`main_loop.stream_timeout`); "
+                "where it hangs is in the log"
+            )
+
+
+def _digests(batch: Any) -> str:
+    """Return a text with a checksum of each source of a batch."""
+    sources = batch.items() if hasattr(batch, "items") else [("", batch)]
+    return json.dumps({str(source): digest(values) for source, values in sources})
+
+
+def _different(batch: Any, digests: str | None) -> list[str]:
+    """Return the sources of a batch that are not those whose checksums a text has."""
+    if digests is None:
+        return []
+    now = json.loads(_digests(batch))
+    if not digests.startswith("{"):  # as it was written once: of all of them
+        return [] if digest(batch) == digests else list(now)
+    try:
+        before = json.loads(digests)
+    except ValueError:
+        return list(now)
+    return [source for source in {**before, **now} if before.get(source) != now.get(source)]
+
+
+def _stacks() -> str:
+    """Return the stacks of all threads of this process."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read()

@@ -1,0 +1,139 @@
+"""One pass over a stream, told so that it can be read anywhere: by the loop, in a thread, in worker processes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from emrun.dataset import takes_context
+from emrun.errors import StreamError
+from emrun.fields import ANOTHER_CHECKPOINT, reading
+from emrun.randomness import seed_everything
+from emrun.storage.state_file import encode
+from emrun.stream_context import StreamContext, beyond_end
+from emrun.types import Batch
+
+_END = object()
+
+
+class WithState(NamedTuple):
+    """A batch of a stream that is an object with `state_dict`, and its state before that batch."""
+
+    batch: Batch
+    before: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPass:
+    """One pass over a stream.
+
+    Args:
+        function: returns an iterable of batches; takes nothing, or the `StreamContext`.
+        name: the name of the stream.
+        seed: the seed of the run.
+        number: training passes count from 1, evaluation passes are 0.
+        start: how many batches to leave out.
+        state: the state of a stream that has one, which brings it there.
+    """
+
+    function: Callable[..., Iterable[Batch]]
+    name: str
+    seed: int
+    number: int
+    start: int = 0
+    state: Any = None
+
+    def read(self, worker: int = 0, workers: int = 0) -> Iterator[Batch | WithState]:
+        """Begin the pass; return the batches behind `start`, which streams without `ctx.batches` are read up to.
+
+        Args:
+            worker: which of the worker processes this is; of streams without `ctx.batches`, the first reads all.
+            workers: how many worker processes there are, 0 for none; in them, global random generators are seeded.
+
+        Raises:
+            StreamError: the function returns no iterable, or the stream ends before `start`.
+        """
+        has_context = takes_context(self.function)
+        if workers:
+            seed_everything(self.seed, self.name, "worker", self.number, devices=False)
+        if worker and not has_context:
+            return iter(())
+        context = StreamContext(
+            self.name, seed=self.seed, epoch=self.number, start=self.start, worker=worker, workers=workers
+        )
+        try:
+            stream = self.function(context) if has_context else self.function()
+        except StopIteration as error:
+            raise named(error, self.name) from error
+        if not isinstance(stream, Iterable):
+            raise StreamError(
+                f"stream {self.name!r}: its function returned {type(stream).__name__}; "
+                "it must return an iterable of batches (is a `yield` missing?)",
+                first_batch=True,
+            )
+        batches: Iterator[Any]
+        if is_stateful(stream):
+            if self.state is not None:
+                load = stream.load_state_dict  # type: ignore[attr-defined]
+                with reading(f"the state of stream {self.name!r}", ANOTHER_CHECKPOINT, load):
+                    load(copy.deepcopy(self.state))
+            encode(stream.state_dict(), f"stream {self.name!r}")  # type: ignore[attr-defined]  # may not be possible
+            batches = _with_states(stream)
+            return batches if self.state is not None or not self.start else self._behind_start(batches)
+        batches = context.counted(stream) if has_context else iter(stream)
+        if not self.start and not worker:
+            return batches
+        first: Any = next(batches, _END)
+        if context.skips:
+            return itertools.chain((first,), batches) if first is not _END else iter(())
+        if worker:
+            return iter(())
+        return self._behind_start(itertools.chain((first,), batches) if first is not _END else batches)
+
+    def has_state(self) -> bool:
+        """Tell whether the stream is an object with `state_dict` and `load_state_dict`, by beginning the pass."""
+        context = StreamContext(self.name, seed=self.seed, epoch=self.number)
+        return is_stateful(self.function(context) if takes_context(self.function) else self.function())
+
+    def _behind_start(self, batches: Iterator[Any]) -> Iterator[Any]:
+        done = sum(1 for _ in itertools.islice(batches, self.start))
+        if done < self.start:
+            raise beyond_end(self.name, done, self.start)
+        return batches
+
+
+def named(error: BaseException, name: str) -> BaseException:
+    """Return an error that says what happened, for a `StopIteration` that a stream let out; else the same error.
+
+    Of a generator, Python makes a RuntimeError of it. What the `__next__` of another iterator raises is its end.
+
+    Args:
+        error: what a stream raised.
+        name: the name of the stream.
+    """
+    stop = error if isinstance(error, StopIteration) else error.__cause__
+    if not isinstance(stop, StopIteration) or not isinstance(error, StopIteration | RuntimeError):
+        return error
+    frames = traceback.extract_tb(stop.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    return StreamError(
+        f"stream {name!r} raised StopIteration{where}, with which iterators end; a call of `next` that finds nothing "
+        "raises that: give `next` a default, or return when the stream is to end"
+    )
+
+
+def is_stateful(stream: Any) -> bool:
+    """Tell whether a stream is an object with `state_dict` and `load_state_dict`."""
+    return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
+
+
+def _with_states(stream: Any) -> Iterator[WithState]:
+    """Yield each batch with the state of the stream before it, however far ahead it is read."""
+    before = copy.deepcopy(stream.state_dict())
+    for batch in stream:
+        yield WithState(batch, before)
+        before = copy.deepcopy(stream.state_dict())

@@ -1,0 +1,217 @@
+"""Going on with a run: its config, its newest intact checkpoint, and what was changed since."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from emrun.censor import Censor
+from emrun.config.config import Config, copies_left, override, read_config, with_defaults
+from emrun.config.planner import prepare
+from emrun.config.recipe import Imported
+from emrun.config.yaml_tree import Node, dump
+from emrun.errors import StorageError, UsageError
+from emrun.storage import checkpoints as checkpoint
+from emrun.storage.files import expanded, storing, write_atomically
+from emrun.storage.lock import RunLock
+from emrun.storage.run import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, no_run, read_trace, recorded_epochs
+from emrun.training.build import Training, assemble
+from emrun.training.create import DRAWN, refuse_ranks, warn_of
+
+_LOG = logging.getLogger(__name__)
+
+
+def resume_training(
+    run_directory: str | Path,
+    overrides: Sequence[str] = (),
+    checkpoint_name: str | None = None,
+    fork: str | Path | None = None,
+    command: Sequence[str] = (),
+) -> Training | None:
+    """Build the training of a run again and bring it to a checkpoint, from where it goes on exactly.
+
+    Args:
+        run_directory: the directory of the run.
+        overrides: become part of its config; the old config is kept as `config-<n>.yaml`.
+        checkpoint_name: a name such as `best`, or a path; by default the newest that is intact. A run that was killed
+            before its first one begins anew.
+        fork: a directory for a new run, which goes on from the checkpoint instead.
+        command: the command line, for the trace.
+
+    Returns:
+        The training, or None when the run is finished and nothing was changed.
+
+    Raises:
+        UsageError: there is no such run or checkpoint, or the run has lost its checkpoints; or this process is one of
+            several of `torchrun`.
+        RunInUse: somebody writes the run at the moment.
+        ConfigError: the config cannot be used.
+        StateError: the checkpoint does not fit the config.
+        StorageError: the checkpoint is damaged.
+        BaseException: what a dataset, model or hook raises while it is built. The run is as it was in all these cases.
+    """
+    refuse_ranks()
+    source = expanded(run_directory)
+    fork = None if fork is None else expanded(fork)
+    if not (source / CONFIG).exists():
+        raise no_run(source)
+    if fork is not None and fork.exists() and (not fork.is_dir() or any(fork.iterdir())):
+        raise UsageError(f"--fork makes a new run, but {fork} exists and is not empty; choose another directory")
+    censor = Censor(kept=[source])
+    run = Run(source, command=command, lock=RunLock(source), censor=censor) if fork is None else None
+    try:
+        stored = read_config(source)
+        merged = override(stored, overrides)
+        prepared = prepare(merged, Imported())
+        censor.add(prepared.config.secrets())
+        changed = _changes(stored.plain(), merged.plain())
+        trace = read_trace(source)
+        if trace.get("status") == "finished" and not changed and checkpoint_name is None and run is not None:
+            _LOG.info("nothing to do: the run is finished (%s)", trace.get("reason"))
+            run.release()
+            return None
+        place = _place_to_go_on_from(source / CHECKPOINTS, checkpoint_name)
+        if place is None:
+            _check_that_nothing_is_lost(source, trace)
+        if fork is not None:
+            run, trace, place = _fork(source, fork, place, checkpoint_name, trace, command, censor)
+        assert run is not None  # one of the two
+        with run.logging():
+            warn_of(copies_left(stored, merged))
+            training = assemble(prepared, run.directory, run, is_new=place is None)
+            if place is not None:
+                place = training.main_loop.restore(place)
+                done = (training.main_loop.training_epochs_done, training.main_loop.iterations_done)
+                _LOG.info("going on from %s: %d epochs, %d iterations done", place, *done)
+            else:
+                run.rewind(0)
+                _LOG.info("%s has no checkpoint: beginning anew", source)
+            _store(run, merged, source, changed)
+            run.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
+            return training
+    except BaseException:
+        if run is not None:
+            run.release()
+            if fork is not None:
+                run.remove()  # it was not there before, or empty
+        raise
+
+
+def changes_to(run_directory: Path, config: Config) -> list[str]:
+    """Return the keys in which a config differs from the one that a run was started with."""
+    stored = read_config(run_directory).plain()
+    given = with_defaults(config.root, {k: stored[k] for k in DRAWN if k in stored}).plain()
+    return list(_changes(stored, given))
+
+
+def _place_to_go_on_from(checkpoints: Path, name: str | None) -> Path | None:
+    """Return the checkpoint to go on from, verified; None when there is none at all."""
+    if name is None:
+        return checkpoint.newest(checkpoints)
+    while True:
+        path = expanded(name)
+        place = path.resolve() if path != Path(path.name) and path.is_dir() else checkpoint.find(checkpoints, name)
+        if place.parent != checkpoints.resolve():
+            raise UsageError(f"{name} is no checkpoint in {checkpoints}")
+        try:
+            checkpoint.verify(place)
+            return place
+        except StorageError:
+            if place.is_dir():  # otherwise the run goes on, and the name has moved
+                raise
+
+
+def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
+    """Check that a run without checkpoints may begin anew: it was killed before it could commit the first one.
+
+    The trace says that there was one, but a moment later than it was committed. The line of the first epoch is written
+    just before its checkpoint, so it may stand alone.
+
+    Raises:
+        UsageError: it recorded a training epoch, or ended with a checkpoint; beginning anew would replace what it left.
+    """
+    recorded = recorded_epochs(source)
+    is_at_its_first = len(recorded) <= 1 and trace.get("status") in ("running", "failed")
+    had_none = trace.get("has_checkpoints") is not True
+    if had_none and (is_at_its_first or checkpoint.is_unfinished(source / CHECKPOINTS)):
+        return
+    epochs = sum(line["epoch"] > 0 for line in recorded)
+    iterations = trace.get("iterations_done") if trace.get("status") in ("finished", "interrupted") else None
+    if epochs or iterations or not had_none:
+        done = f"{epochs} epochs" if epochs else f"{iterations or 0} iterations"
+        raise UsageError(
+            f"{source} has no checkpoint left to resume from, and beginning anew would replace what it recorded "
+            f"({done} done); nothing was changed. Put its checkpoints back into {source / CHECKPOINTS}, or train from "
+            f"the start in a new directory: emrun train {source}"
+        )
+
+
+def _fork(
+    source: Path,
+    directory: Path,
+    place: Path | None,
+    checkpoint_name: str | None,
+    trace: dict[str, Any],
+    command: Sequence[str],
+    censor: Censor,
+) -> tuple[Run, dict[str, Any], Path | None]:
+    """Copy what a run had at a checkpoint into a new run; while it goes on, it may delete the checkpoint meanwhile."""
+    run = create_run(
+        (source / CONFIG).read_text(encoding="utf-8"),
+        directory.name,
+        output_root=directory.parent,
+        output_dir=directory,
+        seed=int(trace.get("seed") or 0),
+        command=command,
+        censor=censor,
+    )
+    try:
+        with storing(directory, "copy a run to"):
+            copied = None
+            while place is not None and copied is None:
+                try:
+                    copied = checkpoint.copy_up_to(place, directory / CHECKPOINTS)
+                except FileNotFoundError:
+                    shutil.rmtree(directory / CHECKPOINTS)
+                    if place.is_dir():
+                        raise
+                    place = _place_to_go_on_from(source / CHECKPOINTS, checkpoint_name)
+            for path in sorted(source.iterdir()):  # metrics, and what hooks wrote; they are cut back to the checkpoint
+                if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
+                    with suppress(FileNotFoundError):  # somebody deleted it
+                        shutil.copy2(path, directory / path.name)
+    except BaseException:
+        run.remove()
+        raise
+    origin = {"directory": str(source), "checkpoint": copied.name if copied else None}
+    return run, {"forked_from": origin, "status": trace.get("status")}, copied
+
+
+def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any]) -> None:
+    """Make the changed config that of the run, and keep the old one."""
+    if not changed:
+        return
+    text = (source / CONFIG).read_text(encoding="utf-8")
+    numbers = (number for number in itertools.count(1) if not (run.directory / f"config-{number}.yaml").exists())
+    write_atomically(run.directory / f"config-{next(numbers)}.yaml", text)
+    write_atomically(run.directory / CONFIG, dump(merged, text))
+    _LOG.info("changed: %s", ", ".join(f"{key}: {old!r} -> {new!r}" for key, (old, new) in changed.items()))
+
+
+def _changes(old: Any, new: Any, key: str = "") -> dict[str, list[Any]]:
+    """Return key -> [old value, new value] for all in which two configs differ."""
+    if old == new:
+        return {}
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = dict.fromkeys((*old, *new))
+        pairs = [(f"{key}.{name}" if key else str(name), old.get(name), new.get(name)) for name in keys]
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = [(f"{key}.{index}", *each) for index, each in enumerate(zip(old, new, strict=True))]
+    else:
+        return {key: [old, new]}
+    return {name: pair for where, a, b in pairs for name, pair in _changes(a, b, where).items()}

@@ -1,0 +1,74 @@
+"""Names in a config and the files and classes they mean."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from emrun.config import names
+from emrun.config.recipe import locate
+
+ROOT = Path(names.__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", ["StopAfter", "stop_after", "stopafter", "STOP_AFTER"])
+def test_short_names_are_compared_without_case_and_underscores(name):
+    assert names.dotted_path(name, "hook") == "emrun.hooks.stop_after.StopAfter"
+
+
+@pytest.mark.parametrize(
+    "name, kind, path",
+    [
+        ("Digits", "dataset", "emrun.datasets.digits.Digits"),
+        ("majority", "dataset", "emrun.datasets.majority.Majority"),
+        ("TorchModel", "model", "emrun.models.torch_model.TorchModel"),
+        ("torch_model", "model", "emrun.models.torch_model.TorchModel"),
+        ("Digits", "hook", None),
+        ("StopAfter", "dataset", None),
+        ("StopAfter", "", None),
+        ("", "hook", None),
+        ("__init__", "hook", None),
+    ],
+)
+def test_a_kind_has_names_of_its_own(name, kind, path):
+    assert names.dotted_path(name, kind) == path
+
+
+@pytest.mark.parametrize("kind, folder", [("hook", "hooks"), ("dataset", "datasets")])
+def test_every_file_of_a_folder_has_the_class_it_is_named_for(kind, folder):
+    stems = {path.stem for path in (ROOT / folder).glob("[!_]*.py")}
+    assert len(stems) > 1
+    found = [names.dotted_path(stem, kind) for stem in stems]
+    assert None not in found
+    assert len(names.short_names(kind)) == len(stems)
+
+
+@pytest.mark.parametrize("kind", ["hook", "dataset", "model"])
+def test_what_a_short_name_means_can_be_imported(kind):
+    for name in names.short_names(kind):
+        assert locate(names.dotted_path(name, kind)).__name__ == name
+
+
+def test_the_class_of_a_file_is_found_without_importing_it(tmp_path):
+    path = tmp_path / "print_loss.py"
+    path.write_text("import not_there\n\nclass Helper: pass\n\nclass PrintLOSS(Helper): pass\n")
+    assert names.class_in(path) == "PrintLOSS"
+    path.write_text("class Other: pass\n")
+    assert names.class_in(path) is None
+
+
+def test_names_are_found_without_importing_torch_or_a_hook():
+    code = (
+        "import sys; from emrun import names; names.short_names('hook'); names.dotted_path('Digits', 'dataset');"
+        "assert not {'torch', 'numpy', 'emrun.hooks', 'emrun.datasets'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_former_names_are_written_as_they_are_compared_and_are_free():
+    for table in names._TABLES.values():
+        written = [name for each in table for name in each.split()]
+        assert written == [names.normalised(name) for name in written]
+        assert len(set(written)) == len(written)
+    assert not [name for each in names._HOOKS for name in each.split() if names.dotted_path(name, "hook")]

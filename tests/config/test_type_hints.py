@@ -1,0 +1,165 @@
+"""Values of a config against type hints: what can never be right is told, nothing else."""
+
+import enum
+import functools
+import operator
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emrun import create_training
+from emrun.config.config import load_config
+from emrun.config.type_hints import mismatch
+from emrun.errors import ConfigError, Position, Problem, did_you_mean
+
+Number = int | float
+Shape = typing.Union[int, tuple[int, int]]  # noqa: UP007 - as torch writes it
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def node(value):
+    return load_config({"x": value}).root.get("x")
+
+
+RIGHT = [
+    (3, int), (3, float), (0.5, float), ("a", str), (True, bool), (None, None), (None, type(None)), (3, int | None),
+     ("a", Any), ([1, 2], list), ([1, 2], list[int]), ([1, 2], tuple[int, int]),
+    ([1, 2], tuple[int, ...]), ([1, 0.5], Sequence[float]), ([[1], []], list[list[int]]), ({"a": 1}, dict),
+    ({"a": 1}, Mapping[str, int]), ({"a": [1]}, dict[str, list[int]]), ("x/y", Path), ("min", Literal["min", "max"]),
+    (3, Shape), ([3, 3], Shape), ("cuda", torch.device), ("float32", torch.dtype), (1, Colour), ("red", Colour),
+    (0.1, float | torch.Tensor), (3, torch.Tensor), ([1], np.ndarray), (3, Annotated[int, "x"]),
+    ("abc", Sequence[str]),
+    ("abc", Iterable[Any]), ({"a": 1}, Iterable[str]), (3, Callable[[], int]), (3, typing.TypeVar("T")),
+    ([1], set[int]),
+    ({"class": "a.B"}, int), ([{"import": "a.b"}], list[int]), (3, "not a type"), ([], tuple), (5, object),
+]  # fmt: skip
+WRONG = [
+    ("ten", int, "'ten' is not a whole number"),
+    (1.5, int, "1.5 is not a whole number"),
+    (True, int, "True is not a whole number"),
+    (True, float, "True is not a number"),
+    ("0.1", float, "'0.1' is not a number; write it without quotes"),
+    ("1e-3", float | None, "'1e-3' is not a number or null; write it without quotes"),
+    (3, str, "3 is not a text; write it in quotes"),
+    ("yes", bool, "'yes' is not true or false"),
+    (1, bool, "1 is not true or false"),
+    (None, int, "None is not a whole number"),
+    ("mim", Literal["min", "max"], "'mim' is not one of min, max"),
+    (1, Literal[True], "1 is not one of True"),
+    (3, list[int], "3 is not a list of whole numbers"),
+    (["a"], list[int], "a list is not a list of whole numbers"),
+    ("loss", list[str], "'loss' is not a list of texts"),
+    ([1, 2, 3], tuple[int, int], "a list is not a list of 2: a whole number, a whole number"),
+    ([1, "a"], Shape, "a list is not a whole number or a list of 2: a whole number, a whole number"),
+    ({"a": "b"}, dict[str, int], "a mapping is not a mapping whose values are whole numbers"),
+    ([1], dict, "a list is not a mapping"),
+    ({"a": 1}, Sequence[int], "a mapping is not a list of whole numbers"),
+    (3, Path, "3 is not a path"),
+    ("abc", float | torch.Tensor, "'abc' is not a number or Tensor"),
+    ("relu", torch.nn.Module, "'relu' is not Module"),
+    ([], int, "a list is not a whole number"),
+]
+
+
+@pytest.mark.parametrize(("value", "hint"), RIGHT, ids=str)
+def test_what_may_be_right_is_accepted(value, hint):
+    assert mismatch(node(value), hint) is None
+
+
+@pytest.mark.parametrize(("value", "hint", "message"), WRONG, ids=str)
+def test_what_cannot_be_right_is_told(value, hint, message):
+    assert mismatch(node(value), hint) == message
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "default"), [("relu", int, "gelu"), (None, int, None), ([1, 2], int, (3, 4))]
+)
+def test_a_hint_that_its_own_default_contradicts_counts_for_nothing(value, hint, default):
+    assert mismatch(node(value), hint, default) is None
+
+
+def test_a_good_default_does_not_excuse_a_wrong_value():
+    assert mismatch(node("a"), int, 3) is not None
+    assert mismatch(node("a"), float | torch.Tensor, 1e-3) is not None
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1, max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def annotation_of(value):
+    """Return a precise hint of a value."""
+    if not isinstance(value, list | dict):
+        return type(value)
+    kinds = [annotation_of(each) for each in (value.values() if isinstance(value, dict) else value)]
+    inner = functools.reduce(operator.or_, kinds) if kinds else Any
+    return dict[str, inner] if isinstance(value, dict) else list[inner]
+
+
+@given(VALUES)
+def test_a_value_is_of_its_own_type(value):
+    assert mismatch(node(value), annotation_of(value)) is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.optimizer.lr=abc", r"model.optimizer.lr: 'abc' is not a number or Tensor"),
+        ("model.optimizer.lr='0.1'", r"model.optimizer.lr: '0.1' is not .*; write it without quotes"),
+        ("dataset.batch_size=many", r"dataset.batch_size: 'many' is not a whole number"),
+        ("model.module.in_features=64.5", r"model.module.in_features: 64.5 is not a whole number"),
+        ("hooks.StopAfter.epochs=ten", r"hooks\[0\].StopAfter.epochs: 'ten' is not a"),
+    ],
+)
+def test_a_wrong_type_is_an_error_of_the_config_before_a_run_directory_is_made(tmp_path, override, message):
+    config = {
+        "dataset": {"class": "Digits", "flat": True},
+        "model": {
+            "module": {"class": "torch.nn.Linear", "in_features": 64, "out_features": 10},
+            "inputs": ["image"],
+            "outputs": ["logits"],
+            "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "label"]},
+            "optimizer": {"class": "SGD", "lr": 0.1},
+        },
+        "hooks": [{"StopAfter": {"epochs": 1}}],
+    }
+    with pytest.raises(ConfigError, match=message):
+        create_training(config, tmp_path / "log", overrides=[override])
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "hint"),
+    [
+        ("learning_rate", ["params", "lr", "momentum"], "; did you mean 'lr'?"),
+        ("callbacks", ["dataset", "hooks", "seed"], "; did you mean 'hooks'?"),
+        ("trainer", ["dataset", "main_loop"], "; did you mean 'main_loop'?"),
+        ("dropout_rate", ["p", "inplace"], "; did you mean 'p'?"),
+        ("learning_rate", ["momentum"], ""),
+        ("xyz", ["lr"], ""),
+    ],
+)
+def test_another_common_word_for_the_same_thing_is_understood(name, allowed, hint):
+    assert did_you_mean(name, allowed) == hint
+
+
+def test_problems_are_told_in_the_order_of_the_file():
+    places = [(9, 1), (3, 7), (3, 2)]
+    problems = [Problem(Position("a.yaml", *place), f"{place}", "wrong") for place in places]
+    told = ConfigError([Problem(None, "nowhere", "wrong"), *problems]).problems
+    assert [problem.key for problem in told] == ["(3, 2)", "(3, 7)", "(9, 1)", "nowhere"]

@@ -1,0 +1,452 @@
+"""YAML to a tree with positions, and back."""
+
+import math
+import re
+import string
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, dump, node_of, parse, read_scalar
+from emrun.errors import ConfigError, Position
+
+BOUNDED = settings(max_examples=200, derandomize=True, deadline=None, database=None)
+
+
+def problem_of(text):
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "c.yaml")
+    (problem,) = caught.value.problems
+    return problem
+
+
+def place(position):
+    return position.line, position.column
+
+
+# Positions
+
+
+def test_a_value_and_its_key_know_their_line_and_column():
+    node = parse("a: 1\nmodel:\n  lr:  0.5\n", "c.yaml").get("model", "lr")
+    assert place(node.key) == (3, 3)
+    assert place(node.position) == (3, 8)
+    assert node.position.source == "c.yaml"
+    assert node.position.text == "  lr:  0.5"
+
+
+def test_items_of_a_list_have_positions():
+    items = parse("hooks:\n  - A\n  - B: {x: 1}\n", "c.yaml").get("hooks").value
+    assert [place(item.position) for item in items] == [(2, 5), (3, 5)]
+    assert place(items[1].get("B", "x").key_position) == (3, 9)
+
+
+def test_an_alias_has_the_position_of_what_it_stands_for_and_the_key_of_where_it_stands():
+    node = parse("a: &x\n  lr: 1\nb: *x\n", "c.yaml").get("b")
+    assert place(node.key) == (3, 1)
+    assert place(node.get("lr").position) == (2, 7)
+
+
+def test_what_comes_through_a_merge_key_keeps_its_position():
+    tree = parse("base: &base {lr: 1, k: 2}\nmodel:\n  <<: *base\n  k: 3\n", "c.yaml")
+    assert tree.get("model").plain() == {"lr": 1, "k": 3}
+    assert place(tree.get("model", "lr").key) == (1, 14)
+    assert place(tree.get("model", "k").key) == (4, 3)
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r\n", "\r"])
+def test_positions_count_every_kind_of_line_break_of_yaml(line_break):
+    node = parse(f"a: 1{line_break}b: 2{line_break}", "c.yaml").get("b")
+    assert place(node.key) == (2, 1)
+    assert node.key.text == "b: 2"
+
+
+def test_unicode_line_separators_do_not_end_a_line():
+    assert problem_of("a: x\u2028y\nb: [").position.text == "b: ["
+
+
+# What a text can be
+
+
+def test_of_several_mappings_under_one_merge_key_the_first_wins():
+    tree = parse("x: &x {a: 1}\ny: &y {a: 2, b: 2}\nz:\n  <<: [*x, *y]\n  c: 3\n", "c.yaml")
+    assert tree.get("z").plain() == {"a": 1, "b": 2, "c": 3}
+
+
+def test_a_merge_key_in_quotes_is_an_ordinary_key():
+    assert parse("'<<': {a: 1}", "c.yaml").plain() == {"<<": {"a": 1}}
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "~"])
+def test_an_empty_document_is_null(text):
+    node = parse(text, "c.yaml")
+    assert node.value is None
+    assert node.position.line == 1 or text == "---\n"
+
+
+@pytest.mark.parametrize("text, value", [("[1, 2]", [1, 2]), ("word", "word"), ("5", 5)])
+def test_a_document_need_not_be_a_mapping(text, value):
+    assert parse(text, "c.yaml").plain() == value
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("1e-3", 0.001),
+        ("1.0e-3", 0.001),
+        (".5", 0.5),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("017", 17),
+        ("+1", 1),
+        ("true", True),
+        ("null", None),
+        ("~", None),
+        ("no", "no"),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("2020-01-01", "2020-01-01"),
+        ("12:30:45", "12:30:45"),
+        ("1.2.3", "1.2.3"),
+        ("'5'", "5"),
+        ('"true"', "true"),
+        ("|\n  5\n", "5\n"),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2_in_plain_types(text, value):
+    found = parse(f"a: {text}", "c.yaml").plain()["a"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_infinity_and_nan_are_floats():
+    assert parse("[.inf, -.inf]", "c.yaml").plain() == [math.inf, -math.inf]
+    assert math.isnan(parse(".nan", "c.yaml").plain())
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "text, line, column, message",
+    [
+        ("a: 1\nb: !!python/object/apply:os.system [id]", 2, 4, "tag .*os.system is not allowed"),
+        ("a: !!str 1", 1, 4, "tag .* is not allowed"),
+        ("!x\na: 1", 1, 1, "tag !x is not allowed"),
+        ("a: ! 1", 1, 4, "tag ! is not allowed"),
+        ("? !x a\n: b", 1, 3, "tag !x is not allowed"),
+        ("a: &x\n  b: *x", 2, 6, r"alias \*x contains itself"),
+        ("a: 1\nb: *x", 2, 4, r"alias \*x has no anchor &x before it"),
+        ("a: 1\nb: 2\na: 3", 3, 1, "key 'a' stands twice; the first is at c.yaml:1:1"),
+        ("a: {b: 1, b: 2}", 1, 11, "key 'b' stands twice"),
+        ("1: a\ntrue: b", 2, 1, "stands twice"),
+        ("a:\n  <<: {x: 1}\n  <<: {y: 1}", 3, 3, "key '<<' stands twice; the first is at c.yaml:2:3"),
+        ("<<: 3", 1, 5, "'<<' takes a mapping or a list of mappings"),
+        ("<<: [{a: 1}, 3]", 1, 5, "'<<' takes a mapping or a list of mappings"),
+        ("? [a]\n: b", 1, 3, "a key must be a single value"),
+        ("? {a: 1}\n: b", 1, 3, "a key must be a single value"),
+        ("a: 1\n---\nb: 2", 3, 1, "a second document"),
+        ("a: b: c", 1, 5, "a second ':' in this line"),
+        ("a: [1, 2", 1, 4, r"this '\[' is never closed"),
+        ("a: {b: ${c}}", 1, 9, r"within \[\] and {} a text with \${...} needs quotes"),
+        ("a: 1\n\tb: 2", 2, 1, "a tab; indent with spaces"),
+        ("a: 'x", 1, 4, "this quote is never closed"),
+        ("a: 1\nbell: x\x07y", 2, 8, r"character U\+0007 is not allowed"),
+        ("a: \x00", 1, 4, r"character U\+0000 is not allowed"),
+        ("a: \ud800", 1, 4, r"character U\+D800 is not allowed"),
+        ("%YAML 1.1\n---\na: no", 2, 1, "a config is YAML 1.2"),
+        ("a: 1\nb: 0x_", 2, 4, "'0x_' is no number; quote it"),
+        ("a: ._", 1, 4, "'._' is no number"),
+        ("a: " + "9" * 5000, 1, 4, "is no number"),
+    ],
+)
+def test_what_is_no_config_is_an_error_at_its_line_and_column(text, line, column, message):
+    problem = problem_of(text)
+    assert place(problem.position) == (line, column)
+    assert problem.position.source == "c.yaml"
+    assert re.search(message, problem.message)
+
+
+@pytest.mark.parametrize(
+    "text, line, column, message",
+    [
+        ("seed:1\nmodel: {a: 1}", 1, 5, "write a space after the colon: seed: 1"),
+        ("a: 1\nseed:1\nmodel: {a: 1}", 2, 5, "write a space after the colon: seed: 1"),
+        ("a: 1\nseed:1\n", 2, 5, "write a space after the colon: seed: 1"),
+        ("a:\n  n: 3\n  class:X  \nb: 3", 3, 8, "write a space after the colon: class: X"),
+        ("b: 1\na {b: [c]}\n", 2, 2, "a colon is missing: a: ..."),
+        ("a: {b [c], d: 1}\n", 1, 6, "a colon is missing: b: ..."),
+        ("a: {class:X, n: 3}", 1, 5, "write a space after the colon: class: X"),
+        ("dataset\n  class: X", 1, 8, "a colon is missing: dataset:"),
+        ("a: 3\ndataset\n\n  # why\n  class: X", 2, 8, "a colon is missing: dataset:"),
+        ("a:\n  optimizer\n    class: X", 2, 12, "a colon is missing: optimizer:"),
+        ("a:\n  class X\n  n: 3", 2, 8, "a colon is missing: class: X"),
+        ("hooks:\n  - StopAfter\n      epochs: 3", 2, 14, "a colon is missing: StopAfter:"),
+        ("a: 3\nlr = 3\nb: 1", 2, 1, "a key is followed by a colon: lr: 3"),
+        ("hooks:\n  - A\n  B: {x: 3}", 3, 3, "an entry of this list has no dash; write - B: {x: 3}"),
+        ("hooks:\n  A\n  B: {x: 3}", 2, 3, "'A' is neither a key, A: VALUE, nor an entry of a list, - A"),
+        ("hooks:\n  A\n  - B: {x: 3}", 2, 3, "'A' is neither a key, A: VALUE, nor an entry of a list, - A"),
+        ("hooks:\n  -A\n  -B: {x: 3}", 2, 3, "write a space after the dash: - A"),
+        ("hooks:\n  - A\n  -B: {x: 3}", 3, 3, "write a space after the dash: - B: {x: 3}"),
+        ("x: - 3", 1, 4, "a list begins on a line of its own, or is written [a, b]"),
+        ("x: 3\n- y", 2, 1, "an entry of a list among keys; it belongs in the column of the entries before it"),
+        ("a:\n  n: 3\n\tm: 3", 3, 1, "a tab; indent with spaces"),
+        ("a:\n  class: X\n   n: 3", 3, 4, "'n' is indented further than the key above it, which has a value already"),
+        ("a: 3\n b: 3", 2, 2, "'b' is indented further than the key above it, which has a value already"),
+        (
+            "a:\n  b: X\n c: 3",
+            3,
+            2,
+            "is indented by 1, the line above by 2; what belongs together begins in one column",
+        ),
+        ("h:\n  - A\n - B", 3, 2, "is indented by 1, the line above by 2; what belongs together begins in one column"),
+        (" a: 3\nb: 3", 1, 2, "is indented, and a line below is not; keys begin in one column"),
+        ("a: *", 1, 5, "'*' means something in YAML; put the text in quotes"),
+        ("a: *bias", 1, 4, "alias *bias has no anchor &bias before it; if it is a text, put it in quotes: '*bias'"),
+        ("a: @home # x", 1, 4, "a text that begins with '@' needs quotes: '@home'"),
+        ("a: [`x`, y]", 1, 5, "a text that begins with '`' needs quotes: '`x`'"),
+        ("a: %d", 1, 4, "a text that begins with '%' needs quotes: '%d'"),
+        ("a: >b", 1, 5, "a text that begins with '>' needs quotes: '>b'"),
+        ("%x\na: 1", 1, 1, "a line cannot begin with '%'; put a text in quotes"),
+        ("a: 'it's'", 1, 8, "more text after a closing quote; put the whole value in quotes, and write '' for a ' "),
+        ('a: 1\nb: "abc\nc: 3\n', 2, 4, "this quote is never closed"),
+        ("a: {b: [c, d: 3}\ne: 2", 1, 8, "this '[' is never closed"),
+        ("a:\n  b: [c\n  d: 3", 2, 6, "this '[' is never closed"),
+        ("a: {b: c, d: 3 # }\ne: 3", 1, 4, "this '{' is never closed"),
+        ("a: [b, # c]\n", 2, 1, "the text ends within brackets"),
+        ("a: [b]]", 1, 7, "this ']' has no '[' before it"),
+        ("a: {b: 1}}\nc: 3", 1, 10, "this '}' has no '{' before it"),
+        ("a: {b: 'c]' d: 3}", 1, 13, "a comma is missing before this"),
+        ("a: {b: c d: 3}", 1, 11, "a comma is missing before this, or a text with ': ' in it needs quotes"),
+        ("a: ,", 1, 4, "',' stands where a value is expected; put a text in quotes"),
+        ('a: "x\\.y"', 1, 6, "\\. in double quotes is not an escape that YAML knows; put the text in single quotes"),
+        (
+            'a: "C:\\Users"',
+            1,
+            7,
+            "\\U in double quotes is not an escape that YAML knows; put the text in single quotes",
+        ),
+    ],
+)
+def test_a_slip_is_explained_where_it_is(text, line, column, message):
+    problem = problem_of(text)
+    assert place(problem.position) == (line, column)
+    assert problem.message.startswith(message)
+
+
+def test_a_line_with_unprintable_characters_is_not_shown():
+    assert problem_of("a: \x1b[31m").block() == "c.yaml:1:4: character U+001B is not allowed"
+
+
+def test_an_alias_bomb_is_refused():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 20)]
+    problem = problem_of("\n".join(lines))
+    assert f"more than {MAX_NODES} values once its aliases are expanded" in problem.message
+    assert problem.position.line == 6
+
+
+def test_the_same_alias_may_be_used_many_times():
+    tree = parse("a: &a {x: 1}\nb: [" + "*a, " * 1000 + "]", "c.yaml")
+    assert tree.plain()["b"] == [{"x": 1}] * 1000
+
+
+@pytest.mark.parametrize("opening, closing", [("[", "]"), ("{a: ", "}")])
+def test_nesting_has_a_limit(opening, closing):
+    parse(opening * (MAX_DEPTH - 1) + "1" + closing * (MAX_DEPTH - 1), "c.yaml")
+    problem = problem_of(opening * 10_000)
+    assert f"nested more than {MAX_DEPTH} levels deep" in problem.message
+    assert problem.position.column > len(opening) * (MAX_DEPTH - 1)
+
+
+def test_nesting_through_aliases_counts():
+    deep = "[" * (MAX_DEPTH // 2), "]" * (MAX_DEPTH // 2)
+    text = f"a: &a {deep[0]}1{deep[1]}\nb: {deep[0]}*a{deep[1]}"
+    assert f"nested more than {MAX_DEPTH} levels deep" in problem_of(text).message
+
+
+def test_a_huge_text_is_refused():
+    assert "is larger than" in problem_of("# " + "x" * 10_000_000).message
+
+
+PIECES = [
+    *["a", "b", "1", ".5", "-", "_", "0x", "+", "e", ": ", ":", "- ", "? ", "\n", "\n  ", "\n- ", "{", "}", "[", "]"],
+    *[",", "#", " #", "&a ", "*a", "!", "!!str ", "|", ">", "'", '"', "\\", "\\x", "%", "%YAML 1.1\n", "---\n", "..."],
+    *["<<: ", "<<", ".inf", "~", "null", "\t", " ", "\u2028", "\x85", "\ufeff", "\r", "\x07", "\U0001f600", "@", "`"],
+]
+
+
+@BOUNDED
+@given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join) | st.text(max_size=60))
+@example("%YAML 1.1\n---\n[+_")
+@example("0o!?\x07\t")
+def test_any_text_is_a_tree_or_a_config_error_with_a_line(text):
+    try:
+        node = parse(text, "c.yaml")
+    except ConfigError as error:
+        assert error.problems[0].position.line > 0
+    else:
+        assert isinstance(node, Node)
+
+
+# Back to YAML
+
+KEYS = st.text(max_size=8) | st.integers()
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.text(string.printable + "\x85\u2028\ufeff", max_size=8)
+    | st.sampled_from(["no", "1e3", "2020-01-01", "~", "<<", " x ", "a: b", "# c", "'", "${x}", "\n", "*a", "0x_"])
+)
+TREES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
+)
+
+
+def typed(value):
+    """Return a value in which 1, 1.0 and True differ."""
+    if isinstance(value, dict):
+        return {(type(key), key): typed(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [typed(child) for child in value]
+    return type(value), repr(value)
+
+
+@BOUNDED
+@given(TREES)
+@example({"\x85": "\u2028 \ufeff"})
+def test_a_dumped_tree_is_read_back_the_same(value):
+    assert typed(parse(dump(node_of(value, Position("x"))), "c.yaml").plain()) == typed(value)
+
+
+@BOUNDED
+@given(TREES, TREES)
+@example({"a": 1}, {"a": 1.0})
+@example({"a": 1}, {"a": True})
+@example({"a": math.nan}, {"a": math.nan})
+@example({"a": 0.0}, {"a": -0.0})
+def test_a_tree_dumped_like_another_text_is_read_back_the_same(old, new):
+    template = dump(node_of(old, Position("x")))
+    assert typed(parse(dump(node_of(new, Position("x")), template), "c.yaml").plain()) == typed(new)
+
+
+TEMPLATE = """\
+# what this is about
+model:
+  lr: 1.0e-3          # small
+  betas: [0.9, 0.999]
+  # a word on the class
+  class: 'Net'
+hooks:                # in this order
+  - A
+  - B: {x: 1}         # second
+"""
+
+
+def test_dumping_like_the_text_itself_changes_nothing():
+    assert dump(parse(TEMPLATE, "c.yaml"), TEMPLATE) == TEMPLATE
+
+
+def test_dumping_like_a_text_keeps_its_comments_where_values_change():
+    tree = parse(
+        TEMPLATE.replace("1.0e-3", "0.5").replace("x: 1", "x: 2, y: 3").replace("'Net'", "'Net'\nseed: 7"), "c.yaml"
+    )
+    text = dump(tree, TEMPLATE)
+    for comment in ("# what this is about", "# small", "# a word on the class", "# in this order", "# second"):
+        assert comment in text
+    assert parse(text, "c.yaml").plain() == tree.plain()
+
+
+def test_dumping_like_a_text_drops_what_the_tree_has_no_more():
+    text = dump(parse("model: {lr: 1}", "c.yaml"), "# kept\nmodel: {lr: 1, old: 2}\nseed: 4\n")
+    assert text == "# kept\nmodel: {lr: 1}\n"
+
+
+@pytest.mark.parametrize(
+    "template, changed",
+    [
+        ("a: &x {lr: 1}  # note\nb: *x\n", {"a": {"lr": 2}, "b": {"lr": 1}}),
+        ("a: &x {lr: 1}  # note\nb: {<<: *x, k: 1}\n", {"a": {"lr": 1}, "b": {"k": 1}}),
+        ("a: &x {lr: 1}  # note\nb: {<<: *x, k: 1}\n", {"a": {"lr": 5}, "b": {"lr": 1, "k": 1}}),
+    ],
+)
+def test_where_anchors_would_make_it_say_something_else_comments_are_given_up(template, changed):
+    text = dump(node_of(changed, Position("x")), template)
+    assert parse(text, "c.yaml").plain() == changed
+    assert "# note" not in text
+
+
+def test_an_anchor_defined_twice_in_the_template_is_no_obstacle():
+    template = "a: &x 1\nb: &x 2\nc: 2  # note\n"
+    assert dump(parse(template, "c.yaml"), template) == template
+
+
+@pytest.mark.parametrize("template", ["", "- a\n", "{", "a: 1\n---\nb: 2\n"])
+def test_a_template_that_is_of_no_use_is_ignored(template):
+    assert parse(dump(parse("a: 1", "c.yaml"), template), "c.yaml").plain() == {"a": 1}
+
+
+def test_values_that_share_an_anchor_are_dumped_without_it():
+    assert dump(parse("a: &x {b: 1}\nc: *x\n", "c.yaml")) == "a:\n  b: 1\nc:\n  b: 1\n"
+
+
+# Nodes
+
+
+def test_get_finds_what_is_below_or_nothing():
+    tree = parse("a: {b: 1}\nc: [1]", "c.yaml")
+    assert tree.get("a", "b").value == 1
+    assert tree.get("a", "x") is None
+    assert tree.get("c", "0") is None
+    assert tree.get("a", "b", "c") is None
+
+
+def test_a_tree_of_plain_values_has_one_position():
+    position = Position("here")
+    node = node_of({"a": [1, (2,)]}, position)
+    assert node.plain() == {"a": [1, [2]]}
+    assert node.get("a").value[0].position is position
+
+
+def test_a_spelling_is_shown_instead_of_the_value_and_hides_it_in_messages():
+    secret = Node("hunter2", Position("c.yaml"), spelling="${env:PW}")
+    number = Node(5, Position("c.yaml"), spelling="${env:N}")
+    tree = Node({"a": secret, "b": Node([number], Position("c.yaml"))}, Position("c.yaml"))
+    assert tree.plain() == {"a": "hunter2", "b": [5]}
+    assert tree.shown() == {"a": "${env:PW}", "b": ["${env:N}"]}
+    assert tree.censored("'hunter2' or hunter2, 5 of 15") == "${env:PW} or ${env:PW}, ${env:N} of 15"
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("5", 5),
+        (" 1e-3 ", 0.001),
+        ("true", True),
+        ("", None),
+        ("null", None),
+        ("'5'", "5"),
+        ('"a # b"', "a # b"),
+        ("007", 7),
+        ("p#ss #1", "p#ss #1"),
+        ("# x", "# x"),
+        ("&pw", "&pw"),
+        ("*pw", "*pw"),
+        ("!pw", "!pw"),
+        ("a: b", "a: b"),
+        ("[1, 2]", "[1, 2]"),
+        ("'a': b", "'a': b"),
+        ("'open", "'open"),
+        ("two\nlines", "two\nlines"),
+        ("0x_", "0x_"),
+        ("\x07", "\x07"),
+    ],
+)
+def test_a_scalar_is_read_without_comments_anchors_or_structure(text, value):
+    found = read_scalar(text)
+    assert found == value
+    assert type(found) is type(value)

@@ -1,0 +1,214 @@
+"""Replays in this process: which examples are named, and what makes a step another one."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from emrun import create_training
+from emrun.diagnosis.replay import halve, replay, report
+from emrun.errors import StateError, StorageError, UsageError
+
+
+@pytest.fixture
+def fail(doomed, monkeypatch):
+    """Train with overrides until it fails; return what it fails with."""
+    monkeypatch.chdir(doomed)
+    monkeypatch.syspath_prepend(doomed)
+    monkeypatch.delitem(sys.modules, "parts", raising=False)
+
+    def train(*overrides):
+        training = create_training("config.yaml", output_dir="run", overrides=overrides)
+        with pytest.raises(Exception) as caught:
+            training.main_loop.run_training()
+        return caught.value
+
+    yield train
+    sys.modules.pop("parts", None)
+
+
+def causes(found):
+    return [line for line in report(found).splitlines() if line.startswith(("cause", "source"))]
+
+
+def test_two_examples_are_both_named(fail):
+    fail("dataset.bad=[4, 21]")
+    assert causes(replay("run")) == [
+        "cause: examples 4, 21",
+        "source 'x' has values that are not finite in examples 4, 21",
+    ]
+
+
+def test_a_batch_norm_needs_two_examples_and_the_source_tells_which(fail):
+    fail("dataset.bad=[13]", "model.module.batch_norm=true")
+    found = replay("run")
+    assert found.reproduced
+    assert causes(found) == [
+        "cause: examples 12, 13 together",
+        "source 'x' has values that are not finite in example 13",
+    ]
+
+
+ROOT = ("model.inputs=[x]", "model.module={class: parts.Root}", "dataset.bad=[7]")
+
+
+def test_a_gradient_that_is_no_number_is_found_before_it_is_used(fail):
+    error = fail(*ROOT)
+    assert str(error) == "train/gradient of scale is NaN at iteration 4 (StopOnNaN)"
+    found = replay("run")
+    assert found.reproduced
+    assert found.capsule.facts["weights"] == "before the step"
+    assert causes(found)[0] == "cause: example 7"
+
+
+def test_the_operation_behind_it_is_named_when_asked_for(fail):
+    fail(*ROOT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = replay("run", anomaly=True)
+    assert found.reproduced
+    assert found.anomaly.startswith("Error detected in MulBackward0. Traceback of forward call that caused the error:")
+    assert "torch.sqrt(torch.nan_to_num(x).abs() * self.scale)" in found.anomaly
+    assert "Triggered internally" not in found.anomaly
+
+
+def test_where_there_is_no_anomaly_it_says_nothing(fail):
+    fail("dataset.labels=[1]")
+    assert replay("run", anomaly=True).anomaly == "nothing"
+
+
+def test_a_guard_that_looks_after_the_update_is_told_of(fail):
+    fail("dataset.bad=[13]", "hooks=[{parts.Guard: {message: bad}}]")
+    found = replay("run", device="cpu")
+    assert found.reproduced  # its count of batches is part of the message, and of its state
+    assert found.capsule.facts["weights"] == "after the update"
+    text = report(found)
+    assert "note: the weights are those after the step's update; there is no checkpoint before it" in text
+    assert "cause: every example fails alone, of those that were tried (examples 0 to 15)" in text
+
+
+OWN = (
+    "dataset.bad=[13]",
+    "model={class: parts.OwnScheme, module: {class: parts.Net}, inputs: [x, label]}",
+    "hooks=[{StopAfter: {epochs: 1}}]",
+)
+
+
+@pytest.mark.parametrize("fused", ["model.fused=false", "model.fused=true"])
+@pytest.mark.parametrize(("fails", "weights"), [("before", "before the step"), ("after", "after the update")])
+def test_the_weights_of_a_scheme_of_ones_own_are_told_as_they_are(fail, fails, weights, fused):
+    assert str(fail(*OWN, fused, f"model.fails={fails}")) == f"bad {fails} the update"
+    found = replay("run")
+    assert found.capsule.facts["weights"] == weights
+    assert found.reproduced
+    assert f"weights: {weights}" in report(found)
+    assert ("those after the step's update" in report(found)) is (fails == "after")
+
+
+def test_where_no_trace_of_an_update_can_be_seen_that_is_told(fail):
+    fail(*OWN, "model.by_hand=true")
+    text = report(replay("run"))
+    assert "weights: unknown: OwnScheme does not tell whether the step made an update" in text
+    assert "note: the weights may be those after the step's update; there is no checkpoint before it" in text
+
+
+def test_the_newest_checkpoint_is_told_with_weights_that_moved(fail):
+    fail("dataset.bad=[13]", "hooks=[parts.Guard, {SaveEvery: {n_epochs: 2 iterations}}]")
+    text = report(replay("run"))
+    assert "the weights are those after the step's update; it-00000002 is 1 iterations before the step" in text
+
+
+def test_a_hook_that_fails_is_called_again(fail):
+    fail("hooks=[StopOnNaN, parts.Faulty, {StopAfter: {epochs: 1}}]")
+    found = replay("run")
+    assert (found.capsule.step.event, found.capsule.step.hook) == ("before_batch", 1)
+    assert found.capsule.facts["weights"] == "before the step"
+    assert found.reproduced
+    assert "now: KeyError: 'the first is train-2-0'" in report(found)
+
+
+def test_another_hook_in_its_place_is_refused(fail):
+    fail("hooks=[StopOnNaN, parts.Faulty, {StopAfter: {epochs: 1}}]")
+    config = Path("run/config.yaml")
+    config.write_text(config.read_text().replace("parts.Faulty", "parts.Guard"))
+    with pytest.raises(StateError, match=r"hooks\[1\] was Faulty and is now Guard"):
+        replay("run")
+
+
+def test_a_config_that_was_changed_since_is_told(fail):
+    fail("dataset.bad=[13]")
+    config = Path("run/config.yaml")
+    config.write_text(config.read_text() + "# a comment\n")
+    found = replay("run")
+    assert found.reproduced
+    assert found.notes[0].startswith("config.yaml of the run was changed since")
+
+
+def test_another_architecture_is_refused(fail):
+    fail("dataset.bad=[13]")
+    config = Path("run/config.yaml")
+    config.write_text(config.read_text().replace("parts.Net", "parts.Root").replace("[x, label]", "[x]"))
+    with pytest.raises(StateError, match="does not fit the module"):
+        replay("run")
+
+
+def test_without_the_random_states_a_failure_by_chance_is_not_repeated(fail, monkeypatch):
+    from emrun.diagnosis import replay as replaying
+
+    fail("model.module={class: parts.Net, unlucky: 1.0, dropout: 0.5}", "hooks.StopAfter.epochs=100")
+    assert replay("run").reproduced
+    monkeypatch.setattr(replaying, "set_random_state", lambda state: torch.manual_seed(1))
+    found = replay("run")
+    assert not found.reproduced
+    assert report(found).endswith("not reproduced")
+
+
+@pytest.mark.parametrize("name", ["state.pt", "model.safetensors", "failure.json"])
+def test_a_capsule_cut_or_flipped_anywhere_is_refused(fail, doomed, name):
+    fail("dataset.bad=[13]")
+    path = doomed / "run/failures/1" / name
+    content = path.read_bytes()
+    for position in range(0, len(content.rstrip(b"\n")), len(content) // 20):  # a text may lack its last newline
+        flipped = bytes([content[position] ^ 4])
+        for damaged in (content[:position], content[:position] + flipped + content[position + 1 :]):
+            path.write_bytes(damaged)
+            with pytest.raises(StorageError, match="damaged"):
+                replay(path.parent)
+    path.unlink()
+    with pytest.raises((StorageError, UsageError)):
+        replay(path.parent)
+
+
+def test_it_leaves_the_run_and_its_random_states_alone(fail, doomed):
+    fail("dataset.bad=[13]")
+    before = {path: path.read_bytes() for path in doomed.rglob("*") if path.is_file() and "pycache" not in str(path)}
+    torch.manual_seed(5)
+    np.random.seed(5)
+    states = torch.get_rng_state(), np.random.get_state()[1]
+    replay("run")
+    after = {path: path.read_bytes() for path in doomed.rglob("*") if path.is_file() and "pycache" not in str(path)}
+    assert before == after
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert (states[1] == np.random.get_state()[1]).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 32])
+def test_halving_names_every_single_cause(count):
+    for bad in ([0], [count - 1], [0, count - 1], list(range(count))):
+        found = halve(list(range(count)), lambda examples, bad=bad: bool(set(examples) & set(bad)), 100)
+        assert found == [[index] for index in sorted(set(bad))]
+
+
+def test_halving_keeps_together_what_only_fails_together():
+    assert halve(list(range(8)), lambda examples: {4, 5} <= set(examples), 100) == [[4, 5]]
+    assert halve(list(range(8)), lambda examples: {1, 6} <= set(examples), 100) == [list(range(8))]
+
+
+def test_halving_stops_when_it_has_found_enough():
+    calls = []
+    found = halve(list(range(1000)), lambda examples: calls.append(examples) or True, 3)
+    assert found == [[0], [1], [2]]
+    assert len(calls) < 30

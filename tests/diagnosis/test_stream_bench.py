@@ -1,0 +1,233 @@
+"""What is measured of streams, and what is chosen because of it; how long anything takes is not looked at."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from emrun.diagnosis.stream_bench import Reading, Setting, StreamBench, bench, settings
+from emrun.errors import ArgumentError, StreamError, UsageError
+from emrun.randomness import seed_everything
+from emrun.storage.state_file import random_digest
+
+SECONDS = 0.05
+SETTINGS = ["nobody ahead", "buffer: 4", "workers: 1", "workers: 2"]
+MODEL = {
+    "module": {"class": "torch.nn.Linear", "in_features": 64, "out_features": 10},
+    "inputs": ["image"],
+    "outputs": ["logits"],
+    "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "label"]},
+    "optimizer": {"class": "SGD", "lr": 0.1},
+}
+DIGITS = {
+    "dataset": {"class": "Digits", "flat": True},
+    "model": MODEL,
+    "main_loop": {"extra_streams": [{"valid": "5 epochs"}]},
+}
+
+
+class Drawn:
+    """A stream whose rows do not come from `ctx.batches`, and that draws from global random states."""
+
+    def train_stream(self, ctx):
+        for _ in range(30):
+            yield {"x": np.random.rand(4)}
+
+    def valid_stream(self):
+        return ()
+
+
+class Failing:
+    def train_stream(self, ctx):
+        for rows in ctx.batches(10, 1):
+            yield {"x": rows}
+            raise RuntimeError("the disk is on fire")
+
+
+class Changing:
+    """Changes an array that it gave away."""
+
+    def train_stream(self):
+        array = np.zeros(3)
+        for index in range(20):
+            array[:] = index
+            yield {"x": array}
+
+
+class Noted:
+    """Notes the number of each pass in a file, whichever process reads it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def train_stream(self, ctx):
+        with Path(self.path).open("a") as file:
+            print(ctx.epoch, file=file)
+        yield {"x": [ctx.epoch]}
+        yield {"x": [ctx.epoch]}
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr("emrun.diagnosis.stream_bench._cores", lambda: 2)
+
+
+def of(dataset, **rest):
+    return {"dataset": {"class": f"{__name__}.{dataset}"}, **rest}
+
+
+def measured(*seconds_per_batch, first=0.0, length=None):
+    readings = [
+        Reading(setting, first if setting.workers else 0.0, each)
+        for setting, each in zip(settings(4), seconds_per_batch, strict=False)
+    ]
+    return StreamBench("train", True, True, length, readings)
+
+
+def choice(stream, step):
+    return str(stream.chosen(step).setting)
+
+
+def test_workers_are_tried_up_to_the_number_of_cores():
+    assert [str(setting) for setting in settings(1)] == SETTINGS
+    assert [setting.workers for setting in settings(2)] == [0, 0, 1, 2]
+    assert [setting.workers for setting in settings(12)] == [0, 0, 1, 2, 4, 8, 12]
+
+
+def test_every_stream_of_the_loop_is_read_in_every_setting():
+    found = bench(DIGITS, seconds=SECONDS)
+    assert [(stream.name, stream.trains) for stream in found.streams] == [("train", True), ("valid", False)]
+    for stream in found.streams:
+        assert [str(reading.setting) for reading in stream.readings] == SETTINGS
+        assert all(reading.first > 0 and reading.seconds_per_batch > 0 for reading in stream.readings)
+        assert stream.shares_rows
+        assert stream.length is not None
+    assert found.step > 0
+    assert found.no_step is None
+
+
+def test_all_streams_of_the_dataset_are_read_when_asked_for():
+    found = bench(DIGITS, ["~main_loop"], seconds=SECONDS, all_streams=True, step=0.1)
+    assert [stream.name for stream in found.streams] == ["train", "test", "valid"]
+    assert found.step == 0.1
+
+
+def test_a_stream_without_shared_rows_is_not_read_by_several_workers():
+    (stream,) = bench(of("Drawn"), seconds=SECONDS).streams
+    assert [str(reading.setting) for reading in stream.readings] == SETTINGS[:3]
+    assert not stream.shares_rows
+    assert stream.length == 30
+
+
+def test_a_stream_without_batches_has_no_times():
+    found = bench(of("Drawn", main_loop={"extra_streams": ["valid"]}), seconds=SECONDS)
+    empty = found.streams[1]
+    assert [(reading.first, reading.seconds_per_batch) for reading in empty.readings] == [(None, None)] * 3
+    found = bench(of("Drawn", main_loop={"train_stream_name": "valid"}), seconds=SECONDS, step=0.1)
+    assert (found.step, found.no_step) == (None, "stream 'valid' has no batches")
+
+
+def test_without_a_model_that_trains_here_the_reason_is_told():
+    assert bench(of("Drawn"), seconds=SECONDS).no_step == "the config has no model: give --step-ms"
+    found = bench(DIGITS, ["model.device=nowhere"], seconds=SECONDS)
+    assert found.step is None
+    assert found.no_step.startswith("the model does not train here: give --step-ms (")
+    assert "'nowhere' cannot be used here" in found.no_step
+
+
+@pytest.mark.parametrize("buffered", [[], ["main_loop.start_method=spawn"]])
+def test_what_a_stream_raises_is_raised(buffered):
+    with pytest.raises(RuntimeError, match="the disk is on fire"):
+        bench(of("Failing"), buffered, seconds=SECONDS)
+
+
+def test_a_stream_that_only_nobody_ahead_can_read_is_an_error():
+    with pytest.raises(StreamError, match="stream 'train' changes the 'x' of a batch that it gave away"):
+        bench(of("Changing"), seconds=SECONDS)
+
+
+def test_workers_that_cannot_read_a_stream_are_left_out_with_the_reason(caplog):
+    points = {"class": "torch.utils.data.TensorDataset", "args": [{"class": "torch.ones", "args": [9, 1]}]}
+    loader = {"class": "torch.utils.data.DataLoader", "args": [points], "num_workers": 1}
+    (stream,) = bench({"dataset": {"class": "TorchDataset", "train": loader, "sources": ["x"]}}, seconds=0.01).streams
+    assert [str(reading.setting) for reading in stream.readings] == SETTINGS[:2]
+    assert "stream 'train': workers: 1 is left out: stream 'train': its DataLoader has num_workers=1" in caplog.text
+
+
+def test_what_a_config_cannot_mean_is_told_before_anything_is_read():
+    with pytest.raises(UsageError, match="no method 'trian_stream'; did you mean 'train'"):
+        bench(of("Failing"), ["main_loop.extra_streams=[trian]"])
+    with pytest.raises(ArgumentError, match=r"main_loop.start_method: 'run' is not one of"):
+        bench(of("Failing"), ["main_loop.start_method=run"])
+
+
+def test_nothing_is_left_behind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    random = random_digest()
+    bench(DIGITS, seconds=SECONDS)
+    with pytest.raises(RuntimeError):
+        bench(of("Failing"), seconds=SECONDS)
+    assert random_digest() == random
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_setting_reads_other_passes_so_that_no_file_was_read_before(tmp_path):
+    bench({"dataset": {"class": f"{__name__}.Noted", "path": str(tmp_path / "passes")}}, seconds=SECONDS)
+    numbers = [int(line) for line in (tmp_path / "passes").read_text().split()]
+    begun = [number for number, before in zip(numbers, [0, *numbers], strict=False) if number != before]
+    assert len(set(numbers)) > len(SETTINGS)
+    assert begun == sorted(begun)
+
+
+def test_what_is_read_does_not_depend_on_random_states(monkeypatch):
+    seen = []
+
+    class Seen(Drawn):
+        def train_stream(self, ctx):
+            for batch in super().train_stream(ctx):
+                seen[-1].append(batch["x"].tobytes())
+                yield batch
+
+    monkeypatch.setattr(f"{__name__}.Drawn", Seen)
+    for seed in (1, 2):
+        seed_everything(seed)
+        seen.append([])
+        bench(of("Drawn"), seconds=SECONDS)
+    assert seen[0][:30] == seen[1][:30]
+
+
+def test_nobody_reads_ahead_when_that_gains_nothing():
+    assert choice(measured(0.001, 0.001, 0.001, 0.001), step=0.1) == "nobody ahead"
+
+
+def test_a_thread_is_chosen_when_it_hides_the_reading():
+    assert choice(measured(0.05, 0.05, 0.05, 0.03), step=0.1) == "buffer: 4"
+
+
+def test_workers_are_chosen_when_a_thread_is_too_slow():
+    assert choice(measured(0.2, 0.2, 0.21, 0.11, 0.06), step=0.1) == "workers: 4"
+    assert choice(measured(0.2, 0.2, 0.21, 0.1, 0.06), step=0.1) == "workers: 2"
+
+
+def test_one_worker_that_gains_nothing_over_a_thread_is_not_chosen():
+    assert choice(measured(0.2, 0.2, 0.199), step=0.1) == "buffer: 4"
+    assert choice(measured(0.2, 0.2, 0.1), step=0.1) == "workers: 1"
+
+
+def test_workers_whose_start_takes_longer_than_they_save_are_not_chosen():
+    slow = (0.2, 0.2, 0.2, 0.1)
+    assert choice(measured(*slow, first=1.0), step=0.1) == "workers: 2"
+    assert choice(measured(*slow, first=1.0, length=200), step=0.1) == "workers: 2"
+    assert choice(measured(*slow, first=1.0, length=5), step=0.1) == "buffer: 4"
+
+
+def test_the_share_of_waiting_is_that_of_reading_which_is_not_hidden():
+    stream = measured(0.3, 0.3, 0.15, 0.1)
+    assert [round(stream.waiting(reading, 0.1), 3) for reading in stream.readings] == [0.75, 0.667, 0.333, 0.0]
+    pass_of_one = StreamBench("train", True, True, 1, [Reading(Setting(), 0.1, None)])
+    assert pass_of_one.waiting(pass_of_one.readings[0], 0.1) == 0.5

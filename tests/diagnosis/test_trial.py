@@ -1,0 +1,59 @@
+"""Trying a config out leaves the process as it was; the rest is tested by the command in tests/cli/test_check.py."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from emrun.config.config import load_config
+from emrun.diagnosis.trial import try_out
+
+ROOT = Path(__file__).parents[2]
+
+
+def states():
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+
+def test_no_random_state_changes_and_no_file_is_left(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_config(ROOT / "sample_configs" / "digits_convnet.yaml", ["deterministic=true"])
+    before = states()
+    found = try_out(config)
+    assert states() == before
+    assert list(Path().iterdir()) == []
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert found["streams"]["test"]["runs"] == "not run by main_loop"
+
+
+def test_the_same_config_gives_the_same_contract(tmp_path):
+    config = load_config(ROOT / "sample_configs" / "majority.yaml")
+    one, other = try_out(config), try_out(config)
+    for found in (one, other):
+        del found["seconds_per_epoch"], found["memory"]
+    assert one == other
+
+
+def test_shared_parameters_count_once(tmp_path, monkeypatch):
+    (tmp_path / "tied_model.py").write_text(
+        "import torch\n"
+        "class Tied(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.a, self.b = torch.nn.Linear(11, 11), torch.nn.Linear(11, 11, bias=False)\n"
+        "        self.b.weight = self.a.weight\n"
+        "        self.a.bias.requires_grad = False\n"
+        "    def forward(self, x, y):\n"
+        "        return {'loss': self.b(self.a(x)).mean(1) - y}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    optimizer = {"class": "SGD", "lr": 0.1}
+    config = {
+        "dataset": {"class": "Majority"},
+        "model": {"module": {"class": "tied_model.Tied"}, "optimizer": optimizer},
+        "hooks": [{"StopAfter": {"epochs": 1}}],
+    }
+    (row,) = try_out(load_config(config))["parameters"]
+    assert (row["module"], row["count"], row["trained"]) == ("a", 132, 121)

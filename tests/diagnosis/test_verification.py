@@ -1,0 +1,247 @@
+"""What is compared between trainings, where they are interrupted, and what a difference is put down to.
+
+The trainings here are written by hand; tests/cli/test_verify_resume.py has real ones.
+"""
+
+import copy
+import json
+
+import pytest
+
+from emrun.diagnosis.verification import Point, _Causes, _chosen, _compare, _Found, _Recording, _usual, _varying
+from emrun.errors import UsageError
+
+GENERATORS = {"python": "a", "numpy": "b", "torch": "c"}
+
+
+def batch(iteration, stream="train", number=None, **changes):
+    training = number is None
+    event = {
+        "kind": "batch",
+        "training": training,
+        "iteration": iteration,
+        "stream": stream,
+        "number": number,
+        "batch": f"batch {iteration} {number}",
+        "random_before": dict(GENERATORS),
+        "outputs": {"loss": f"loss {iteration}", "accuracy": "1"},
+        "shown": {"loss": f"0.{iteration}", "accuracy": "1"},
+        "rates": ["0.1"],
+        "random": dict(GENERATORS),
+        "pass": (iteration - 1) // 6 + 1,
+    }
+    return {**event, **changes}
+
+
+def final(**changes):
+    parts = ("weights", "model", "loop", "streams", "generators", "hooks", "metrics")
+    return {"kind": "final", **{part: {"x": "1"} for part in parts}, **changes}
+
+
+def straight(epoch=4, end=10, evaluated=("valid",), **private):
+    """A training of two epochs and a bit, with two batches in every evaluation."""
+    events = [{"kind": "begin", "iteration": 0, "epochs": 0}]
+    for iteration in range(1, end + 1):
+        events.append(batch(iteration))
+        if iteration % epoch == 0:
+            events += [batch(iteration, stream, number) for stream in evaluated for number in (1, 2, 3)]
+            events.append({"kind": "epoch", "epoch": iteration // epoch, "iteration": iteration})
+    return _Recording([*events, {"kind": "private", **private}, final()], 0)
+
+
+def changed(recording, change):
+    events = copy.deepcopy(recording.events)
+    change({(event["iteration"], event["number"]): event for event in events if event["kind"] == "batch"}, events)
+    return _Recording(events, 0)
+
+
+def compare(change):
+    return _compare(straight(), [changed(straight(), change)], {})
+
+
+def test_equal_trainings_have_no_difference():
+    assert _compare(straight(), [straight()], {}) is None
+
+
+def test_batches_that_are_run_again_are_compared_again():
+    first = _Recording(straight().events[:8], -9)
+    again = _Recording([{"kind": "begin", "iteration": 4}, *straight().events[8:]], 0)
+    assert _compare(straight(), [first, again], {}) is None
+    again.of("batch")[0]["outputs"]["loss"] = "another"
+    assert _compare(straight(), [first, again], {}).part == "outputs"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("batch", "another", "iteration 5: another batch"),
+        ("random_before", {**GENERATORS, "numpy": "x"}, "iteration 5: random state of numpy before the batch"),
+        ("outputs", {"loss": "x", "accuracy": "1"}, "iteration 5: output loss"),
+        ("outputs", {"loss": "loss 5", "accuracy": "2"}, "iteration 5: output accuracy"),
+        ("rates", ["0.2"], "iteration 5: learning rate (0.1 straight, 0.2 otherwise)"),
+        ("random", {**GENERATORS, "torch": "x"}, "iteration 5: random state of torch after the batch"),
+    ],
+)
+def test_the_first_difference_in_a_batch_is_told_with_its_iteration(key, value, what):
+    def change(batches, events):
+        batches[5, None][key] = value
+        batches[6, None]["batch"] = "another too"
+
+    assert compare(change).what == what
+
+
+def test_a_difference_in_an_evaluation_is_told_with_its_batch():
+    def change(batches, events):
+        batches[4, 2]["batch"] = "another"
+
+    assert compare(change).what == "evaluation of valid at iteration 4, batch 2: another batch"
+
+
+def test_a_batch_too_many_or_too_few_is_a_difference():
+    assert "no such batch" in compare(lambda batches, events: events.insert(3, batch(77))).what
+    assert compare(lambda batches, events: events.pop(2)).what == "iteration 2: missing in the other run"
+
+
+@pytest.mark.parametrize(
+    ("part", "title"),
+    [
+        ("weights", "parameter or buffer x"),
+        ("model", "state of the model, x"),
+        ("loop", "counter x"),
+        ("streams", "position of stream x"),
+        ("generators", "random state of x"),
+        ("hooks", "state of hook x"),
+        ("metrics", "metrics.jsonl, x"),
+    ],
+)
+@pytest.mark.parametrize("value", [{"x": "2"}, {}, {"x": "1", "y": "1"}])
+def test_every_part_of_the_end_is_compared(part, title, value):
+    def change(batches, events):
+        events[-1] = final(**{part: value})
+
+    assert compare(change).what.startswith(f"at the end: {title if 'y' not in value else title.replace('x', 'y')}")
+
+
+def test_what_differs_without_interruption_is_left_out():
+    other = _Recording([*straight().events[:-1], final(hooks={"x": "1", "Clock.time": "5"})], 0)
+    assert _compare(straight(), [other], {}) is not None
+    assert _compare(straight(), [other], {"hooks": _varying({"x": "1"}, other.final["hooks"])}) is None
+
+
+# where
+
+
+def test_the_usual_points_are_the_middle_the_end_of_a_pass_the_boundary_and_an_evaluation():
+    assert list(_usual(straight())) == [
+        Point("the middle of an epoch", 5, "train"),
+        Point("the end of a pass", 6, "train"),
+        Point("the last batch of an epoch", 4, "train"),
+        Point("an evaluation (valid)", 4, "valid", 2),
+    ]
+
+
+def test_without_evaluations_and_with_whole_passes_two_points_are_left():
+    points = list(_usual(straight(epoch=6, end=14, evaluated=())))
+    assert [(point.name, point.iteration) for point in points] == [
+        ("the middle of an epoch", 9),
+        ("the last batch of an epoch", 6),
+    ]
+
+
+def test_a_training_that_ends_in_its_first_epoch_is_interrupted_there():
+    assert list(_usual(straight(epoch=8, end=5))) == [Point("the middle of an epoch", 2, "train")]
+    assert list(_usual(straight(epoch=8, end=1))) == []
+
+
+def test_iterations_beyond_the_end_are_refused():
+    assert _chosen(straight(), [3, 9, 3], 9) == [Point("as told", 3, "train"), Point("as told", 9, "train")]
+    with pytest.raises(UsageError, match=r"--at 10 is beyond the end: the verification is 10 .* at 1 to 9"):
+        _chosen(straight(), [3, 10], 9)
+
+
+# why
+
+
+def explain(part, change, buffer=0, repeated=False, now=None, **private):
+    one = straight(**private)
+    other = changed(straight(attributes=now or {}), change)
+    again = other if repeated else straight(**private)
+    found = _compare(one, [other], {})
+    assert found.part == part
+    return _Causes(one, again, buffer).explain(found, other).cause
+
+
+def another(key, value="another"):
+    def change(batches, events):
+        batches[5, None][key] = value
+
+    return change
+
+
+def test_a_draw_in_a_read_ahead_thread_explains_batches_and_random_states():
+    draws = {"valid": [], "train": ["numpy", "python"]}
+    cause = "stream 'train' draws from the global random state of numpy and python in a read-ahead thread"
+    assert explain("batch", another("batch"), buffer=2, draws=draws).startswith(cause)
+    changes = another("random", {**GENERATORS, "numpy": "x"})
+    assert explain("random", changes, buffer=2, draws=draws, repeated=True).startswith(cause)
+    assert not explain("batch", another("batch"), draws=draws).startswith(cause)
+
+
+def test_what_does_not_repeat_itself_is_put_down_to_the_time_or_to_kernels():
+    assert "is another one each time it is read" in explain("batch", another("batch"), repeated=True)
+    changes = another("outputs", {"loss": "x"})
+    assert "`deterministic: true`" in explain("outputs", changes, repeated=True)
+    changes = another("random", {**GENERATORS, "torch": "x"})
+    assert "more than the seed" in explain("random", changes, repeated=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("module Net, attribute 'steps'", "the model keeps state outside parameters and buffers"),
+        ("model Mine, attribute 'steps'", "the model keeps state that its state_dict() leaves out"),
+        ("hook Warmup, attribute 'steps'", "a hook keeps state that its state_dict() leaves out"),
+        ("dataset Data, attribute 'steps'", "the dataset keeps state that does not come from ctx"),
+    ],
+)
+def test_an_attribute_that_no_checkpoint_has_is_named_with_its_values(name, hint):
+    changes = another("outputs", {"loss": "x"})
+    cause = explain("outputs", changes, attributes={name: "9", "hook Other, attribute 'a'": "1"}, now={
+        name: "4", "hook Other, attribute 'a'": "1"})  # fmt: skip
+    assert cause.startswith(hint)
+    assert cause.endswith(f"{name} (9 straight, 4 otherwise)")
+
+
+def test_a_buffer_that_is_not_persistent_is_named_before_what_hooks_keep():
+    name = "module Net, buffer 'mean' (persistent=False)"
+    causes = _Causes(
+        straight(attributes={name: "digest a", "hook Warmup, attribute 'steps'": "1"}),
+        straight(attributes={name: "digest a", "hook Warmup, attribute 'steps'": "1"}),
+        0,
+    )
+    other = straight(attributes={name: "digest b", "hook Warmup, attribute 'steps'": "2"})
+    cause = causes.explain(_Found("x", "weights"), other).cause
+    assert cause.startswith("a buffer with persistent=False changes in training")
+    assert cause.partition(": ")[2].startswith(name)
+
+
+def test_what_is_likeliest_for_the_difference_is_named_first():
+    before = {"dataset D, attribute 'n'": "1", "hook H, attribute 'n'": "1", "module M, attribute 'n'": "1"}
+    after = dict.fromkeys(before, "2")
+    cases = {
+        "batch": another("batch"),
+        "rates": another("rates", ["0.3"]),
+        "outputs": another("outputs", {"loss": "x"}),
+    }
+    causes = {part: explain(part, change, attributes=before, now=after) for part, change in cases.items()}
+    assert [cause.split(": ")[1].split()[0] for cause in causes.values()] == ["dataset", "hook", "module"]
+
+
+def test_without_a_trace_the_hooks_without_a_state_are_suspected():
+    change = another("rates", ["0.3"])
+    assert explain("rates", change, forgetful=["Warmup", "Freeze"]).endswith("hooks without state_dict: Warmup, Freeze")
+    assert explain("rates", change) is None
+
+
+def test_a_recording_is_plain_json():
+    assert json.loads(json.dumps(straight().events)) == straight().events

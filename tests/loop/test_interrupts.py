@@ -1,0 +1,157 @@
+"""Signals that ask a training to end."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from emrun.errors import exit_status
+from emrun.hook import TrainingTerminated
+from emrun.loop.interrupts import Interrupted, Interrupts
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Put back the handlers that were there before the test; return them."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield before
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def woken():
+    return []
+
+
+@pytest.fixture
+def interrupts(woken):
+    interrupts = Interrupts(lambda: woken.append(True))
+    yield interrupts
+    interrupts.restore()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_sets_the_flag_and_wakes_and_does_nothing_else(interrupts, woken, number):
+    interrupts.install()
+    assert interrupts.signal is None
+    os.kill(os.getpid(), number)
+    assert interrupts.signal == number
+    assert woken == [True]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_restores_the_default_action_of_both(interrupts, number):
+    interrupts.install()
+    os.kill(os.getpid(), number)
+    assert [signal.getsignal(each) for each in SIGNALS] == [signal.SIG_DFL, signal.SIG_DFL]
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_restoring_puts_the_handlers_back_that_were_there_before(interrupts, interrupted):
+    def mine(number, frame):
+        raise AssertionError
+
+    signal.signal(signal.SIGINT, mine)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    interrupts.install()
+    if interrupted:
+        os.kill(os.getpid(), signal.SIGINT)
+    interrupts.restore()
+    assert [signal.getsignal(number) for number in SIGNALS] == [mine, signal.SIG_IGN]
+
+
+def test_restoring_twice_or_without_installing_does_nothing(interrupts, handlers):
+    interrupts.restore()
+    assert signal.getsignal(signal.SIGINT) is handlers[signal.SIGINT]
+    interrupts.install()
+    interrupts.restore()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    interrupts.restore()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+def test_installing_again_forgets_the_signal_of_the_training_before(interrupts):
+    interrupts.install()
+    os.kill(os.getpid(), signal.SIGTERM)
+    interrupts.restore()
+    assert interrupts.signal == signal.SIGTERM  # still known after the end
+    interrupts.install()
+    assert interrupts.signal is None
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_training_as_a_termination(interrupts, number):
+    interrupts.install()
+    interrupts.raise_if_any()
+    os.kill(os.getpid(), number)
+    with pytest.raises(Interrupted) as raised:
+        interrupts.raise_if_any()
+    assert isinstance(raised.value, TrainingTerminated)
+    assert raised.value.signal == number
+    assert raised.value.reason == f"interrupted by {number.name}"
+    assert exit_status(raised.value) != 0
+
+
+@pytest.mark.parametrize("ending", [None, signal.SIGTERM])
+def test_sigusr1_asks_for_a_checkpoint_as_often_as_it_comes(interrupts, woken, ending):
+    interrupts.install()
+    if ending is not None:
+        os.kill(os.getpid(), ending)
+    assert not interrupts.wants_checkpoint
+    for _ in range(2):
+        woken.clear()
+        interrupts.wants_checkpoint = False
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (interrupts.wants_checkpoint, woken) == (True, [True])
+    assert interrupts.signal == ending
+    interrupts.restore()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_outside_the_main_thread_nothing_is_installed_and_the_log_says_so(interrupts, handlers, caplog):
+    with caplog.at_level(logging.INFO):
+        thread = threading.Thread(target=lambda: (interrupts.install(), interrupts.restore()))
+        thread.start()
+        thread.join()
+    assert {number: signal.getsignal(number) for number in SIGNALS} == handlers
+    assert caplog.messages == ["not in the main thread: SIGINT, SIGTERM and SIGUSR1 are not handled by this training"]
+
+
+CHILD = """
+from emrun.loop.interrupts import Interrupts
+interrupts = Interrupts(lambda: print('noticed', flush=True))
+interrupts.install()
+print('ready', flush=True)
+try:
+    while interrupts.signal is None:
+        pass  # a call that waits could miss a signal that comes just before it
+    print('still here', flush=True)
+    while True:
+        pass
+except KeyboardInterrupt:
+    print('KeyboardInterrupt', flush=True)
+"""
+
+
+@pytest.mark.parametrize("second", SIGNALS)
+@pytest.mark.parametrize("first", SIGNALS)
+def test_the_second_signal_ends_the_process_at_once(first, second):
+    child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True)
+    with child:
+        try:
+            assert child.stdout.readline() == "ready\n"
+            child.send_signal(first)
+            assert child.stdout.readline() == "noticed\n"
+            assert child.stdout.readline() == "still here\n"
+            child.send_signal(second)
+            assert child.wait(timeout=30) == -second  # by the signal itself, not by an exception
+            assert child.stdout.read() == ""
+        finally:
+            child.kill()

@@ -1,0 +1,261 @@
+"""The state of a training, with a model and hooks that are nothing but a state."""
+
+import logging
+import random
+
+import pytest
+import torch
+
+from emrun import AbstractHook, AbstractModel
+from emrun.errors import StateError
+from emrun.loop.state import STATE, Phase, TrainingState
+from emrun.storage.run import Run
+from emrun.storage.state_file import load_state
+from emrun.streams.dataset_streams import DatasetStreams
+
+
+class Model(AbstractModel):
+    input_names = output_names = ()
+
+    def __init__(self, in_background=False):
+        self.weights = 0
+        self.momentum = [0]
+        self._in_background = in_background
+
+    def run(self, batch, train, stream):
+        return {}
+
+    def state_dict(self):
+        return {"momentum": self.momentum}
+
+    def load_state_dict(self, state):
+        self.momentum = state["momentum"]
+
+    def save(self, directory):
+        (directory / "weights").write_text(str(self.weights))
+
+    def stage(self):
+        weights = str(self.weights)
+        return (lambda directory: (directory / "weights").write_text(weights)) if self._in_background else None
+
+    def load(self, directory):
+        self.weights = int((directory / "weights").read_text())
+
+
+class Count(AbstractHook):
+    def __init__(self, count=0):
+        super().__init__()
+        self.count = count
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+class Other(Count):
+    pass
+
+
+class Data:
+    def __init__(self, first=0):
+        self.first = first
+
+    def train_stream(self):
+        return [{"x": [self.first]}, {"x": [1]}, {"x": [2]}]
+
+
+def state_of(run=None, hooks=(), data=None):
+    """Return a state and the streams that it gets its positions from."""
+    streams = DatasetStreams(data or Data(), "train")
+    return TrainingState(Model(), hooks, streams, run), streams
+
+
+def written(state, place):
+    """Write what is staged; return what was written."""
+    place.mkdir()
+    write, _ = state.stage()
+    write(place)
+    return load_state(place)
+
+
+def moved(state, streams):
+    """Bring a state behind the first batch of its second epoch."""
+    state.epochs_done, state.iterations_done, state.phase = 1, 4, Phase.TRAIN
+    assert next(iter(streams.get("train", train=True))) is not None
+    return state
+
+
+def test_a_checkpoint_brings_another_state_to_the_same_point(tmp_path):
+    state, streams = state_of()
+    moved(state, streams)
+    written(state, tmp_path / "place")
+    expected = random.random()
+    other, its_streams = state_of()
+    other.load(tmp_path / "place")
+    assert other.point == (1, 4, "train")
+    random.seed(0)
+    other.go_on(lambda epoch_id: None)
+    assert random.random() == expected
+    assert [batch["x"] for batch in its_streams.get("train", train=True)] == [[1], [2]]
+
+
+def test_states_of_hooks_are_matched_by_class_and_order(tmp_path):
+    state, _ = state_of(hooks=[Count(1), Other(2), Count(3)])
+    written(state, tmp_path / "place")
+    other, _ = state_of(hooks=[Other(), Count(), Count(), Count(9)])
+    other.load(tmp_path / "place")
+    assert [hook.count for hook in other.hooks] == [2, 1, 3, 9]
+
+
+def test_a_copy_is_what_checkpoints_get_until_it_is_dropped(tmp_path):
+    hook = Count(1)
+    state, _ = state_of(Run(tmp_path), [hook])
+    state.keep_copy()
+    hook.count = state.iterations_done = 2
+    kept = written(state, tmp_path / "kept")
+    state.drop_copy()
+    now = written(state, tmp_path / "now")
+    assert [each["hooks"][0]["state"]["count"] for each in (kept, now)] == [1, 2]
+    assert [each["loop"]["iterations_done"] for each in (kept, now)] == [0, 2]
+
+
+def test_without_a_run_no_copy_is_made():
+    class Bad(Count):
+        def state_dict(self):
+            raise AssertionError
+
+    state_of(hooks=[Bad()])[0].keep_copy()
+
+
+def test_what_is_staged_for_another_thread_does_not_change_any_more(tmp_path):
+    model = Model(in_background=True)
+    write, in_background = TrainingState(model, (), DatasetStreams(Data(), "train"), None).stage()
+    model.weights = model.momentum[0] = 5
+    write(tmp_path)
+    assert in_background
+    assert (tmp_path / "weights").read_text() == "0"
+    assert load_state(tmp_path)["model"] == {"momentum": [0]}
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["now", "kept"])
+def test_tensors_that_are_staged_for_another_thread_are_copies(tmp_path, kept):
+    (tmp_path / "place").mkdir()
+    model, hook = Model(in_background=True), Count((torch.zeros(2), {"sums": [torch.zeros(1, dtype=torch.float64)]}))
+    model.momentum = [torch.zeros(3)]
+    state = TrainingState(model, [hook], DatasetStreams(Data(), "train"), Run(tmp_path))
+    if kept:
+        state.keep_copy()
+    write, _ = state.stage()
+    for each in (model.momentum[0], hook.count[0], hook.count[1]["sums"][0]):
+        each += 1
+    write(tmp_path / "place")
+    found = load_state(tmp_path / "place")
+    first, second = found["hooks"][0]["state"]["count"]
+    assert found["model"]["momentum"][0].tolist() == [0, 0, 0]
+    assert first.tolist() == [0, 0]
+    assert second["sums"][0].tolist() == [0]
+    assert second["sums"][0].dtype == torch.float64
+
+
+def test_a_model_that_cannot_stage_is_saved_by_the_thread_that_waits():
+    _, in_background = state_of()[0].stage()
+    assert not in_background
+
+
+@pytest.mark.parametrize(("done", "phase"), [((0, 0), Phase.BEFORE), ((0, 2), Phase.BETWEEN), ((1, 3), Phase.BETWEEN)])
+def test_a_training_that_starts_from_loaded_weights_skips_the_zeroth_epoch(done, phase):
+    state, _ = state_of()
+    state.start_from(*done)
+    assert state.point == (*done, phase.value)
+
+
+def test_metrics_go_back_to_their_length_at_the_checkpoint(tmp_path):
+    run = Run(tmp_path)
+    run.record_epoch(0, 0, 1.0, {})
+    state, _ = state_of(run)
+    written(state, tmp_path / "place")
+    run.record_epoch(1, 3, 1.0, {})
+    state.load(tmp_path / "place")
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_what_cannot_be_saved_is_named():
+    with pytest.raises(StateError, match=r"Count.count is set, which cannot be saved"):
+        state_of(hooks=[Count(set())])[0].encoded()
+
+
+def test_a_stream_that_gives_another_batch_is_told_of(tmp_path, caplog):
+    state, streams = state_of()
+    written(moved(state, streams), tmp_path / "place")
+    other, _ = state_of(data=Data(first=5))
+    other.load(tmp_path / "place")
+    with caplog.at_level(logging.WARNING):
+        other.go_on(lambda epoch_id: None)
+    assert "this resume is not exact: stream 'train'" in caplog.text
+
+
+def test_to_go_on_without_a_checkpoint_leaves_the_random_states():
+    before = random.getstate()
+    state_of()[0].go_on(pytest.fail)
+    assert random.getstate() == before
+
+
+def test_random_states_come_back_once(tmp_path):
+    state, _ = state_of()
+    written(state, tmp_path / "place")
+    state.load(tmp_path / "place")
+    state.go_on(pytest.fail)
+    random.random()
+    before = random.getstate()
+    state.go_on(pytest.fail)
+    assert random.getstate() == before
+
+
+# what a file holds is looked at
+
+
+def changed(place, **changes):
+    torch.save({**load_state(place), **changes}, place / "state.pt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"loop": None}, "loop is None, but must be a mapping"),
+        ({"loop": {"epochs_done": "1", "iterations_done": 0, "phase": "train"}}, "loop.epochs_done is '1'"),
+        ({"loop": {"epochs_done": 1, "iterations_done": 0, "phase": "x"}}, "loop.phase is 'x', but must be one of"),
+        ({"hooks": [1]}, r"hooks\[0\] is 1"),
+        ({"hooks": [{"class": "x", "occurrence": 0}]}, r"hooks\[0\].state is missing"),
+        ({"streams": {"train": {"pass": 1, "batch": -1, "epoch_batches": 0}}}, "streams.train.batch is -1"),
+        ({"streams": {"train": {"pass": 1, "batch": 1, "epoch_batches": 1}}}, "streams.train.began is missing"),
+        ({"metrics": 2**70}, "metrics is 1180591620717411303424"),
+        ({"random": {}}, "random.python is missing"),
+        ({"epoch_began": {"iterations_done": 0}}, "epoch_began.random is missing"),
+    ],
+    ids=str,
+)
+def test_a_wrong_field_is_named_with_its_file_before_anything_is_loaded(tmp_path, changes, said):
+    place = tmp_path / "place"
+    written(state_of()[0], place)
+    changed(place, **changes)
+    state, _ = state_of()
+    state._model.weights = 5
+    with pytest.raises(StateError, match=f"^{place / 'state.pt'}: {said}"):
+        state.load(place)
+    assert state._model.weights == 5
+
+
+def test_a_hook_that_cannot_take_back_its_state_is_named_with_the_checkpoint(tmp_path):
+    place = tmp_path / "place"
+    (saved,) = written(state_of(hooks=[Count(3)])[0], place)["hooks"]
+    changed(place, hooks=[{**saved, "state": {}}])
+    with pytest.raises(KeyError, match="count") as caught:  # whose fault that is, only its author knows
+        state_of(hooks=[Count()])[0].load(place)
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"while Count.load_state_dict took back {place / 'state.pt'}: state of hook ")
+
+
+def test_what_a_state_may_hold_is_known_of_each_of_its_fields():
+    assert {*state_of()[0].encoded(), "metrics_digest", "metrics_first", "names"} == set(STATE)

@@ -1,0 +1,420 @@
+"""Files that are complete or absent, and names that are safe."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from emrun.errors import ArgumentError, StorageError, exit_status
+from emrun.storage import files
+from emrun.storage.files import (
+    append_line,
+    describe,
+    expanded,
+    flush_directory,
+    flush_file,
+    flush_lines,
+    json_digest,
+    link_atomically,
+    make_directory,
+    safe_component,
+    storing,
+    truncate,
+    write_atomically,
+)
+
+LONG = "x" * 100_000
+
+
+def entries(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.fixture
+def small_files_only():
+    """Let writes beyond 50,000 bytes of a file fail halfway, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def flushed(monkeypatch):
+    """The files and directories that are flushed, in this order."""
+    flush_lines()
+    found = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: found.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    return found
+
+
+def failing(code, calls=None):
+    def fail(*arguments):
+        if calls is not None:
+            calls.append(arguments)
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+# Errors
+
+
+def test_an_error_of_the_operating_system_says_what_could_not_be_done(tmp_path):
+    with pytest.raises(StorageError) as raised, storing(tmp_path, "write"):
+        failing(errno.EACCES)()
+    assert str(raised.value) == f"cannot write {tmp_path}: Permission denied"
+    assert raised.value.errno == errno.EACCES
+    assert exit_status(raised.value) == 74
+    assert isinstance(raised.value.__cause__, PermissionError)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_called_so(tmp_path, code):
+    with pytest.raises(StorageError, match=r"cannot write .*: the disk is full") as raised, storing(tmp_path, "write"):
+        failing(code)()
+    assert raised.value.errno == code
+
+
+def test_an_error_without_a_number_is_an_input_output_error(tmp_path):
+    with pytest.raises(StorageError, match=r"cannot read .*: odd") as raised, storing(tmp_path, "read"):
+        raise OSError("odd")
+    assert raised.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize("error", [StorageError(errno.EIO, "inner"), KeyError("x")], ids=repr)
+def test_other_errors_pass(tmp_path, error):
+    with pytest.raises(type(error)) as raised, storing(tmp_path, "write"):
+        raise error
+    assert raised.value is error
+
+
+# Whole files
+
+
+@pytest.mark.parametrize("text", ["", "a\n", "häß 漢字 😀\n", LONG])
+def test_a_file_is_written_as_it_is(tmp_path, text):
+    path = tmp_path / "trace.yaml"
+    for _ in range(2):
+        write_atomically(path, text)
+        assert path.read_bytes() == text.encode()
+    assert entries(tmp_path) == ["trace.yaml"]
+
+
+def test_a_file_is_flushed_before_it_gets_its_name_and_the_name_after(tmp_path, monkeypatch):
+    steps = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_fsync(descriptor):
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        steps.append(("flush", path.name, path.stat().st_size if path.is_file() else None))
+        fsync(descriptor)
+
+    def note_replace(source, target):
+        steps.append(("rename", Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    write_atomically(tmp_path / "trace.yaml", "text")
+    assert steps == [("flush", ".trace.yaml.tmp", 4), ("rename", "trace.yaml"), ("flush", tmp_path.name, None)]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.usefixtures("small_files_only")
+def test_a_write_that_fails_midway_leaves_the_old_file_or_none(tmp_path, exists):
+    path = tmp_path / "trace.yaml"
+    if exists:
+        path.write_text("old")
+    with pytest.raises(StorageError, match=r"cannot write .*trace.yaml: File too large"):
+        write_atomically(path, LONG)
+    assert entries(tmp_path) == (["trace.yaml"] if exists else [])
+    assert not exists or path.read_text() == "old"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_write_to_a_disk_that_is_full_leaves_the_old_file(tmp_path):
+    path = tmp_path / "trace.yaml"
+    path.write_text("old")
+    (tmp_path / ".trace.yaml.tmp").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="the disk is full"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert entries(tmp_path) == ["trace.yaml"]
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_a_step_of_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch, function):
+    path = tmp_path / "trace.yaml"
+    path.write_text("old")
+    calls = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, failing(errno.ENOSPC, calls))
+        with pytest.raises(StorageError, match="the disk is full"):
+            write_atomically(path, "new")
+    assert len(calls) == 1
+    assert path.read_text() == "old"
+    assert entries(tmp_path) == ["trace.yaml"]
+
+
+def test_a_failure_after_the_rename_leaves_the_new_file(tmp_path, monkeypatch):
+    path = tmp_path / "trace.yaml"
+    path.write_text("old")
+    with monkeypatch.context() as patch:
+        patch.setattr("emrun.storage.files.flush_directory", failing(errno.EIO))
+        with pytest.raises(StorageError):
+            write_atomically(path, "new")
+    assert path.read_text() == "new"
+
+
+def test_a_write_goes_on_although_an_earlier_process_was_killed_in_it(tmp_path):
+    (tmp_path / ".trace.yaml.tmp").write_text("half of a fi")
+    write_atomically(tmp_path / "trace.yaml", "new")
+    assert entries(tmp_path) == ["trace.yaml"]
+
+
+def test_a_process_that_is_killed_in_a_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "trace.yaml"
+    path.write_text("old")
+    code = (
+        "import os, signal, sys, pathlib; from emrun.storage.files import write_atomically\n"
+        "os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "write_atomically(pathlib.Path(sys.argv[1]), 'new')"
+    )
+    assert subprocess.run([sys.executable, "-c", code, path], check=False, timeout=60).returncode == -9
+    assert path.read_text() == "old"
+
+
+def test_writing_into_a_directory_that_is_gone_is_a_storage_error(tmp_path):
+    with pytest.raises(StorageError, match=r"cannot write .*/gone/trace.yaml: No such file or directory"):
+        write_atomically(tmp_path / "gone" / "trace.yaml", "new")
+
+
+# New files
+
+
+# Lines
+
+
+def test_lines_are_appended_at_once_and_flushed_together_with_the_name_of_a_new_file(tmp_path, flushed):
+    for line in ("a", "häß"):
+        append_line(tmp_path / "metrics.jsonl", line)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == "a\nhäß\n".encode()
+    assert flushed == []
+    flush_lines()
+    assert sorted(flushed) == sorted([tmp_path, tmp_path / "metrics.jsonl"])
+    append_line(tmp_path / "metrics.jsonl", "c")
+    flush_lines()
+    flush_lines()
+    assert flushed[2:] == [tmp_path / "metrics.jsonl"]
+
+
+def test_lines_of_a_file_that_was_deleted_need_no_flush(tmp_path, flushed):
+    append_line(tmp_path / "gone.csv", "a")
+    append_line(tmp_path / "there.csv", "a")
+    (tmp_path / "gone.csv").unlink()
+    flush_lines()
+    assert sorted(flushed) == sorted([tmp_path, tmp_path / "there.csv"])
+
+
+def test_a_file_is_replaced_without_its_name_where_it_may_go_back(tmp_path, flushed):
+    write_atomically(tmp_path / "trace.yaml", "old", may_go_back=True)
+    assert [path.name for path in flushed] == [".trace.yaml.tmp"]
+    write_atomically(tmp_path / "trace.yaml", "new")
+    assert [path.name for path in flushed] == [".trace.yaml.tmp", ".trace.yaml.tmp", tmp_path.name]
+    assert (tmp_path / "trace.yaml").read_text() == "new"
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.usefixtures("small_files_only")
+def test_a_line_that_cannot_be_written_whole_is_taken_back(tmp_path, exists):
+    path = tmp_path / "metrics.jsonl"
+    if exists:
+        append_line(path, "first")
+    with pytest.raises(StorageError, match=r"cannot write .*metrics.jsonl: File too large"):
+        append_line(path, LONG)
+    append_line(path, "next")
+    assert path.read_text() == ("first\nnext\n" if exists else "next\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_line_that_cannot_be_taken_back_either_is_told_of_with_the_first_reason(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")  # it cannot be cut
+    with pytest.raises(StorageError, match=r"cannot write .*metrics.jsonl: the disk is full"):
+        append_line(path, "first")
+
+
+def test_lines_that_cannot_be_flushed_are_told_of_once(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, "first")
+    flush_lines()
+    append_line(path, "second")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.ENOSPC))
+        with pytest.raises(StorageError, match=r"cannot write .*metrics.jsonl: the disk is full"):
+            flush_lines()
+        flush_lines()
+    assert path.read_text() == "first\nsecond\n"
+
+
+@pytest.mark.parametrize(
+    ("length", "left"), [(0, ""), (6, "first\n"), (13, "first\nsecond\n"), (20, "first\nsecond\n")]
+)
+def test_a_file_is_cut_and_flushed_when_it_is_longer(tmp_path, flushed, length, left):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("first\nsecond\n")
+    truncate(path, length)
+    assert path.read_text() == left
+    assert flushed == ([path] if length < 13 else [])
+
+
+def test_a_file_that_is_not_there_needs_no_cut(tmp_path):
+    truncate(tmp_path / "gone", 5)
+    assert entries(tmp_path) == []
+
+
+# Links
+
+
+def test_a_link_is_relative_and_replaced(tmp_path):
+    for target in ("it-1", "it-2"):
+        (tmp_path / target).mkdir()
+        link_atomically(tmp_path / "latest", target)
+        assert str((tmp_path / "latest").readlink()) == target
+        assert (tmp_path / "latest").resolve() == tmp_path / target
+    assert entries(tmp_path) == ["it-1", "it-2", "latest"]
+
+
+@pytest.mark.parametrize("function", ["symlink", "replace"])
+def test_a_link_that_cannot_be_moved_stays_where_it_is(tmp_path, monkeypatch, function):
+    link_atomically(tmp_path / "latest", "it-1")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, failing(errno.ENOSPC))
+        with pytest.raises(StorageError, match=r"cannot write .*latest: the disk is full"):
+            link_atomically(tmp_path / "latest", "it-2")
+    assert str((tmp_path / "latest").readlink()) == "it-1"
+    assert entries(tmp_path) == ["latest"]
+
+
+def test_a_link_does_not_replace_a_directory(tmp_path):
+    (tmp_path / "latest").mkdir()
+    with pytest.raises(StorageError, match="cannot write"):
+        link_atomically(tmp_path / "latest", "it-1")
+    assert entries(tmp_path) == ["latest"]
+
+
+def test_a_link_is_made_although_an_earlier_process_was_killed_in_it(tmp_path):
+    (tmp_path / ".latest.tmp").symlink_to("it-1")
+    link_atomically(tmp_path / "latest", "it-2")
+    assert str((tmp_path / "latest").readlink()) == "it-2"
+    assert entries(tmp_path) == ["latest"]
+
+
+def test_flushing_what_is_not_there_is_an_error(tmp_path):
+    flush_directory(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        flush_file(tmp_path / "gone")
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("digits_convnet", "digits_convnet"),
+        ("epoch-10", "epoch-10"),
+        ("v1.2", "v1.2"),
+        ("größe", "größe"),
+        ("a b/c", "a_b_c"),
+        ("../../etc/passwd", "_.._etc_passwd"),
+        ("..\\x", "_x"),
+        (".hidden", "hidden"),
+        ("a\0b\nc", "a_b_c"),
+        ("~/x", "__x"),
+        ("$(rm -rf)", "__rm_-rf_"),
+        ("a" * 100, "a" * 100),
+    ],
+)
+def test_a_name_becomes_one_component_of_a_path(tmp_path, name, safe):
+    assert safe_component("name", name) == safe
+    assert (tmp_path / safe).parent == tmp_path
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "...", "a" * 101])
+def test_a_name_of_which_nothing_is_left_or_that_is_too_long_is_an_error(name):
+    with pytest.raises(ArgumentError, match=r"^stream: .* cannot name a file or a directory") as raised:
+        safe_component("stream", name)
+    assert raised.value.exit_status == 2
+
+
+def test_a_file_is_described_by_its_checksum_and_size(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert describe(tmp_path / "a") == {"sha256": expected, "size": 3}
+
+
+def test_the_digest_of_json_does_not_depend_on_the_order_of_its_keys():
+    assert json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1}) != json_digest({"a": 1, "b": 3})
+
+
+def test_a_new_directory_is_flushed_with_those_above_it(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    make_directory(tmp_path / "a" / "b")
+    assert flushed == [tmp_path / "a", tmp_path]
+    with pytest.raises(FileExistsError):
+        make_directory(tmp_path / "a" / "b")
+    make_directory(tmp_path / "a" / "b", exist_ok=True)
+    assert len(flushed) == 2
+
+
+@pytest.mark.parametrize(
+    "path, name",
+    [
+        ("~/a b", "HOME/a b"),
+        ("~", "HOME"),
+        ("a/~", "a/~"),
+        ("/x/~/y", "/x/~/y"),
+        ("~nobody-of-that-name/x", None),
+        ("", ""),
+    ],
+)
+def test_a_home_directory_is_expanded_at_the_beginning_only(monkeypatch, tmp_path, path, name):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expanded(path) == Path((path if name is None else name).replace("HOME", str(tmp_path)))
+
+
+def folders(place):
+    return sorted(path.name for path in place.glob("emrun-*"))
+
+
+def test_a_temporary_folder_is_deleted_at_the_end_of_its_block(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with files.TemporaryFolder("check") as folder:
+        assert folders(tmp_path) == [folder.name]
+        assert folder.name.startswith("emrun-check-")
+    assert folders(tmp_path) == []
+
+
+def test_temporary_folders_that_nobody_holds_are_cleared_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    files._clear_temporary_folders.cache_clear()
+    for name in ("emrun-left", "emrun-notes", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    for name in ("emrun-left", "other"):
+        (tmp_path / name / ".emrun").touch()
+    (tmp_path / "emrun-link").symlink_to("other")
+    held = files.TemporaryFolder()
+    assert folders(tmp_path) == sorted(["emrun-link", "emrun-notes", held.path.name])
+    assert (tmp_path / "other" / "file").exists()
+    files._clear_temporary_folders.cache_clear()
+    files.TemporaryFolder().delete()
+    assert held.path.exists()
+    held.delete()

@@ -1,0 +1,309 @@
+"""The lock of a run directory, held by real processes."""
+
+import ctypes
+import errno
+import fcntl
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from emrun.errors import RunInUse
+from emrun.storage.files import append_line, flush_lines, truncate, write_atomically
+from emrun.storage.lock import RunLock
+
+HOLD = """
+import sys
+from pathlib import Path
+from emrun.storage.lock import RunLock
+lock = RunLock(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that holds the lock until its standard input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.communicate()
+
+
+def test_another_process_that_holds_it_is_named(tmp_path, holder):
+    with pytest.raises(RunInUse, match=f"in use by process {holder.pid} on ") as caught:
+        RunLock(tmp_path)
+    assert caught.value.exit_status == 75
+
+
+def test_it_is_free_when_its_process_ended(tmp_path, holder):
+    holder.communicate("")
+    RunLock(tmp_path).release()
+
+
+def test_it_is_free_when_its_process_was_killed(tmp_path, holder):
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    RunLock(tmp_path).release()
+
+
+def test_a_process_does_not_take_it_twice(tmp_path):
+    lock = RunLock(tmp_path)
+    with pytest.raises(RunInUse, match="another training of this process"):
+        RunLock(tmp_path / ".." / tmp_path.name)
+    lock.release()
+    RunLock(tmp_path).release()
+
+
+def test_a_refused_attempt_does_not_free_it(tmp_path, holder):
+    for _ in range(2):
+        with pytest.raises(RunInUse):
+            RunLock(tmp_path)
+
+
+def test_releasing_twice_is_no_error(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.release()
+    lock.release()
+
+
+def test_a_lock_that_is_forgotten_is_released(tmp_path):
+    gc.collect()  # what other tests have left
+    before = psutil.Process().num_fds()
+    lock = RunLock(tmp_path)
+    del lock
+    gc.collect()
+    assert psutil.Process().num_fds() == before
+    RunLock(tmp_path).release()
+
+
+def test_a_child_process_does_not_inherit_it(tmp_path):
+    lock = RunLock(tmp_path)
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    lock.release()
+    RunLock(tmp_path).release()
+    child.communicate()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux who holds the lock")
+@pytest.mark.parametrize("content", ["{", "", "3", '{"pid": 0, "host": "here"}'])
+def test_a_damaged_or_older_owner_file_is_no_problem(tmp_path, holder, content):
+    (tmp_path / ".owner.json").write_text(content.replace("here", socket.gethostname()))
+    with pytest.raises(RunInUse, match=f"in use by process {holder.pid} on "):
+        RunLock(tmp_path)
+
+
+def test_where_the_system_does_not_tell_who_holds_it_the_owner_file_does(tmp_path, holder, monkeypatch):
+    monkeypatch.setattr("emrun.storage.lock._holder", lambda descriptor: 0)
+    with pytest.raises(RunInUse, match=f"in use by process {holder.pid} on "):
+        RunLock(tmp_path)
+    (tmp_path / ".owner.json").write_text("{")
+    with pytest.raises(RunInUse, match="in use by another process"):
+        RunLock(tmp_path)
+
+
+@pytest.fixture
+def forked():
+    """Return what forks a child that sleeps, in a function that returns its pid; it is killed at the end."""
+    children = []
+
+    def fork():
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(write, b"here")
+            signal.pause()
+            os._exit(0)
+        children.append(child)
+        assert os.read(read, 4) == b"here"
+        os.close(read)
+        os.close(write)
+        return child
+
+    yield fork
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def refused_by_another_process(directory):
+    code = "import sys; from pathlib import Path; from emrun.storage.lock import RunLock; RunLock(Path(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, str(directory)], capture_output=True, text=True, check=False)
+    return done.stderr.splitlines()[-1] if done.returncode else None
+
+
+def test_reading_the_lock_file_does_not_free_it(tmp_path):
+    lock = RunLock(tmp_path)
+    (tmp_path / ".lock").read_bytes()
+    assert f"in use by process {os.getpid()} on " in refused_by_another_process(tmp_path)
+    lock.release()
+    assert refused_by_another_process(tmp_path) is None
+
+
+def test_a_forked_child_has_no_descriptor_of_it(tmp_path, forked):
+    lock = RunLock(tmp_path)
+    child = forked()
+    assert not has_open(child, tmp_path / ".lock")
+    lock.release()
+
+
+def has_open(process, path):
+    return any(entry.readlink() == path.resolve() for entry in Path(f"/proc/{process}/fd").iterdir())
+
+
+def test_a_child_that_is_forked_while_it_is_opened_has_no_descriptor_of_it(tmp_path, forked, monkeypatch):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(forked()))
+    real = os.open
+
+    def fork_meanwhile(*arguments):
+        descriptor = real(*arguments)
+        if not thread.ident and str(arguments[0]).endswith(".lock"):
+            thread.start()
+            thread.join(0.3)  # the fork waits
+        return descriptor
+
+    monkeypatch.setattr("emrun.storage.lock.os.open", fork_meanwhile)
+    lock = RunLock(tmp_path)
+    thread.join()
+    monkeypatch.undo()
+    assert not has_open(found[0], tmp_path / ".lock")
+    lock.release()
+
+
+def test_releasing_frees_it_when_a_child_that_python_does_not_know_of_has_a_copy(tmp_path):
+    lock, libc = RunLock(tmp_path), ctypes.CDLL(None)
+    child = libc.fork()
+    if child == 0:
+        libc.pause()
+    lock.release()
+    refused = refused_by_another_process(tmp_path)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert refused is None
+
+
+def test_a_forked_child_that_ends_frees_nothing(tmp_path):
+    lock = RunLock(tmp_path)
+    child = os.fork()
+    if child == 0:
+        lock.release()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert json.loads((tmp_path / ".owner.json").read_text())["pid"] == os.getpid()
+    assert f"in use by process {os.getpid()} on " in refused_by_another_process(tmp_path)
+    lock.release()
+
+
+def test_a_forked_child_cannot_write_the_run(tmp_path):
+    lock = RunLock(tmp_path)
+    child = os.fork()
+    if child == 0:
+        try:
+            write_atomically(tmp_path / "trace.yaml", "")
+        except RunInUse as error:
+            os._exit(75 if f"in use by process {os.getppid()} on " in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 75
+    assert not (tmp_path / "trace.yaml").exists()
+    lock.release()
+
+
+def test_a_run_whose_lock_file_was_deleted_is_refused_while_its_owner_lives(tmp_path, holder):
+    (tmp_path / ".lock").unlink()
+    for _ in range(2):
+        with pytest.raises(RunInUse, match=f"in use by process {holder.pid} on .* was deleted"):
+            RunLock(tmp_path)
+    holder.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # a zombie does not write
+    RunLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("changed", [{"started": 1}, {"host": "elsewhere"}, {"pid": 2**22 + 1}, {"pid": "1"}])
+def test_a_run_without_a_lock_file_is_free_when_its_owner_is_not_a_process_of_this_host(tmp_path, holder, changed):
+    """One that has the same pid is not the owner if it started at another time."""
+    owner = json.loads((tmp_path / ".owner.json").read_text())
+    (tmp_path / ".owner.json").write_text(json.dumps({**owner, **changed}))
+    (tmp_path / ".lock").unlink()
+    RunLock(tmp_path).release()
+
+
+def changes(directory):
+    return [
+        lambda: append_line(directory / "metrics.jsonl", "{}"),
+        lambda: write_atomically(directory / "trace.yaml", ""),
+        lambda: truncate(directory / "metrics.jsonl", 0),
+    ]
+
+
+@pytest.mark.parametrize("file", [".lock", ".owner.json"])
+def test_nothing_is_written_once_another_process_has_taken_the_run_over(tmp_path, file):
+    lock = RunLock(tmp_path)
+    for change in changes(tmp_path):
+        change()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    content = (tmp_path / file).read_text().replace(f'"pid": {os.getpid()}', '"pid": 77')
+    (tmp_path / file).rename(tmp_path.with_name(f"{tmp_path.name}-kept"))
+    (tmp_path / file).write_text(content)
+    for change in changes(tmp_path):
+        with pytest.raises(RunInUse, match="was taken over") as caught:
+            change()
+        assert file == ".lock" or "by process 77 on " in str(caught.value)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != file} == {
+        path: time for path, time in before.items() if path.name != file
+    }
+    lock.release()
+    assert (tmp_path / ".owner.json").exists() == (file == ".owner.json")  # it is the other's
+    append_line(tmp_path / "metrics.jsonl", "{}")
+    flush_lines()
+
+
+def test_a_lock_file_or_an_owner_that_is_only_missing_does_not_end_the_run(tmp_path):
+    lock = RunLock(tmp_path)
+    for name in (".lock", ".owner.json"):
+        (tmp_path / name).unlink()
+        for change in changes(tmp_path):
+            change()
+    flush_lines()
+    lock.release()
+
+
+def test_a_forked_child_may_evaluate_which_takes_no_lock(tmp_path):
+    lock = RunLock(tmp_path)
+    (tmp_path / "eval").mkdir()
+    child = os.fork()
+    if child == 0:
+        write_atomically(tmp_path / "eval" / "trace.yaml", "mine")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (tmp_path / "eval" / "trace.yaml").read_text() == "mine"
+    lock.release()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such locks")
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def test_where_there_are_no_locks_of_open_files_a_record_lock_does(tmp_path, holder, monkeypatch, number):
+    holder.communicate("")
+    real = fcntl.fcntl
+
+    def without(descriptor, command, argument=0):
+        if command in (fcntl.F_OFD_SETLK, fcntl.F_OFD_GETLK):
+            raise OSError(number, os.strerror(number))
+        return real(descriptor, command, argument)
+
+    monkeypatch.setattr(fcntl, "fcntl", without)
+    lock = RunLock(tmp_path)
+    assert f"in use by process {os.getpid()} on " in refused_by_another_process(tmp_path)
+    lock.release()
+    RunLock(tmp_path).release()

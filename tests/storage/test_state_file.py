@@ -1,0 +1,108 @@
+"""States in plain types and tensors, random states, checksums of batches."""
+
+import random
+from collections import OrderedDict, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from emrun.errors import StateError, StorageError
+from emrun.storage.state_file import digest, encode, load_state, random_state, save_state, set_random_state
+
+
+def test_plain_types_and_tensors_come_back_as_they_were(tmp_path):
+    state = {"a": [1, 2.5, None, True, "x", b"y", (1, 2)], "b": {"c": torch.arange(3)}, 3: float("inf")}
+    save_state(encode(state, "state"), tmp_path)
+    found = load_state(tmp_path)
+    assert found["a"] == state["a"]
+    assert torch.equal(found["b"]["c"], torch.arange(3))
+    assert found[3] == float("inf")
+
+
+def test_numpy_numbers_and_kinds_of_dict_become_plain():
+    found = encode({"a": np.float64(1.5), "b": np.int32(2), "c": OrderedDict(x=1), "d": defaultdict(int, y=2)}, "state")
+    assert found == {"a": 1.5, "b": 2, "c": {"x": 1}, "d": {"y": 2}}
+    assert [type(value) for value in found.values()] == [float, int, dict, dict]
+
+
+@pytest.mark.parametrize("value", [np.zeros(2), Path("a"), {1, 2}, object(), lambda: 0, torch.float32])
+def test_anything_else_is_refused_with_its_key(value):
+    with pytest.raises(StateError, match=r"state\.a\[1\]\.b is \w+, which cannot be saved"):
+        encode({"a": [0, {"b": value}]}, "state")
+
+
+class Measured(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True) * 1, torch.ones(2).as_subclass(Measured)],
+)
+def test_tensors_of_other_kinds_become_plain_ones_without_gradients(tmp_path, tensor, copied):
+    save_state(encode({"a": tensor}, "state", copied=copied), tmp_path)
+    found = load_state(tmp_path)["a"]
+    assert type(found) is torch.Tensor
+    assert not found.requires_grad
+    assert found.tolist() == [1, 1]
+
+
+def test_a_key_that_is_no_plain_value_is_refused():
+    with pytest.raises(StateError, match="key"):
+        encode({("a", 1): 0}, "state")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x04garbage"])
+def test_a_file_that_is_no_state_is_refused_without_bad_advice(tmp_path, content):
+    (tmp_path / "state.pt").write_bytes(content)
+    with pytest.raises(StorageError, match="is no state of a training") as caught:
+        load_state(tmp_path)
+    assert "weights_only" not in str(caught.value)
+
+
+def test_nothing_in_a_state_is_ever_called(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path(tmp_path / "called").touch, ())
+
+    torch.save({"a": Evil()}, tmp_path / "state.pt")
+    with pytest.raises(StorageError):
+        load_state(tmp_path)
+    assert not (tmp_path / "called").exists()
+
+
+def test_random_states_come_back_through_a_file(tmp_path):
+    def draw():
+        return random.random(), np.random.rand(), np.random.randn(), torch.rand(1).item(), random.gauss(0, 1)
+
+    random.gauss(0, 1), np.random.randn()  # each keeps a second number for later
+    save_state(encode(random_state(), "random"), tmp_path)
+    expected = draw()
+    set_random_state(load_state(tmp_path))
+    assert draw() == expected
+
+
+def test_the_digest_tells_batches_apart():
+    base = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": [1, 2]}
+    others = [
+        {"x": base["x"].copy(), "y": [1, 3]},
+        {"x": base["x"].astype(np.float64), "y": [1, 2]},
+        {"x": base["x"].reshape(3, 2), "y": [1, 2]},
+        {"x": base["x"] + 1, "y": [1, 2]},
+        {"z": base["x"], "y": [1, 2]},
+        {"x": torch.from_numpy(base["x"] + 1), "y": [1, 2]},
+        {"x": base["x"], "y": ["1", "2"]},
+        {"x": base["x"], "y": [[1], [2]]},
+    ]
+    digests = [digest(batch) for batch in (base, *others)]
+    assert len(set(digests)) == len(digests)
+    assert digest({"y": [1, 2], "x": base["x"][:, ::1]}) == digests[0]
+    assert digest({"x": np.asfortranarray(base["x"]), "y": [1, 2]}) == digests[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.int64, torch.complex64])
+def test_the_digest_takes_tensors_of_any_type(dtype):
+    assert digest({"x": torch.ones(2).to(dtype)}) != digest({"x": torch.zeros(2).to(dtype)})

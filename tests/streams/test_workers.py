@@ -1,0 +1,627 @@
+"""Worker processes give the same batches in the same order as the loop's own process, and end with it."""
+
+import errno
+import gc
+import importlib
+import itertools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from emrun.errors import StreamError
+from emrun.randomness import preserved_randomness
+from emrun.storage.state_file import random_digest
+from emrun.streams.stream import StreamWrapper
+from emrun.streams.stream_pass import StreamPass
+from emrun.streams.workers import Workers
+
+METHODS = ("fork", "forkserver", "spawn")
+SLOW = [pytest.param(method, marks=() if method == "fork" else pytest.mark.campaign) for method in METHODS]
+
+
+@pytest.fixture(autouse=True)
+def found_by_processes(monkeypatch):
+    """Let processes that are not forked import this file by the name that pytest gives it."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+
+
+class Strided:
+    """Rows from `ctx.batches`, with random numbers of each kind that does not depend on the process."""
+
+    def __init__(self, n=23, batch_size=3):
+        self.x = np.arange(n * 2000, dtype=np.float32).reshape(n, 2000)
+        self.batch_size = batch_size
+
+    def train_stream(self, ctx):
+        for rows in ctx.batches(len(self.x), self.batch_size, shuffle=True):
+            noise = ctx.rng.random(len(rows)), torch.rand(len(rows), generator=ctx.torch_generator)
+            yield {"x": self.x[rows], "noise": noise[0], "tensor": noise[1], "row": rows.tolist(), "epoch": ctx.epoch}
+
+
+class Plain:
+    """A generator that takes nothing."""
+
+    def train_stream(self):
+        for start in range(7):
+            yield {"x": np.arange(start, start + 3), "text": [f"{start}"] * 3}
+
+
+class Drawing:
+    """A generator that takes the context, and filters: it draws its own rows."""
+
+    def train_stream(self, ctx):
+        for index in range(20):
+            if ctx.rng.random() < 0.5:
+                yield {"x": np.full(3, index), "draw": ctx.rng.random(3)}
+
+
+class Counter:
+    """An object with a state."""
+
+    def __init__(self):
+        self.done = 0
+
+    def __iter__(self):
+        while self.done < 7:
+            self.done += 1
+            yield {"x": torch.full((2,), self.done)}
+        self.done = 0
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+
+class Stateful:
+    def train_stream(self):
+        return Counter()
+
+
+KINDS = [Strided, Plain, Drawing, Stateful]
+
+
+def plain(value):
+    """Return a batch as something that can be compared bit by bit."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return (type(value).__name__, str(value.dtype), tuple(value.shape), np.asarray(value).tobytes())
+    return value
+
+
+def wrap(function, workers, **options):
+    return StreamWrapper(function, name="train", seed=3, workers=workers, **options)
+
+
+def epochs_of(stream, count):
+    with stream:
+        return [[plain(batch) for batch in stream] for _ in range(count)]
+
+
+# The same as without
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", SLOW)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_and_their_order_are_those_of_one_process(kind, workers, method):
+    expected = epochs_of(wrap(kind().train_stream, 0), 2)
+    for buffer in (0, 1, 4, 16):
+        stream = wrap(kind().train_stream, workers, buffer_size=buffer, start_method=method)
+        assert epochs_of(stream, 2) == expected, buffer
+        stream.close()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", SLOW)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_resume_in_the_middle_goes_on_exactly_with_any_number_of_workers(kind, at, method):
+    expected = list(itertools.chain(*epochs_of(wrap(kind().train_stream, 0), 2)))
+    for before, after in ((2, 2), (0, 3), (3, 0), (1, 2)):
+        first, second = (wrap(kind().train_stream, n, start_method=method if n else None) for n in (before, after))
+        with first:
+            head = [plain(batch) for batch in itertools.islice(iter(first), at)]
+            state = first.state_dict()
+        first.close()
+        second.load_state_dict(state)
+        assert second.restore()
+        with second:
+            rest = [plain(batch) for _ in range(2) for batch in second]
+        second.close()
+        assert head + rest == expected, (before, after)
+
+
+def test_epochs_of_a_fixed_size_go_on_over_the_end_of_a_pass():
+    expected = epochs_of(wrap(Strided().train_stream, 0, epoch_size=5), 4)
+    stream = wrap(Strided().train_stream, 2, epoch_size=5)
+    assert epochs_of(stream, 4) == expected
+    stream.close()
+
+
+def test_an_evaluation_left_early_begins_again():
+    stream = wrap(Plain().train_stream, 2, training=False)
+    with stream:
+        next(iter(stream))
+    with stream:
+        assert len(list(stream)) == 7
+
+
+def test_global_random_numbers_are_seeded_for_each_batch_whoever_reads_it():
+    def stream(ctx):
+        for rows in ctx.batches(20, 3):
+            yield {"row": rows.tolist(), "draw": [np.random.rand(), torch.rand(1).item()]}
+
+    one = epochs_of(wrap(stream, 1), 2)
+    assert epochs_of(wrap(stream, 3), 2) == one
+    draws = [batch["draw"][0] for epoch in one for batch in epoch]
+    assert len(set(draws)) == len(draws)
+
+
+def test_the_loops_own_random_state_is_left_alone():
+    with preserved_randomness():
+        before = random_digest()
+        epochs_of(wrap(Strided().train_stream, 2), 1)
+        assert random_digest() == before
+
+
+def test_a_function_that_draws_when_it_is_called_leaves_the_loops_random_state_alone():
+    def stream():
+        return iter([{"x": np.random.permutation(5)}])
+
+    with preserved_randomness():
+        before = random_digest()
+        epochs_of(wrap(stream, 1), 2)
+        assert random_digest() == before
+
+
+def test_only_the_first_worker_reads_a_stream_without_rows(tmp_path):
+    def stream(ctx):
+        for index in range(5):
+            (tmp_path / f"{index}-{os.getpid()}").touch()
+            yield {"x": [index]}
+
+    epochs_of(wrap(stream, 3), 1)
+    pids = {path.name.split("-")[1] for path in tmp_path.iterdir() if not path.name.startswith("0-")}
+    assert len(pids) == 1
+    assert str(os.getpid()) not in pids
+
+
+# What comes over
+
+
+def test_containers_and_dtypes_come_over_as_they_are():
+    batch = {
+        "large": np.ones((50, 100), np.float64),
+        "small": np.arange(3, dtype=np.int16),
+        "half": torch.ones(2, 3, dtype=torch.bfloat16),
+        "fortran": np.asfortranarray(np.arange(6000.0).reshape(60, 100)),
+        "constant": np.broadcast_to(np.float32(3), (40, 60)),
+        "frozen": np.frombuffer(bytes(range(200)) * 30, np.uint8),
+        "swapped": np.arange(1000, dtype=np.dtype(">f8")),
+        "backwards": np.arange(1000.0)[::-1],
+        "text": ["a", "b"],
+        "objects": np.array([None, "x"], dtype=object),
+        "dates": np.arange(1000).astype("datetime64[s]"),
+        "nested": ({"x": [np.zeros(2000)]}, 5),
+        "ordered": OrderedDict(x=np.zeros(2000)),
+    }
+    with wrap(lambda: [batch], 1) as stream:
+        (came,) = stream
+    assert {key: type(value) for key, value in came.items()} == {key: type(value) for key, value in batch.items()}
+    for name in ("large", "small", "fortran", "constant", "frozen", "backwards", "objects", "dates"):
+        assert came[name].dtype == batch[name].dtype
+        assert np.array_equal(came[name], batch[name])
+    assert np.array_equal(came["swapped"], batch["swapped"])  # pickled, and so in the byte order of the machine
+    assert came["half"].dtype == torch.bfloat16
+    assert np.array_equal(came["nested"][0]["x"][0], np.zeros(2000))
+
+
+# What goes wrong
+
+
+class Broken(ValueError):
+    def __init__(self, code, *, place):
+        super().__init__(f"{code} at {place}")
+        self.code = code
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("at", [0, 1, 2, 5])
+def test_an_error_comes_after_the_batches_before_it_with_the_workers_traceback(workers, at):
+    def stream(ctx):
+        for number, rows in enumerate(ctx.batches(20, 3)):
+            if 3 * at in rows:
+                raise KeyError("no such image")
+            yield {"x": rows, "number": number}
+
+    got = []
+    with wrap(stream, workers) as wrapper, pytest.raises(KeyError, match="no such image") as raised:
+        got.extend(wrapper)
+    assert len(got) == at
+    notes = "\n".join(raised.value.__notes__)
+    assert 'raise KeyError("no such image")' in notes
+    assert "in worker process" in notes
+    assert f"in stream 'train', batch {at} of the pass" in notes
+
+
+def test_an_error_that_cannot_be_sent_comes_as_one_that_says_the_same():
+    def stream():
+        raise Broken(7, place="disk")
+        yield
+
+    with wrap(stream, 1) as wrapper, pytest.raises(StreamError, match="Broken: 7 at disk"):
+        list(wrapper)
+
+
+class Dying:
+    def __init__(self, how):
+        self.how = how
+
+    def train_stream(self, ctx):
+        for rows in ctx.batches(40, 2):
+            if 6 in rows:
+                if isinstance(self.how, signal.Signals):
+                    os.kill(os.getpid(), self.how)
+                os._exit(self.how)
+            yield {"x": rows}
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL; .* when memory runs out"),
+        (signal.SIGSEGV, "was killed by SIGSEGV; a library that the stream uses crashed"),
+        (0, "ended by itself with exit status 0"),
+        (3, "ended by itself with exit status 3"),
+    ],
+)
+@pytest.mark.parametrize("method", SLOW)
+def test_a_worker_that_dies_is_an_error_with_its_pid_and_how(how, message, method):
+    stream = wrap(Dying(how).train_stream, 2, start_method=method)
+    with stream, pytest.raises(StreamError, match=rf"worker process 1 \(pid \d+\) {message}"):
+        list(stream)
+    stream.close()
+
+
+class Hanging:
+    def train_stream(self, ctx):
+        for rows in ctx.batches(40, 2):
+            if 6 in rows:
+                hang_here()
+            yield {"x": rows}
+
+
+def hang_here():
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize(("workers", "buffer"), [(2, 0), (1, 4), (0, 2)])
+def test_a_stream_that_hangs_is_an_error_when_the_time_is_over_and_the_log_says_where(workers, buffer, caplog):
+    stream = wrap(Hanging().train_stream, workers, buffer_size=buffer, timeout=1)
+    with stream, pytest.raises(StreamError, match=r"gave no batch for 1 seconds \(`main_loop.stream_timeout`\)"):
+        list(stream)
+    stream.close()
+    assert "in hang_here" in caplog.text
+
+
+def test_a_stream_that_cannot_be_sent_is_an_error_that_names_what_cannot():
+    data = Plain()
+    data.parts = {"files": [1, threading.Lock()]}
+    stream = wrap(data.train_stream, 1, start_method="spawn")
+    with stream, pytest.raises(StreamError, match=r"Plain\.parts\['files'\]\[1\] \(lock\) cannot be pickled"):
+        next(iter(stream))
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_cannot_be_read_in_a_worker_is_an_error_however_much_was_sent(tmp_path, monkeypatch, method):
+    path = tmp_path / "only_here.py"
+    path.write_text("class Data:\n    def train_stream(self):\n        yield {}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    data = importlib.import_module("only_here").Data()
+    data.x = np.zeros(10**6)
+    path.unlink()
+    importlib.invalidate_caches()
+    stream = wrap(data.train_stream, 2, start_method=method)
+    with stream, pytest.raises(ModuleNotFoundError, match="only_here") as caught:
+        next(iter(stream))
+    assert any("in worker process" in note for note in caught.value.__notes__)
+
+
+def test_a_function_that_cannot_be_sent_is_named():
+    stream = wrap(lambda: iter(()), 1, start_method="spawn")
+    with stream, pytest.raises(StreamError, match=r"its function .*<lambda> \(function\) cannot be pickled"):
+        next(iter(stream))
+
+
+@pytest.mark.parametrize(("workers", "buffer"), [(1, 0), (0, 4)])
+@pytest.mark.parametrize("array", [np.zeros(4), torch.zeros(4)], ids=["array", "tensor"])
+@pytest.mark.parametrize("view", [False, True])
+def test_a_stream_that_changes_what_it_gave_away_is_an_error_when_it_is_read_ahead(array, workers, buffer, view):
+    def stream():
+        for index in range(9):
+            array[:] = index
+            yield {"x": array[:3] if view else array, "same": CONSTANT}
+
+    with wrap(stream, workers, buffer_size=buffer) as wrapper, pytest.raises(StreamError, match="changes the 'x' of"):
+        list(wrapper)
+
+
+@pytest.mark.parametrize(("workers", "buffer", "count"), [(1, 0, 2), (1, 0, 3), (0, 2, 2), (0, 8, 2), (0, 8, 4)])
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["array", "tensor"])
+def test_arrays_that_are_filled_in_turn_may_not_be_fewer_than_what_is_read_ahead(make, workers, buffer, count):
+    arrays = [make(4) for _ in range(count)]
+    stream = filled_in_turn(arrays)
+    with wrap(stream, workers, buffer_size=buffer) as wrapper, pytest.raises(StreamError, match="changes the 'x' of"):
+        list(wrapper)
+
+
+@pytest.mark.parametrize(("workers", "buffer", "count"), [(1, 0, 4), (0, 1, 2), (0, 2, 3), (0, 3, 4), (0, 4, 5)])
+def test_arrays_that_are_filled_in_turn_may_be_one_more_than_what_is_read_ahead(workers, buffer, count):
+    arrays = [np.zeros(4) for _ in range(count)]
+    with wrap(filled_in_turn(arrays), workers, buffer_size=buffer) as wrapper:
+        assert [batch["x"].tolist() for batch in wrapper] == [[index] * 4 for index in range(40)]
+
+
+def filled_in_turn(arrays):
+    def stream():
+        for index in range(40):
+            array = arrays[index % len(arrays)]
+            array[:] = index
+            yield {"x": array, "same": CONSTANT}
+
+    return stream
+
+
+CONSTANT = np.ones(3)
+
+
+# The end
+
+
+@pytest.mark.parametrize("taken", [0, 1, 8])
+def test_no_process_and_no_file_is_left_behind(taken, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    epochs_of(wrap(Strided().train_stream, 1), 1)  # what multiprocessing keeps for the next time
+    own = psutil.Process()
+    before, files = own.children(), own.num_fds()
+    stream = wrap(Strided().train_stream, 3)
+    with stream:
+        list(itertools.islice(iter(stream), taken))
+    stream.close()
+    assert own.children() == before
+    assert list(tmp_path.iterdir()) == []
+    gc.collect()
+    assert own.num_fds() <= files
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_that_cannot_be_sent_is_an_error(method):
+    stream = wrap(Unsendable().train_stream, 2, start_method=method)
+    with stream, pytest.raises(StreamError, match=r"a batch cannot be sent from a worker process .*lock") as caught:
+        list(stream)
+    assert "in stream 'train', batch 1 of the pass (counted from 0)" in caught.value.__notes__
+
+
+class Unsendable:
+    def train_stream(self, ctx):
+        for rows in ctx.batches(6, 2):
+            yield {"x": rows if 0 in rows else threading.Lock()}
+
+
+def test_only_the_part_of_a_tensor_that_is_given_is_sent():
+    with wrap(Views().train_stream, 1) as stream:
+        sizes = [(batch["x"].tolist(), batch["x"].untyped_storage().nbytes()) for batch in stream]
+    assert sizes == [([0, 1], 16), ([2, 3], 16)]
+
+
+class Views:
+    def __init__(self):
+        self.x = torch.arange(4)
+
+    def train_stream(self, ctx):
+        for rows in ctx.batches(4, 2):
+            yield {"x": self.x[int(rows[0]) : int(rows[-1]) + 1]}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_end_with_a_loop_that_is_killed(tmp_path, method, short_folder):
+    (tmp_path / "main.py").write_text(
+        "import time\n"
+        "from emrun.streams.stream import StreamWrapper\n"
+        "def stream(ctx):\n"
+        "    for rows in ctx.batches(10**6, 1):\n"
+        "        yield {'x': ['text' * 30000]}\n"
+        "if __name__ == '__main__':\n"
+        f"    with StreamWrapper(stream, workers=2, start_method={method!r}, buffer_size=20) as wrapper:\n"
+        "        next(iter(wrapper))\n"
+        "        print('begun', flush=True)\n"
+        "        time.sleep(600)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(short_folder)}
+    process = subprocess.Popen([sys.executable, "main.py"], cwd=tmp_path, stdout=subprocess.PIPE, env=environment)
+    assert process.stdout.readline() == b"begun\n"
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 2
+    process.kill()
+    process.communicate()
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+    assert list(short_folder.glob("emrun-*")) == []
+
+
+@pytest.fixture
+def short_folder():
+    """Return a folder with a path that leaves room for the names of sockets."""
+    with tempfile.TemporaryDirectory(prefix="e") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the loader, half made
+def test_what_was_begun_ends_when_a_process_cannot_be_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = psutil.Process().children()
+    start, started = multiprocessing.context.ForkProcess.start, []
+
+    def once(self):
+        if started:
+            raise BlockingIOError("Resource temporarily unavailable")
+        started.append(self)
+        start(self)
+
+    monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", once)
+    stream = wrap(Strided().train_stream, 2, start_method="fork")
+    with stream, pytest.raises(BlockingIOError):
+        next(iter(stream))
+    assert len(started) == 1
+    assert psutil.Process().children() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_ends_long_before_another_one_gives_a_batch_is_no_error(tmp_path):
+    def late():
+        while not (tmp_path / "go on").exists():
+            pass
+        yield {"x": [1]}
+
+    workers = Workers(StreamPass(late, "train", 0, 1), 2, 2, "fork")
+    reader = threading.Thread(target=next, args=(workers,))
+    reader.start()
+    second = max(multiprocessing.active_children(), key=lambda process: process.pid)
+    second.join(60)
+    assert second.exitcode == 0
+    workers.check()
+    (tmp_path / "go on").touch()
+    reader.join()
+    workers.close()
+
+
+def test_the_handler_of_a_data_loader_hears_nothing_of_the_processes(monkeypatch):
+    monkeypatch.setattr(torch.utils.data._utils.signal_handling, "_SIGCHLD_handler_set", False)  # in this process
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        list(torch.utils.data.DataLoader([1, 2], num_workers=1))  # sets its handler for good
+        assert signal.getsignal(signal.SIGCHLD) != before
+        with wrap(Strided().train_stream, 2) as stream:
+            next(iter(stream))
+        with wrap(Dying(signal.SIGKILL).train_stream, 2) as stream, pytest.raises(StreamError, match="was killed by"):
+            list(stream)
+        assert signal.getsignal(signal.SIGCHLD) != before
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_handlers_and_masks_are_as_before():
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    epochs_of(wrap(Strided().train_stream, 2), 1)
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_of_the_group_does_not_end_a_worker_and_is_not_kept_from_what_it_starts(number):
+    def stream():
+        os.kill(os.getpid(), number)
+        yield {"x": [1], "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))}
+
+    with wrap(stream, 1, start_method="fork") as wrapper:
+        assert list(wrapper) == [{"x": [1], "blocked": []}]
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_the_reader_ends_with_the_processes_that_it_waits_for(taken):
+    before = readers()
+    stream = wrap(Hanging().train_stream, 1)
+    with stream:
+        list(itertools.islice(iter(stream), taken))
+        stream.close()
+    assert readers() <= before
+
+
+def readers():
+    return {thread for thread in threading.enumerate() if thread.name.startswith("emrun-read")}
+
+
+def test_processes_that_are_forked_later_say_nothing_of_those_before(tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from test_workers import Strided, wrap\n"
+        "first = wrap(Strided().train_stream, 2).__enter__(); next(iter(first))\n"
+        "for _ in range(5):\n"
+        "    with wrap(Strided().train_stream, 2, training=False) as other: next(iter(other))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_no_signal_of_the_group_reaches_a_worker_before_it_can_ignore_it(tmp_path, method):
+    (tmp_path / "main.py").write_text(
+        "import signal\n"
+        "from emrun.streams.stream import StreamWrapper\n"
+        "def stream():\n"
+        "    yield {'x': [1]}\n"
+        "if __name__ == '__main__':\n"
+        f"    with StreamWrapper(stream, workers=2, start_method={method!r}) as wrapper:\n"
+        "        assert len(list(wrapper)) == 1\n"
+        "else:\n"
+        "    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
+        "    with open('masks', 'a') as file: print(*sorted(each.name for each in mask), file=file)\n"
+    )
+    subprocess.run([sys.executable, "main.py"], cwd=tmp_path, check=True, timeout=100)
+    assert set((tmp_path / "masks").read_text().splitlines()) == {"SIGINT SIGTERM SIGUSR1"}
+
+
+@pytest.mark.parametrize("method", SLOW)
+def test_too_many_open_files_are_an_error_that_names_the_limit(method):
+    code = (
+        "import resource, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from emrun.streams.stream import StreamWrapper\n"
+        "from tests.streams.test_workers import Strided\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))\n"
+        "with StreamWrapper(Strided().train_stream, name='train', workers=2, start_method=sys.argv[2]) as stream:\n"
+        "    list(stream)"
+    )
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, "-c", code, root, method], capture_output=True, text=True, timeout=100)
+    assert done.stderr.count("this process may have 8 (`ulimit -n`): allow more, use fewer `workers`") == 1
+    assert "AttributeError" not in done.stderr
+
+
+def test_a_stop_iteration_that_a_stream_lets_out_in_a_worker_is_named():
+    def stream():
+        yield {"x": [0]}
+        next(iter(()))
+
+    with wrap(stream, 1) as wrapper, pytest.raises(StreamError, match=r"raised StopIteration \(.*test_workers.py:\d+"):
+        list(wrapper)
+
+
+def test_a_process_that_cannot_be_started_after_another_leaves_nothing_but_its_error(monkeypatch):
+    """The loader, which has one process of two, complained when it was deleted; here that is an error."""
+    started, real = [], multiprocessing.process.BaseProcess.start
+
+    def start(process):
+        if started:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        started.append(process)
+        real(process)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
+    with pytest.raises(StreamError, match="too many open files for its 2 worker processes"):
+        Workers(StreamPass(lambda: iter([]), "train", 0, 1), 2, 2, "fork")
+    gc.collect()
+    started[0].join()

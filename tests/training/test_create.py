@@ -1,0 +1,538 @@
+"""From a config to a run directory and back, in this process."""
+
+import gc
+import importlib
+import json
+import logging
+import random
+import threading
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+import emrun
+from emrun.errors import ConfigError, StateError, StorageError, UsageError
+from emrun.training.create import create_training, evaluate, train
+
+CONFIG = {
+    "seed": 5,
+    "name": "tiny",
+    "dataset": {"class": "Majority", "n": 50},
+    "model": {
+        "module": {
+            "class": "torch.nn.Sequential",
+            "args": [
+                {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
+                {"class": "torch.nn.Flatten", "start_dim": 0},
+            ],
+        },
+        "inputs": ["x"],
+        "outputs": ["logit"],
+        "loss": {"class": "torch.nn.BCEWithLogitsLoss", "inputs": ["logit", "y"]},
+        "optimizer": {"class": "SGD", "lr": 0.5},
+    },
+    "main_loop": {"extra_streams": ["valid"]},
+    "hooks": [{"ComputeStats": {"variables": ["loss"]}}, "SaveBest", {"StopAfter": {"epochs": 2}}],
+}
+
+
+def trained(tmp_path, *overrides, config=CONFIG):
+    training = create_training(config, tmp_path, overrides=overrides)
+    train(training)
+    return training
+
+
+def metrics(training):
+    lines = (training.output_dir / "metrics.jsonl").read_text().splitlines()
+    return [{**json.loads(line), "seconds": None} for line in lines]
+
+
+def weights(training, name="latest"):
+    return (training.output_dir / "checkpoints" / name / "model.safetensors").read_bytes()
+
+
+def trace(directory):
+    return YAML(typ="safe", pure=True).load(directory / "trace.yaml")
+
+
+COUNTING = """
+from itertools import count
+from pathlib import Path
+
+import torch
+
+NUMBERS = count(1)
+LAST = None
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        global LAST
+        LAST = self
+        with Path("built").open("a") as file:
+            file.write("x")
+        self.name = f"linear_{next(NUMBERS)}"
+        self.add_module(self.name, torch.nn.Linear(11, 1))
+
+    def forward(self, x):
+        return getattr(self, self.name)(x)[:, 0]
+"""
+
+
+def test_a_module_is_built_once_for_a_training(tmp_path, monkeypatch):
+    (tmp_path / "counting.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    training = trained(tmp_path, "model.module={class: counting.Counting}")
+    assert training.model.module is importlib.import_module("counting").LAST
+    assert training.model.module.name == "linear_1"
+    assert (tmp_path / "built").read_text() == "x"
+
+
+def test_a_training_that_does_not_begin_leaves_no_process(tmp_path):
+    before = psutil.Process().children()
+    with pytest.raises(RuntimeError, match="negative dimension"):
+        create_training(CONFIG, tmp_path, overrides=["model.module.args.0.in_features=-1"])
+    assert psutil.Process().children() == before
+    training = create_training(CONFIG, tmp_path)
+    assert psutil.Process().children() != before
+    del training
+    gc.collect()
+    assert psutil.Process().children() == before
+
+
+def test_a_training_from_a_mapping_has_all_its_parts(tmp_path):
+    training = trained(tmp_path)
+    assert training.output_dir.parent == tmp_path
+    assert training.output_dir.name.startswith("tiny_")
+    assert [type(hook).__name__ for hook in training.hooks] == ["ComputeStats", "SaveBest", "StopAfter", "SaveLatest"]
+    assert training.main_loop.model is training.model
+    assert training.main_loop.training_epochs_done == 2
+    assert {path.name for path in training.output_dir.iterdir()} == {
+        ".lock",
+        "config.yaml",
+        "trace.yaml",
+        "train.log",
+        "metrics.jsonl",
+        "checkpoints",
+    }
+
+
+def test_save_latest_is_added_only_when_it_is_not_listed(tmp_path):
+    config = {**CONFIG, "hooks": [{"StopAfter": {"epochs": 0}}, {"SaveLatest": {"on_save_failure": "warn"}}]}
+    names = [type(hook).__name__ for hook in create_training(config, tmp_path).hooks]
+    assert names == ["StopAfter", "SaveLatest"]
+
+
+def test_the_same_seed_gives_the_same_bits(tmp_path):
+    first, second = trained(tmp_path), trained(tmp_path, "main_loop.buffer=3")
+    assert weights(first) == weights(second)
+    assert metrics(first) == metrics(second)
+
+
+def test_another_seed_gives_other_bits(tmp_path):
+    assert weights(trained(tmp_path)) != weights(trained(tmp_path, "seed=6"))
+
+
+def test_a_hook_more_does_not_change_the_training(tmp_path):
+    assert weights(trained(tmp_path)) == weights(trained(tmp_path, "hooks.ShowProgress={}"))
+
+
+def test_a_drawn_seed_is_written_to_the_config_and_repeats_the_run(tmp_path):
+    config = {key: value for key, value in CONFIG.items() if key != "seed"}
+    first = trained(tmp_path, config=config)
+    second = create_training(first.output_dir, tmp_path)
+    train(second)
+    assert weights(first) == weights(second)
+    assert weights(first) != weights(trained(tmp_path, config=config))
+
+
+def test_the_stored_config_keeps_comments_and_interpolations(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "# my experiment\n"
+        "dataset: {class: Majority, n: '${env:EMRUN_TEST_N,50}'}\n"
+        "model: {module: {class: torch.nn.Linear, in_features: 11, out_features: 1}, inputs: [x], outputs: [loss]}\n"
+    )
+    text = (create_training(path, tmp_path).output_dir / "config.yaml").read_text()
+    assert text.startswith("# my experiment\n")
+    assert "${env:EMRUN_TEST_N,50}" in text
+
+
+def test_the_name_of_a_run_is_that_of_its_config_file(tmp_path):
+    path = tmp_path / "my_config.yaml"
+    YAML().dump({key: value for key, value in CONFIG.items() if key != "name"}, path)
+    assert create_training(path, tmp_path / "log").output_dir.name.startswith("my_config_")
+
+
+def test_deterministic_algorithms_are_on_during_the_training_only(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "emrun.hooks.stop_after.StopAfter.after_epoch",
+        lambda self, epoch_id, epoch_data: (
+            seen.append(torch.are_deterministic_algorithms_enabled()) or self._check_epochs()
+        ),
+    )
+    trained(tmp_path, "deterministic=true")
+    assert seen == [True, True, True]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def end(*_, **__):
+    raise emrun.TrainingTerminated
+
+
+def test_a_training_without_a_hook_that_ends_it_is_warned_of(tmp_path, caplog):
+    training = create_training({**CONFIG, "hooks": ["LogVariables"]}, tmp_path)
+    training.main_loop.request_checkpoint = end  # which SaveLatest calls
+    train(training)
+    assert "no hook ends the training" in caplog.text
+    assert "no hook ends the training" in (training.output_dir / "train.log").read_text()
+
+
+# what goes wrong while it is created
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.optimizer.momentums=0.9"], "unknown argument 'momentums'; did you mean 'momentum'?"),
+        (["dataset.btch_size=3"], "unknown argument 'btch_size'; did you mean 'batch_size'?"),
+        (["dataset.batch_size=0"], "dataset.batch_size: 0 is not a whole number of at least 1"),
+        (["main_loop.extra_streams=[vaild]"], "no stream 'vaild'; did you mean 'valid'?"),
+        (["main_loop.buffer=-1"], "main_loop.buffer: -1 is not a whole number of at least 0"),
+        (["hooks.SaveBest.variable=accuracy"], "no hook writes 'accuracy/mean'"),
+        (["hooks.SaveBest.stream=test"], "stream 'test' is not run"),
+        (["hooks.SaveBest.condition=most"], "'most' is not one of min, max"),
+        (["hooks.ComputeStats.variables=[{loss: [maen]}]"], "'maen' is no aggregation; did you mean 'mean'?"),
+        (["~model.module"], "missing argument 'module'"),
+        (["model.optimizer.class=SDG"], "torch.optim has no class 'SDG'; did you mean 'SGD'?"),
+        (["seed=-1"], "negative"),
+    ],
+)
+def test_a_config_that_cannot_be_used_leaves_nothing_behind(tmp_path, overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        create_training(CONFIG, tmp_path / "log", overrides=overrides)
+    assert message in str(caught.value)
+    assert not list(tmp_path.glob("log/*"))
+
+
+def test_all_problems_are_told_at_once(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        create_training(
+            CONFIG, tmp_path, overrides=["dataset.a=1", "model.b=2", "main_loop.c=3", "hooks.StopAfter.d=4"]
+        )
+    assert len(caught.value.problems) == 4
+
+
+def test_hooks_in_the_wrong_order_are_told_which_to_move(tmp_path):
+    with pytest.raises(ConfigError, match="move it behind ComputeStats"):
+        create_training({**CONFIG, "hooks": CONFIG["hooks"][::-1]}, tmp_path)
+
+
+def test_a_dataset_that_fails_is_told_of_in_trace_and_log(tmp_path, monkeypatch):
+    (tmp_path / "failing_data.py").write_text(
+        "class Broken:\n    train_stream = None\n\n    def __init__(self):\n        1 / 0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ZeroDivisionError) as caught:
+        create_training({**CONFIG, "dataset": {"class": "failing_data.Broken"}, "main_loop": {}}, tmp_path / "log")
+    assert any("while building dataset" in note for note in caught.value.__notes__)
+    (directory,) = (tmp_path / "log").iterdir()
+    assert trace(directory)["status"] == "failed"
+    assert trace(directory)["reason"] == "ZeroDivisionError: division by zero"
+    assert "1 / 0" in (directory / "train.log").read_text()
+
+
+MADE_STREAMS = """
+class Made:
+    def __init__(self, name):
+        setattr(self, name, self.batches)
+
+    def batches(self):
+        yield {"x": [[0.0] * 11] * 2, "y": [0.0, 1.0]}
+
+class Inside(Made):
+    def __init__(self, name):
+        [setattr(self, each, self.batches) for each in [name]]
+
+class Below(Made):
+    def __init__(self, name):
+        object.__setattr__(self, name, self.batches)
+
+class Elsewhere(Made):
+    def __init__(self, name):
+        install(self, name)
+
+def install(dataset, name):
+    setattr(dataset, name, dataset.batches)
+"""
+
+
+@pytest.mark.parametrize("kind", ["Made", "Inside", "Below", "Elsewhere"])
+def test_streams_that_a_constructor_makes_are_found_when_the_dataset_is_built(tmp_path, monkeypatch, kind):
+    (tmp_path / "made_streams.py").write_text(MADE_STREAMS)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {**CONFIG, "main_loop": {}, "hooks": [{"StopAfter": {"epochs": 1}}]}
+    good = {"class": f"made_streams.{kind}", "name": "train_stream"}
+    assert trained(tmp_path / "log", config={**config, "dataset": good}).main_loop.training_epochs_done == 1
+    with pytest.raises(ConfigError, match="no method 'train_stream'"):
+        create_training({**config, "dataset": {**good, "name": "tarin_stream"}}, tmp_path / "wrong")
+    assert not list(tmp_path.glob("wrong/*"))
+
+
+def test_a_directory_that_holds_a_run_is_refused_and_untouched(tmp_path):
+    training = trained(tmp_path)
+    before = {path: path.read_bytes() for path in training.output_dir.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match="holds a run already"):
+        create_training(CONFIG, output_dir=training.output_dir)
+    assert before == {path: path.read_bytes() for path in training.output_dir.rglob("*") if path.is_file()}
+
+
+def test_a_wrong_config_does_not_remove_a_directory_that_was_there(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(ConfigError):
+        create_training(CONFIG, output_dir=tmp_path / "mine", overrides=["hooks.SaveBest.condition=most"])
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
+
+
+# what goes wrong while it runs
+
+FAILING_STREAM = """
+def batches(fail_at, total=20):
+    for index in range(total + 1):
+        if index == fail_at:
+            raise OSError(f"cannot read row {index}")
+        if index < total:
+            yield {"x": [[0.0] * 11] * 2, "y": [0.0, 1.0]}
+
+class Failing:
+    def __init__(self, fail_at, stream):
+        self.fail_at = {stream: fail_at}
+
+    def train_stream(self):
+        return batches(self.fail_at.get("train"))
+
+    def valid_stream(self):
+        return batches(self.fail_at.get("valid"))
+"""
+
+
+def test_a_failing_and_a_good_training_leave_nothing_behind_in_the_process(tmp_path, monkeypatch):
+    (tmp_path / "failing_twice.py").write_text(FAILING_STREAM)
+    monkeypatch.syspath_prepend(tmp_path)
+    trained(tmp_path / "warm")  # whatever torch opens when it is first used
+    process, root = psutil.Process(), logging.getLogger()
+
+    def held():
+        return process.num_fds(), threading.active_count(), list(root.handlers), root.level
+
+    before = held()
+    failing = {"class": "failing_twice.Failing", "fail_at": 3, "stream": "train"}
+    with pytest.raises(OSError, match="row 3"):
+        trained(tmp_path, "main_loop.buffer=2", config={**CONFIG, "dataset": failing})
+    trained(tmp_path, "main_loop.buffer=2")
+    assert held() == before
+
+
+def test_a_variable_that_nothing_makes_is_found_before_any_update(tmp_path):
+    training = create_training(
+        CONFIG, tmp_path, overrides=["hooks.ComputeStats.variables=[loss, acuracy]", "main_loop.skip_zeroth_epoch=true"]
+    )
+    before = {name: value.clone() for name, value in training.model.module.state_dict().items()}
+    with pytest.raises(emrun.errors.StreamError, match="'acuracy', which is neither a source nor an output") as caught:
+        train(training)
+    assert caught.value.exit_status == 2
+    assert all(torch.equal(before[name], value) for name, value in training.model.module.state_dict().items())
+
+
+# evaluation
+
+
+def test_an_evaluation_gives_what_the_training_wrote(tmp_path):
+    training = trained(tmp_path)
+    found = evaluate(training.output_dir, "valid", checkpoint_name="latest")
+    assert found == {"valid": metrics(training)[-1]["streams"]["valid"]}
+
+
+def test_results_of_an_evaluation_may_lie_outside_the_run(tmp_path):
+    training = trained(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in training.output_dir.rglob("*")}
+    evaluate(training.output_dir, "valid", output_dir=tmp_path / "mine")
+    assert {path: path.stat().st_mtime_ns for path in training.output_dir.rglob("*")} == before
+    assert (tmp_path / "mine" / "valid-1" / "metrics.jsonl").exists()
+
+
+def test_an_evaluation_takes_the_best_checkpoint_by_default(tmp_path):
+    training = trained(tmp_path, "model.optimizer.lr=30.0", "hooks.StopAfter.epochs=4")
+    losses = [line["streams"]["valid"]["loss"]["mean"] for line in metrics(training)]
+    assert min(losses) < losses[-1]
+    assert evaluate(training.output_dir, "valid")["valid"]["loss"]["mean"] == min(losses)
+
+
+def test_an_evaluation_has_a_directory_of_its_own_and_leaves_the_run_alone(tmp_path):
+    training = trained(tmp_path)
+    before = {path: path.read_bytes() for path in training.output_dir.rglob("*") if path.is_file()}
+    for _ in range(2):
+        evaluate(training.output_dir, "valid")
+    assert before == {path: path.read_bytes() for path in before}
+    assert sorted(path.name for path in (training.output_dir / "eval").iterdir()) == ["valid-1", "valid-2"]
+    line = json.loads((training.output_dir / "eval" / "valid-1" / "metrics.jsonl").read_text())
+    assert list(line["streams"]) == ["valid"]
+    assert trace(training.output_dir / "eval" / "valid-1")["status"] == "finished"
+
+
+def test_an_evaluation_leaves_the_random_states_of_the_process_as_they_were_seeded(tmp_path):
+    training = trained(tmp_path)
+    states = []
+    for _ in range(2):
+        evaluate(training.output_dir, "valid")
+        states.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert states[0] == states[1]
+
+
+def test_an_overlay_changes_the_evaluation_of_its_stream_only(tmp_path):
+    overlay = {"valid": {"hooks": [{"ComputeStats": {"variables": [{"logit": ["max"]}]}}], "dataset": {"n": 100}}}
+    training = trained(tmp_path, config={**CONFIG, "eval": overlay})
+    assert list(evaluate(training.output_dir, "valid")["valid"]) == ["logit"]
+    assert list(evaluate(training.output_dir, "train")["train"]) == ["loss"]
+
+
+def test_overrides_win_over_the_overlay(tmp_path):
+    overlay = {"valid": {"dataset": {"n": 100}}}
+    training = trained(tmp_path, config={**CONFIG, "eval": overlay})
+    stats = "hooks.ComputeStats.variables=[{loss: [count]}]"
+    assert evaluate(training.output_dir, "valid", [stats])["valid"]["loss"]["count"] == 20
+    assert evaluate(training.output_dir, "valid", [stats, "dataset.n=200"])["valid"]["loss"]["count"] == 40
+
+
+def test_another_config_can_evaluate_the_weights(tmp_path):
+    training = trained(tmp_path)
+    other = tmp_path / "other.yaml"
+    YAML().dump({**CONFIG, "hooks": [{"ComputeStats": {"variables": ["logit"]}}]}, other)
+    assert list(evaluate(training.output_dir, "valid", config=other)["valid"]) == ["logit"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"stream": "vaild"}, "no stream 'vaild'; did you mean 'valid'?"),
+        ({"checkpoint_name": "bset"}, "no checkpoint 'bset'; there is best"),
+    ],
+)
+def test_an_evaluation_of_what_is_not_there_leaves_nothing_behind(tmp_path, arguments, message):
+    training = trained(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        evaluate(training.output_dir, **{"stream": "valid", **arguments})
+    assert message in str(caught.value)
+    assert not list(training.output_dir.glob("eval/*"))
+
+
+def test_a_directory_without_a_run_cannot_be_evaluated(tmp_path):
+    with pytest.raises(UsageError, match="no run directory"):
+        evaluate(tmp_path, "valid")
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path):
+    training = trained(tmp_path)
+    with pytest.raises(StateError, match="of another shape"):
+        evaluate(training.output_dir, "valid", ["dataset.dim=13", "model.module.args.0.in_features=13"])
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    training = trained(tmp_path)
+    path = training.output_dir / "checkpoints" / "best" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match="differs from its manifest"):
+        evaluate(training.output_dir, "valid")
+
+
+TAKERS = """
+from pathlib import Path
+import torch
+from emrun import AbstractHook
+from emrun.datasets import Majority
+
+class Data(Majority):
+    def __init__(self, output_dir: str | None = None):
+        super().__init__(n=50)
+        self.output_dir = output_dir
+
+class Module(torch.nn.Module):
+    def __init__(self, output_dir: str):
+        super().__init__()
+        self.output_dir = output_dir
+        self.layer = torch.nn.Linear(11, 1)
+
+    def forward(self, x):
+        return {"loss": self.layer(x).mean()}
+
+class Hook(AbstractHook):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+"""
+
+
+def test_the_output_dir_that_dataset_module_and_hook_get_is_a_path(tmp_path, monkeypatch):
+    (tmp_path / "takers.py").write_text(TAKERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {"dataset": {"class": "takers.Data"}, "model": {"module": {"class": "takers.Module"}}}
+    training = create_training({**config, "hooks": ["takers.Hook"]}, output_dir=tmp_path / "run")
+    for taker in (training.dataset, training.model.module, training.hooks[0]):
+        assert taker.output_dir == tmp_path / "run"
+
+
+# the train stream among the extra streams
+
+
+class Probed(emrun.AbstractHook):
+    """Notes what hooks are told of each stream: its name, whether it is trained on, its first source's sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def after_batch(self, stream_name, batch_data):
+        key = (stream_name, self.main_loop.training, self.main_loop.training_epochs_done)
+        self.seen.setdefault(key, []).append(float(np.sum(batch_data["x"])))
+
+
+def with_train_evaluated(**main_loop):
+    return {**CONFIG, "main_loop": {"extra_streams": ["train", "valid"], **main_loop}}
+
+
+@pytest.mark.parametrize("main_loop", [{}, {"buffer": 3}, {"fixed_epoch_size": 2}], ids=str)
+def test_evaluating_the_train_stream_too_changes_nothing_of_the_training(tmp_path, main_loop):
+    both = trained(tmp_path, config=with_train_evaluated(**main_loop))
+    plain = trained(tmp_path, config={**CONFIG, "main_loop": {"extra_streams": ["valid"], **main_loop}})
+    assert weights(both) == weights(plain)
+    for one, other in zip(metrics(both), metrics(plain), strict=True):
+        assert {name: data for name, data in one["streams"].items() if name != "train_eval"} == other["streams"]
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_the_train_stream_is_evaluated_on_the_same_batches_each_time_under_a_name_of_its_own(tmp_path, size):
+    overrides = [] if size is None else [f"main_loop.fixed_epoch_size={size}"]
+    training = create_training(with_train_evaluated(), tmp_path, overrides=overrides)
+    probe = Probed()
+    training.main_loop.change_hooks([probe, *training.hooks])
+    training.main_loop.run_training()
+    count = len(probe.seen["train", True, 1])
+    in_two_epochs = probe.seen["train_eval", False, 0]  # the counter grows behind the evaluations
+    assert len(in_two_epochs) == 2 * count
+    assert in_two_epochs[:count] == in_two_epochs[count:] == probe.seen["train_eval", False, 1]
+    assert not [key for key in probe.seen if key[0] == "train_eval" and key[1]]
+    assert list(metrics(training)[-1]["streams"]) == ["train", "train_eval", "valid"]
+    assert metrics(training)[0]["streams"]["train_eval"] == metrics(training)[0]["streams"]["train"]
+
+
+def test_a_hook_may_watch_the_evaluated_train_stream(tmp_path):
+    config = with_train_evaluated()
+    config["hooks"] = [CONFIG["hooks"][0], {"SaveBest": {"stream": "train_eval"}}, {"StopAfter": {"epochs": 1}}]
+    assert (trained(tmp_path, config=config).output_dir / "checkpoints" / "best").exists()
