@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -10,61 +11,45 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FLOORS = [
-    {
-        "errors",
-        "censor",
-        "fields",
-        "lines",
-        "lazy",
-        "types",
-        "yaml_tree",
-        "yaml_slips",
-        "files",
-        "names",
-        "randomness",
-        "metrics",
-        "running_stats",
-        "type_hints",
-        "pickling",
-        "slow_start",
-    },
-    {"hook", "model", "stream_context", "state", "lock"},
-    {"dataset", "interrupts", "config"},
-    {"stream_pass", "reuse", "workers", "read_ahead"},
-    {
-        "stream",
-        "outcome",
-        "loss_watch",
-        "checkpoint",
-        "checkpointing",
-        "run_dir",
-        "batch_checks",
-        "signatures",
-        "capsule",
-    },
-    {"dataset_streams", "training_state"},
-    {"check", "sources"},
-    {"optimization", "torch_inputs", "torch_weights", "built_apart", "prefetching", "unsaved_state"},
-    {"build", "main_loop", "torch_model"},
-    {"preparation", "schema"},
-    {"assembly"},
-    {"training"},
-    {"resuming", "contract", "replaying", "stream_bench"},
-    {"probe", "verifying"},
-    {"cli"},
-]
+ROOT_PACKAGE = "the root"
+MAY_IMPORT = {
+    ROOT_PACKAGE: set(),
+    "config": {ROOT_PACKAGE},
+    "streams": {ROOT_PACKAGE},
+    "storage": {ROOT_PACKAGE},
+    "loop": {ROOT_PACKAGE, "streams", "storage"},
+    "models": {ROOT_PACKAGE, "storage"},
+    "hooks": {ROOT_PACKAGE, "storage"},
+    "datasets": {ROOT_PACKAGE, "streams", "storage"},
+    "training": {ROOT_PACKAGE, "config", "storage", "loop"},
+    "diagnosis": {ROOT_PACKAGE, "config", "streams", "storage", "loop", "training"},
+    "cli": {ROOT_PACKAGE, "config", "loop", "training", "diagnosis"},
+}
+"""What the modules of a package may import, beside those of their own package."""
+ONLY = {("cli", "loop"): {"emrun.loop.interrupts"}}
+"""Of some packages, only these modules."""
+LATE = {"stream_context", "names"}  # torch, which most streams do not need; entry points, which few configs do
+
+
+def house(root):
+    """Return every module of emrun: dotted name -> (package, file)."""
+    found = {}
+    for path in sorted((root / "emrun").rglob("*.py")):
+        parts = path.relative_to(root / "emrun").with_suffix("").parts
+        package = parts[0] if len(parts) > 1 else ROOT_PACKAGE
+        if package not in ("hooks", "datasets"):
+            found[".".join(("emrun", *parts)).removesuffix(".__init__")] = package, path
+    for package in ("hooks", "datasets"):
+        for path in sorted((root / package).glob("*.py")):
+            found[f"emrun.{package}.{path.stem}".removesuffix(".__init__")] = package, path
+    return found
 
 
 def imports_of(path, with_late=True):
-    """Return the modules that a file imports, without those that only type checkers see."""
+    """Return the modules that a file imports, those that only type checkers see too."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = []
-    nodes = ast.walk(tree) if with_late else ast.iter_child_nodes(tree)
     found = set()
-    for node in nodes:
+    for node in ast.walk(tree) if with_late else ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -72,56 +57,76 @@ def imports_of(path, with_late=True):
     return found
 
 
-def engine_files():
-    return [path for path in (ROOT / "emrun").glob("*.py") if not path.name.startswith("__")]
+def imports_within(root):
+    """Return the imports of emrun's modules among each other; the lazy doors of the root are left out."""
+    modules = house(root)
+    return {
+        name: (imports_of(path) & modules.keys()) - {"emrun", name}
+        for name, (_, path) in modules.items()
+        if name not in ("emrun", "emrun.__main__")
+    }
 
 
-def floor_of(module):
-    return next(index for index, floor in enumerate(FLOORS) if module in floor)
+def broken_rules(root):
+    modules = house(root)
+    found = []
+    for name, imported in imports_within(root).items():
+        own = modules[name][0]
+        for other in sorted(imported):
+            package = modules[other][0]
+            allowed = package == own or package in MAY_IMPORT[own]
+            if not allowed or (other != f"emrun.{package}" and other not in ONLY.get((own, package), {other})):
+                found.append(f"{name} imports {other}")
+    return found
 
 
-@pytest.mark.parametrize("path", engine_files(), ids=lambda path: path.stem)
-def test_imports_go_down_the_floors_or_stay_on_one(path):
-    own = floor_of(path.stem)
-    for name in imports_of(path):
-        parts = name.split(".")
-        if parts[0] == "emrun" and len(parts) > 1 and (ROOT / "emrun" / f"{parts[1]}.py").exists():
-            assert floor_of(parts[1]) <= own, f"{path.stem} imports {name}"
+def circle(root):
+    """Return the modules that import themselves through others."""
+    graph = imports_within(root)
+    while free := {name for name, needs in graph.items() if not needs & graph.keys()}:
+        graph = {name: needs for name, needs in graph.items() if name not in free}
+    return sorted(graph)
+
+
+def test_packages_import_what_the_table_says():
+    assert broken_rules(ROOT) == []
 
 
 def test_no_module_imports_itself_through_others():
-    graph = {}
-    for path in engine_files():
-        names = {name.split(".")[1] for name in imports_of(path) if name.startswith("emrun.")}
-        graph[path.stem] = {name for name in names if (ROOT / "emrun" / f"{name}.py").exists()}
-    done = set()
-    while len(done) < len(graph):
-        free = {module for module, needs in graph.items() if module not in done and needs <= done}
-        assert free, f"a circle among {sorted(set(graph) - done)}"
-        done |= free
+    assert circle(ROOT) == []
 
 
-def test_the_engine_never_imports_hooks_or_datasets():
-    for path in [*engine_files(), *(ROOT / "emrun" / "cli").glob("*.py")]:
-        assert not [name for name in imports_of(path) if re.match(r"emrun\.(hooks|datasets)\b", name)], path
+@pytest.fixture
+def copy(tmp_path):
+    for folder in ("emrun", "hooks", "datasets"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
 
 
-def test_hooks_and_datasets_never_import_the_loop():
-    for path in [*(ROOT / "hooks").glob("*.py"), *(ROOT / "datasets").glob("*.py")]:
-        forbidden = re.compile(r"emrun\.(main_loop|training|build|check|config|cli)\b")
-        assert not [name for name in imports_of(path) if forbidden.match(name)], path
+def test_an_import_from_config_to_storage_is_found(copy):
+    with (copy / "emrun" / "config" / "overrides.py").open("a") as file:
+        file.write("from emrun.storage import lock\n")
+    assert "emrun.config.overrides imports emrun.storage.lock" in broken_rules(copy)
 
 
-def test_only_build_imports_by_name():
-    users = [path.stem for path in engine_files() if "importlib.import_module" in path.read_text(encoding="utf-8")]
-    assert users == ["build"]
+def test_an_import_from_the_contract_of_hooks_to_the_loop_is_found_where_only_type_checkers_see_it(copy):
+    with (copy / "emrun" / "hook.py").open("a") as file:
+        file.write("if TYPE_CHECKING:\n    from emrun.loop.main_loop import MainLoop\n")
+    assert "emrun.hook imports emrun.loop.main_loop" in broken_rules(copy)
+    assert {"emrun.hook", "emrun.loop.main_loop"} <= set(circle(copy))
+
+
+def test_only_one_file_imports_by_name():
+    engine = {name: path for name, (package, path) in house(ROOT).items() if package not in ("hooks", "datasets")}
+    users = [name for name, path in engine.items() if "importlib.import_module" in path.read_text("utf-8")]
+    assert users == ["emrun.config.import_finder"]
 
 
 def test_late_imports_are_where_they_keep_something_light():
-    allowed = {"stream_context", "names"}  # torch, which most streams do not need; entry points, which few configs do
-    for path in engine_files():
+    for name, (package, path) in house(ROOT).items():
         late = imports_of(path) - imports_of(path, with_late=False)
-        assert not late or path.stem in allowed, f"{path.stem}: {late}"
+        if package not in ("cli", "hooks", "datasets") and path.stem not in LATE and name != "emrun":
+            assert not late, name
 
 
 def test_help_imports_no_torch_and_nothing_else_heavy():
@@ -135,7 +140,10 @@ def test_help_imports_no_torch_and_nothing_else_heavy():
     assert not loaded & {"torch", "numpy", "ruamel", "tabulate", "tqdm", "safetensors", "sklearn"}
 
 
-@pytest.mark.parametrize("module", ["errors", "yaml_tree", "config", "names", "run_dir", "files", "hook", "interrupts"])
+WITHOUT_TORCH = ["errors", "hook", "config.yaml_tree", "config.config", "config.names", "storage.run", "storage.files"]
+
+
+@pytest.mark.parametrize("module", [*WITHOUT_TORCH, "loop.interrupts"])
 def test_reading_a_config_and_a_run_directory_needs_no_torch(module):
     code = f"import sys, emrun.{module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
@@ -151,12 +159,12 @@ def test_one_hook_imports_one_file():
 
 @pytest.mark.parametrize("folder", ["hooks", "datasets"])
 def test_every_built_in_is_exported_under_its_name(folder):
-    import emrun.build
-    import emrun.names
+    import emrun.config.names
+    import emrun.config.recipe
 
-    package = emrun.build.locate(f"emrun.{folder}")
+    package = emrun.config.recipe.locate(f"emrun.{folder}")
     for path in (ROOT / folder).glob("[!_]*.py"):
-        name = emrun.names.class_in(path)
+        name = emrun.config.names.class_in(path)
         assert name, f"{path} has no class of its name"
         assert getattr(package, name).__module__ == f"emrun.{folder}.{path.stem}"
 
@@ -173,23 +181,24 @@ def test_the_public_names_can_be_imported():
 
 
 def test_every_file_has_its_test():
-    for path in [*engine_files(), *(ROOT / "hooks").glob("[!_]*.py"), *(ROOT / "datasets").glob("[!_]*.py")]:
-        folder = "" if path.parent.name == "emrun" else path.parent.name
-        mentions = [test for test in (ROOT / "tests" / folder).glob("test_*.py") if test.stem == f"test_{path.stem}"]
-        covered_with = {
-            "lazy": "house",
-            "assembly": "training",
-            "torch_inputs": "torch_model",
-            "outcome": "main_loop",
-            "yaml_slips": "yaml_tree",
-            "loss_watch": "main_loop",
-            "model": "main_loop",
-            "preparation": "build",
-            "probe": "verifying",
-            "stream_pass": "stream",
-        }
-        if not mentions:
-            assert (ROOT / "tests" / f"test_{covered_with.get(path.stem, path.stem)}.py").exists(), path
+    covered_with = {
+        "lazy": "test_house",
+        "loop/outcome": "loop/test_main_loop",
+        "loop/loss_watch": "loop/test_main_loop",
+        "model": "loop/test_main_loop",
+        "training/build": "training/test_create",
+        "models/inputs": "models/test_torch_model",
+        "config/yaml_slips": "config/test_yaml_tree",
+        "config/planner": "config/test_recipe",
+        "diagnosis/probe": "diagnosis/test_verification",
+        "streams/stream_pass": "streams/test_stream",
+    }
+    for name, (package, path) in house(ROOT).items():
+        if path.stem.startswith("_") or package == "cli":
+            continue
+        place = "/".join(name.split(".")[1:])
+        test = covered_with.get(place) or "/".join([*place.split("/")[:-1], f"test_{path.stem}"])
+        assert (ROOT / "tests" / f"{test}.py").exists(), name
 
 
 def test_the_packages_of_the_wheel_are_the_folders():
