@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, TypeVar
 
+from emrun.arguments import check_choice
 from emrun.errors import EmrunError, StreamError
 from emrun.stream_context import Rows, StreamContext
-from emrun.types import check_choice
 
 _LOG = logging.getLogger(__name__)
 _TOLD_ONE_BY_ONE = 3

@@ -7,8 +7,8 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
+from emrun.arguments import check_count
 from emrun.errors import ArgumentError, MissingExtra
-from emrun.types import check_count
 
 _MAX_PIXELS = 2**26  # 0.8 GB as three float32 channels; what claims to be larger is damaged, or made to do harm
 _EIGHT_BITS = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from emrun.arguments import expanded
 from emrun.errors import ArgumentError
-from emrun.storage.files import expanded
 
 
 def files_of(argument: str, value: object) -> list[Path]:

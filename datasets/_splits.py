@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from emrun.arguments import check_count
 from emrun.dataset import AbstractDataset
 from emrun.errors import ArgumentError
 from emrun.stream_context import Rows, StreamContext
-from emrun.types import check_count
 
 
 class Part(Protocol):

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from emrun.arguments import check_count
 from emrun.dataset import AbstractDataset
 from emrun.errors import ArgumentError, MissingExtra
 from emrun.stream_context import StreamContext
-from emrun.types import check_count
 
 _TEST_EVERY = 5  # every fifth example is held out, half of them for `valid`, half for `test`
 _Arrays = dict[str, np.ndarray[Any, Any]]

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
+from emrun.arguments import check_count, expanded, safe_component
 from emrun.dataset import AbstractDataset
 from emrun.datasets._archives import ENDINGS, folder_of, is_unpacked, unpack
-from emrun.errors import ArgumentError, DownloadError, MissingExtra, StreamError, listed
-from emrun.storage.files import describe, expanded, flush_directory, flush_file, safe_component, storing
-from emrun.types import check_count
+from emrun.errors import ArgumentError, DownloadError, MissingExtra, StreamError
+from emrun.storage.files import describe, flush_directory, flush_file, storing
+from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 _MAX_REDIRECTS = 5

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from emrun.arguments import check_names, expanded
 from emrun.datasets._arrow import has_nulls, sources_of, unreadable_columns
 from emrun.datasets._offline import offline_and_quiet
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, MissingExtra, StreamError, did_you_mean, listed, reason_of
-from emrun.storage.files import expanded
+from emrun.errors import ArgumentError, MissingExtra, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
-from emrun.types import check_names
+from emrun.wording import did_you_mean, listed
 
 _FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 _SPLITS = {"train": ("train",), "valid": ("valid", "validation"), "test": ("test",)}

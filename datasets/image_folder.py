@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from emrun.arguments import check_choice, expanded
 from emrun.datasets._examples import ExampleReader, OnBadExample
 from emrun.datasets._images import check_pillow, check_size, read_image, write_floats
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, StreamError, listed
-from emrun.storage.files import expanded
+from emrun.errors import ArgumentError, StreamError
 from emrun.stream_context import Rows, StreamContext
-from emrun.types import check_choice
+from emrun.wording import listed
 
 _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _FORMATS = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]  # no others: Pillow runs Ghostscript on EPS

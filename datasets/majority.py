@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from emrun.arguments import check_count
 from emrun.dataset import AbstractDataset
 from emrun.stream_context import StreamContext
-from emrun.types import check_count
 
 
 class Majority(AbstractDataset):

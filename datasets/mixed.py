@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from emrun.arguments import check_count
 from emrun.dataset import AbstractDataset, stream_function, stream_names
-from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
+from emrun.errors import ArgumentError, StreamError
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.stream import StreamPosition, StreamWrapper
-from emrun.types import Batch, check_count
+from emrun.types import Batch
+from emrun.wording import did_you_mean, listed
 
 
 class Mixed(AbstractDataset):

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from emrun.arguments import check_names
 from emrun.datasets._arrow import has_nulls, sources_of, taken, unreadable_columns
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, MissingExtra, StreamError, did_you_mean, listed, reason_of
+from emrun.errors import ArgumentError, MissingExtra, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
-from emrun.types import check_names
+from emrun.wording import did_you_mean, listed
 
 _KEPT = 2  # row groups: a batch at the border of two needs both
 

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from emrun.arguments import expanded
 from emrun.datasets._paths import identity
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, StreamError, did_you_mean, listed, reason_of
-from emrun.storage.files import expanded
+from emrun.errors import ArgumentError, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
+from emrun.wording import did_you_mean, listed
 
 _Array = np.ndarray[Any, Any]
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)

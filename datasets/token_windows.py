@@ -17,12 +17,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from emrun.arguments import check_count, expanded
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, StorageError, StreamError, reason_of
-from emrun.storage.files import expanded, flush_directory, storing
+from emrun.storage.files import flush_directory, storing
 from emrun.stream_context import Rows, StreamContext
-from emrun.types import check_count
 
 _LOG = logging.getLogger(__name__)
 _BYTES = 256  # the vocabulary without a tokenizer

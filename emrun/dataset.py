@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from emrun.errors import did_you_mean, listed, reason_of
+from emrun.errors import reason_of
 from emrun.stream_context import StreamContext
+from emrun.wording import did_you_mean, listed
 
 _SUFFIX = "_stream"
 _NUMERIC_KINDS = "biuf"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from emrun.wording import listed
 
 
 class EmrunError(Exception):
@@ -200,85 +201,3 @@ def add_inputs(error: Exception, what: str, inputs: Iterable[str]) -> None:
 def has_inputs(error: BaseException) -> bool:
     """Tell whether a note of an error says what the code was called with."""
     return getattr(error, "has_inputs", False) is True
-
-
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Return `; did you mean 'epochs'?` for the name nearest to `name`, or nothing when none is near.
-
-    Near is what has almost the same letters, else another common word for the same thing (`learning_rate`, `lr`), else
-    what has about the same letters.
-    """
-    near = nearest(name, allowed)
-    return f"; did you mean {near!r}?" if near is not None else ""
-
-
-def nearest(name: str, allowed: Iterable[str]) -> str | None:
-    """Return the name nearest to `name`, None when none is near; see `did_you_mean`."""
-    found = sure(name, allowed := list(allowed))
-    return found if found is not None else _most_alike(name, allowed, 0.6)
-
-
-def sure(name: str, allowed: Iterable[str]) -> str | None:
-    """Return the name that was surely meant: but for a slip of a letter, or by another word for the same thing."""
-    found = _most_alike(name, allowed := list(allowed), 0.8)
-    if found is None:
-        candidates = {_fold(candidate): candidate for candidate in allowed}
-        found = next((candidates[word] for word in same(name) if word in candidates), None)
-    return found
-
-
-def same(name: str) -> list[str]:
-    """Return what other tools call the same thing, in lower case and without underscores."""
-    return next((words.split() for words in _SAME if _fold(name) in words.split()), [])
-
-
-def _most_alike(name: str, allowed: Iterable[str], cutoff: float) -> str | None:
-    candidates = {_fold(candidate): candidate for candidate in allowed}
-    near = difflib.get_close_matches(_fold(name), candidates, n=1, cutoff=cutoff)
-    return candidates[near[0]] if near else None
-
-
-_SAME = (
-    "lr learningrate stepsize alpha eta",
-    "epochs nepochs maxepochs numepochs numtrainepochs epochscount",
-    "iterations maxiterations steps maxsteps numsteps iters totalsteps numtrainsteps maxupdates",
-    "minutes maxtime",
-    "workers numworkers dataloadernumworkers nworkers",
-    "buffer prefetchfactor prefetch",
-    "device accelerator cuda gpu",
-    "deterministic cudnndeterministic",
-    "crossentropyloss crossentropy ce categoricalcrossentropy sparsecategoricalcrossentropy",
-    "bceloss binarycrossentropy bce",
-    "bcewithlogitsloss binarycrossentropywithlogits bcewithlogits",
-    "mseloss mse meansquarederror l2loss",
-    "l1loss l1 mae meanabsoluteerror",
-    "nllloss nll negativeloglikelihood",
-    "sgd momentum gradientdescent",
-    "cosineannealinglr cosine cosineannealing cosinedecay",
-    "exponentiallr exponentialdecay exponential",
-    "batchsize bs trainbatchsize perdevicetrainbatchsize",
-    "weightdecay wd l2 decay",
-    "p dropout dropoutrate rate prob",
-    "hidden hiddensize hiddendim units width nunits",
-    "infeatures inputsize inputdim nin",
-    "outfeatures outputsize outputdim nout numclasses",
-    "hooks callbacks",
-    "mainloop trainer training loop",
-    "dataset data dataloader datamodule",
-    "model network net",
-    "module network net backbone",
-    "extrastreams validstreams evalstreams validation",
-    "seed randomseed rngseed manualseed",
-    "keep keeplast savetotallimit maxtokeep numbestcheckpointskept",
-    "condition mode objective",
-    "variable monitor metric",
-)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names as they stand in a message: `a, b, c`, or `nothing`."""
-    return ", ".join(names) if names else "nothing"
-
-
-def _fold(name: str) -> str:
-    return name.lower().replace("_", "")

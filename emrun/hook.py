@@ -10,9 +10,10 @@ from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from emrun.errors import HookError, did_you_mean, listed
-from emrun.storage.files import safe_component
+from emrun.arguments import safe_component
+from emrun.errors import HookError
 from emrun.types import Batch, EpochData, Names, Profile, evaluated
+from emrun.wording import did_you_mean, listed
 
 if TYPE_CHECKING:  # hooks know the loop they are registered in; the loop knows its hooks
     from emrun.loop.main_loop import MainLoop

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from emrun.errors import ArgumentError
 
@@ -71,37 +71,6 @@ def evaluated(annotation: Any, names: dict[str, Any]) -> Any:
         return get_type_hints(owner, names, include_extras=True)["it"]
     except Exception:  # annotations are the user's code, and may need what only type checkers import
         return None
-
-
-def check_choice(argument: str, value: object, allowed: object) -> None:
-    """Raise `ArgumentError` unless `value` is one of the values of the `Literal` type `allowed`."""
-    choices = get_args(allowed)
-    if value not in choices:
-        raise ArgumentError(argument, f"{value!r} is not one of {', '.join(map(str, choices))}")
-
-
-def check_count(argument: str, value: object, minimum: int = 0) -> None:
-    """Raise `ArgumentError` unless `value` is a whole number of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ArgumentError(argument, f"{value!r} is not a whole number of at least {minimum}")
-
-
-def check_seconds(argument: str, value: object) -> None:
-    """Raise `ArgumentError` unless `value` is a number of seconds above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ArgumentError(argument, f"{value!r} is no number of seconds above 0")
-
-
-def check_exit_status(argument: str, value: object) -> None:
-    """Raise `ArgumentError` unless `value` is a number that a process can exit with."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
-        raise ArgumentError(argument, f"{value!r} is no exit status; it is a whole number from 0 to 255")
-
-
-def check_names(argument: str, value: object) -> None:
-    """Raise `ArgumentError` unless `value` is a list of texts."""
-    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-        raise ArgumentError(argument, f"{value!r} is no list of names")
 
 
 @dataclass(frozen=True, slots=True)

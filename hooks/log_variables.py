@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from emrun.errors import HookError, did_you_mean
+from emrun.arguments import check_choice, check_names
+from emrun.errors import HookError
 from emrun.hook import AbstractHook
-from emrun.types import EpochData, EpochVariable, check_choice, check_names
+from emrun.types import EpochData, EpochVariable
+from emrun.wording import did_you_mean
 
 _LOG = logging.getLogger(__name__)
 

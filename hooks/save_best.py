@@ -7,11 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from emrun.errors import ArgumentError, HookError, listed
+from emrun.arguments import check_choice, safe_component
+from emrun.errors import ArgumentError, HookError
 from emrun.fields import ANYTHING, NUMBER, optional, record, sequence_of
 from emrun.hooks.save_latest import SaveLatest
-from emrun.storage.files import safe_component
-from emrun.types import EpochData, Policy, check_choice
+from emrun.types import EpochData, Policy
+from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 

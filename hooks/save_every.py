@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
+from emrun.arguments import check_count, safe_component
 from emrun.hooks.save_latest import SaveLatest
-from emrun.storage.files import safe_component
-from emrun.types import EpochData, Interval, Policy, check_count
+from emrun.types import EpochData, Interval, Policy
 
 _UNITS = ("epochs", "iterations", "minutes")
 

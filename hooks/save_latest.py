@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from emrun.arguments import check_choice
 from emrun.errors import HookError
 from emrun.hook import AbstractHook
-from emrun.types import EpochData, Policy, check_choice
+from emrun.types import EpochData, Policy
 
 if TYPE_CHECKING:
     from emrun.loop.main_loop import MainLoop

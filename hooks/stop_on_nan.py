@@ -10,9 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from emrun.arguments import check_choice
 from emrun.errors import ArgumentError, HookError
 from emrun.hook import AbstractHook, TrainingAborted
-from emrun.types import EpochData, check_choice
+from emrun.types import EpochData
 
 UnknownType = Literal["error", "warn", "ignore"]
 

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from emrun.arguments import check_choice, safe_component
 from emrun.errors import ArgumentError, HookError, StateError
 from emrun.fields import SHA256, TEXT, Kind, optional, record, sequence_of, shown, whole
 from emrun.hook import AbstractHook
-from emrun.storage.files import safe_component
 from emrun.storage.lines import Change, Lines
-from emrun.types import EpochData, EpochVariable, check_choice
+from emrun.types import EpochData, EpochVariable
 
 _LOG = logging.getLogger(__name__)
 

@@ -3,9 +3,10 @@
 import pytest
 
 from emrun import errors
-from emrun.errors import ConfigError, Position, Problem, did_you_mean, exit_status, listed
+from emrun.errors import ConfigError, Position, Problem, exit_status
 from emrun.hook import TrainingAborted
 from emrun.loop.outcome import Outcome
+from emrun.wording import did_you_mean, listed
 
 
 @pytest.mark.parametrize(

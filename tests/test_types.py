@@ -4,8 +4,9 @@ from typing import Literal
 
 import pytest
 
+from emrun.arguments import check_choice, check_count
 from emrun.errors import ArgumentError
-from emrun.types import Factory, Interval, check_choice, check_count
+from emrun.types import Factory, Interval
 
 UNITS = ("epochs", "iterations", "minutes")
 

@@ -61,8 +61,9 @@ def dataset(
 def _call(method: str, config: Path, overrides: tuple[str, ...]) -> int:
     """Call a method of the dataset of a config."""
     from emrun.dataset import AbstractDataset, describe_streams
-    from emrun.errors import did_you_mean, exit_status, listed
+    from emrun.errors import exit_status
     from emrun.training.create import create_dataset
+    from emrun.wording import did_you_mean, listed
 
     with users_code():
         built = create_dataset(config, overrides)

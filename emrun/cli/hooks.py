@@ -28,7 +28,7 @@ def hooks(name: str | None) -> int:
         plugins,
         short_names,
     )
-    from emrun.errors import did_you_mean, listed
+    from emrun.wording import did_you_mean, listed
 
     if name is None:
         rows = [(each, documentation(each, "hook").partition("\n")[0]) for each in short_names("hook", installed=False)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from emrun.arguments import expanded
 from emrun.cli.console import (
     end_by_signal,
     fail,
@@ -22,7 +23,6 @@ from emrun.cli.console import (
 )
 from emrun.errors import RunExists, RunInUse
 from emrun.slow_start import NamedWhenSlow
-from emrun.storage.files import expanded
 
 if TYPE_CHECKING:
     from emrun.config.config import Config

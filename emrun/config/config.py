@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from emrun.arguments import expanded
 from emrun.censor import hide_on_terminal
 from emrun.config.names import normalised, same_class
 from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, dump, node_of, parse, read_scalar
-from emrun.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, did_you_mean, is_timeout
-from emrun.storage.files import expanded
+from emrun.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout
+from emrun.wording import did_you_mean
 
 _Place = tuple[tuple[Any, ...], Node, Position | None]  # a path, what is there, and the alias that brought it there
 

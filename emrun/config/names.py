@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from emrun.errors import did_you_mean, nearest, sure
+from emrun.wording import did_you_mean, nearest, sure
 
 _HOUSE = Path(__file__).parents[1]
 _FOLDERS = {"hook": "hooks", "dataset": "datasets"}

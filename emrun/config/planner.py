@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from emrun.arguments import expanded
 from emrun.config.config import hook_entry, interpolate, overlay
 from emrun.config.names import (
     METRICS,
@@ -35,9 +36,9 @@ from emrun.config.signatures import UNREAD, Parameters
 from emrun.config.source_finder import Sources
 from emrun.config.type_hints import allows_mapping, form_in
 from emrun.config.yaml_tree import Node
-from emrun.errors import ConfigError, MissingExtra, Problem, did_you_mean, listed, same
-from emrun.storage.files import expanded
+from emrun.errors import ConfigError, MissingExtra, Problem
 from emrun.types import Form
+from emrun.wording import did_you_mean, listed, same
 
 _LOG = logging.getLogger(__name__)
 

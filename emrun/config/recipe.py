@@ -14,10 +14,11 @@ from typing import Any
 from emrun.config.names import CONFIGURE, no_dotted_path, no_member, no_model, no_module, not_configured
 from emrun.config.signatures import Parameters, parameters_of
 from emrun.config.yaml_tree import Node
-from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem, did_you_mean
+from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem
 from emrun.hook import AbstractHook, check_events
 from emrun.model import AbstractModel
 from emrun.types import Factory, Form
+from emrun.wording import did_you_mean
 
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'|'(\w+)' is an invalid keyword argument")
 

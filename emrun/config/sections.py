@@ -7,13 +7,14 @@ import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from emrun.arguments import safe_component
 from emrun.config.config import hook_entry
 from emrun.config.names import instead
 from emrun.config.signatures import UNREAD, Parameters
 from emrun.config.type_hints import form_in, mismatch
 from emrun.config.yaml_tree import Node
-from emrun.errors import ArgumentError, Problem, listed, nearest, sure
-from emrun.storage.files import safe_component
+from emrun.errors import ArgumentError, Problem
+from emrun.wording import listed, nearest, sure
 
 SECTIONS: dict[str, tuple[type, ...]] = {
     "seed": (int,),

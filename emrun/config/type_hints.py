@@ -10,8 +10,8 @@ import typing
 from typing import Any
 
 from emrun.config.yaml_tree import Node
-from emrun.errors import listed
 from emrun.types import Factory, Form
+from emrun.wording import listed
 
 SCALARS: dict[Any, tuple[type, ...]] = {
     bool: (bool,),

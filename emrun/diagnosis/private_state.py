@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from emrun.storage.state_file import digest
+from emrun.encoding import digest
 
 NOT_PERSISTENT = "(persistent=False)"
 """Stands behind the name of such a buffer."""

@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 
 from emrun.dataset import open_stream
 from emrun.diagnosis.private_state import attributes, unsaved_state
+from emrun.encoding import digest, random_state
 from emrun.errors import exit_status
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
 from emrun.randomness import preserved_randomness
 from emrun.storage.run import CHECKPOINTS, METRICS
-from emrun.storage.state_file import FILE, digest, load_state, random_state
+from emrun.storage.state_file import FILE, load_state
 from emrun.stream_context import StreamContext
 from emrun.training.build import Training
 from emrun.training.create import create_training, train

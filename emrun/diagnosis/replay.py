@@ -17,6 +17,7 @@ from emrun.censor import Censor
 from emrun.config.config import override, read_config
 from emrun.config.planner import Prepared, prepare
 from emrun.config.recipe import Imported, Recipe
+from emrun.encoding import set_random_state
 from emrun.errors import StateError
 from emrun.fields import reading
 from emrun.hook import AbstractHook
@@ -25,10 +26,10 @@ from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.storage import checkpoints as checkpoint
 from emrun.storage.capsules import ANOTHER_CAPSULE, FAILURES, Capsule, find_capsule, kind_of, read_capsule
-from emrun.storage.files import TemporaryFolder
 from emrun.storage.run import CHECKPOINTS, CONFIG
-from emrun.storage.state_file import FILE, set_random_state
+from emrun.storage.state_file import FILE
 from emrun.streams.stream import StreamWrapper
+from emrun.temporary import TemporaryFolder
 from emrun.training.build import DeterministicKernels
 from emrun.types import Batch
 

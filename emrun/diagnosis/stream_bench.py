@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from emrun.arguments import check_choice
 from emrun.config.config import interpolate, load_config
 from emrun.config.planner import named_streams
 from emrun.dataset import stream_function, stream_names, takes_context
@@ -23,7 +24,7 @@ from emrun.randomness import preserved_randomness, seed_everything
 from emrun.stream_context import StreamContext
 from emrun.streams.stream import StreamPosition, StreamWrapper
 from emrun.training.build import build_dataset, build_model
-from emrun.types import Batch, StartMethod, check_choice
+from emrun.types import Batch, StartMethod
 
 _LOG = logging.getLogger(__name__)
 _GAIN = 0.02  # of the time; with less, what is simpler is the better choice

@@ -22,18 +22,20 @@ from emrun.config.planner import Prepared, prepare, prepare_all
 from emrun.config.recipe import Imported
 from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.diagnosis.private_state import DIGEST, NOT_PERSISTENT, unsaved_state, varying
-from emrun.errors import ArgumentError, ConfigError, Problem, StateError, did_you_mean, listed, reason_of
+from emrun.encoding import encode
+from emrun.errors import ArgumentError, ConfigError, Problem, StateError, reason_of
 from emrun.hook import TrainingTerminated, listener, may_change_batches, may_read_anything, read_by
 from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import warn_of_no_end
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
-from emrun.storage.files import TemporaryFolder
 from emrun.storage.run import Run
-from emrun.storage.state_file import encode, load_state, save_state
+from emrun.storage.state_file import load_state, save_state
 from emrun.stream_context import StreamContext
+from emrun.temporary import TemporaryFolder
 from emrun.training.build import DeterministicKernels, Training, assemble
 from emrun.types import Batch
+from emrun.wording import did_you_mean, listed
 
 _BATCHES = 2
 _MOST_BATCHES = 100  # are looked at to find two that the loop would run

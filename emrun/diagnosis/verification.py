@@ -17,7 +17,7 @@ from typing import Any
 from emrun.config.config import load_config
 from emrun.errors import EmrunError, UsageError
 from emrun.randomness import draw_seed
-from emrun.storage.files import TemporaryFolder
+from emrun.temporary import TemporaryFolder
 
 _LOG = logging.getLogger(__name__)
 

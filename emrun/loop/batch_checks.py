@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from emrun.errors import StreamError, did_you_mean, listed
+from emrun.arguments import check_choice
+from emrun.errors import StreamError
 from emrun.hook import AbstractHook, may_read_anything, read_by
 from emrun.model import AbstractModel
-from emrun.types import Batch, Policy, check_choice
+from emrun.types import Batch, Policy
+from emrun.wording import did_you_mean, listed
 
 _LOG = logging.getLogger(__name__)
 _SIZED = frozenset((list, tuple, np.ndarray, str))  # their length costs 30 ns; that of a tensor a microsecond

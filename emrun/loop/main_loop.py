@@ -16,8 +16,9 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, cast
 
+from emrun.arguments import check_choice, check_count, check_exit_status, check_seconds
 from emrun.dataset import open_stream, stream_function, stream_names
-from emrun.errors import ArgumentError, UsageError, did_you_mean, reason_of
+from emrun.errors import ArgumentError, UsageError, reason_of
 from emrun.hook import (
     EVENTS,
     AbstractHook,
@@ -42,19 +43,8 @@ from emrun.stream_context import StreamContext
 from emrun.streams.dataset_streams import DatasetStreams, StreamLike
 from emrun.streams.stream import StreamWrapper
 from emrun.streams.stream_pass import is_stateful
-from emrun.types import (
-    Batch,
-    EpochData,
-    InterruptPolicy,
-    Policy,
-    Prefetch,
-    Profile,
-    StartMethod,
-    check_choice,
-    check_count,
-    check_exit_status,
-    check_seconds,
-)
+from emrun.types import Batch, EpochData, InterruptPolicy, Policy, Prefetch, Profile, StartMethod
+from emrun.wording import did_you_mean
 
 _LOG = logging.getLogger(__name__)
 _MOST_UNUSABLE = 100  # batches are looked at for one from which a lazy model gets its shapes

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from emrun.arguments import safe_component
 from emrun.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_of
 from emrun.storage.checkpoints import Names, commit, free_place, go_back_to, is_directory_name, name_checkpoint
-from emrun.storage.files import safe_component, storing
+from emrun.storage.files import storing
 from emrun.types import Policy
 
 _LOG = logging.getLogger(__name__)

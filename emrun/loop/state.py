@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import listed
+from emrun.encoding import RANDOM, encode, random_state, set_random_state
 from emrun.fields import (
     ANOTHER_CHECKPOINT,
     ANYTHING,
@@ -30,8 +30,9 @@ from emrun.loop.loss_watch import LossWatch
 from emrun.model import AbstractModel
 from emrun.storage.checkpoints import NAMES
 from emrun.storage.run import Run
-from emrun.storage.state_file import FILE, RANDOM, encode, load_state, random_state, save_state, set_random_state
+from emrun.storage.state_file import FILE, load_state, save_state
 from emrun.streams.dataset_streams import DatasetStreams
+from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 

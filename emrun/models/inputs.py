@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError, StreamError, did_you_mean, listed
-from emrun.types import Batch, check_names
+from emrun.arguments import check_names
+from emrun.errors import ArgumentError, StreamError
+from emrun.types import Batch
+from emrun.wording import did_you_mean, listed
 
 InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype]]
 """Sources, or parameter of forward -> a source, or `{source: NAME, dtype: keep or a name}`."""

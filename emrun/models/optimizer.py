@@ -16,9 +16,10 @@ import torch
 from torch.optim.lr_scheduler import ConstantLR, LinearLR
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from emrun.errors import ArgumentError, StateError, listed
+from emrun.errors import ArgumentError, StateError
 from emrun.fields import ANYTHING, FLAG, TEXT, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
 from emrun.types import EpochData, Factory
+from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 

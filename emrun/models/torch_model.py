@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError, StateError, StreamError, add_inputs, did_you_mean, listed
+from emrun.arguments import check_names
+from emrun.encoding import random_state, set_random_state
+from emrun.errors import ArgumentError, StateError, StreamError, add_inputs
 from emrun.fields import (
     ANOTHER_CHECKPOINT,
     ANYTHING,
@@ -53,8 +55,9 @@ from emrun.models.weights import (
     write_weights,
 )
 from emrun.randomness import preserved_randomness
-from emrun.storage.state_file import FILE, load_state, random_state, set_random_state
-from emrun.types import Batch, EpochData, Factory, Form, Prefetch, check_names
+from emrun.storage.state_file import FILE, load_state
+from emrun.types import Batch, EpochData, Factory, Form, Prefetch
+from emrun.wording import did_you_mean, listed
 
 if TYPE_CHECKING:
     from emrun.loop.main_loop import MainLoop

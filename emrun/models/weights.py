@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from emrun.errors import StateError, StorageError, listed, reason_of
+from emrun.errors import StateError, StorageError, reason_of
 from emrun.storage.files import refuse_timeout, storing
+from emrun.wording import listed
 
 FILE = "model.safetensors"
 _TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ

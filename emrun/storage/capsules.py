@@ -20,6 +20,7 @@ import torch
 
 import emrun
 from emrun.censor import Censor
+from emrun.encoding import GENERATORS, RANDOM, encode, random_state
 from emrun.errors import StateError, StorageError, UsageError, exit_status, reason_of
 from emrun.fields import (
     FILES,
@@ -49,7 +50,7 @@ from emrun.storage.files import (
     write_atomically,
 )
 from emrun.storage.run import CONFIG, holds_run
-from emrun.storage.state_file import FILE, GENERATORS, RANDOM, encode, load_state, random_state, save_state
+from emrun.storage.state_file import FILE, load_state, save_state
 from emrun.types import Batch
 
 _LOG = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import ReadTimeout, StateError, StorageError, UsageError, listed, reason_of
+from emrun.arguments import safe_component
+from emrun.errors import ReadTimeout, StateError, StorageError, UsageError, reason_of
 from emrun.fields import ANOTHER_CHECKPOINT, FILES, Kind, mapping_of, reading, record, sequence_of, whole
 from emrun.storage.files import (
     check_guards,
@@ -29,9 +30,9 @@ from emrun.storage.files import (
     json_digest,
     link_atomically,
     refuse_timeout,
-    safe_component,
     storing,
 )
+from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
-import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import TIMED_OUT, ArgumentError, ReadTimeout, StorageError, is_timeout
+from emrun.errors import TIMED_OUT, ReadTimeout, StorageError, is_timeout
 
 _CHUNK = 2**24  # large: between two of them a writer in a thread waits for the interpreter lock
-_TEMPORARY, _IS_OURS = "emrun-", ".emrun"  # how the names of temporary folders begin, and what marks them
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of those that are new
 # absolute directory with a / -> what raises when it is not ours to write any more, and what of it is not guarded
 _GUARDS: dict[str, tuple[Callable[[], None], str]] = {}
-
-
-def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return a path from a config or a command line, with `~` or `~user` at its beginning as the home directory.
-
-    Shells leave it as it is in `--output-dir=~/runs` and in quotes.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:  # no such user: a file may have that name
-        return Path(path)
 
 
 @contextmanager
@@ -131,55 +114,6 @@ def make_directory(path: Path, *, exist_ok: bool = False) -> None:
         flush_directory(each.parent)
 
 
-class TemporaryFolder:
-    """A folder `emrun-*` of the system's directory for such, until `delete` or the end of a `with` block.
-
-    A process that is killed leaves its folder behind. It is locked as long as the process or a forked child lives; the
-    next process that makes one clears away those that nobody holds.
-
-    Args:
-        purpose: part of its name.
-    """
-
-    def __init__(self, purpose: str = "") -> None:
-        _clear_temporary_folders()
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{purpose}{purpose and '-'}"))
-        try:
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except BaseException:
-            self.path.rmdir()
-            raise
-        with suppress(OSError):  # a file system without locks: without the mark, nobody clears it away
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (self.path / _IS_OURS).touch()
-
-    def delete(self) -> None:
-        """Delete the folder; called once."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._descriptor)
-
-    def __enter__(self) -> Path:
-        return self.path
-
-    def __exit__(self, *error: object) -> None:
-        self.delete()
-
-
-@cache
-def _clear_temporary_folders() -> None:
-    """Delete the folders of processes that were killed; only those with emrun's own mark, and of this user."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
-        with suppress(OSError):  # somebody else's, or somebody else deletes it too
-            if folder.is_symlink() or folder.stat().st_uid != os.geteuid() or not (folder / _IS_OURS).is_file():
-                continue
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
-            finally:
-                os.close(descriptor)
-
-
 def describe(path: Path) -> dict[str, Any]:
     """Return what tells a file from a damaged one: `{"sha256": ..., "size": bytes}`."""
     found = hashlib.sha256()
@@ -262,15 +196,3 @@ def link_atomically(link: Path, target: str) -> None:
             aside.replace(link)
         finally:
             aside.unlink(missing_ok=True)
-
-
-def safe_component(argument: str, name: str) -> str:
-    """Return a name as one component of a path: letters, digits, `.`, `_`, `-`; anything else becomes `_`.
-
-    Raises:
-        ArgumentError: nothing is left of it, or it is longer than 100 characters.
-    """
-    safe = re.sub(r"[^\w.-]", "_", name).lstrip(".")
-    if not safe or len(safe) > 100:
-        raise ArgumentError(argument, f"{name!r} cannot name a file or a directory")
-    return safe

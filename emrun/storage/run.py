@@ -26,6 +26,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 import emrun
+from emrun.arguments import safe_component
 from emrun.censor import Censor, keep_on_terminal
 from emrun.errors import RunExists, UsageError, reason_of
 from emrun.fields import (
@@ -41,15 +42,7 @@ from emrun.fields import (
     shown,
     whole,
 )
-from emrun.storage.files import (
-    check_guards,
-    flush_lines,
-    make_directory,
-    refuse_timeout,
-    safe_component,
-    storing,
-    write_atomically,
-)
+from emrun.storage.files import check_guards, flush_lines, make_directory, refuse_timeout, storing, write_atomically
 from emrun.storage.lines import Change, Lines
 from emrun.storage.lock import EVALUATIONS, RunLock
 from emrun.types import EpochData

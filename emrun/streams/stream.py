@@ -13,9 +13,9 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple, cast
 
+from emrun.encoding import digest, encode, random_digest, random_state, set_random_state
 from emrun.errors import StreamError
 from emrun.randomness import preserved_randomness
-from emrun.storage.state_file import digest, encode, random_digest, random_state, set_random_state
 from emrun.stream_context import BeyondEnd, beyond_end
 from emrun.streams.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
 from emrun.streams.reuse import checked_for_reuse

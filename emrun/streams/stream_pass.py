@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from emrun.dataset import takes_context
+from emrun.encoding import encode
 from emrun.errors import StreamError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.randomness import seed_everything
-from emrun.storage.state_file import encode
 from emrun.stream_context import StreamContext, beyond_end
 from emrun.types import Batch
 

@@ -12,23 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from emrun.arguments import expanded
 from emrun.censor import Censor
 from emrun.config.config import copies_left, escaped, load_config, overlay, override, read_config, with_defaults
 from emrun.config.planner import prepare
 from emrun.config.recipe import Imported
 from emrun.config.yaml_tree import Node, dump
-from emrun.errors import ConfigError, StateError, StorageError, UsageError, did_you_mean, listed
+from emrun.errors import ConfigError, StateError, StorageError, UsageError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
 from emrun.randomness import draw_seed
 from emrun.storage import checkpoints as checkpoint
-from emrun.storage.files import expanded
 from emrun.storage.lock import EVALUATIONS
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_evaluation, create_run, holds_run, no_run
 from emrun.training.build import Training, assemble, build_dataset, build_hooks, build_model
 from emrun.types import EpochData
+from emrun.wording import did_you_mean, listed
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from emrun.arguments import expanded
 from emrun.censor import Censor
 from emrun.config.config import Config, copies_left, override, read_config, with_defaults
 from emrun.config.planner import prepare
@@ -17,7 +18,7 @@ from emrun.config.recipe import Imported
 from emrun.config.yaml_tree import Node, dump
 from emrun.errors import StorageError, UsageError
 from emrun.storage import checkpoints as checkpoint
-from emrun.storage.files import expanded, storing, write_atomically
+from emrun.storage.files import storing, write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.run import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, no_run, read_trace, recorded_epochs
 from emrun.training.build import Training, assemble

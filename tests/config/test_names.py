@@ -60,7 +60,7 @@ def test_the_class_of_a_file_is_found_without_importing_it(tmp_path):
 
 def test_names_are_found_without_importing_torch_or_a_hook():
     code = (
-        "import sys; from emrun import names; names.short_names('hook'); names.dotted_path('Digits', 'dataset');"
+        "import sys; from emrun.config import names; names.short_names('hook'); names.dotted_path('Digits', 'dataset');"
         "assert not {'torch', 'numpy', 'emrun.hooks', 'emrun.datasets'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

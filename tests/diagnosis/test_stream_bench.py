@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from emrun.diagnosis.stream_bench import Reading, Setting, StreamBench, bench, settings
+from emrun.encoding import random_digest
 from emrun.errors import ArgumentError, StreamError, UsageError
 from emrun.randomness import seed_everything
-from emrun.storage.state_file import random_digest
 
 SECONDS = 0.05
 SETTINGS = ["nobody ahead", "buffer: 4", "workers: 1", "workers: 2"]

@@ -19,7 +19,7 @@ SPEC.loader.exec_module(streams)
 PARTS = """
 import json
 from emrun import AbstractHook, AbstractModel
-from emrun.storage.state_file import digest
+from emrun.encoding import digest
 
 
 class Nothing(AbstractModel):

@@ -11,12 +11,12 @@ import torch
 
 from emrun import AbstractHook, AbstractModel, TrainingAborted, TrainingTerminated
 from emrun.censor import Censor
+from emrun.encoding import set_random_state
 from emrun.errors import ArgumentError, StorageError, UsageError
 from emrun.loop.main_loop import MainLoop
 from emrun.storage import capsules as capsule_module
 from emrun.storage.capsules import MOST, Draws, Step, find_capsule, keep_failure, kind_of, read_capsule
 from emrun.storage.run import create_run
-from emrun.storage.state_file import set_random_state
 
 STEP = Step("train", True, False, 1, 7, 2, 3, None, None, None)
 

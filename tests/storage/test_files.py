@@ -9,19 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from emrun import temporary
+from emrun.arguments import expanded, safe_component
 from emrun.errors import ArgumentError, StorageError, exit_status
-from emrun.storage import files
 from emrun.storage.files import (
     append_line,
     describe,
-    expanded,
     flush_directory,
     flush_file,
     flush_lines,
     json_digest,
     link_atomically,
     make_directory,
-    safe_component,
     storing,
     truncate,
     write_atomically,
@@ -396,7 +395,7 @@ def folders(place):
 
 def test_a_temporary_folder_is_deleted_at_the_end_of_its_block(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with files.TemporaryFolder("check") as folder:
+    with temporary.TemporaryFolder("check") as folder:
         assert folders(tmp_path) == [folder.name]
         assert folder.name.startswith("emrun-check-")
     assert folders(tmp_path) == []
@@ -404,17 +403,17 @@ def test_a_temporary_folder_is_deleted_at_the_end_of_its_block(tmp_path, monkeyp
 
 def test_temporary_folders_that_nobody_holds_are_cleared_and_no_others(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    files._clear_temporary_folders.cache_clear()
+    temporary._clear_temporary_folders.cache_clear()
     for name in ("emrun-left", "emrun-notes", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
     for name in ("emrun-left", "other"):
         (tmp_path / name / ".emrun").touch()
     (tmp_path / "emrun-link").symlink_to("other")
-    held = files.TemporaryFolder()
+    held = temporary.TemporaryFolder()
     assert folders(tmp_path) == sorted(["emrun-link", "emrun-notes", held.path.name])
     assert (tmp_path / "other" / "file").exists()
-    files._clear_temporary_folders.cache_clear()
-    files.TemporaryFolder().delete()
+    temporary._clear_temporary_folders.cache_clear()
+    temporary.TemporaryFolder().delete()
     assert held.path.exists()
     held.delete()

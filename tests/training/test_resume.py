@@ -20,10 +20,10 @@ import pytest
 import torch
 
 from emrun import AbstractHook, TrainingTerminated, create_training, resume_training
+from emrun.encoding import encode
 from emrun.errors import ArgumentError, StateError, UsageError
 from emrun.storage.checkpoints import commit
 from emrun.storage.files import describe, json_digest
-from emrun.storage.state_file import encode
 from emrun.training.create import train
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from emrun.encoding import digest, encode, random_state, set_random_state
 from emrun.errors import StateError, StorageError
-from emrun.storage.state_file import digest, encode, load_state, random_state, save_state, set_random_state
+from emrun.storage.state_file import load_state, save_state
 
 
 def test_plain_types_and_tensors_come_back_as_they_were(tmp_path):

@@ -1,0 +1,180 @@
+"""The state of a training in plain types and tensors: what a checkpoint keeps beside the weights."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from emrun.errors import StateError
+from emrun.fields import NUMBER, Kind, choice, record, sequence_of, whole
+
+_BITS = 2000
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def encode(value: Any, key: str, *, copied: bool = False) -> Any:
+    """Return a value in types that `torch.load(weights_only=True)` takes, tensors on the CPU.
+
+    Args:
+        value: plain types, tensors, NumPy numbers, and mappings, lists and tuples of these.
+        key: what it is called in messages.
+        copied: as it is now, whatever happens to the tensors.
+
+    Raises:
+        StateError: it is of another type; the message names its key.
+    """
+    if isinstance(value, np.generic) and type(value.item()) in _PLAIN:
+        value = value.item()
+    if type(value) in _PLAIN:
+        if value == b"" or (type(value) is int and value.bit_length() > _BITS):  # torch could not read it again
+            raise StateError(f"{key} is {'huge' if value else 'empty bytes'}, which cannot be saved; use a text")
+        return value
+    if isinstance(value, torch.Tensor):
+        there = value.detach().as_subclass(torch.Tensor)
+        return there.clone() if copied and there.is_cpu else there.cpu()
+    if isinstance(value, Mapping):
+        for name in value:
+            if type(name) not in (str, int, float, bool, type(None)):
+                raise StateError(f"{key}: key {name!r} is {type(name).__name__}, which cannot be saved; use texts")
+        return {name: encode(entry, f"{key}.{name}", copied=copied) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        entries = [encode(entry, f"{key}[{index}]", copied=copied) for index, entry in enumerate(value)]
+        return entries if isinstance(value, list) else tuple(entries)
+    hint = "torch.from_numpy makes a tensor of it" if isinstance(value, np.ndarray) else "keep plain types and tensors"
+    raise StateError(f"{key} is {type(value).__name__}, which cannot be saved; {hint}")
+
+
+def _python_state() -> Any:
+    version, numbers, gauss = random.getstate()
+    return version, array("I", numbers).tobytes(), gauss
+
+
+def _numpy_state() -> Any:
+    state: Any = np.random.get_state(legacy=False)
+    state["state"]["key"] = state["state"]["key"].tobytes()
+    return state
+
+
+def _torch_state() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def _cuda_states() -> list[bytes]:
+    states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return [state.numpy().tobytes() for state in states]
+
+
+GENERATORS: Mapping[str, Callable[[], Any]] = {
+    "python": _python_state,
+    "numpy": _numpy_state,
+    "torch": _torch_state,
+    "cuda": _cuda_states,
+}
+"""The global generators, `cuda` for those of all devices: name -> what returns its state, in plain types."""
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of the global generators of Python, NumPy and torch (all CUDA devices)."""
+    return {name: take() for name, take in GENERATORS.items()}
+
+
+def random_digest() -> str:
+    """Return a checksum of the states of the global generators of Python, NumPy and torch's CPU."""
+    found = hashlib.blake2b(repr(random.getstate()).encode(), digest_size=16)
+    numpy: Any = np.random.get_state(legacy=False)
+    found.update(numpy["state"]["key"].tobytes())
+    found.update(f"{numpy['state']['pos']} {numpy['has_gauss']} {numpy['gauss']}".encode())
+    found.update(torch.get_rng_state().numpy().tobytes())
+    return found.hexdigest()
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Put the global generators back into a state that `random_state` returned."""
+    random.setstate(_as_python(state["python"]))
+    np.random.set_state(_as_numpy(state["numpy"]))
+    torch.set_rng_state(_tensor(state["torch"]))
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(map(_tensor, state["cuda"]))
+
+
+def _as_python(saved: Any) -> Any:
+    version, numbers, gauss = saved
+    return version, tuple(array("I", numbers)), gauss
+
+
+def _as_numpy(saved: Mapping[str, Any]) -> Any:
+    return {**saved, "state": {**saved["state"], "key": np.frombuffer(saved["state"]["key"], np.uint32)}}
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _is_of_python(saved: Any) -> bool:
+    random.Random().setstate(_as_python(saved))
+    return type(saved) is tuple and (saved[2] is None or type(saved[2]) is float)
+
+
+def _is_of_numpy(saved: Any) -> bool:
+    np.random.RandomState().set_state(_as_numpy(saved))
+    return True
+
+
+def _is_of_torch(saved: Any) -> bool:
+    torch.Generator().set_state(_tensor(saved))
+    return type(saved) is bytes
+
+
+def _is_of_cuda(saved: Any) -> bool:
+    return type(saved) is bytes and len(saved) == 16
+
+
+_NUMPY = {
+    "bit_generator": choice("MT19937"),
+    "state": record({"key": Kind("bytes", lambda key: type(key) is bytes), "pos": whole(most=624)}),
+    "has_gauss": choice(0, 1),
+    "gauss": NUMBER,
+}
+RANDOM = record(
+    {
+        "python": Kind("a state of Python's generator", _is_of_python),
+        "numpy": Kind("a state of NumPy's generator", _is_of_numpy, record(_NUMPY).look_inside),
+        "torch": Kind("a state of torch's generator", _is_of_torch),
+        "cuda": sequence_of(Kind("a state of a GPU's generator", _is_of_cuda)),
+    }
+)
+"""What `random_state` returns."""
+
+
+def digest(batch: Any) -> str:
+    """Return a checksum of a batch: names, types, shapes and values of its sources."""
+    found = hashlib.blake2b(digest_size=16)
+    _add(found, batch)
+    return found.hexdigest()
+
+
+def _add(found: Any, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous()
+        found.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        if value.numel():
+            found.update(value.reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        found.update(f"{value.dtype}{value.shape}".encode())
+        found.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            found.update(f"{name}:".encode())
+            _add(found, value[name])
+    elif isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes):
+        found.update(f"list{len(value)}".encode())
+        for entry in value:
+            _add(found, entry)
+    else:
+        found.update(repr(value).encode())
