@@ -28,33 +28,13 @@ from emrun.fields import (
 from emrun.model import AbstractModel
 from emrun.models.built_apart import BuiltApart
 from emrun.models.inputs import InputNames, Inputs, describe
-from emrun.models.optimizer import (
-    Scheduler,
-    Traces,
-    all_parameters,
-    build_optimizer,
-    build_scheduler,
-    clear_gradients,
-    configured_arguments,
-    has_optimizer,
-    load_optimizer_state,
-    optimizer_state,
-    parameters_beside,
-)
+from emrun.models.laziness import end_laziness, uninitialised
+from emrun.models.optimizer import build_optimizer, configured_arguments, load_optimizer_state, optimizer_state
 from emrun.models.prefetching import Prefetcher, can_prefetch
-from emrun.models.weights import (
-    Structure,
-    collect_weights,
-    differences,
-    end_laziness,
-    extra_state,
-    load_weights,
-    own_memory,
-    structure,
-    uninitialised,
-    what_cannot_be_held,
-    write_weights,
-)
+from emrun.models.schedule import Scheduler, build_scheduler
+from emrun.models.structure import Structure, differences, extra_state, structure, what_cannot_be_held
+from emrun.models.updates import Traces, all_parameters, clear_gradients, has_optimizer, parameters_beside
+from emrun.models.weights import collect_weights, load_weights, own_memory, write_weights
 from emrun.randomness import preserved_randomness
 from emrun.storage.state_file import FILE, load_state
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
