@@ -7,13 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.arguments import check_names
-from emrun.encoding import random_state, set_random_state
-from emrun.errors import ArgumentError, StateError, StreamError, add_inputs
+from emrun.encoding import random_state
+from emrun.errors import ArgumentError, StateError
 from emrun.fields import (
     ANOTHER_CHECKPOINT,
     ANYTHING,
@@ -27,18 +25,19 @@ from emrun.fields import (
 )
 from emrun.model import AbstractModel
 from emrun.models.built_apart import BuiltApart
-from emrun.models.inputs import InputNames, Inputs, describe
-from emrun.models.laziness import end_laziness, uninitialised
+from emrun.models.inputs import InputNames, Inputs
+from emrun.models.laziness import end_laziness, give_shapes, uninitialised
+from emrun.models.loadable import Loadable
+from emrun.models.losses import mean_loss
+from emrun.models.module_state import extra_state, load_extra_state, modes, set_modes
 from emrun.models.optimizer import build_optimizer, configured_arguments, load_optimizer_state, optimizer_state
+from emrun.models.outputs import Outputs
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import Scheduler, build_scheduler
-from emrun.models.structure import Structure, differences, extra_state, structure, what_cannot_be_held
 from emrun.models.updates import Traces, all_parameters, clear_gradients, has_optimizer, parameters_beside
 from emrun.models.weights import collect_weights, load_weights, own_memory, write_weights
-from emrun.randomness import preserved_randomness
 from emrun.storage.state_file import FILE, load_state
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
-from emrun.wording import did_you_mean, listed
 
 if TYPE_CHECKING:
     from emrun.loop.main_loop import MainLoop
@@ -143,15 +142,8 @@ class TorchModel(AbstractModel):
         self._random_of_lazy = random_state() if lazy else None  # with which the first batch initialises it
         self.module = module.to(self.device)
         own_memory(module)
-        self._outputs = _check_outputs(outputs)
-        self._only_output = self._outputs[0] if self._outputs is not None and len(self._outputs) == 1 else None
-        self._sums_terms = not callable(loss) and bool(loss)
-        self._terms = _calculations("loss", loss, self.device)
-        self._metrics = _calculations("metrics", metrics, self.device)
-        self._is_complete = not (
-            self._terms or self._metrics or self._outputs
-        )  # nothing is added to what forward returns
-        self._inputs = Inputs(module, InputNames.read(module, inputs), self._calculation_sources(), self.device)
+        self._outputs = Outputs(outputs, loss, metrics, self.device)
+        self._inputs = Inputs(module, InputNames.read(module, inputs), self._outputs.sources(), self.device)
         self._tensors: Callable[[Batch], dict[str, Tensor]] = self._first_tensors if lazy else self._inputs.tensors
         self._prefetcher: Prefetcher | None = None
         self._forms = optimizer, scheduler
@@ -171,9 +163,7 @@ class TorchModel(AbstractModel):
         own = type(self)
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
         self._is_own_saving = own.save is not TorchModel.save or own.load is not TorchModel.load
-        self._as_built = structure(module) if own.__init__ is TorchModel.__init__ else None
-        self._registered: Structure = {}  # what a checkpoint would be loaded into
-        self._before_update: Structure | None = None  # until the first update is checked
+        self._loadable = Loadable(module)
         self._traces = Traces()
         self._parameters: list[torch.nn.Parameter] = []  # of the module, at the beginning of the stream
         self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer
@@ -199,13 +189,12 @@ class TorchModel(AbstractModel):
     @property
     def output_names(self) -> Sequence[str]:
         """Names of the outputs, as far as they are known before the first batch."""
-        total = ["loss"] if self._sums_terms else []
-        return [*(self._outputs or ()), *self._terms, *total, *self._metrics]
+        return self._outputs.names
 
     @property
     def losses(self) -> Mapping[str, Any]:
         """The objects that calculate losses: their keys in the model's section -> object. No checkpoint has them."""
-        return {term.key: term.function for term in self._terms.values()}
+        return self._outputs.losses
 
     @property
     def has_updated(self) -> bool | None:  # type: ignore[override]
@@ -221,7 +210,7 @@ class TorchModel(AbstractModel):
     def register_mainloop(self, main_loop: MainLoop) -> None:
         """Take note of the loop whose hooks listen to the updates."""
         self._main_loop = main_loop
-        self._registered = structure(self.module)
+        self._loadable.register()
         self._notify_before, self._notify_after = (
             partial(main_loop.notify, event, model=self) if main_loop.listens(event) else None
             for event in ("before_update", "after_update")
@@ -244,7 +233,7 @@ class TorchModel(AbstractModel):
         if self._forms[0] is None and self.optimizer is None and type(self).train_step is TorchModel.train_step:
             raise _NO_OPTIMIZER
         if self._main_loop is not None and self._main_loop.saves and not self._is_own_saving:
-            self._check_saving()
+            self._loadable.check_saving(self.built_apart)
         self.built_apart = None  # its process ends
 
     @property
@@ -265,28 +254,8 @@ class TorchModel(AbstractModel):
         if self._random_of_lazy is None:
             return
         inputs = self._inputs.tensors(batch)
-        module, modes = self.module, self._modes()
-        missing = set(uninitialised(module))
-        buffers = {name: each.clone() for name, each in module.named_buffers() if name not in missing}
-        module.eval()
-        try:
-            with preserved_randomness(), torch.no_grad():
-                set_random_state(self._random_of_lazy)
-                self._inputs.call(module, inputs)
-        except Exception as error:
-            kind = type(module).__name__
-            add_inputs(error, f"forward of {kind}, which is lazy,", self._inputs.passed(inputs))
-            raise
-        finally:
-            with torch.no_grad():
-                for name, buffer in module.named_buffers():
-                    if name in buffers and buffers[name].shape == buffer.shape:
-                        buffer.copy_(buffers[name])
-            self._set_modes(modes["training"], frozenset(modes["others"]))
-        missing = set(uninitialised(module))
-        if missing:
-            message = f"{listed(sorted(missing))}: lazy, but forward does not use it in an evaluation; give its size"
-            raise ArgumentError("module", message)
+        forward = partial(self._inputs.call, self.module, inputs, is_lazy=True)
+        give_shapes(self.module, forward, self._random_of_lazy)
         self._end_laziness()
 
     def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
@@ -312,7 +281,9 @@ class TorchModel(AbstractModel):
             self._others = parameters_beside(self._parameters, self.optimizer)
             self._check_schedule()
         if self._is_own_scheme:
-            self._traces.begin(self._parameters, self._check_first_update if self._before_update is not None else None)
+            self._traces.begin(
+                self._parameters, self._loadable.check_first_update if self._loadable.is_update_pending else None
+            )
             self._minimised = None  # it may call `backward` of the loss itself
         clear_gradients(self.optimizer, self._others)
         outputs = self.train_step(inputs)
@@ -360,10 +331,10 @@ class TorchModel(AbstractModel):
             self._check_pending = False
             if self._main_loop is not None:
                 self._main_loop.check_outputs(outputs)
-            self._check_first_update()
+            self._loadable.check_first_update()
         loss = outputs.get("loss")
         if type(loss) is not Tensor or loss.dim():
-            loss = _mean_loss(outputs)
+            loss = mean_loss(outputs)
         self.backward(loss)
         self.step_outputs = outputs
         self.update(self.optimizer)
@@ -379,32 +350,7 @@ class TorchModel(AbstractModel):
         Returns:
             Output name -> value, with gradients where they are enabled.
         """
-        try:
-            returned = self._inputs.call(self.module, inputs)
-        except Exception as error:
-            add_inputs(error, f"forward of {type(self.module).__name__}", self._inputs.passed(inputs))
-            raise
-        if type(returned) is dict and self._is_complete:
-            return returned
-        if type(returned) is Tensor and self._only_output is not None:
-            outputs = {self._only_output: returned}
-        else:
-            outputs = self._named_outputs(returned)
-        if self._terms:
-            if "loss" in outputs:
-                raise ArgumentError("loss", "forward returns an output 'loss' already; remove one of them")
-            _add(outputs, self._terms, inputs, "loss")
-            if self._sums_terms:
-                weights = outputs.get("example_weight")
-                outputs["loss"] = sum(term.scale * _mean(outputs[name], weights) for name, term in self._terms.items())
-        if self._metrics:
-            with_gradients = torch.is_grad_enabled()
-            torch.set_grad_enabled(False)  # half as dear as no_grad
-            try:
-                _add(outputs, self._metrics, inputs, "metrics")
-            finally:
-                torch.set_grad_enabled(with_gradients)
-        return outputs
+        return self._outputs.of(self._inputs.call(self.module, inputs), inputs)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a scalar loss.
@@ -445,8 +391,7 @@ class TorchModel(AbstractModel):
         Raises:
             ArgumentError: it could not be loaded.
         """
-        if self._before_update is not None:
-            self._check_loadable(self._before_update)
+        self._loadable.check()
         if self._trained and not self._evaluates and self.scheduler is not None and not self.scheduler.on_update:
             self.scheduler.step(epoch_data)
 
@@ -462,7 +407,7 @@ class TorchModel(AbstractModel):
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
             "extra": extra_state(self.module),
             "trained": self._trained,
-            "modes": self._modes(),
+            "modes": modes(self.module),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -483,7 +428,7 @@ class TorchModel(AbstractModel):
             self._is_schedule_pending = True
         self._trained = state["trained"]
         if "modes" in state:
-            self._set_modes(state["modes"]["training"], frozenset(state["modes"]["others"]))
+            set_modes(self.module, state["modes"])
 
     def save(self, directory: Path) -> None:
         """Write the weights to `model.safetensors`.
@@ -513,8 +458,7 @@ class TorchModel(AbstractModel):
             state = load_state(directory)
             with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
                 record({"model": record({"extra": _STATE["extra"]})}).check(state)
-            extra = state["model"]["extra"]
-            self.module.load_state_dict({**self.module.state_dict(), **extra})
+            load_extra_state(self.module, state["model"]["extra"])
 
     def _build_optimizer(self) -> None:
         """Build optimizer and scheduler from their forms, when all parameters have shapes."""
@@ -536,79 +480,6 @@ class TorchModel(AbstractModel):
         own_memory(self.module)
         self._build_optimizer()
 
-    def _check_saving(self) -> None:
-        """Check before the first batch that a checkpoint could be saved, and loaded by a resume.
-
-        Raises:
-            ArgumentError: it could not.
-        """
-        self._check_that_weights_can_be_held()
-        now = structure(self.module)
-        kind = type(self.module).__name__
-        changed = differences(self._registered, now, of_dtypes=False)
-        if changed:
-            raise ArgumentError(
-                "module",
-                f"no checkpoint of {kind} could be loaded: in before_training, which comes after the loading, a hook "
-                f"or the model changes which parameters or buffers there are: {listed(changed)}; do that where the "
-                "hook or the model is built",
-            )
-        anew = self.built_apart() if self.built_apart is not None else None
-        changed = differences(anew, self._as_built) if anew is not None and self._as_built is not None else []
-        if changed:
-            raise ArgumentError(
-                "module",
-                f"no checkpoint of {kind} could be loaded: built from the same config once more, it has other "
-                f"parameters or buffers: {listed(changed)}; they must depend on nothing but the config",
-            )
-        self._before_update = now
-
-    def _check_first_update(self) -> None:
-        """Check once, between the first forward of a training step and its update, what `_check_loadable` does."""
-        if self._before_update is not None:
-            self._check_loadable(self._before_update)
-            self._before_update = None
-
-    def _check_loadable(self, before: Structure) -> None:
-        """Check that running the module has made no parameters or buffers of other kinds.
-
-        Raises:
-            ArgumentError: a resume could not load them.
-        """
-        changed = differences(before, structure(self.module))
-        if changed:
-            raise ArgumentError(
-                "module",
-                f"no checkpoint of {type(self.module).__name__} could be loaded: forward changes which parameters or "
-                f"buffers there are: {listed(changed)}; create them in __init__, or use torch.nn.LazyLinear and its "
-                "kind; the optimizer would not train parameters that are created later",
-            )
-        self._check_that_weights_can_be_held()
-
-    def _check_that_weights_can_be_held(self) -> None:
-        found = what_cannot_be_held(self.module)
-        if found:
-            raise ArgumentError(
-                "module",
-                f"the weights cannot be saved: {listed(found)}, which safetensors cannot hold; use another dtype or "
-                "layout, such as torch.view_as_real of complex numbers, or a buffer with persistent=False beside "
-                "get_extra_state()",
-            )
-
-    def _modes(self) -> dict[str, Any]:
-        """Return the mode of the module, and the names of its parts that have another one."""
-        training = self.module.training
-        return {
-            "training": training,
-            "others": [name for name, part in self.module.named_modules() if part.training is not training],
-        }
-
-    def _set_modes(self, training: bool, others: frozenset[str]) -> None:
-        self.module.train(training)
-        for name, part in self.module.named_modules():
-            if name in others:
-                part.training = not training
-
     def _check_schedule(self) -> None:
         """Look, at the first batch of a resume, whether its schedule is over; the replay of a step is not a resume."""
         if self._is_schedule_pending and self._main_loop is not None and self._main_loop.run is not None:
@@ -619,145 +490,6 @@ class TorchModel(AbstractModel):
     @property
     def _evaluates(self) -> bool:
         return self._main_loop is not None and self._main_loop.evaluating
-
-    def _named_outputs(self, returned: Any) -> dict[str, Any]:
-        names = self._outputs
-        if isinstance(returned, Mapping):
-            if names is None:
-                return dict(returned)
-            missing = [name for name in names if name not in returned]
-            if missing:
-                there = list(returned)
-                hint = "".join(did_you_mean(name, there) for name in missing)
-                raise ArgumentError(
-                    "outputs", f"forward returns no {listed(missing)}{hint} (it returns {listed(there)})"
-                )
-            return {name: returned[name] for name in names}
-        if names is None:
-            kind = type(returned).__name__
-            raise ArgumentError(
-                "outputs", f"forward returns {kind}, not a mapping; name what it returns, e.g. [logits]"
-            )
-        values = returned if isinstance(returned, tuple | list) else (returned,)
-        if len(values) != len(names):
-            raise ArgumentError(
-                "outputs", f"{list(names)} names {len(names)} values, but forward returns {len(values)}"
-            )
-        return dict(zip(names, values, strict=True))
-
-    def _calculation_sources(self) -> tuple[list[str], list[str]]:
-        """Return the sources that losses and metrics need, and the names that may be sources or outputs."""
-        calculations = [*self._terms.values(), *self._metrics.values()]
-        names = list(dict.fromkeys(name for each in calculations for name in each.inputs))
-        if self._outputs is None:
-            return [], names
-        made = {*self._outputs, *self._terms, *self._metrics, "loss"}
-        return [name for name in names if name not in made], []
-
-
-class _Calculation:
-    """A loss or metric with the names of its inputs."""
-
-    def __init__(self, key: str, form: Any, device: torch.device) -> None:
-        if not callable(form):
-            raise ArgumentError(
-                key.partition(".")[0], f"{key}: {form!r} is no form; write {{class: ..., inputs: [...]}}"
-            )
-        options: Mapping[str, Any] = getattr(form, "options", {})
-        self.key = key
-        self.inputs: Sequence[str] = options.get("inputs", ())
-        self.scale = options.get("scale", 1.0)
-        if not isinstance(self.inputs, list | tuple) or not self.inputs:
-            message = f"{key}: 'inputs' lists the outputs and sources it is called with, e.g. [logits, label]"
-            raise ArgumentError(key.partition(".")[0], message)
-        if isinstance(self.scale, bool) or not isinstance(self.scale, int | float):
-            raise ArgumentError(key.partition(".")[0], f"{key}: scale {self.scale!r} is no number")
-        function = form()
-        if isinstance(function, torch.nn.Module):
-            function = function.to(device)
-            if any(parameter.requires_grad for parameter in function.parameters()):
-                message = f"{key}: it has parameters, which nothing would train or save; make it part of the module"
-                raise ArgumentError(key.partition(".")[0], message)
-        if not callable(function):
-            raise ArgumentError(key.partition(".")[0], f"{key}: {type(function).__name__} cannot be called")
-        self.function = function
-
-    def __call__(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Any:
-        arguments = []
-        try:
-            for name in self.inputs:
-                arguments.append(outputs[name] if name in outputs else inputs[name])  # noqa: PERF401 - no slower call
-        except KeyError as error:
-            there = [*outputs, *inputs]
-            message = f"model.{self.key} needs {error.args[0]!r}, which is neither an output nor a source"
-            hint = did_you_mean(str(error.args[0]), there)
-            raise StreamError(f"{message}{hint} (there is {listed(there)})", first_batch=True) from None
-        try:
-            return self.function(*arguments)
-        except Exception as error:
-            add_inputs(error, f"model.{self.key}", map(describe, self.inputs, arguments))
-            raise
-
-
-def _calculations(key: str, forms: Any, device: torch.device) -> dict[str, _Calculation]:
-    if forms is None:
-        return {}
-    if key == "loss" and callable(forms):
-        return {"loss": _Calculation("loss", forms, device)}
-    if not isinstance(forms, Mapping):
-        raise ArgumentError(key, f"{forms!r} is no form; write {{class: ..., inputs: [...]}}")
-    if "loss" in forms:
-        raise ArgumentError(key, "'loss' is the name of what is minimised; choose another name")
-    return {name: _Calculation(f"{key}.{name}", form, device) for name, form in forms.items()}
-
-
-def _check_outputs(outputs: Sequence[str] | None) -> tuple[str, ...] | None:
-    if outputs is None:
-        return None
-    check_names("outputs", outputs)
-    if len(set(outputs)) < len(outputs):
-        raise ArgumentError("outputs", f"{list(outputs)} has a name twice")
-    return tuple(outputs)
-
-
-def _add(
-    outputs: dict[str, Any], calculations: Mapping[str, _Calculation], inputs: Mapping[str, Tensor], key: str
-) -> None:
-    """Add what losses or metrics make of outputs and sources to the outputs."""
-    made = {}
-    for name, calculation in calculations.items():
-        made[name] = calculation(outputs, inputs)
-        if name in outputs:
-            twice = listed([each for each in calculations if each in outputs])
-            raise ArgumentError(key, f"there is an output {twice} already; give one of them another name")
-    outputs.update(made)
-
-
-def _mean_loss(outputs: Mapping[str, Any]) -> Tensor:
-    loss = outputs.get("loss")
-    if "loss" in outputs and not isinstance(loss, Tensor):
-        kind = "NumPy array" if isinstance(loss, np.ndarray) else type(loss).__name__
-        shown = "None" if loss is None else f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
-        message = f"the output 'loss' is {shown}, not a tensor: forward must return a tensor with gradients"
-        raise StreamError(f"{message}, without .item(), float() or .numpy()", first_batch=True)
-    if not isinstance(loss, Tensor):
-        there = listed(list(outputs))
-        message = f"the outputs have no tensor 'loss', but {there}; return one from forward, or set model.loss"
-        raise StreamError(message, first_batch=True)
-    return _mean(loss, outputs.get("example_weight"))
-
-
-def _mean(loss: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the mean over the examples, weighted if there are weights; a scalar is the mean already."""
-    if loss.dim() == 0:
-        return loss
-    if weights is None:
-        return loss.mean()
-    per_example = loss.flatten(1).mean(dim=1) if loss.dim() > 1 else loss
-    if weights.shape != per_example.shape:
-        message = f"output 'example_weight' has shape {tuple(weights.shape)}, not {tuple(per_example.shape)}"
-        raise StreamError(f"{message}: it is one number an example")
-    return (per_example * weights).sum() / weights.sum()
 
 
 def _find_device(name: str) -> torch.device:
