@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-
-import torch
 
 from emrun.config.config import interpolate
 from emrun.config.names import find_user_modules
@@ -21,6 +18,7 @@ from emrun.config.yaml_tree import Node
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError, ConfigError, HookError, Problem
 from emrun.hook import AbstractHook
+from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.models.built_apart import BuiltApart
@@ -187,22 +185,6 @@ def _build_module_apart(prepared: Prepared, supplied: dict[str, Any]) -> BuiltAp
         return recipe.build(supplied)
 
     return BuiltApart.begin(build)
-
-
-class DeterministicKernels(AbstractHook):
-    """Switches torch's deterministic algorithms on for a training, and back at its end."""
-
-    def before_training(self) -> None:
-        """Switch them on."""
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
-        self._before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-
-    def after_training(self, success: bool) -> None:
-        """Switch them back."""
-        torch.use_deterministic_algorithms(self._before[0])
-        torch.backends.cudnn.benchmark = self._before[1]
 
 
 def _check_dataset(dataset: Any, prepared: Prepared) -> None:
