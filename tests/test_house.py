@@ -195,6 +195,7 @@ def test_every_file_has_its_test():
         "models/inputs": "models/test_torch_model",
         "models/loadable": "faults/test_models_that_lose_something",
         "models/losses": "models/test_torch_model",
+        "models/module_model": "models/test_torch_model",
         "models/module_state": "models/test_torch_model",
         "models/outputs": "models/test_torch_model",
         "models/saved_values": "training/test_resume",

@@ -4,48 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from emrun.encoding import random_state
 from emrun.errors import ArgumentError, StateError
-from emrun.fields import (
-    ANOTHER_CHECKPOINT,
-    ANYTHING,
-    FLAG,
-    TEXT,
-    mapping_of,
-    optional,
-    reading,
-    record,
-    sequence_of,
-)
+from emrun.fields import ANYTHING, FLAG, TEXT, optional, record, sequence_of
 from emrun.hook import Loop
-from emrun.model import AbstractModel
 from emrun.models.built_apart import BuiltApart
-from emrun.models.inputs import InputNames, Inputs
-from emrun.models.laziness import end_laziness, give_shapes, uninitialised
 from emrun.models.loadable import Loadable
 from emrun.models.losses import mean_loss
-from emrun.models.module_state import extra_state, load_extra_state, modes, set_modes
+from emrun.models.module_model import EXTRA, ModuleModel
 from emrun.models.optimizer import build_optimizer, configured_arguments, load_optimizer_state, optimizer_state
-from emrun.models.outputs import Outputs
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import Scheduler, build_scheduler
 from emrun.models.updates import Traces, all_parameters, clear_gradients, has_optimizer, parameters_beside
-from emrun.models.weights import collect_weights, load_weights, own_memory, write_weights
-from emrun.storage.state_file import FILE, load_state
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
 OptimizerForm = Annotated[Factory, Form(keys=("groups",), package="torch.optim", supplied=1)]
 SchedulerForm = Annotated[
-    Factory,
-    Form(keys=("step_on", "metric"), package="torch.optim.lr_scheduler", supplied=1, shared="optimizer"),
+    Factory, Form(keys=("step_on", "metric"), package="torch.optim.lr_scheduler", supplied=1, shared="optimizer")
 ]
 
 _NO_OPTIMIZER = ArgumentError("optimizer", "a model that is trained needs one, e.g. {class: AdamW, lr: 1.0e-3}")
@@ -54,14 +35,14 @@ _CLASS_AND_STATE = {"class": TEXT, "configured": ANYTHING, "state": ANYTHING}
 _STATE = {
     "optimizer": optional(record(_CLASS_AND_STATE)),
     "scheduler": optional(record(_CLASS_AND_STATE)),
-    "extra": mapping_of(ANYTHING),
+    "extra": EXTRA,
     "trained": FLAG,
     "modes": record({"training": FLAG, "others": sequence_of(TEXT)}),
 }
-"""What `TorchModel.state_dict` returns; `optimization` looks at the states of optimizer and scheduler."""
+"""What `TorchModel.state_dict` returns; `optimizer` and `schedule` look at the states inside."""
 
 
-class TorchModel(AbstractModel):
+class TorchModel(ModuleModel):
     """Trains and evaluates a `torch.nn.Module`.
 
         model:
@@ -131,24 +112,14 @@ class TorchModel(AbstractModel):
         scheduler: SchedulerForm | None = None,
         device: str = "auto",
     ) -> None:
-        if not isinstance(module, torch.nn.Module):
-            raise ArgumentError(
-                "module", f"{type(module).__name__} is no torch.nn.Module; write module: {{class: ...}}"
-            )
-        self.device = _find_device(device)
-        lazy = uninitialised(module)
-        self._random_of_lazy = random_state() if lazy else None  # with which the first batch initialises it
-        self.module = module.to(self.device)
-        own_memory(module)
-        self._outputs = Outputs(outputs, loss, metrics, self.device)
-        self._inputs = Inputs(module, InputNames.read(module, inputs), self._outputs.sources(), self.device)
-        self._tensors: Callable[[Batch], dict[str, Tensor]] = self._first_tensors if lazy else self._inputs.tensors
+        super().__init__(module, inputs, outputs, loss, metrics, device)
+        self._tensors = self._inputs.tensors
         self._prefetcher: Prefetcher | None = None
         self._forms = optimizer, scheduler
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: Scheduler | None = None
         self._configured: list[dict[str, Any]] = []
-        if not lazy:
+        if not self.is_lazy:
             self._build_optimizer()
         self._main_loop: Loop | None = None
         self._notify_before: Callable[..., None] | None = None
@@ -160,7 +131,7 @@ class TorchModel(AbstractModel):
         self._updated = False
         own = type(self)
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
-        self._is_own_saving = own.save is not TorchModel.save or own.load is not TorchModel.load
+        self._is_own_saving = own.save is not ModuleModel.save or own.load is not ModuleModel.load
         self._loadable = Loadable(module)
         self._traces = Traces()
         self._parameters: list[torch.nn.Parameter] = []  # of the module, at the beginning of the stream
@@ -173,26 +144,6 @@ class TorchModel(AbstractModel):
         """Begin to build the module once more, unless a subclass changes what it is given."""
         is_compared = "module" in builds and cls.__init__ is TorchModel.__init__
         return BuiltApart.begin(builds["module"]) if is_compared else None
-
-    @property
-    def input_names(self) -> Sequence[str]:
-        """Names of the sources that every batch must have."""
-        return self._inputs.required
-
-    @property
-    def optional_input_names(self) -> Sequence[str]:  # type: ignore[override]
-        """Sources that are used when a batch has them."""
-        return self._inputs.optional
-
-    @property
-    def output_names(self) -> Sequence[str]:
-        """Names of the outputs, as far as they are known before the first batch."""
-        return self._outputs.names
-
-    @property
-    def losses(self) -> Mapping[str, Any]:
-        """The objects that calculate losses: their keys in the model's section -> object. No checkpoint has them."""
-        return self._outputs.losses
 
     @property
     def has_updated(self) -> bool | None:  # type: ignore[override]
@@ -234,28 +185,6 @@ class TorchModel(AbstractModel):
             self._loadable.check_saving(self.built_apart)
         self.built_apart = None  # its process ends
 
-    @property
-    def is_lazy(self) -> bool:  # type: ignore[override]
-        """Whether parts of the module have no shapes yet."""
-        return self._random_of_lazy is not None
-
-    def materialise(self, batch: Batch) -> None:
-        """Give the lazy parts of the module their shapes and first values, then build the optimizer.
-
-        The values are drawn as if the parts had been initialised when the module was built. The module runs on the
-        batch in evaluation mode, without gradients; its other buffers and all random states are put back afterwards.
-
-        Raises:
-            ArgumentError: `forward` does not use a lazy part in an evaluation.
-            StreamError: the batch does not fit the module.
-        """
-        if self._random_of_lazy is None:
-            return
-        inputs = self._inputs.tensors(batch)
-        forward = partial(self._inputs.call, self.module, inputs, is_lazy=True)
-        give_shapes(self.module, forward, self._random_of_lazy)
-        self._end_laziness()
-
     def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
         """Run the module on a batch and, when `train` is true, make an update.
 
@@ -269,6 +198,8 @@ class TorchModel(AbstractModel):
         if module.training is not train:
             module.train(train)
         self._updated = False
+        if self._random_of_lazy is not None:  # no loop has done that before
+            self.materialise(batch)
         inputs = self._tensors(batch)
         if not train:
             with torch.no_grad():
@@ -339,17 +270,6 @@ class TorchModel(AbstractModel):
         self.step_outputs = None  # they hold the graph, whose memory the next step needs
         return outputs
 
-    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Run the module and calculate losses and metrics.
-
-        Args:
-            inputs: source name -> tensor on the model's device.
-
-        Returns:
-            Output name -> value, with gradients where they are enabled.
-        """
-        return self._outputs.of(self._inputs.call(self.module, inputs), inputs)
-
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a scalar loss.
 
@@ -403,9 +323,8 @@ class TorchModel(AbstractModel):
         return {
             "optimizer": optimizer_state(self.optimizer, self._configured) if self.optimizer is not None else None,
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
-            "extra": extra_state(self.module),
             "trained": self._trained,
-            "modes": modes(self.module),
+            **super().state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -425,38 +344,7 @@ class TorchModel(AbstractModel):
             self.scheduler.load_state_dict(state["scheduler"])
             self._is_schedule_pending = True
         self._trained = state["trained"]
-        if "modes" in state:
-            set_modes(self.module, state["modes"])
-
-    def save(self, directory: Path) -> None:
-        """Write the weights to `model.safetensors`.
-
-        Raises:
-            StorageError: they cannot be written.
-        """
-        write_weights(collect_weights(self.module), directory)
-
-    def stage(self) -> Callable[[Path], None] | None:
-        """Copy the weights; return what writes them in any thread, None when a subclass saves in its own way."""
-        if getattr(self.save, "__func__", None) is not TorchModel.save:
-            return None
-        return partial(write_weights, collect_weights(self.module, copied=True))
-
-    def load(self, directory: Path) -> None:
-        """Read the weights from `model.safetensors`, and what the module keeps beside them from `state.pt`.
-
-        Raises:
-            StorageError: they cannot be read, or are not those of this module.
-        """
-        load_weights(self.module, directory)
-        self.built_apart = None  # it fits
-        if self.is_lazy:
-            self._end_laziness()
-        if extra_state(self.module):
-            state = load_state(directory)
-            with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
-                record({"model": record({"extra": _STATE["extra"]})}).check(state)
-            load_extra_state(self.module, state["model"]["extra"])
+        super().load_state_dict(state)
 
     def _build_optimizer(self) -> None:
         """Build optimizer and scheduler from their forms, when all parameters have shapes."""
@@ -465,17 +353,8 @@ class TorchModel(AbstractModel):
         self.scheduler = build_scheduler(self.optimizer, scheduler) if scheduler is not None else None
         self._configured = configured_arguments(self.module, self.optimizer) if self.optimizer is not None else []
 
-    def _first_tensors(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the tensors of a batch, by which a lazy module gets its shapes, where no loop has done that before."""
-        self.materialise(batch)
-        return self._tensors(batch)
-
     def _end_laziness(self) -> None:
-        """Take note that the module has all shapes."""
-        self._random_of_lazy = None
-        self._tensors = self._inputs.tensors
-        end_laziness(self.module)
-        own_memory(self.module)
+        super()._end_laziness()
         self._build_optimizer()
 
     def _check_schedule(self) -> None:
@@ -488,16 +367,3 @@ class TorchModel(AbstractModel):
     @property
     def _evaluates(self) -> bool:
         return self._main_loop is not None and self._main_loop.evaluating
-
-
-def _find_device(name: str) -> torch.device:
-    if name == "auto":
-        kinds = (("cuda", torch.cuda.is_available), ("mps", torch.backends.mps.is_available))
-        return torch.device(next((kind for kind, available in kinds if available()), "cpu"))
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, TypeError, AssertionError) as error:  # torch without CUDA asserts
-        reason = str(error).splitlines()[0]
-        raise ArgumentError("device", f"{name!r} cannot be used here: {reason}") from error
-    return device
