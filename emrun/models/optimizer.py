@@ -37,18 +37,19 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
     if not groups:
         optimizer = form(list(parameters.values()))
     else:
-        owners: dict[str, list[str]] = {name: _matching(name, groups) for name in parameters}
-        for name, matches in owners.items():
+        members: list[list[torch.nn.Parameter]] = [[] for _ in range(len(groups) + 1)]  # the last: of no group
+        for name, parameter in parameters.items():
+            matches = _matching(name, groups)
             if len(matches) > 1:
-                raise ArgumentError("optimizer", f"groups: parameter {name!r} matches {' and '.join(matches)}")
-        rest = [parameters[name] for name, matches in owners.items() if not matches]
-        param_groups: list[dict[str, Any]] = [{"params": rest}] if rest else []
-        for group in groups:
-            members = [parameters[name] for name, matches in owners.items() if matches == [group["match"]]]
-            if not members:
+                regexes = " and ".join(groups[index]["match"] for index in matches)
+                raise ArgumentError("optimizer", f"groups: parameter {name!r} matches {regexes}")
+            members[matches[0] if matches else -1].append(parameter)
+        param_groups: list[dict[str, Any]] = [{"params": members[-1]}] if members[-1] else []
+        for group, own in zip(groups, members, strict=False):
+            if not own:
                 message = f"groups: {group['match']!r} matches none of the parameters {listed(list(parameters)[:20])}"
                 raise ArgumentError("optimizer", message)
-            param_groups.append({"params": members, **{k: v for k, v in group.items() if k != "match"}})
+            param_groups.append({"params": own, **{k: v for k, v in group.items() if k != "match"}})
         optimizer = form(param_groups)
         defaults = getattr(optimizer, "defaults", {})
         unknown = [k for group in groups for k in group if k != "match" and k not in defaults]
@@ -60,9 +61,9 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
     return optimizer
 
 
-def _matching(name: str, groups: list[Mapping[str, Any]]) -> list[str]:
+def _matching(name: str, groups: list[Mapping[str, Any]]) -> list[int]:
     try:
-        return [group["match"] for group in groups if re.search(group["match"], name)]
+        return [index for index, group in enumerate(groups) if re.search(group["match"], name)]
     except re.error as error:
         raise ArgumentError("optimizer", f"groups: {error.pattern!r} is no regular expression: {error}") from error
 

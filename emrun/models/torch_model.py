@@ -126,7 +126,6 @@ class TorchModel(ModuleModel):
         self._notify_after: Callable[..., None] | None = None
         self._stream: str | None = None  # the stream of the step before, None at the beginning of an epoch
         self._check_pending = False
-        self._is_schedule_pending = False  # whether a schedule was loaded that may be over
         self._trained = False
         self._updated = False
         own = type(self)
@@ -208,7 +207,8 @@ class TorchModel(ModuleModel):
             self._stream, self._check_pending, self._trained = stream, True, True
             self._parameters = all_parameters(module)
             self._others = parameters_beside(self._parameters, self.optimizer)
-            self._check_schedule()
+            if self.scheduler is not None and self._main_loop is not None and self._main_loop.has_run:
+                self.scheduler.check_end()  # the replay of a step is not a resume
         if self._is_own_scheme:
             self._traces.begin(
                 self._parameters, self._loadable.check_first_update if self._loadable.is_update_pending else None
@@ -334,15 +334,14 @@ class TorchModel(ModuleModel):
             StateError: the config has another optimizer or scheduler, or a field has a value that it cannot have.
         """
         record(_STATE, may_lack=("modes",)).check(state)
-        if self.optimizer is not None and state["optimizer"] is not None:
-            load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
         if (self.optimizer is None) is not (state["optimizer"] is None):
             raise StateError("the checkpoint was saved with an optimizer or without one, the config says otherwise")
+        if self.optimizer is not None:
+            load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
         if (self.scheduler is None) is not (state["scheduler"] is None):
             raise StateError("model.scheduler was added or removed; a resume cannot change that")
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-            self._is_schedule_pending = True
         self._trained = state["trained"]
         super().load_state_dict(state)
 
@@ -356,13 +355,6 @@ class TorchModel(ModuleModel):
     def _end_laziness(self) -> None:
         super()._end_laziness()
         self._build_optimizer()
-
-    def _check_schedule(self) -> None:
-        """Look, at the first batch of a resume, whether its schedule is over; the replay of a step is not a resume."""
-        if self._is_schedule_pending and self._main_loop is not None and self._main_loop.has_run:
-            self._is_schedule_pending = False
-            assert self.scheduler is not None  # it was loaded
-            self.scheduler.check_end()
 
     @property
     def _evaluates(self) -> bool:
