@@ -60,8 +60,6 @@ class InputNames:
         named = {name: p for name, p in parameters.items() if p.kind not in variable}
         takes_any = len(named) < len(parameters)
         kind = type(module).__name__
-        if inputs is not None and not isinstance(inputs, Mapping):
-            check_names("inputs", inputs)
         if inputs is None:
             if takes_any:
                 raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources it gets")
@@ -74,6 +72,7 @@ class InputNames:
                 message = f"{kind}.forward has no parameter {unknown[0]!r}{hint} (it has {listed(list(named))})"
                 raise ArgumentError("inputs", message)
             return cls._by_name({parameter: _source(str(parameter), entry) for parameter, entry in inputs.items()})
+        check_names("inputs", inputs)
         if all(name in named for name in inputs) and len(set(inputs)) == len(inputs):
             return cls(tuple((name, name) for name in inputs))
         if len(inputs) > len(named) and not takes_any:

@@ -12,7 +12,7 @@ import torch
 
 from emrun.errors import ArgumentError, StateError
 from emrun.fields import ANYTHING, TEXT, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
-from emrun.models.saved_values import is_of_torch, is_one_number, like
+from emrun.models.saved_values import check_class, is_of_torch, is_one_number, like
 from emrun.wording import listed
 
 
@@ -105,10 +105,7 @@ def load_optimizer_state(
             it cannot have.
     """
     record({"configured": sequence_of(record({"params": sequence_of(optional(TEXT))}))}).check(saved, "optimizer")
-    if saved["class"] != type(optimizer).__name__:
-        raise StateError(
-            f"model.optimizer was {saved['class']}, is {type(optimizer).__name__}; a resume cannot change it"
-        )
+    check_class(saved, "optimizer", type(optimizer).__name__)
     if [group["params"] for group in saved["configured"]] != [group["params"] for group in configured]:
         raise StateError("model.optimizer.groups puts the parameters into other groups; a resume cannot change that")
     _check_number_of_groups(optimizer, saved["state"])
@@ -180,9 +177,8 @@ def _check_optimizer_state(
             if isinstance(value, torch.Tensor) is not isinstance(first[name], torch.Tensor):
                 raise FieldError(f"{key}.{name}", f"is {shown(value)}", f"like the others: {shown(first[name])}")
             if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != shape:
-                raise FieldError(
-                    f"{key}.{name}", f"is {shown(value)}", f"of the shape of its parameter, {tuple(shape)}"
-                )
+                wanted = f"of the shape of its parameter, {tuple(shape)}"
+                raise FieldError(f"{key}.{name}", f"is {shown(value)}", wanted)
             if name == "step":
                 step.check(value, f"{key}.step")
 
@@ -198,6 +194,5 @@ def _check_options(
     try:
         type(optimizer)([torch.nn.Parameter(torch.zeros(1))], **{name: group[name] for name in parameters})
     except Exception as error:
-        raise FieldError(
-            key, f"has an argument that {type(optimizer).__name__} refuses ({error})", "one it takes"
-        ) from error
+        refused = f"has an argument that {type(optimizer).__name__} refuses ({error})"
+        raise FieldError(key, refused, "one it takes") from error

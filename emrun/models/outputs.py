@@ -10,7 +10,7 @@ from torch import Tensor
 
 from emrun.arguments import check_names
 from emrun.errors import ArgumentError
-from emrun.models.losses import Calculation, calculations, mean
+from emrun.models.losses import Calculations, calculations, mean
 from emrun.wording import did_you_mean, listed
 
 
@@ -113,9 +113,7 @@ class Outputs:
         return dict(zip(names, values, strict=True))
 
 
-def _add(
-    outputs: dict[str, Any], calculations: Mapping[str, Calculation], inputs: Mapping[str, Tensor], argument: str
-) -> None:
+def _add(outputs: dict[str, Any], calculations: Calculations, inputs: Mapping[str, Tensor], argument: str) -> None:
     """Add what losses or metrics make of outputs and sources to the outputs."""
     made = {}
     for name, calculation in calculations.items():

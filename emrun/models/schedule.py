@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ConstantLR, LinearLR
 
-from emrun.errors import ArgumentError, StateError
+from emrun.errors import ArgumentError
 from emrun.fields import ANYTHING, mapping_of, record
-from emrun.models.saved_values import is_of_torch, like
+from emrun.models.saved_values import check_class, is_of_torch, like
 from emrun.types import EpochData, Factory
 from emrun.wording import listed
 
@@ -52,9 +52,7 @@ class Scheduler:
         Raises:
             StateError: it is the state of another scheduler.
         """
-        kind = _class_of(self.scheduler)
-        if saved["class"] != kind:
-            raise StateError(f"model.scheduler was {saved['class']}, is {kind}; a resume cannot change it")
+        check_class(saved, "scheduler", _class_of(self.scheduler))
         record(dict.fromkeys(("configured", "state"), mapping_of(ANYTHING))).check(saved, "scheduler")
         if is_of_torch(self.scheduler):
             for part in ("configured", "state"):
@@ -106,7 +104,8 @@ class Scheduler:
         found = ended or self._ended
         if not found:
             return
-        made = "; ".join(f"{each.kind} has made {each.made} of its {each.end} steps ({each.key})" for each in found)
+        steps = "{} has made {} of its {} steps ({})"
+        made = "; ".join(steps.format(type(each.scheduler).__name__, each.made, each.end, each.key) for each in found)
         last = [each for each in ended or [] if isinstance(each.scheduler, torch.optim.lr_scheduler.OneCycleLR)]
         if last:
             message = f"the schedule is over: {made}, and torch makes no more"
@@ -130,6 +129,8 @@ class Scheduler:
             return None
         optimizer = self.scheduler.optimizer
         shared = [optimizer.state, *(parameter for group in optimizer.param_groups for parameter in group["params"])]
+        for each in _all_in(self.scheduler):  # functions of the user's may hold anything
+            shared += [*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None)]
         copied = copy.deepcopy(self.scheduler, {id(each): each for each in shared})
         copied.step()
         return _rates(copied)
@@ -140,7 +141,6 @@ class _End:
     """A scheduler whose steps are all made, and the key that says how many these are."""
 
     scheduler: Any
-    kind: str
     key: str
     made: int
     end: float
@@ -176,7 +176,7 @@ def _ends(scheduler: Any, state: Mapping[str, Any], key: str = "model.scheduler"
     first, last = state.get("start_factor", state.get("factor", 1.0)), state.get("end_factor", 1.0)
     if name == "total_iters" and last >= first and isinstance(scheduler, LinearLR | ConstantLR):
         return []
-    return [_End(scheduler, type(scheduler).__name__, f"{key}.{name}", made, state[name])]
+    return [_End(scheduler, f"{key}.{name}", made, state[name])]
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[..., Any]) -> Scheduler:

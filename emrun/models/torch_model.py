@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from emrun.errors import ArgumentError, StateError
-from emrun.fields import ANYTHING, FLAG, TEXT, optional, record, sequence_of
+from emrun.fields import FLAG, TEXT, optional, record, sequence_of
 from emrun.hook import Loop
 from emrun.models.built_apart import BuiltApart
 from emrun.models.loadable import Loadable
@@ -18,8 +18,9 @@ from emrun.models.losses import mean_loss
 from emrun.models.module_model import EXTRA, ModuleModel
 from emrun.models.optimizer import build_optimizer, configured_arguments, load_optimizer_state, optimizer_state
 from emrun.models.prefetching import Prefetcher, can_prefetch
+from emrun.models.saved_values import CLASS_AND_STATE
 from emrun.models.schedule import Scheduler, build_scheduler
-from emrun.models.updates import Traces, all_parameters, clear_gradients, has_optimizer, parameters_beside
+from emrun.models.updates import Traces, all_parameters, clear_gradients, parameters_beside
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
@@ -31,10 +32,9 @@ SchedulerForm = Annotated[
 
 _NO_OPTIMIZER = ArgumentError("optimizer", "a model that is trained needs one, e.g. {class: AdamW, lr: 1.0e-3}")
 
-_CLASS_AND_STATE = {"class": TEXT, "configured": ANYTHING, "state": ANYTHING}
 _STATE = {
-    "optimizer": optional(record(_CLASS_AND_STATE)),
-    "scheduler": optional(record(_CLASS_AND_STATE)),
+    "optimizer": optional(CLASS_AND_STATE),
+    "scheduler": optional(CLASS_AND_STATE),
     "extra": EXTRA,
     "trained": FLAG,
     "modes": record({"training": FLAG, "others": sequence_of(TEXT)}),
@@ -153,7 +153,9 @@ class TorchModel(ModuleModel):
         """
         if self._updated or not self._is_own_scheme:
             return self._updated
-        return True if self._traces.has_updated() else False if has_optimizer(self) else None
+        if self._traces.has_updated():
+            return True
+        return False if any(isinstance(each, torch.optim.Optimizer) for each in vars(self).values()) else None
 
     def register_mainloop(self, main_loop: Loop) -> None:
         """Take note of the loop whose hooks listen to the updates."""
