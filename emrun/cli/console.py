@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
+from emrun.epoch_data import statistics
 from emrun.errors import ConfigError, Problem, exit_status, has_inputs
 
 
@@ -241,7 +242,7 @@ def summary(metrics: Sequence[Mapping[str, Any]]) -> str:
     series: dict[tuple[str, str], list[tuple[int, Any]]] = {}
     for line in metrics:
         for stream, variables in line["streams"].items():
-            for name, value in _flat(variables):
+            for name, value in statistics(variables):
                 series.setdefault((stream, name), []).append((line["epoch"], value))
     rows = []
     for (stream, name), values in series.items():
@@ -258,17 +259,11 @@ def results(epoch_data: Mapping[str, Mapping[str, Any]]) -> str:
     from tabulate import tabulate
 
     rows = [
-        [stream, name, _short(value)] for stream, variables in epoch_data.items() for name, value in _flat(variables)
+        [stream, name, _short(value)]
+        for stream, variables in epoch_data.items()
+        for name, value in statistics(variables)
     ]
     return tabulate(rows, headers=["stream", "variable", "value"], disable_numparse=True)
-
-
-def _flat(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in variables.items():
-        if isinstance(value, Mapping):
-            yield from ((name if key == "mean" else f"{name}/{key}", entry) for key, entry in value.items())
-        else:
-            yield name, value
 
 
 def _short(value: Any) -> str:
