@@ -26,6 +26,7 @@ from emrun.fields import (
     sequence_of,
 )
 from emrun.model import AbstractModel
+from emrun.models.built_apart import BuiltApart
 from emrun.models.inputs import InputNames, Inputs, describe
 from emrun.models.optimizer import (
     Scheduler,
@@ -142,9 +143,6 @@ class TorchModel(AbstractModel):
         StreamError: a batch does not fit, found before any update.
     """
 
-    built_apart: Callable[[], Structure | None] | None = None
-    """Returns what the module has when another process builds it, if that is known; set by what builds the model."""
-
     def __init__(
         self,
         module: torch.nn.Module,
@@ -201,6 +199,12 @@ class TorchModel(AbstractModel):
         self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
+
+    @classmethod
+    def build_apart(cls, builds: Mapping[str, Callable[[], Any]]) -> BuiltApart | None:
+        """Begin to build the module once more, unless a subclass changes what it is given."""
+        is_compared = "module" in builds and cls.__init__ is TorchModel.__init__
+        return BuiltApart.begin(builds["module"]) if is_compared else None
 
     @property
     def input_names(self) -> Sequence[str]:
