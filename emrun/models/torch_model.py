@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from emrun.fields import (
     record,
     sequence_of,
 )
+from emrun.hook import Loop
 from emrun.model import AbstractModel
 from emrun.models.inputs import InputNames, Inputs, describe
 from emrun.models.optimizer import (
@@ -58,9 +59,6 @@ from emrun.randomness import preserved_randomness
 from emrun.storage.state_file import FILE, load_state
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import did_you_mean, listed
-
-if TYPE_CHECKING:
-    from emrun.loop.main_loop import MainLoop
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
@@ -182,7 +180,7 @@ class TorchModel(AbstractModel):
         self._configured: list[dict[str, Any]] = []
         if not lazy:
             self._build_optimizer()
-        self._main_loop: MainLoop | None = None
+        self._main_loop: Loop | None = None
         self._notify_before: Callable[..., None] | None = None
         self._notify_after: Callable[..., None] | None = None
         self._stream: str | None = None  # the stream of the step before, None at the beginning of an epoch
@@ -234,7 +232,7 @@ class TorchModel(AbstractModel):
             return self._updated
         return True if self._traces.has_updated() else False if has_optimizer(self) else None
 
-    def register_mainloop(self, main_loop: MainLoop) -> None:
+    def register_mainloop(self, main_loop: Loop) -> None:
         """Take note of the loop whose hooks listen to the updates."""
         self._main_loop = main_loop
         self._registered = structure(self.module)
@@ -627,7 +625,7 @@ class TorchModel(AbstractModel):
 
     def _check_schedule(self) -> None:
         """Look, at the first batch of a resume, whether its schedule is over; the replay of a step is not a resume."""
-        if self._is_schedule_pending and self._main_loop is not None and self._main_loop.run is not None:
+        if self._is_schedule_pending and self._main_loop is not None and self._main_loop.has_run:
             self._is_schedule_pending = False
             assert self.scheduler is not None  # it was loaded
             self.scheduler.check_end()
