@@ -27,34 +27,15 @@ from emrun.fields import (
 )
 from emrun.hook import Loop
 from emrun.model import AbstractModel
+from emrun.models.built_apart import BuiltApart
 from emrun.models.inputs import InputNames, Inputs, describe
-from emrun.models.optimizer import (
-    Scheduler,
-    Traces,
-    all_parameters,
-    build_optimizer,
-    build_scheduler,
-    clear_gradients,
-    configured_arguments,
-    has_optimizer,
-    load_optimizer_state,
-    optimizer_state,
-    parameters_beside,
-)
+from emrun.models.laziness import end_laziness, uninitialised
+from emrun.models.optimizer import build_optimizer, configured_arguments, load_optimizer_state, optimizer_state
 from emrun.models.prefetching import Prefetcher, can_prefetch
-from emrun.models.weights import (
-    Structure,
-    collect_weights,
-    differences,
-    end_laziness,
-    extra_state,
-    load_weights,
-    own_memory,
-    structure,
-    uninitialised,
-    what_cannot_be_held,
-    write_weights,
-)
+from emrun.models.schedule import Scheduler, build_scheduler
+from emrun.models.structure import Structure, differences, extra_state, structure, what_cannot_be_held
+from emrun.models.updates import Traces, all_parameters, clear_gradients, has_optimizer, parameters_beside
+from emrun.models.weights import collect_weights, load_weights, own_memory, write_weights
 from emrun.randomness import preserved_randomness
 from emrun.storage.state_file import FILE, load_state
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
@@ -140,9 +121,6 @@ class TorchModel(AbstractModel):
         StreamError: a batch does not fit, found before any update.
     """
 
-    built_apart: Callable[[], Structure | None] | None = None
-    """Returns what the module has when another process builds it, if that is known; set by what builds the model."""
-
     def __init__(
         self,
         module: torch.nn.Module,
@@ -199,6 +177,12 @@ class TorchModel(AbstractModel):
         self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
+
+    @classmethod
+    def build_apart(cls, builds: Mapping[str, Callable[[], Any]]) -> BuiltApart | None:
+        """Begin to build the module once more, unless a subclass changes what it is given."""
+        is_compared = "module" in builds and cls.__init__ is TorchModel.__init__
+        return BuiltApart.begin(builds["module"]) if is_compared else None
 
     @property
     def input_names(self) -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from dataclasses import dataclass
@@ -22,15 +23,13 @@ from emrun.dataset import stream_function
 from emrun.errors import ArgumentError, ConfigError, HookError, Problem
 from emrun.hook import AbstractHook
 from emrun.loop.main_loop import MainLoop
-from emrun.model import AbstractModel
-from emrun.models.built_apart import BuiltApart
-from emrun.models.torch_model import TorchModel
+from emrun.model import AbstractModel, BuiltApart
 from emrun.randomness import seed_everything
 from emrun.slow_start import NamedWhenSlow
 from emrun.storage.run import Run
 
 _LOG = logging.getLogger(__name__)
-_LONGEST_WAIT = 1.0  # seconds, for the module that is built apart
+_LONGEST_WAIT = 1.0  # seconds, for what is built apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ def assemble(
     _LOG.debug("built the dataset in %.2f s", perf_counter() - began)
     if not is_evaluation:
         _check_dataset(supplied["dataset"], prepared)
-    apart = _build_module_apart(prepared, dict(supplied)) if is_new else None
+    apart = _build_apart(prepared, dict(supplied)) if is_new else None
     try:
         began = perf_counter()
         seed_everything(seed, "model")
@@ -171,22 +170,18 @@ def assemble(
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
 
 
-def _build_module_apart(prepared: Prepared, supplied: dict[str, Any]) -> BuiltApart | None:
-    """Begin to build the module once more, where that is a class and not a function, which may load or download much.
-
-    Call it before anything of the model is built.
-    """
-    recipe = prepared.model.kwargs.get("module")
-    is_compared = getattr(prepared.model.target, "__init__", None) is TorchModel.__init__
-    if not is_compared or not isinstance(recipe, Recipe) or not recipe.is_of_classes():
+def _build_apart(prepared: Prepared, supplied: dict[str, Any]) -> BuiltApart | None:
+    """Let the model begin to build once more what it would compare; call it before anything of the model is built."""
+    target = prepared.model.target
+    if not inspect.isclass(target) or not issubclass(target, AbstractModel):
         return None
-    seed = prepared.get("seed", 0)
 
-    def build() -> Any:
-        seed_everything(seed, "model")
+    def build(recipe: Recipe) -> Any:
+        seed_everything(prepared.get("seed", 0), "model")
         return recipe.build(supplied)
 
-    return BuiltApart.begin(build)
+    recipes = {name: each for name, each in prepared.model.kwargs.items() if isinstance(each, Recipe)}
+    return target.build_apart({name: partial(build, each) for name, each in recipes.items() if each.is_of_classes()})
 
 
 class DeterministicKernels(AbstractHook):
