@@ -13,12 +13,8 @@ from typing import Any
 
 import torch
 
-from emrun.config.config import interpolate
-from emrun.config.names import find_user_modules
-from emrun.config.planner import Preparation, Prepared, code_directories, named_streams
-from emrun.config.recipe import Imported, Recipe
-from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, check_hooks
-from emrun.config.yaml_tree import Node
+from emrun.config.planner import Prepared, named_streams
+from emrun.config.recipe import Recipe
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError, ConfigError, HookError, Problem
 from emrun.hook import AbstractHook
@@ -41,75 +37,6 @@ class Training:
     model: AbstractModel
     hooks: tuple[AbstractHook, ...]
     main_loop: MainLoop
-
-
-def build_dataset(config: Node) -> Any:
-    """Build the dataset of a config alone, with whatever else the config says unread.
-
-    Args:
-        config: the merged config, before interpolation; likewise below.
-
-    Raises:
-        ConfigError: its section cannot be used.
-    """
-    config, section, found = _begin(config, "dataset")
-    recipe = _checked(found, found.section(section, "dataset", SUPPLIED["dataset"]))
-    _seed(config, "dataset")
-    return recipe.build({"output_dir": None})
-
-
-def build_model(config: Node, dataset: Any = None) -> AbstractModel:
-    """Build the model of a config alone; the dataset too where the model takes it and none is given.
-
-    Raises:
-        ConfigError: its section cannot be used.
-    """
-    merged = config
-    config, section, found = _begin(config, "model")
-    recipe = _checked(found, found.section(section, "model", SUPPLIED["model"], default=DEFAULT_MODEL))
-    if dataset is None and recipe.wants("dataset"):
-        dataset = build_dataset(merged)
-    _seed(config, "model")
-    model: AbstractModel = recipe.build({"dataset": dataset, "output_dir": None})
-    return model
-
-
-def build_hooks(config: Node, model: Any = None, dataset: Any = None) -> tuple[AbstractHook, ...]:
-    """Build the hooks of a config alone.
-
-    Raises:
-        ConfigError: their section cannot be used.
-    """
-    config, section, found = _begin(config, "hooks")
-    found.problems += check_hooks(section, "hooks")
-    recipes = _checked(found, found.hooks(section))
-    _seed(config, "hooks")
-    return tuple(recipe.build({"model": model, "dataset": dataset, "output_dir": None}) for recipe in recipes)
-
-
-def _begin(config: Node, name: str) -> tuple[Node, Node, Preparation]:
-    """Return the config without interpolations, one of its sections, and what prepares it."""
-    config = interpolate(config)
-    section = config.get(name)
-    kind = list if name == "hooks" else dict
-    if section is None or section.value is None:
-        raise ConfigError(Problem(config.position, "", f"missing section {name!r}"))
-    if not isinstance(section.value, kind):
-        word = "a list" if kind is list else "a mapping"
-        raise ConfigError(Problem(section.position, name, f"{section.shown()!r} is not {word}"))
-    find_user_modules(*code_directories(config))
-    return config, section, Preparation(Imported())
-
-
-def _checked(found: Preparation, recipe: Any) -> Any:
-    if found.problems:
-        raise ConfigError(found.problems)
-    return recipe
-
-
-def _seed(config: Node, purpose: str) -> None:
-    seed = config.get("seed")
-    seed_everything(seed.value if seed is not None and isinstance(seed.value, int) else 0, purpose)
 
 
 def assemble(
