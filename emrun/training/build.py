@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from emrun.config.config import interpolate
-from emrun.config.names import find_user_modules
 from emrun.config.planner import Preparation, Prepared, code_directories, named_streams
 from emrun.config.recipe import Imported, Recipe
 from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, check_hooks
@@ -28,6 +27,7 @@ from emrun.models.torch_model import TorchModel
 from emrun.randomness import seed_everything
 from emrun.slow_start import NamedWhenSlow
 from emrun.storage.run import Run
+from emrun.user_modules import find_user_modules
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_WAIT = 1.0  # seconds, for the module that is built apart
