@@ -30,7 +30,8 @@ from emrun.loop.state import Phase, TrainingState
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.slow_start import NamedWhenSlow
-from emrun.storage.capsules import Draws, Step, keep_failure
+from emrun.storage.capsules import Step, keep_failure
+from emrun.storage.draws import Draws
 from emrun.storage.run import Run
 from emrun.stream_context import StreamContext
 from emrun.streams.dataset_streams import DatasetStreams, StreamLike

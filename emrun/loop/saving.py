@@ -14,8 +14,10 @@ from emrun.arguments import safe_component
 from emrun.epoch_data import declared
 from emrun.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_of
 from emrun.hook import AbstractHook
-from emrun.storage.checkpoints import Names, commit, free_place, go_back_to, is_directory_name, name_checkpoint
+from emrun.storage.checkpoint_names import Names, free_place, go_back_to, name_checkpoint
+from emrun.storage.checkpoints import commit
 from emrun.storage.files import storing
+from emrun.storage.manifest import is_directory_name
 from emrun.types import Policy
 
 _LOG = logging.getLogger(__name__)

@@ -20,7 +20,9 @@ from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.model import AbstractModel
 from emrun.storage import checkpoints as checkpoint
 from emrun.storage.lock import EVALUATIONS
-from emrun.storage.run import CHECKPOINTS, CONFIG, create_evaluation, holds_run, no_run
+from emrun.storage.manifest import Manifest, verify
+from emrun.storage.run import CHECKPOINTS, CONFIG
+from emrun.storage.run_directories import create_evaluation, holds_run, no_run
 from emrun.training.build import Training, assemble
 from emrun.training.create import kept_or_removed, refuse_ranks, warn_of
 from emrun.types import EpochData
@@ -132,12 +134,12 @@ def _default_checkpoint(checkpoints: Path) -> str:
     return next((name for name in checkpoint.DEFAULTS if (checkpoints / name).is_dir()), checkpoint.DEFAULTS[-1])
 
 
-def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> tuple[Path, checkpoint.Manifest]:
+def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> tuple[Path, Manifest]:
     """Load a checkpoint, return its directory too; when the name moved to a newer one meanwhile, load that."""
     while True:
         place = checkpoint.find(checkpoints, name)
         try:
-            manifest = checkpoint.verify(place)
+            manifest = verify(place)
             with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, model.load):
                 model.load(place)
             return place, manifest
