@@ -22,8 +22,10 @@ from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.diagnosis.model_facts import memory, parameters
 from emrun.diagnosis.private_state import DIGEST, NOT_PERSISTENT, unsaved_state, varying
 from emrun.encoding import encode
+from emrun.epoch_data import read_by
 from emrun.errors import ArgumentError, ConfigError, Problem, StateError, reason_of
-from emrun.hook import TrainingTerminated, listener, may_change_batches, may_read_anything, read_by
+from emrun.events import listener, may_change_batches, may_read_anything
+from emrun.hook import TrainingTerminated
 from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import warn_of_no_end
 from emrun.model import AbstractModel

@@ -12,7 +12,6 @@ from typing import Any
 from emrun.arguments import expanded
 from emrun.censor import Censor
 from emrun.config.config import Config, escaped, interpolate, load_config, with_defaults
-from emrun.config.names import find_user_modules
 from emrun.config.planner import Preparation, code_directories, prepare
 from emrun.config.recipe import Imported
 from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, check_hooks
@@ -22,8 +21,10 @@ from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
 from emrun.randomness import draw_seed, seed_everything
-from emrun.storage.run import Run, create_run
+from emrun.storage.run import Run
+from emrun.storage.run_directories import create_run
 from emrun.training.build import Training, assemble
+from emrun.user_modules import find_user_modules
 
 _LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,9 @@ from emrun.errors import StorageError, UsageError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.storage import checkpoints
 from emrun.storage.lock import EVALUATIONS
-from emrun.storage.run import CHECKPOINTS, CONFIG, create_evaluation, holds_run, no_run
+from emrun.storage.manifest import Manifest, verify
+from emrun.storage.run import CHECKPOINTS, CONFIG
+from emrun.storage.run_directories import create_evaluation, holds_run, no_run
 from emrun.training.build import Training, assemble
 from emrun.training.create import kept_or_removed, refuse_ranks, warn_of
 from emrun.types import EpochData
@@ -126,12 +128,12 @@ def _config_of(directory: Path) -> Node:
     return read_config(directory / CONFIG)
 
 
-def _load(training: Training, root: Path, name: str | None) -> tuple[Path, checkpoints.Manifest]:
+def _load(training: Training, root: Path, name: str | None) -> tuple[Path, Manifest]:
     """Load a checkpoint, return its directory too; when the name moved to a newer one meanwhile, load that."""
     while True:
         place = checkpoints.find(root, name)
         try:
-            manifest = checkpoints.verify(place)
+            manifest = verify(place)
             with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, training.model.load):
                 training.model.load(place)
             training.main_loop.start_from(manifest.epoch, manifest.iteration)
