@@ -187,6 +187,7 @@ def test_every_file_has_its_test():
         "arguments": "test_types",
         "temporary": "storage/test_files",
         "storage/state_file": "test_encoding",
+        "loop/determinism": "training/test_create",
         "loop/outcome": "loop/test_main_loop",
         "loop/loss_watch": "loop/test_main_loop",
         "model": "loop/test_main_loop",
