@@ -200,6 +200,7 @@ def test_every_file_has_its_test():
         "diagnosis/recorded_trainings": "diagnosis/test_verification",
         "diagnosis/differences": "diagnosis/test_verification",
         "diagnosis/model_facts": "diagnosis/test_trial",
+        "diagnosis/round_trip": "diagnosis/test_trial",
         "training/evaluate": "training/test_create",
         "streams/stream_pass": "streams/test_stream",
     }

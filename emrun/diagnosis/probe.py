@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from emrun.dataset import open_stream
-from emrun.diagnosis.private_state import attributes, unsaved_state
+from emrun.diagnosis.model_facts import lengths
+from emrun.diagnosis.private_state import forgetful, private_state
 from emrun.encoding import digest, random_state
 from emrun.errors import exit_status
 from emrun.hook import AbstractHook, TrainingTerminated
@@ -33,7 +34,6 @@ _TAIL = 2  # iterations of the third epoch
 _TRIED = 4  # batches of a stream, to see whether it draws global random numbers
 _STOPS = "emrun.hooks.stop_after.StopAfter"  # the limits of the config do not count here
 _WEIGHTS = ".safetensors"
-_TRUSTED = ("emrun.", "torch.")  # their states are complete
 
 
 def main(job_text: str) -> None:
@@ -71,10 +71,12 @@ def _run(job: Mapping[str, Any], record: _Record) -> None:
         record.add("long")
         return
     probe = Probe(record, job)
-    loop.change_hooks([*(hook for hook in loop.hooks if _name_of(type(hook)) != _STOPS), probe])
+    hooks = [hook for hook in loop.hooks if _name_of(type(hook)) != _STOPS]
+    loop.change_hooks([*hooks, probe])
     record.add("outcome", status=train(training).status)
     if not probe.is_too_long:
-        record.add("private", attributes=_private(training), draws=_draws(training), forgetful=_forgetful(loop))
+        attributes = private_state(training.model, hooks, training.dataset)
+        record.add("private", attributes=attributes, draws=_draws(training), forgetful=forgetful(hooks))
         record.add("final", **_final(directory))
 
 
@@ -178,10 +180,7 @@ class Probe(AbstractHook):
 def _known_length(training: Training) -> int:
     """Return how many batches make an epoch, 0 when that is not known."""
     loop = training.main_loop
-    if loop.fixed_epoch_size is not None:
-        return loop.fixed_epoch_size
-    counts = getattr(training.dataset, "num_batches", None)
-    return int((counts.get(loop.train_stream_name) if isinstance(counts, Mapping) else None) or 0)
+    return loop.fixed_epoch_size or lengths(training.dataset).get(loop.train_stream_name, 0)
 
 
 def _digests(state: Mapping[str, Any]) -> dict[str, str]:
@@ -221,7 +220,8 @@ def _final(directory: Path) -> dict[str, Any]:
         "model": _flat(state["model"], ""),
         "hooks": hooks,
         "loop": _flat(state["loop"], ""),
-        "streams": _flat(_without_began(state["streams"]), ""),
+        # without the random states in which passes began: a resume has them only as far as it needs them
+        "streams": {name: text for name, text in _flat(state["streams"], "").items() if ".began" not in name},
         "generators": _generators(state),
         "metrics": {f"epoch {line['epoch']}{key}": value for line in lines for key, value in _metrics(line).items()},
     }
@@ -249,22 +249,6 @@ def _flat(value: Any, key: str) -> dict[str, str]:
     return {name: text for where, child in pairs for name, text in _flat(child, where).items()}
 
 
-def _without_began(value: Any) -> Any:
-    """Leave out the random states in which passes began: a resume has them only as far as it needs them."""
-    if isinstance(value, Mapping):
-        return {key: _without_began(child) for key, child in value.items() if key != "began"}
-    return value
-
-
-def _private(training: Training) -> dict[str, str]:
-    """Return what objects keep in attributes of their own: where a difference may come from."""
-    found = unsaved_state(training.model)
-    for hook in training.main_loop.hooks:
-        if not isinstance(hook, Probe):
-            found |= attributes(hook, f"hook {type(hook).__name__}")
-    return found | attributes(training.dataset, f"dataset {type(training.dataset).__name__}")
-
-
 def _draws(training: Training) -> dict[str, list[str]]:
     """Return the global generators that each stream draws from behind its first batch."""
     loop, found = training.main_loop, {}
@@ -284,13 +268,6 @@ def _draws(training: Training) -> dict[str, list[str]]:
                 before = after
         found[name] = list(changed)
     return found
-
-
-def _forgetful(loop: MainLoop) -> list[str]:
-    """Return the names of the user's hooks that have no state of their own."""
-    kinds = [type(hook) for hook in loop.hooks if not isinstance(hook, Probe)]
-    own = [kind for kind in kinds if not kind.__module__.startswith(_TRUSTED)]
-    return [kind.__name__ for kind in own if kind.state_dict is AbstractHook.state_dict]
 
 
 def _name_of(kind: type) -> str:

@@ -90,10 +90,6 @@ class Recording:
         """Tell whether the signal came."""
         return self._exit_code == -signal.SIGKILL if kill else self.one("outcome").get("status") == "interrupted"
 
-    def told(self) -> str:
-        """Return what is known of its end."""
-        return f"it came to iteration {self.end}"
-
 
 class Trainings:
     """Runs trainings in processes of their own.
