@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -202,10 +201,7 @@ class _Attempt:
 
     def look_for_anomaly(self) -> str:
         """Do the step with `torch.autograd.detect_anomaly`; return what that found."""
-        with ExitStack() as stack:
-            told = stack.enter_context(warnings.catch_warnings(record=True))
-            warnings.simplefilter("always")
-            stack.enter_context(torch.autograd.detect_anomaly())
+        with warnings.catch_warnings(record=True, action="always") as told, torch.autograd.detect_anomaly():
             error = self.run(self._capsule.batch)
         texts = [str(each.message) for each in told if "Error detected in" in str(each.message)]
         texts = [text.partition("(Triggered internally")[0].rstrip() for text in texts]

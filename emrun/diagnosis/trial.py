@@ -160,8 +160,9 @@ class _Trial:
         changed_by = ", ".join(type(each).__name__ for each in self._changers)
         check = self._loop.checks.begin(name, changed_by) if is_run else len
         for batch, seconds in itertools.islice(batches, _MOST_BATCHES):
-            if not self._is_usable(check(batch), is_run=is_run):
-                continue
+            length = check(batch)
+            if is_run and (not length or self._loop.fixed_batch_size not in (None, length)):
+                continue  # the loop would not run the model on it
             changed = self._change(name, batch) if is_run else batch
             if not changed:
                 continue
@@ -197,11 +198,6 @@ class _Trial:
         finally:
             self._loop.training = False
         return changed if self._loop.checks.check_changed(changed) else {}
-
-    def _is_usable(self, length: int, *, is_run: bool) -> bool:
-        """Tell whether the loop would run the model on a batch of this length."""
-        fixed = self._loop.fixed_batch_size
-        return not is_run or (length > 0 and fixed in (None, length))
 
     def _batches(self, name: str) -> Generator[tuple[Batch, float], None, None]:
         """Yield the batches of a stream, each with the seconds it took to make."""

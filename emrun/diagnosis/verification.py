@@ -122,7 +122,7 @@ def verify(
         for number, point in enumerate(points):
             _LOG.info("interrupted at %s (iteration %d)", point.name, point.iteration)
             name = f"point-{number}"
-            first = trainings.run(name, end=straight.end, interrupt=(by, point))
+            first = trainings.run(name, end=straight.end, point=point, by=by)
             if not first.was_interrupted(kill):
                 missed = f"the training never came to {point.name}: it came to iteration {first.end}"
                 rows.append(Row(point, by.name, None, Difference(missed, "order")))
