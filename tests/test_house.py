@@ -183,10 +183,6 @@ def test_the_public_names_can_be_imported():
 def test_every_file_has_its_test():
     covered_with = {
         "lazy": "test_house",
-        "wording": "test_errors",
-        "arguments": "test_types",
-        "temporary": "storage/test_files",
-        "storage/state_file": "test_encoding",
         "loop/outcome": "loop/test_main_loop",
         "loop/loss_watch": "loop/test_main_loop",
         "model": "loop/test_main_loop",
