@@ -188,9 +188,14 @@ def test_every_file_has_its_test():
         "model": "loop/test_main_loop",
         "training/build": "training/test_create",
         "models/inputs": "models/test_torch_model",
+        "models/saved_values": "training/test_resume",
         "config/yaml_slips": "config/test_yaml_tree",
         "config/planner": "config/test_recipe",
         "diagnosis/probe": "diagnosis/test_verification",
+        "diagnosis/recorded_trainings": "diagnosis/test_verification",
+        "diagnosis/differences": "diagnosis/test_verification",
+        "diagnosis/model_facts": "diagnosis/test_trial",
+        "training/evaluate": "training/test_create",
         "streams/stream_pass": "streams/test_stream",
     }
     for name, (package, path) in house(ROOT).items():

@@ -18,16 +18,8 @@ def hooks(name: str | None) -> int:
 
     from tabulate import tabulate
 
-    from emrun.config.names import (
-        NotThere,
-        built_ins,
-        documentation,
-        dotted_path,
-        find_user_modules,
-        normalised,
-        plugins,
-        short_names,
-    )
+    from emrun.config.names import NotThere, built_ins, documentation, dotted_path, normalised, plugins, short_names
+    from emrun.user_modules import find_user_modules
     from emrun.wording import did_you_mean, listed
 
     if name is None:

@@ -14,7 +14,6 @@ from emrun.config.names import (
     NotThere,
     beside_config,
     dotted_path,
-    find_user_modules,
     instead,
     nearest_class,
     normalised,
@@ -38,6 +37,7 @@ from emrun.config.type_hints import allows_mapping, form_in
 from emrun.config.yaml_tree import Node
 from emrun.errors import ConfigError, MissingExtra, Problem
 from emrun.types import Form
+from emrun.user_modules import find_user_modules
 from emrun.wording import did_you_mean, listed, same
 
 _LOG = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ def check_statically(merged: Node, *, evaluations: bool = False) -> None:
     (prepare_all if evaluations else prepare)(merged, Sources())
 
 
-def code_directories(config: Node) -> list[str | None]:
+def code_directories(config: Node) -> list[str]:
     """Return the directory in which a run was started, if the config tells it."""
     node = config.get("code_directory")
     return [str(expanded(node.value))] if node is not None and isinstance(node.value, str) else []

@@ -15,7 +15,8 @@ from emrun.config.names import CONFIGURE, no_dotted_path, no_member, no_model, n
 from emrun.config.signatures import Parameters, parameters_of
 from emrun.config.yaml_tree import Node
 from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem
-from emrun.hook import AbstractHook, check_events
+from emrun.events import check_events
+from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
 from emrun.types import Factory, Form
 from emrun.wording import did_you_mean

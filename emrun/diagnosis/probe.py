@@ -97,6 +97,7 @@ class Probe(AbstractHook):
         job: see `main`.
     """
 
+    main_loop: MainLoop  # of which it asks more than other hooks
     changes_batches = False
     reads = ()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.encoding import RANDOM, encode, random_state, set_random_state
+from emrun.events import may_change_batches
 from emrun.fields import (
     ANOTHER_CHECKPOINT,
     ANYTHING,
@@ -25,7 +26,7 @@ from emrun.fields import (
     sequence_of,
     whole,
 )
-from emrun.hook import AbstractHook, may_change_batches
+from emrun.hook import AbstractHook
 from emrun.loop.loss_watch import LossWatch
 from emrun.model import AbstractModel
 from emrun.storage.manifest import NAMES
