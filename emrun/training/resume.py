@@ -15,7 +15,8 @@ from emrun.censor import Censor
 from emrun.config.config import Config, copies_left, override, read_config, with_defaults
 from emrun.config.planner import prepare
 from emrun.config.recipe import Imported
-from emrun.config.yaml_tree import Node, dump
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import Node
 from emrun.errors import StorageError, UsageError
 from emrun.storage import checkpoints as checkpoint
 from emrun.storage.files import storing, write_atomically
