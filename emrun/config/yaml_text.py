@@ -21,11 +21,8 @@ def dump(node: Node, template: str | None = None) -> str:
         template: a text with comments and formatting to keep as far as the tree agrees with it.
     """
     plain = node.plain()
-    if template is not None:
-        text = _dump_like(plain, template)
-        if text is not None:
-            return text
-    return _write(_round_trip(), _escaped(plain))
+    kept = None if template is None else _dump_like(plain, template)
+    return _write(_round_trip(), _escaped(plain)) if kept is None else kept
 
 
 def _round_trip() -> YAML:

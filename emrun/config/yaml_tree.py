@@ -76,15 +76,18 @@ class Node:
         part of its path, a hook, and what is named in `extra_streams`, `inputs` and `outputs`.
         """
         names = set(self._names())
-        return ((text, spelling) for text, spelling in self._from_environment() if text.strip() not in names)
+        for node, spelling in self._from_environment():
+            for text, shown in (*node.environment, (str(node.value), spelling)):
+                if text.strip() not in names:
+                    yield text, shown
 
-    def _from_environment(self) -> Iterator[tuple[str, str]]:
+    def _from_environment(self) -> Iterator[tuple[Node, str]]:
+        """Yield the scalars that came from there, each with its spelling."""
         if isinstance(self.value, dict | list):
             for child in self.value.values() if isinstance(self.value, dict) else self.value:
                 yield from child._from_environment()
         elif self.spelling is not None:
-            yield from self.environment
-            yield str(self.value), self.spelling
+            yield self, self.spelling
 
     def _names(self, key: str = "") -> Iterator[str]:
         """Yield keys, and the names that are values; `key` is that of this value, or of the list it is in."""
@@ -100,13 +103,10 @@ class Node:
 
     def censored(self, message: str) -> str:
         """Return a message about this tree without what came from the environment, however short it is."""
-        if isinstance(self.value, dict | list):
-            for child in self.value.values() if isinstance(self.value, dict) else self.value:
-                message = child.censored(message)
-        elif self.spelling is not None:
-            for text in (repr(self.value), str(self.value)):
+        for node, spelling in self._from_environment():
+            for text in (repr(node.value), str(node.value)):
                 whole = rf"(?<!\w){re.escape(text)}(?!\w)"
-                message = re.sub(whole, lambda _: str(self.spelling), message) if text else message
+                message = re.sub(whole, spelling.replace("\\", r"\\"), message) if text else message
         return message
 
     def get(self, *path: str) -> Node | None:
