@@ -43,7 +43,8 @@ def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool,
 
     from emrun.config.config import copies_left, interpolate, override, read_config
     from emrun.config.planner import defaults_of
-    from emrun.config.yaml_tree import dump, node_of
+    from emrun.config.yaml_text import dump
+    from emrun.config.yaml_tree import node_of
 
     read = read_config(config)
     merged = override(read, overrides)

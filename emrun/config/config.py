@@ -16,7 +16,8 @@ from typing import Any
 from emrun.arguments import expanded
 from emrun.censor import hide_on_terminal
 from emrun.config.names import normalised, same_class
-from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, dump, node_of, parse, read_scalar
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, node_of, parse, read_scalar
 from emrun.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout
 from emrun.wording import did_you_mean
 

@@ -21,7 +21,8 @@ from emrun.config.config import (
 from emrun.config.planner import Preparation, code_directories, prepare
 from emrun.config.recipe import Imported
 from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, check_hooks
-from emrun.config.yaml_tree import Node, dump
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import Node
 from emrun.errors import ConfigError, Problem, StateError, UsageError
 from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome

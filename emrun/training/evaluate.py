@@ -14,7 +14,8 @@ from emrun.censor import Censor
 from emrun.config.config import copies_left, overlay, override, read_config
 from emrun.config.planner import prepare
 from emrun.config.recipe import Imported
-from emrun.config.yaml_tree import Node, dump
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import Node
 from emrun.errors import StorageError, UsageError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.model import AbstractModel

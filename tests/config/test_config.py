@@ -19,7 +19,8 @@ from emrun.config.config import (
     unread_vars,
     with_defaults,
 )
-from emrun.config.yaml_tree import MAX_DEPTH, dump, node_of, parse
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import MAX_DEPTH, node_of, parse
 from emrun.errors import ConfigError, Position
 
 

@@ -18,7 +18,8 @@ from emrun.config.config import load_config
 from emrun.config.planner import Preparation, prepare
 from emrun.config.recipe import Imported, locate
 from emrun.config.source_finder import Sources
-from emrun.config.yaml_tree import Node, dump, node_of, parse
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import Node, node_of, parse
 from emrun.errors import ConfigError, Position
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
