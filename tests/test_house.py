@@ -162,7 +162,7 @@ def test_every_built_in_is_exported_under_its_name(folder):
     import emrun.config.names
     import emrun.config.recipe
 
-    package = emrun.config.recipe.locate(f"emrun.{folder}")
+    package = emrun.config.import_finder.locate(f"emrun.{folder}")
     for path in (ROOT / folder).glob("[!_]*.py"):
         name = emrun.config.names.class_in(path)
         assert name, f"{path} has no class of its name"
@@ -194,6 +194,8 @@ def test_every_file_has_its_test():
         "models/inputs": "models/test_torch_model",
         "config/yaml_slips": "config/test_yaml_tree",
         "config/planner": "config/test_recipe",
+        "config/plan": "config/test_recipe",
+        "config/finder": "config/test_source_finder",
         "diagnosis/probe": "diagnosis/test_verification",
         "streams/stream_pass": "streams/test_stream",
     }

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from emrun.arguments import check_choice
-from emrun.config.config import interpolate, load_config
-from emrun.config.planner import named_streams
+from emrun.config.config import load_config
+from emrun.config.interpolation import interpolate
+from emrun.config.plan import named_streams
 from emrun.dataset import stream_function, stream_names, takes_context
 from emrun.errors import StreamError, UsageError, reason_of
 from emrun.randomness import preserved_randomness, seed_everything

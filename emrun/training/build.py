@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from emrun.config.config import interpolate
-from emrun.config.planner import Preparation, Prepared, code_directories, named_streams
-from emrun.config.recipe import Imported, Recipe
+from emrun.config.import_finder import Imported
+from emrun.config.interpolation import interpolate
+from emrun.config.plan import Plan, code_directories, named_streams
+from emrun.config.planner import Planner
+from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, check_hooks
 from emrun.config.yaml_tree import Node
 from emrun.dataset import stream_function
@@ -88,7 +90,7 @@ def build_hooks(config: Node, model: Any = None, dataset: Any = None) -> tuple[A
     return tuple(recipe.build({"model": model, "dataset": dataset, "output_dir": None}) for recipe in recipes)
 
 
-def _begin(config: Node, name: str) -> tuple[Node, Node, Preparation]:
+def _begin(config: Node, name: str) -> tuple[Node, Node, Planner]:
     """Return the config without interpolations, one of its sections, and what prepares it."""
     config = interpolate(config)
     section = config.get(name)
@@ -99,10 +101,10 @@ def _begin(config: Node, name: str) -> tuple[Node, Node, Preparation]:
         word = "a list" if kind is list else "a mapping"
         raise ConfigError(Problem(section.position, name, f"{section.shown()!r} is not {word}"))
     find_user_modules(*code_directories(config))
-    return config, section, Preparation(Imported())
+    return config, section, Planner(Imported())
 
 
-def _checked(found: Preparation, recipe: Any) -> Any:
+def _checked(found: Planner, recipe: Any) -> Any:
     if found.problems:
         raise ConfigError(found.problems)
     return recipe
@@ -114,7 +116,7 @@ def _seed(config: Node, purpose: str) -> None:
 
 
 def assemble(
-    prepared: Prepared, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
+    prepared: Plan, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
 ) -> Training:
     """Build dataset, model, hooks and main loop, each with random numbers of its own.
 
@@ -171,7 +173,7 @@ def assemble(
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
 
 
-def _build_module_apart(prepared: Prepared, supplied: dict[str, Any]) -> BuiltApart | None:
+def _build_module_apart(prepared: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
     """Begin to build the module once more, where that is a class and not a function, which may load or download much.
 
     Call it before anything of the model is built.
@@ -205,7 +207,7 @@ class DeterministicKernels(AbstractHook):
         torch.backends.cudnn.benchmark = self._before[1]
 
 
-def _check_dataset(dataset: Any, prepared: Prepared) -> None:
+def _check_dataset(dataset: Any, prepared: Plan) -> None:
     """Check that a dataset has the streams of the main loop; one that is no class shows them only when it is built."""
     for name, node in named_streams(prepared.config):
         try:
@@ -215,7 +217,7 @@ def _check_dataset(dataset: Any, prepared: Prepared) -> None:
             raise ConfigError(Problem(node.position, "main_loop", message)) from error
 
 
-def _hook_problem(error: HookError, prepared: Prepared) -> Problem:
+def _hook_problem(error: HookError, prepared: Plan) -> Problem:
     if error.hook_index is None:
         return Problem(None, "hooks", prepared.config.censored(str(error)))
     recipe = prepared.hooks[error.hook_index] if error.hook_index < len(prepared.hooks) else prepared.model

@@ -14,9 +14,12 @@ from typing import Any
 
 from emrun.arguments import expanded
 from emrun.censor import Censor
-from emrun.config.config import copies_left, escaped, load_config, overlay, override, read_config, with_defaults
-from emrun.config.planner import prepare
-from emrun.config.recipe import Imported
+from emrun.config.config import load_config, read_config
+from emrun.config.import_finder import Imported
+from emrun.config.interpolation import escaped
+from emrun.config.overrides import overlay, override, with_defaults
+from emrun.config.places import copies_left
+from emrun.config.plan import prepare
 from emrun.config.yaml_tree import Node, dump
 from emrun.errors import ConfigError, StateError, StorageError, UsageError
 from emrun.fields import ANOTHER_CHECKPOINT, reading

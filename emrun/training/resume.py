@@ -12,9 +12,11 @@ from typing import Any
 
 from emrun.arguments import expanded
 from emrun.censor import Censor
-from emrun.config.config import Config, copies_left, override, read_config, with_defaults
-from emrun.config.planner import prepare
-from emrun.config.recipe import Imported
+from emrun.config.config import Config, read_config
+from emrun.config.import_finder import Imported
+from emrun.config.overrides import override, with_defaults
+from emrun.config.places import copies_left
+from emrun.config.plan import prepare
 from emrun.config.yaml_tree import Node, dump
 from emrun.errors import StorageError, UsageError
 from emrun.storage import checkpoints as checkpoint
