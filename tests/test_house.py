@@ -160,7 +160,7 @@ def test_one_hook_imports_one_file():
 @pytest.mark.parametrize("folder", ["hooks", "datasets"])
 def test_every_built_in_is_exported_under_its_name(folder):
     import emrun.config.names
-    import emrun.config.recipe
+    import emrun.config.import_finder
 
     package = emrun.config.import_finder.locate(f"emrun.{folder}")
     for path in (ROOT / folder).glob("[!_]*.py"):
