@@ -159,8 +159,8 @@ def test_one_hook_imports_one_file():
 
 @pytest.mark.parametrize("folder", ["hooks", "datasets"])
 def test_every_built_in_is_exported_under_its_name(folder):
-    import emrun.config.names
     import emrun.config.import_finder
+    import emrun.config.names
 
     package = emrun.config.import_finder.locate(f"emrun.{folder}")
     for path in (ROOT / folder).glob("[!_]*.py"):
@@ -192,11 +192,16 @@ def test_every_file_has_its_test():
         "model": "loop/test_main_loop",
         "training/build": "training/test_create",
         "models/inputs": "models/test_torch_model",
+        "models/saved_values": "training/test_resume",
         "config/yaml_slips": "config/test_yaml_tree",
         "config/planner": "config/test_recipe",
         "config/plan": "config/test_recipe",
         "config/finder": "config/test_source_finder",
         "diagnosis/probe": "diagnosis/test_verification",
+        "diagnosis/recorded_trainings": "diagnosis/test_verification",
+        "diagnosis/differences": "diagnosis/test_verification",
+        "diagnosis/model_facts": "diagnosis/test_trial",
+        "training/evaluate": "training/test_create",
         "streams/stream_pass": "streams/test_stream",
     }
     for name, (package, path) in house(ROOT).items():

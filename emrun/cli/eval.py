@@ -50,7 +50,7 @@ def evaluate(
                 check_statically(override(overlay(read_config(config or directory), stream), overrides))
         with NamedWhenSlow("importing PyTorch"):
             from emrun.loop.interrupts import Interrupted
-            from emrun.training.create import evaluate as evaluate_stream
+            from emrun.training.evaluate import evaluate as evaluate_stream
 
         found = {}
         try:

@@ -68,7 +68,7 @@ def train(
         loaded = load_config(config, overrides)
         check_statically(loaded.root, evaluations=True)
         with NamedWhenSlow("importing PyTorch"):
-            from emrun.storage.run import is_failed_start
+            from emrun.storage.run_directories import is_failed_start
             from emrun.training.create import create_training
 
         holds_config = output_dir is not None and (output_dir / "config.yaml").exists()
@@ -141,7 +141,7 @@ def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
 
 def _tell_what_survived(training: Training, error: BaseException | None = None) -> None:
     from emrun.errors import ArgumentError
-    from emrun.storage.run import is_failed_start
+    from emrun.storage.run_directories import is_failed_start
 
     loop, directory = training.main_loop, training.output_dir
     done = f"{loop.training_epochs_done} epochs, {loop.iterations_done} iterations done"

@@ -11,7 +11,8 @@ from typing import Any
 from emrun.config.names import CONFIGURE, no_dotted_path, no_member, no_model, no_module, not_configured
 from emrun.config.signatures import Parameters, parameters_of
 from emrun.errors import HookError
-from emrun.hook import AbstractHook, check_events
+from emrun.events import check_events
+from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
 
 

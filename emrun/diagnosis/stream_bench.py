@@ -24,7 +24,7 @@ from emrun.errors import StreamError, UsageError, reason_of
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.stream_context import StreamContext
 from emrun.streams.stream import StreamPosition, StreamWrapper
-from emrun.training.build import build_dataset, build_model
+from emrun.training.create import build_dataset, build_model
 from emrun.types import Batch, StartMethod
 
 _LOG = logging.getLogger(__name__)

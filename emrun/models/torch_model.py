@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -25,42 +25,21 @@ from emrun.fields import (
     record,
     sequence_of,
 )
+from emrun.hook import Loop
 from emrun.model import AbstractModel
+from emrun.models.built_apart import BuiltApart
 from emrun.models.inputs import InputNames, Inputs, describe
-from emrun.models.optimizer import (
-    Scheduler,
-    Traces,
-    all_parameters,
-    build_optimizer,
-    build_scheduler,
-    clear_gradients,
-    configured_arguments,
-    has_optimizer,
-    load_optimizer_state,
-    optimizer_state,
-    parameters_beside,
-)
+from emrun.models.laziness import end_laziness, uninitialised
+from emrun.models.optimizer import build_optimizer, configured_arguments, load_optimizer_state, optimizer_state
 from emrun.models.prefetching import Prefetcher, can_prefetch
-from emrun.models.weights import (
-    Structure,
-    collect_weights,
-    differences,
-    end_laziness,
-    extra_state,
-    load_weights,
-    own_memory,
-    structure,
-    uninitialised,
-    what_cannot_be_held,
-    write_weights,
-)
+from emrun.models.schedule import Scheduler, build_scheduler
+from emrun.models.structure import Structure, differences, extra_state, structure, what_cannot_be_held
+from emrun.models.updates import Traces, all_parameters, clear_gradients, has_optimizer, parameters_beside
+from emrun.models.weights import collect_weights, load_weights, own_memory, write_weights
 from emrun.randomness import preserved_randomness
 from emrun.storage.state_file import FILE, load_state
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import did_you_mean, listed
-
-if TYPE_CHECKING:
-    from emrun.loop.main_loop import MainLoop
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
@@ -142,9 +121,6 @@ class TorchModel(AbstractModel):
         StreamError: a batch does not fit, found before any update.
     """
 
-    built_apart: Callable[[], Structure | None] | None = None
-    """Returns what the module has when another process builds it, if that is known; set by what builds the model."""
-
     def __init__(
         self,
         module: torch.nn.Module,
@@ -182,7 +158,7 @@ class TorchModel(AbstractModel):
         self._configured: list[dict[str, Any]] = []
         if not lazy:
             self._build_optimizer()
-        self._main_loop: MainLoop | None = None
+        self._main_loop: Loop | None = None
         self._notify_before: Callable[..., None] | None = None
         self._notify_after: Callable[..., None] | None = None
         self._stream: str | None = None  # the stream of the step before, None at the beginning of an epoch
@@ -201,6 +177,12 @@ class TorchModel(AbstractModel):
         self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
+
+    @classmethod
+    def build_apart(cls, builds: Mapping[str, Callable[[], Any]]) -> BuiltApart | None:
+        """Begin to build the module once more, unless a subclass changes what it is given."""
+        is_compared = "module" in builds and cls.__init__ is TorchModel.__init__
+        return BuiltApart.begin(builds["module"]) if is_compared else None
 
     @property
     def input_names(self) -> Sequence[str]:
@@ -234,7 +216,7 @@ class TorchModel(AbstractModel):
             return self._updated
         return True if self._traces.has_updated() else False if has_optimizer(self) else None
 
-    def register_mainloop(self, main_loop: MainLoop) -> None:
+    def register_mainloop(self, main_loop: Loop) -> None:
         """Take note of the loop whose hooks listen to the updates."""
         self._main_loop = main_loop
         self._registered = structure(self.module)
@@ -627,7 +609,7 @@ class TorchModel(AbstractModel):
 
     def _check_schedule(self) -> None:
         """Look, at the first batch of a resume, whether its schedule is over; the replay of a step is not a resume."""
-        if self._is_schedule_pending and self._main_loop is not None and self._main_loop.run is not None:
+        if self._is_schedule_pending and self._main_loop is not None and self._main_loop.has_run:
             self._is_schedule_pending = False
             assert self.scheduler is not None  # it was loaded
             self.scheduler.check_end()

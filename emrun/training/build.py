@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from dataclasses import dataclass
@@ -12,27 +13,19 @@ from typing import Any
 
 import torch
 
-from emrun.config.import_finder import Imported
-from emrun.config.interpolation import interpolate
-from emrun.config.plan import Plan, code_directories, named_streams
-from emrun.config.planner import Planner
+from emrun.config.plan import Plan, named_streams
 from emrun.config.recipe import Recipe
-from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, check_hooks
-from emrun.config.yaml_tree import Node
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError, ConfigError, HookError, Problem
 from emrun.hook import AbstractHook
 from emrun.loop.main_loop import MainLoop
-from emrun.model import AbstractModel
-from emrun.models.built_apart import BuiltApart
-from emrun.models.torch_model import TorchModel
+from emrun.model import AbstractModel, BuiltApart
 from emrun.randomness import seed_everything
 from emrun.slow_start import NamedWhenSlow
 from emrun.storage.run import Run
-from emrun.user_modules import find_user_modules
 
 _LOG = logging.getLogger(__name__)
-_LONGEST_WAIT = 1.0  # seconds, for the module that is built apart
+_LONGEST_WAIT = 1.0  # seconds, for what is built apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,75 +37,6 @@ class Training:
     model: AbstractModel
     hooks: tuple[AbstractHook, ...]
     main_loop: MainLoop
-
-
-def build_dataset(config: Node) -> Any:
-    """Build the dataset of a config alone, with whatever else the config says unread.
-
-    Args:
-        config: the merged config, before interpolation; likewise below.
-
-    Raises:
-        ConfigError: its section cannot be used.
-    """
-    config, section, found = _begin(config, "dataset")
-    recipe = _checked(found, found.section(section, "dataset", SUPPLIED["dataset"]))
-    _seed(config, "dataset")
-    return recipe.build({"output_dir": None})
-
-
-def build_model(config: Node, dataset: Any = None) -> AbstractModel:
-    """Build the model of a config alone; the dataset too where the model takes it and none is given.
-
-    Raises:
-        ConfigError: its section cannot be used.
-    """
-    merged = config
-    config, section, found = _begin(config, "model")
-    recipe = _checked(found, found.section(section, "model", SUPPLIED["model"], default=DEFAULT_MODEL))
-    if dataset is None and recipe.wants("dataset"):
-        dataset = build_dataset(merged)
-    _seed(config, "model")
-    model: AbstractModel = recipe.build({"dataset": dataset, "output_dir": None})
-    return model
-
-
-def build_hooks(config: Node, model: Any = None, dataset: Any = None) -> tuple[AbstractHook, ...]:
-    """Build the hooks of a config alone.
-
-    Raises:
-        ConfigError: their section cannot be used.
-    """
-    config, section, found = _begin(config, "hooks")
-    found.problems += check_hooks(section, "hooks")
-    recipes = _checked(found, found.hooks(section))
-    _seed(config, "hooks")
-    return tuple(recipe.build({"model": model, "dataset": dataset, "output_dir": None}) for recipe in recipes)
-
-
-def _begin(config: Node, name: str) -> tuple[Node, Node, Planner]:
-    """Return the config without interpolations, one of its sections, and what prepares it."""
-    config = interpolate(config)
-    section = config.get(name)
-    kind = list if name == "hooks" else dict
-    if section is None or section.value is None:
-        raise ConfigError(Problem(config.position, "", f"missing section {name!r}"))
-    if not isinstance(section.value, kind):
-        word = "a list" if kind is list else "a mapping"
-        raise ConfigError(Problem(section.position, name, f"{section.shown()!r} is not {word}"))
-    find_user_modules(*code_directories(config))
-    return config, section, Planner(Imported())
-
-
-def _checked(found: Planner, recipe: Any) -> Any:
-    if found.problems:
-        raise ConfigError(found.problems)
-    return recipe
-
-
-def _seed(config: Node, purpose: str) -> None:
-    seed = config.get("seed")
-    seed_everything(seed.value if seed is not None and isinstance(seed.value, int) else 0, purpose)
 
 
 def assemble(
@@ -140,7 +64,7 @@ def assemble(
     _LOG.debug("built the dataset in %.2f s", perf_counter() - began)
     if not is_evaluation:
         _check_dataset(supplied["dataset"], prepared)
-    apart = _build_module_apart(prepared, dict(supplied)) if is_new else None
+    apart = _build_apart(prepared, dict(supplied)) if is_new else None
     try:
         began = perf_counter()
         seed_everything(seed, "model")
@@ -173,22 +97,18 @@ def assemble(
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
 
 
-def _build_module_apart(prepared: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
-    """Begin to build the module once more, where that is a class and not a function, which may load or download much.
-
-    Call it before anything of the model is built.
-    """
-    recipe = prepared.model.kwargs.get("module")
-    is_compared = getattr(prepared.model.target, "__init__", None) is TorchModel.__init__
-    if not is_compared or not isinstance(recipe, Recipe) or not recipe.is_of_classes():
+def _build_apart(prepared: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
+    """Let the model begin to build once more what it would compare; call it before anything of the model is built."""
+    target = prepared.model.target
+    if not inspect.isclass(target) or not issubclass(target, AbstractModel):
         return None
-    seed = prepared.get("seed", 0)
 
-    def build() -> Any:
-        seed_everything(seed, "model")
+    def build(recipe: Recipe) -> Any:
+        seed_everything(prepared.get("seed", 0), "model")
         return recipe.build(supplied)
 
-    return BuiltApart.begin(build)
+    recipes = {name: each for name, each in prepared.model.kwargs.items() if isinstance(each, Recipe)}
+    return target.build_apart({name: partial(build, each) for name, each in recipes.items() if each.is_of_classes()})
 
 
 class DeterministicKernels(AbstractHook):

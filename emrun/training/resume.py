@@ -22,7 +22,12 @@ from emrun.errors import StorageError, UsageError
 from emrun.storage import checkpoints as checkpoint
 from emrun.storage.files import storing, write_atomically
 from emrun.storage.lock import RunLock
-from emrun.storage.run import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, no_run, read_trace, recorded_epochs
+from emrun.storage.log import LOG
+from emrun.storage.manifest import verify
+from emrun.storage.metrics import recorded_epochs
+from emrun.storage.run import CHECKPOINTS, CONFIG, Run
+from emrun.storage.run_directories import create_run, no_run
+from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
 
@@ -122,7 +127,7 @@ def _place_to_go_on_from(checkpoints: Path, name: str | None) -> Path | None:
         if place.parent != checkpoints.resolve():
             raise UsageError(f"{name} is no checkpoint in {checkpoints}")
         try:
-            checkpoint.verify(place)
+            verify(place)
             return place
         except StorageError:
             if place.is_dir():  # otherwise the run goes on, and the name has moved
