@@ -83,13 +83,12 @@ def assemble(
     if prepared.get("deterministic", False):
         hooks = (*hooks, DeterministicKernels())
     seed_everything(seed, "training")
-    section = prepared.config.get("main_loop")
-    arguments = section.plain() if section is not None and section.value else {}
+    arguments = prepared.get("main_loop", {})
     try:
         main_loop = MainLoop(supplied["model"], supplied["dataset"], hooks, run=run, seed=seed, **arguments)
         main_loop.check_hooks(any_stream=is_evaluation)
     except ArgumentError as error:
-        node = section.get(error.argument) if section is not None else None
+        node = prepared.config.get("main_loop", error.argument)
         message = prepared.config.censored(error.message)
         raise ConfigError(Problem(node.position if node else None, f"main_loop.{error.argument}", message)) from error
     except HookError as error:
