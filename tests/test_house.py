@@ -159,10 +159,10 @@ def test_one_hook_imports_one_file():
 
 @pytest.mark.parametrize("folder", ["hooks", "datasets"])
 def test_every_built_in_is_exported_under_its_name(folder):
+    import emrun.config.import_finder
     import emrun.config.names
-    import emrun.config.recipe
 
-    package = emrun.config.recipe.locate(f"emrun.{folder}")
+    package = emrun.config.import_finder.locate(f"emrun.{folder}")
     for path in (ROOT / folder).glob("[!_]*.py"):
         name = emrun.config.names.class_in(path)
         assert name, f"{path} has no class of its name"
@@ -191,6 +191,8 @@ def test_every_file_has_its_test():
         "models/saved_values": "training/test_resume",
         "config/yaml_slips": "config/test_yaml_tree",
         "config/planner": "config/test_recipe",
+        "config/plan": "config/test_recipe",
+        "config/finder": "config/test_source_finder",
         "diagnosis/probe": "diagnosis/test_verification",
         "diagnosis/recorded_trainings": "diagnosis/test_verification",
         "diagnosis/differences": "diagnosis/test_verification",

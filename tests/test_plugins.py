@@ -105,7 +105,7 @@ def test_entry_points_are_not_read_when_every_name_is_emruns_own(tmp_path):
     text = f"dataset: {{class: Digits}}\nmodel: {{module: {module}}}\nhooks: [{{StopAfter: {{epochs: 1}}}}]\n"
     (tmp_path / "c.yaml").write_text(text)
     code = (
-        "import sys; from emrun.config.config import load_config; from emrun.config.planner import check_statically\n"
+        "import sys; from emrun.config.config import load_config; from emrun.config.plan import check_statically\n"
         "check_statically(load_config('c.yaml').root); print('importlib.metadata' in sys.modules)"
     )
     command = [sys.executable, "-c", code]

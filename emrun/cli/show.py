@@ -32,7 +32,7 @@ def show(name: str) -> int:
     if normalised(name) in built_ins("hook"):
         click.echo(documentation(name, "hook"))
         return 0
-    from emrun.config.recipe import locate
+    from emrun.config.import_finder import locate
 
     find_user_modules()
     try:

@@ -63,7 +63,7 @@ def train(
     ignore_early_requests()
     with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
         from emrun.config.config import load_config
-        from emrun.config.planner import check_statically
+        from emrun.config.plan import check_statically
 
         loaded = load_config(config, overrides)
         check_statically(loaded.root, evaluations=True)

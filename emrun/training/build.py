@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from emrun.config.planner import Prepared, named_streams
+from emrun.config.plan import Plan, named_streams
 from emrun.config.recipe import Recipe
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError, ConfigError, HookError, Problem
@@ -40,7 +40,7 @@ class Training:
 
 
 def assemble(
-    prepared: Prepared, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
+    prepared: Plan, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
 ) -> Training:
     """Build dataset, model, hooks and main loop, each with random numbers of its own.
 
@@ -83,13 +83,12 @@ def assemble(
     if prepared.get("deterministic", False):
         hooks = (*hooks, DeterministicKernels())
     seed_everything(seed, "training")
-    section = prepared.config.get("main_loop")
-    arguments = section.plain() if section is not None and section.value else {}
+    arguments = prepared.get("main_loop", {})
     try:
         main_loop = MainLoop(supplied["model"], supplied["dataset"], hooks, run=run, seed=seed, **arguments)
         main_loop.check_hooks(any_stream=is_evaluation)
     except ArgumentError as error:
-        node = section.get(error.argument) if section is not None else None
+        node = prepared.config.get("main_loop", error.argument)
         message = prepared.config.censored(error.message)
         raise ConfigError(Problem(node.position if node else None, f"main_loop.{error.argument}", message)) from error
     except HookError as error:
@@ -97,7 +96,7 @@ def assemble(
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
 
 
-def _build_apart(prepared: Prepared, supplied: dict[str, Any]) -> BuiltApart | None:
+def _build_apart(prepared: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
     """Let the model begin to build once more what it would compare; call it before anything of the model is built."""
     target = prepared.model.target
     if not inspect.isclass(target) or not issubclass(target, AbstractModel):
@@ -127,7 +126,7 @@ class DeterministicKernels(AbstractHook):
         torch.backends.cudnn.benchmark = self._before[1]
 
 
-def _check_dataset(dataset: Any, prepared: Prepared) -> None:
+def _check_dataset(dataset: Any, prepared: Plan) -> None:
     """Check that a dataset has the streams of the main loop; one that is no class shows them only when it is built."""
     for name, node in named_streams(prepared.config):
         try:
@@ -137,7 +136,7 @@ def _check_dataset(dataset: Any, prepared: Prepared) -> None:
             raise ConfigError(Problem(node.position, "main_loop", message)) from error
 
 
-def _hook_problem(error: HookError, prepared: Prepared) -> Problem:
+def _hook_problem(error: HookError, prepared: Plan) -> Problem:
     if error.hook_index is None:
         return Problem(None, "hooks", prepared.config.censored(str(error)))
     recipe = prepared.hooks[error.hook_index] if error.hook_index < len(prepared.hooks) else prepared.model
