@@ -183,6 +183,7 @@ def test_the_public_names_can_be_imported():
 def test_every_file_has_its_test():
     covered_with = {
         "lazy": "test_house",
+        "loop/determinism": "training/test_create",
         "loop/outcome": "loop/test_main_loop",
         "loop/loss_watch": "loop/test_main_loop",
         "model": "loop/test_main_loop",

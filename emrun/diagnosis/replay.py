@@ -23,6 +23,7 @@ from emrun.encoding import set_random_state
 from emrun.errors import StateError
 from emrun.fields import reading
 from emrun.hook import AbstractHook
+from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
@@ -32,7 +33,6 @@ from emrun.storage.run import CHECKPOINTS, CONFIG
 from emrun.storage.state_file import FILE
 from emrun.streams.stream import StreamWrapper
 from emrun.temporary import TemporaryFolder
-from emrun.training.build import DeterministicKernels
 from emrun.types import Batch
 
 _MOST = 16  # so many causes are looked for: each takes a step for every halving

@@ -28,6 +28,7 @@ from emrun.epoch_data import read_by
 from emrun.errors import ArgumentError, ConfigError, Problem, StateError, reason_of
 from emrun.events import listener, may_change_batches, may_read_anything
 from emrun.hook import TrainingTerminated
+from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import warn_of_no_end
 from emrun.model import AbstractModel
@@ -36,7 +37,7 @@ from emrun.storage.run import Run
 from emrun.storage.state_file import load_state, save_state
 from emrun.stream_context import StreamContext
 from emrun.temporary import TemporaryFolder
-from emrun.training.build import DeterministicKernels, Training, assemble
+from emrun.training.build import Training, assemble
 from emrun.types import Batch
 from emrun.wording import did_you_mean, listed
 

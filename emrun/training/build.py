@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from emrun.config.plan import Plan, named_streams
 from emrun.config.recipe import Recipe
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError, ConfigError, HookError, Problem
 from emrun.hook import AbstractHook
+from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel, BuiltApart
 from emrun.randomness import seed_everything
@@ -108,22 +106,6 @@ def _build_apart(prepared: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
 
     recipes = {name: each for name, each in prepared.model.kwargs.items() if isinstance(each, Recipe)}
     return target.build_apart({name: partial(build, each) for name, each in recipes.items() if each.is_of_classes()})
-
-
-class DeterministicKernels(AbstractHook):
-    """Switches torch's deterministic algorithms on for a training, and back at its end."""
-
-    def before_training(self) -> None:
-        """Switch them on."""
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
-        self._before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-
-    def after_training(self, success: bool) -> None:
-        """Switch them back."""
-        torch.use_deterministic_algorithms(self._before[0])
-        torch.backends.cudnn.benchmark = self._before[1]
 
 
 def _check_dataset(dataset: Any, prepared: Plan) -> None:
