@@ -14,8 +14,9 @@ from time import perf_counter
 from typing import Any
 
 from emrun.arguments import check_choice
-from emrun.config.config import interpolate, load_config
-from emrun.config.planner import named_streams
+from emrun.config.config import load_config
+from emrun.config.interpolation import interpolate
+from emrun.config.plan import named_streams
 from emrun.dataset import stream_function, stream_names, takes_context
 from emrun.diagnosis.model_facts import timed_run
 from emrun.errors import StreamError, UsageError, reason_of

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
-from emrun.config.config import Config, unread_vars, with_defaults
-from emrun.config.planner import Prepared, prepare, prepare_all
-from emrun.config.recipe import Imported
+from emrun.config.config import Config
+from emrun.config.import_finder import Imported
+from emrun.config.interpolation import unread_vars
+from emrun.config.overrides import with_defaults
+from emrun.config.plan import Plan, prepare, prepare_all
 from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.diagnosis.model_facts import lengths, memory, parameters, timed_run
 from emrun.diagnosis.round_trip import RoundTrip
@@ -86,7 +88,7 @@ def try_out(config: Config) -> dict[str, Any]:
         return trial.report()
 
 
-def _build_model(prepared: Prepared, training: Training) -> AbstractModel:
+def _build_model(prepared: Plan, training: Training) -> AbstractModel:
     """Build the model once more, in a loop of its own, so that no hook hears of its updates."""
     seed_everything(prepared.get("seed", 0), "model")
     supplied = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
@@ -102,7 +104,7 @@ def _build_model(prepared: Prepared, training: Training) -> AbstractModel:
     return model
 
 
-def _streams_of_no_dataset(prepared: Prepared, dataset: Any) -> list[str]:
+def _streams_of_no_dataset(prepared: Plan, dataset: Any) -> list[str]:
     """Return what is to be said about streams under `eval` that a dataset does not have."""
     there = stream_names(dataset)
     named = prepared.get("eval", {})

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from emrun.errors import StateError, StorageError, reason_of
 from emrun.models.laziness import uninitialised
-from emrun.models.structure import is_extra
+from emrun.models.module_state import is_extra
 from emrun.storage.files import refuse_timeout, storing
 from emrun.wording import listed
 

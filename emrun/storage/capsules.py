@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -35,19 +34,11 @@ from emrun.fields import (
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.model import AbstractModel
 from emrun.storage.draws import Draws
-from emrun.storage.files import (
-    describe,
-    flush_directory,
-    flush_file,
-    json_digest,
-    make_directory,
-    refuse_timeout,
-    storing,
-    write_atomically,
-)
+from emrun.storage.files import check_guards, make_directory, refuse_timeout, storing, written_aside
 from emrun.storage.packing import check_packed, pack_all, unpack
 from emrun.storage.run import CONFIG
 from emrun.storage.run_directories import holds_run
+from emrun.storage.sealed import damaged_file, read_seal, seal
 from emrun.storage.state_file import FILE, load_state, save_state
 from emrun.types import Batch
 
@@ -228,9 +219,9 @@ def _write(
         make_directory(root, exist_ok=True)
         for left in root.glob(f"{_ASIDE}*"):  # by a process that was killed
             shutil.rmtree(left)
-        aside = root / f"{_ASIDE}{os.getpid()}"
-        aside.mkdir()
-        try:
+        place = root / str(max(_numbers(root), default=0) + 1)
+        with written_aside(place, root / f"{_ASIDE}{os.getpid()}") as aside:
+            aside.mkdir()
             packed, left_out = pack_all(batch)
             state: dict[str, Any] = {"batch": packed, "random": random, "model": None, "hook": None}
             facts["weights"] = _save_weights(model, facts["step"], state, aside)
@@ -243,16 +234,8 @@ def _write(
             save_state(state, aside)
             if (run_directory / CONFIG).exists():
                 shutil.copyfile(run_directory / CONFIG, aside / CONFIG)
-            for path in sorted(aside.iterdir()):
-                flush_file(path)
-            facts["files"] = {path.name: describe(path) for path in sorted(aside.iterdir())}
-            text = json.dumps({**facts, "sha256": json_digest(facts)}, indent=2) + "\n"
-            write_atomically(aside / _FACTS, text)
-            place = root / str(max(_numbers(root), default=0) + 1)
-            aside.rename(place)
-            flush_directory(root)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            check_guards(place)
+            seal(aside, _FACTS, facts)
         for number in sorted(_numbers(root))[:-MOST]:
             old = root / f"{_ASIDE}{number}"
             (root / str(number)).rename(old)
@@ -315,8 +298,8 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         StateError: a field has a value that it cannot have, though its checksum is right.
     """
     try:
-        facts = json.loads((place / _FACTS).read_text(encoding="utf-8"))
-        if not isinstance(facts, dict) or facts.pop("sha256", None) != json_digest(facts):
+        facts, intact = read_seal(place / _FACTS)
+        if not intact:
             raise ValueError("its checksum is another")
     except (OSError, ValueError, RecursionError) as error:
         refuse_timeout(error, place)
@@ -329,11 +312,9 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         record(FACTS).check(facts)
         if FILE not in facts["files"]:
             raise FieldError("files", f"is {shown(list(facts['files']))}", f"a mapping that has {FILE}")
-    for name, expected in facts["files"].items():
-        path = place / name
-        with storing(path, "read"):
-            if not path.is_file() or describe(path) != expected:
-                raise StorageError(f"capsule {place}: {name} is missing or differs; the capsule is damaged")
+    damage = damaged_file(place, facts["files"])
+    if damage is not None:
+        raise StorageError(f"capsule {place}: {damage[0]} is missing or differs; the capsule is damaged")
     state = load_state(place)
     with reading(f"{place / FILE}", ANOTHER_CAPSULE):
         record(_STATE).check(state)

@@ -23,16 +23,8 @@ from emrun.storage.checkpoint_names import (
     is_checkpoint,
     is_named_directory,
 )
-from emrun.storage.files import (
-    check_guards,
-    describe,
-    flush_directory,
-    flush_file,
-    flush_lines,
-    link_atomically,
-    storing,
-)
-from emrun.storage.manifest import FILE, FORMAT, Manifest, encoded, is_directory_name, read_manifest, verify
+from emrun.storage.files import check_guards, flush_directory, flush_lines, link_atomically, storing, written_aside
+from emrun.storage.manifest import is_directory_name, read_manifest, seal_manifest, verify
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
@@ -79,26 +71,15 @@ def commit(
             root.mkdir()  # without those above it: a run that was removed does not come back as its checkpoints alone
             flush_directory(root.parent)
         known.look()
-        aside = root / f"{ASIDE}{os.getpid()}"
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        place = free_place(root, iteration)
         try:
-            save(aside)
-            files = {}
-            for path in sorted(aside.iterdir()):
-                flush_file(path)
-                files[path.name] = describe(path)
-            manifest = Manifest(FORMAT, known.commits + 1, epoch, iteration, names, files)
-            (aside / FILE).write_text(encoded(manifest), encoding="utf-8")  # whole: its directory has no name yet
-            flush_file(aside / FILE)
-            flush_directory(aside)
-            place = free_place(root, iteration)
-            check_guards(place)
-            known.expect(place)
-            aside.rename(place)
-            flush_directory(root)
+            with written_aside(place, root / f"{ASIDE}{os.getpid()}") as aside:
+                aside.mkdir()
+                save(aside)
+                seal_manifest(aside, known.commits + 1, epoch, iteration, names)
+                check_guards(place)
+                known.expect(place)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
             known.give_up_expecting()
     known.move(dict.fromkeys(names, place.name), given_up)
     return place

@@ -115,7 +115,7 @@ class Run:
             self._lock.release()
 
     def record_epoch(self, epoch: int, iteration: int, seconds: float, epoch_data: EpochData) -> None:
-        """Append an epoch to `metrics.jsonl` and write its counters into the trace.
+        """Append an epoch to `metrics.jsonl` and count it in the trace, which is written now and then.
 
         Args:
             epoch: training epochs done; 0 for the zeroth.
@@ -127,7 +127,7 @@ class Run:
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
         self._lines.append(json.dumps(line, allow_nan=False))
         self.metrics.append(line)
-        self._trace.write(epochs_done=epoch, iterations_done=iteration, may_go_back=True)
+        self._trace.count(epoch, iteration)
 
     def end(self, status: str, exit_status: int, reason: str | None, iteration: int | None = None) -> None:
         """Write into the trace how the run ended; the first end counts.

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from emrun.config.planner import Prepared, named_streams
+from emrun.config.plan import Plan, named_streams
 from emrun.config.recipe import Recipe
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError, ConfigError, HookError, Problem
@@ -38,7 +38,7 @@ class Training:
 
 
 def assemble(
-    prepared: Prepared, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
+    prepared: Plan, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
 ) -> Training:
     """Build dataset, model, hooks and main loop, each with random numbers of its own.
 
@@ -94,7 +94,7 @@ def assemble(
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
 
 
-def _build_apart(prepared: Prepared, supplied: dict[str, Any]) -> BuiltApart | None:
+def _build_apart(prepared: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
     """Let the model begin to build once more what it would compare; call it before anything of the model is built."""
     target = prepared.model.target
     if not inspect.isclass(target) or not issubclass(target, AbstractModel):
@@ -108,7 +108,7 @@ def _build_apart(prepared: Prepared, supplied: dict[str, Any]) -> BuiltApart | N
     return target.build_apart({name: partial(build, each) for name, each in recipes.items() if each.is_of_classes()})
 
 
-def _check_dataset(dataset: Any, prepared: Prepared) -> None:
+def _check_dataset(dataset: Any, prepared: Plan) -> None:
     """Check that a dataset has the streams of the main loop; one that is no class shows them only when it is built."""
     for name, node in named_streams(prepared.config):
         try:
@@ -118,7 +118,7 @@ def _check_dataset(dataset: Any, prepared: Prepared) -> None:
             raise ConfigError(Problem(node.position, "main_loop", message)) from error
 
 
-def _hook_problem(error: HookError, prepared: Prepared) -> Problem:
+def _hook_problem(error: HookError, prepared: Plan) -> Problem:
     if error.hook_index is None:
         return Problem(None, "hooks", prepared.config.censored(str(error)))
     recipe = prepared.hooks[error.hook_index] if error.hook_index < len(prepared.hooks) else prepared.model

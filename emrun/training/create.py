@@ -11,11 +11,14 @@ from typing import Any
 
 from emrun.arguments import expanded
 from emrun.censor import Censor
-from emrun.config.config import Config, escaped, interpolate, load_config, with_defaults
-from emrun.config.planner import Preparation, code_directories, prepare
-from emrun.config.recipe import Imported
+from emrun.config.config import Config, load_config
+from emrun.config.import_finder import Imported
+from emrun.config.interpolation import escaped, interpolate
+from emrun.config.overrides import with_defaults
+from emrun.config.plan import code_directories, prepare
+from emrun.config.planner import Planner
 from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, check_hooks
-from emrun.config.yaml_tree import dump
+from emrun.config.yaml_text import dump
 from emrun.errors import ConfigError, Problem, StateError, UsageError
 from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
@@ -154,7 +157,7 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
     if not isinstance(section.value, kind):
         raise ConfigError(Problem(section.position, name, f"{section.shown()!r} is not {word}"))
     find_user_modules(*code_directories(tree))
-    found = Preparation(Imported())
+    found = Planner(Imported())
     if name == "hooks":
         found.problems += check_hooks(section, name)
         recipes = found.hooks(section)

@@ -11,10 +11,13 @@ from typing import Any
 
 from emrun.arguments import expanded
 from emrun.censor import Censor
-from emrun.config.config import copies_left, overlay, override, read_config
-from emrun.config.planner import prepare
-from emrun.config.recipe import Imported
-from emrun.config.yaml_tree import Node, dump
+from emrun.config.config import read_config
+from emrun.config.import_finder import Imported
+from emrun.config.overrides import overlay, override
+from emrun.config.places import copies_left
+from emrun.config.plan import prepare
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import Node
 from emrun.errors import StorageError, UsageError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.storage import checkpoints

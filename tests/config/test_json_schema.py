@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
-from emrun.config.config import merge
 from emrun.config.json_schema import config_schema, hint_schema
 from emrun.config.names import short_names
-from emrun.config.planner import prepare_all
+from emrun.config.overrides import merge
+from emrun.config.plan import prepare_all
 from emrun.config.sections import SECTIONS, SUPPLIED
 from emrun.config.source_finder import Sources
 from emrun.config.type_hints import mismatch
@@ -114,7 +114,7 @@ def test_every_built_in_is_there_with_all_its_arguments_explained(kind, name):
     import emrun.config.recipe
     from emrun.config.names import dotted_path
 
-    target = emrun.config.recipe.locate(dotted_path(name, kind))
+    target = emrun.config.import_finder.locate(dotted_path(name, kind))
     arguments = set(inspect.signature(target).parameters) - set(SUPPLIED[kind])
     properties = SCHEMA["$defs"][f"{kind}.{name}"]["properties"]
     assert properties.keys() - {"class", "args"} == arguments

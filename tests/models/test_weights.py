@@ -11,7 +11,7 @@ from torch import nn
 
 from emrun import TorchModel
 from emrun.errors import StateError, StorageError
-from emrun.models.structure import extra_state
+from emrun.models.module_state import extra_state
 from emrun.models.weights import FILE, collect_weights, load_weights, own_memory, write_weights
 from emrun.storage.state_file import save_state
 
