@@ -60,19 +60,9 @@ class Recording:
         return next(iter(self.of(kind)), {})
 
     @property
-    def is_long(self) -> bool:
-        """Whether the training gave up because its epochs are long."""
-        return bool(self.of("long"))
-
-    @property
     def final(self) -> Event:
         """What the training came to: part -> name -> value."""
         return self.one("final")
-
-    @property
-    def begin(self) -> int | None:
-        """The iteration that the training began behind."""
-        return self.one("begin").get("iteration")
 
     @property
     def epoch_ends(self) -> list[int]:

@@ -304,6 +304,4 @@ def _seconds_of_a_step(model: Any, batch: Batch, stream: str, seconds: float) ->
 
 def _cores() -> int:
     """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS

@@ -55,21 +55,12 @@ def assemble(
     """
     seed = prepared.get("seed", 0)
     supplied: dict[str, Any] = {"output_dir": output_dir}
-    began = perf_counter()
-    seed_everything(seed, "dataset")
-    with NamedWhenSlow("building the dataset"):
-        supplied["dataset"] = prepared.dataset.build(supplied)
-    _LOG.debug("built the dataset in %.2f s", perf_counter() - began)
+    supplied["dataset"], _ = _built("dataset", prepared.dataset, seed, supplied)
     if not is_evaluation:
         _check_dataset(supplied["dataset"], prepared)
     apart = _build_apart(prepared, dict(supplied)) if is_new else None
     try:
-        began = perf_counter()
-        seed_everything(seed, "model")
-        with NamedWhenSlow("building the model"):
-            supplied["model"] = prepared.model.build(supplied)
-        seconds = perf_counter() - began
-        _LOG.debug("built the model in %.2f s", seconds)
+        supplied["model"], seconds = _built("model", prepared.model, seed, supplied)
     except BaseException:
         if apart is not None:
             apart.end()
@@ -92,6 +83,17 @@ def assemble(
     except HookError as error:
         raise ConfigError(_hook_problem(error, prepared)) from error
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
+
+
+def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any]) -> tuple[Any, float]:
+    """Build the dataset or the model with random numbers of its own; return the seconds that it took, too."""
+    began = perf_counter()
+    seed_everything(seed, what)
+    with NamedWhenSlow(f"building the {what}"):
+        built = recipe.build(supplied)
+    seconds = perf_counter() - began
+    _LOG.debug("built the %s in %.2f s", what, seconds)
+    return built, seconds
 
 
 def _build_apart(prepared: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
