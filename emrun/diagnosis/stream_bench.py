@@ -15,7 +15,6 @@ from typing import Any
 
 from emrun.arguments import check_choice
 from emrun.config.config import load_config
-from emrun.config.interpolation import interpolate
 from emrun.config.plan import named_streams
 from emrun.dataset import stream_function, stream_names, takes_context
 from emrun.diagnosis.model_facts import timed_run
@@ -137,7 +136,7 @@ def bench(
         BaseException: what the dataset or a stream raises.
     """
     loaded = load_config(config, overrides)
-    whole = interpolate(loaded.root)
+    whole = loaded.tree
     with preserved_randomness():
         dataset = create_dataset(loaded)
         names = list(dict.fromkeys(name for name, _ in named_streams(whole)))
