@@ -184,6 +184,12 @@ def test_every_file_has_its_test():
     covered_with = {
         "lazy": "test_house",
         "loop/determinism": "training/test_create",
+        "loop/dispatch": "test_hook",
+        "loop/endings": "loop/test_main_loop",
+        "loop/epochs": "loop/test_main_loop",
+        "loop/failures": "storage/test_capsules",
+        "loop/first_batch": "models/test_lazy_models",
+        "loop/session": "loop/test_main_loop",
         "loop/outcome": "loop/test_main_loop",
         "loop/loss_watch": "loop/test_main_loop",
         "model": "loop/test_main_loop",

@@ -143,8 +143,7 @@ class _Attempt:
         """Do the step on a batch; return what it fails with, None when it goes through."""
         step = self._capsule.step
         loop = MainLoop(self._model, None, self._hooks(), seed=self._seed, on_unused_sources="ignore")
-        loop.start_from(step.epoch, step.iteration)
-        loop.evaluating = step.evaluating
+        loop.start_from(step.epoch, step.iteration, evaluating=step.evaluating)
         if self._weights is not None:
             with reading(f"{self._weights}: weights", ANOTHER_CAPSULE, self._model.load):
                 self._model.load(self._weights)

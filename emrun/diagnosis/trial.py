@@ -90,12 +90,12 @@ def _build_model(prepared: Plan, training: Training) -> AbstractModel:
     seed_everything(prepared.get("seed", 0), "model")
     supplied = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
     model: AbstractModel = prepared.model.build(supplied)
-    loop = MainLoop(model, training.dataset, train_stream_name=training.main_loop.train_stream_name)
+    name, run = training.main_loop.train_stream_name, training.main_loop.run
+    loop = MainLoop(model, training.dataset, train_stream_name=name, run=run)
     loop.checks = training.main_loop.checks
-    loop.saves = True
     may_fail = any(map(may_change_batches, (*training.hooks, model)))  # as in a training
     for each in (training.model, model):
-        training.main_loop.materialise(each, may_fail=may_fail)
+        training.main_loop.first_batch.show(each, may_fail=may_fail)
     loop.notify("before_training")
     loop.notify("before_epoch", epoch_id=1)
     return model
@@ -157,11 +157,10 @@ class _Trial:
         usable = 0
         batches = self._batches(name)
         changed_by = ", ".join(type(each).__name__ for each in self._changers)
-        check = self._loop.checks.begin(name, changed_by) if is_run else len
+        check = self._loop.checks.begin(name, changed_by)
         for batch, seconds in itertools.islice(batches, _MOST_BATCHES):
-            length = check(batch)
-            if is_run and (not length or self._loop.fixed_batch_size not in (None, length)):
-                continue  # the loop would not run the model on it
+            if is_run and check(batch) == 0:
+                continue
             changed = self._change(name, batch) if is_run else batch
             if not changed:
                 continue
@@ -175,7 +174,7 @@ class _Trial:
                 break
         else:
             if is_run and not usable and next(batches, None) is None:
-                self._loop.checks.report_empty_stream(name, self._loop.on_empty_stream)
+                self._loop.checks.report_empty_stream(name)
         batches.close()
         self._notes += [f"stream {name!r}: source {each!r} has values that are not finite" for each in _gaps(sources)]
         self._streams[name] = {
@@ -190,12 +189,12 @@ class _Trial:
         if not self._changers:
             return batch
         changed = dict(batch)
-        self._loop.training = name == self._loop.train_stream_name
+        self._loop.epochs.training = name == self._loop.train_stream_name
         try:
             for each in self._changers:
                 _call(each, "before_batch", stream_name=name, batch=changed)
         finally:
-            self._loop.training = False
+            self._loop.epochs.training = False
         return changed if self._loop.checks.check_changed(changed) else {}
 
     def _batches(self, name: str) -> Generator[tuple[Batch, float], None, None]:
@@ -241,7 +240,7 @@ class _Trial:
         lengths: dict[str, float] = dict(self._lengths)
         if self._loop.fixed_epoch_size is not None:
             lengths[self._loop.train_stream_name] = self._loop.fixed_epoch_size
-        for name, interval in self._loop.intervals.items():
+        for name, interval in self._loop.streams.intervals.items():
             if name in lengths:
                 lengths[name] /= interval or 1
         self._notes += [f"output {name!r} has values that are not finite" for name in _gaps(self._outputs)]

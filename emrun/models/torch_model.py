@@ -181,7 +181,7 @@ class TorchModel(ModuleModel):
             return
         if self._forms[0] is None and self.optimizer is None and type(self).train_step is TorchModel.train_step:
             raise _NO_OPTIMIZER
-        if self._main_loop is not None and self._main_loop.saves and not self._is_own_saving:
+        if self._main_loop is not None and self._main_loop.has_run and not self._is_own_saving:
             self._loadable.check_saving(self.built_apart)
         self.built_apart = None  # its process ends
 
