@@ -1,22 +1,37 @@
-"""The contract of hooks: the events of a training, and how a hook ends it."""
+"""The contract of hooks: the events, each at its place in the loop, what a hook may ask there, and how it ends a run.
+
+    register_mainloop(main_loop)                        # the loop is built
+    before_training()                                   # of a resume: states are loaded, random states not yet
+    for epoch_id in 0, 1, 2, ...:                       # 0 only evaluates: the train stream, then the extra streams
+        before_epoch(epoch_id)
+        for stream_name in the train stream, the extra streams that are due:
+            for batch in the stream:
+                before_batch(stream_name, batch)        # may change it
+                model.run(batch):                       # in the train stream, for each update:
+                    before_update(model)                # the gradients are complete
+                    after_update(model)                 # the optimizer has made its step
+                after_batch(stream_name, batch_data)    # sources and outputs; then checkpoints that were asked for
+            after_stream(stream_name)
+        after_epoch(epoch_id, epoch_data)               # statistics are written and read
+        after_epoch_profile(epoch_id, profile, streams)
+        # then: the line of `metrics.jsonl`, checkpoints that were asked for, the end that a hook or a signal wants
+    on_error(error)                                     # where it failed
+    after_training(success)                             # in any case
+
+Hooks are called in the order of the config, then the model, which may define events too.
+"""
 
 from __future__ import annotations
 
 import inspect
-import re
 import types
 import typing
 from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from emrun.arguments import safe_component
-from emrun.errors import HookError
-from emrun.types import Batch, EpochData, Names, Profile, evaluated
-from emrun.wording import did_you_mean, listed
-
-if TYPE_CHECKING:  # hooks know the loop they are registered in; the loop knows its hooks
-    from emrun.loop.main_loop import MainLoop
+from emrun.model import AbstractModel
+from emrun.types import Batch, EpochData, Names, Policy, Profile, evaluated
 
 EVENTS: dict[str, tuple[str, ...]] = {
     "register_mainloop": ("main_loop",),
@@ -33,7 +48,6 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "after_training": ("success",),
 }
 """The events and the arguments they are called with, by keyword."""
-_LATEST = "latest"  # the name that every training gives
 
 
 class TrainingTerminated(Exception):
@@ -55,6 +69,90 @@ class TrainingAborted(Exception):
     def __init__(self, reason: str = "a hook aborted the training") -> None:
         self.reason = reason
         super().__init__(reason)
+
+
+class Loop(Protocol):
+    """What a hook or a model may ask of the loop that it is registered in; `emrun.MainLoop` is that loop."""
+
+    @property
+    def model(self) -> AbstractModel:
+        """The model."""
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset."""
+
+    @property
+    def train_stream_name(self) -> str:
+        """The name of the stream that the model learns from."""
+
+    @property
+    def extra_streams(self) -> list[str]:
+        """Names of the streams that are evaluated after the train stream."""
+
+    @property
+    def fixed_epoch_size(self) -> int | None:
+        """How many batches of the train stream make an epoch, None for those of a pass."""
+
+    @property
+    def training(self) -> bool:
+        """Whether the batches are those of a stream that the model learns from."""
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether nothing but an evaluation is to be done, as in `emrun eval`."""
+
+    @property
+    def training_epochs_done(self) -> int:
+        """How many training epochs are complete."""
+
+    @property
+    def iterations_done(self) -> int:
+        """How many batches of training streams the model has run on."""
+
+    @property
+    def stream_name(self) -> str | None:
+        """The name of the stream whose batches are run at the moment."""
+
+    @property
+    def batch_length(self) -> int:
+        """How many examples the current batch has."""
+
+    @property
+    def epoch_seconds(self) -> float:
+        """How long the current epoch has taken so far in this process, evaluations included."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is a run directory, for checkpoints and metrics."""
+
+    @property
+    def metrics(self) -> Sequence[Mapping[str, Any]]:
+        """What `metrics.jsonl` has of each epoch so far; nothing where there is no run directory."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether the weights will be saved: those that could not be loaded again are refused before training."""
+
+    def request_checkpoint(
+        self,
+        name: str,
+        on_failure: Policy = "error",
+        instead_of: Iterable[str] | Callable[[Iterable[str]], Iterable[str]] = (),
+    ) -> None:
+        """Ask for a checkpoint, which is saved when the event is over for all hooks."""
+
+    def wait_for_checkpoints(self) -> None:
+        """Return when what was requested before this event is on disk."""
+
+    def listens(self, event: str) -> bool:
+        """Tell whether anything listens to an event."""
+
+    def notify(self, event: str, **arguments: Any) -> None:
+        """Call an event of all hooks that listen to it; models call it for their update events."""
+
+    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Check the outputs for the first batch of a stream; a model that updates itself calls it before."""
 
 
 class _NotesNames:
@@ -95,7 +193,7 @@ class AbstractHook(_NotesNames):
         output_dir: see `model`.
     """
 
-    main_loop: MainLoop
+    main_loop: Loop
     """The loop, from `register_mainloop` on."""
 
     reads: Sequence[str] | None = None
@@ -124,15 +222,8 @@ class AbstractHook(_NotesNames):
         self.dataset = dataset
         self.output_dir = output_dir
 
-    def register_mainloop(self, main_loop: MainLoop) -> None:
-        """Called once, when the main loop is built.
-
-        Raises:
-            HookError: the hook is registered already, or a method is a misspelt event.
-        """
-        check_events(type(self))
-        if "main_loop" in self.__dict__:
-            raise HookError(f"hook {type(self).__name__} is registered in a main loop already; build a new one")
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Called once, when the main loop is built."""
         self.main_loop = main_loop
 
     def before_training(self) -> None:
@@ -195,167 +286,6 @@ class AbstractHook(_NotesNames):
         """
 
 
-def check_events(hook_class: type) -> None:
-    """Check that a hook's methods are events of the main loop and take arguments that these offer.
-
-    Raises:
-        HookError: a method is one edit away from an event's name, or an event has a parameter that nothing supplies.
-    """
-    for name in dir(hook_class):
-        if name in EVENTS:
-            _check_parameters(hook_class, name)
-        elif (near := misspelt_event(name)) is not None and callable(getattr(hook_class, name)):
-            raise HookError(no_event(hook_class.__name__, name, near))
-
-
-def misspelt_event(name: str) -> str | None:
-    """Return the event that a method's name is one edit away from, None when it is one or is far from all."""
-    if name in EVENTS or name.startswith("_") or name in dir(AbstractHook):
-        return None
-    return next((event for event in EVENTS if _one_edit_apart(name, event)), None)
-
-
-def no_event(hook_class: str, name: str, near: str) -> str:
-    """Return the message about a method whose name is nearly that of an event."""
-    return f"{hook_class}.{name} is no event of a hook; did you mean {near!r}?"
-
-
-def read_by(hook: Any) -> tuple[str, ...] | None:
-    """Return the variables of a batch that a hook says it reads, None when it says nothing.
-
-    Raises:
-        HookError: its `reads` is not a list of names.
-    """
-    by_arguments = _named(hook, "variable")
-    declared = _declared(hook, "reads")
-    return by_arguments or None if declared is None else tuple(dict.fromkeys((*by_arguments, *declared)))
-
-
-def written_by(hook: Any) -> tuple[str, ...]:
-    """Return what a hook says it adds to the epoch's data.
-
-    Raises:
-        HookError: its `writes` is not a list of names.
-    """
-    return _declared(hook, "writes") or ()
-
-
-def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
-    """Check that what hooks read of the epoch's data is written by a hook before them, in a stream that is run.
-
-    Args:
-        hooks: the hooks in their order, and the model, which may monitor too.
-        streams: the names of the streams that are run; None when any may be: then only variables that are monitored
-            without a stream are looked at.
-
-    Raises:
-        HookError: it is not; the message says which hook to move, or what to add.
-    """
-    writes = [written_by(hook) for hook in hooks]
-    everything = sorted({name for names in writes for name in names})
-    for index, hook in enumerate(hooks):
-        for address, is_variable in _monitored(hook, everything).items():
-            stream, _, statistic = ("", "", address) if is_variable else address.partition("/")
-            if streams is None and not is_variable:
-                continue
-            if not is_variable and stream not in (streams or ()):
-                raise HookError(
-                    f"{type(hook).__name__} monitors {address}, but stream {stream!r} is not run"
-                    f"{did_you_mean(stream, streams or ())} (main_loop runs {listed(streams or ())}: "
-                    "main_loop.extra_streams)",
-                    index,
-                )
-            is_meant = _is_of_variable if is_variable else _is_statistic
-            writers = [i for i, names in enumerate(writes) if any(is_meant(name, statistic) for name in names)]
-            if not writers:
-                there = sorted({name.partition("/")[0] for name in everything}) if is_variable else everything
-                raise HookError(
-                    f"{type(hook).__name__} monitors {address}, but no hook writes {statistic!r}"
-                    f"{did_you_mean(statistic, there)} (written are {listed(there)}); add it to ComputeStats. A hook "
-                    f"of yours that writes it declares `writes = [{statistic!r}]`",
-                    index,
-                )
-            if writers[0] > index:
-                writer = type(hooks[writers[0]]).__name__
-                raise HookError(f"{type(hook).__name__} monitors {address}: move it behind {writer}", index)
-
-
-def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
-    """Check that no two hooks save under one name: each would take it from the other's checkpoint.
-
-    Raises:
-        HookError: two do, or one does so under the name that the loop itself gives.
-    """
-    saved = [(index, name) for index, hook in enumerate(hooks) for name in _declared(hook, "saves") or ()]
-    for number, (index, name) in enumerate(saved):
-        kind = type(hooks[index]).__name__
-        if _as_saved(name) == _LATEST:
-            raise HookError(
-                f"{kind} (hooks[{index}]) saves under the name {name!r}, as SaveLatest and the end of every training "
-                "do; give it a model_name of its own",
-                index,
-            )
-        for earlier, other in saved[:number]:
-            if earlier != index and _may_be_one(_as_saved(name), _as_saved(other)):
-                who = f"{type(hooks[earlier]).__name__} (hooks[{earlier}]) and {kind} (hooks[{index}])"
-                if name == other:
-                    what = f"save under the name {name!r}"
-                else:
-                    what = f"save under one name, {other!r} and {name!r}"
-                    what += " (which are the same in a path)" if _as_saved(name) == _as_saved(other) else ""
-                raise HookError(f"{who} {what}; give one of them a model_name of its own", index)
-
-
-def _as_saved(name: str) -> str:
-    """Return a name as the checkpoint gets it, `-*` at its end as it is."""
-    is_numbered = name.endswith("-*")
-    return safe_component("saves", name.removesuffix("-*")) + ("-*" if is_numbered else "")
-
-
-def _may_be_one(one: str, other: str) -> bool:
-    """Tell whether two names, of which `-*` at the end stands for any number, can be the same."""
-    if one.endswith("-*"):
-        one, other = other, one
-    numbered = other.endswith("-*") and re.fullmatch(re.escape(other.removesuffix("*")) + r"\d+", one) is not None
-    return one == other or numbered
-
-
-def _monitored(hook: Any, written: Sequence[str]) -> dict[str, bool]:
-    """Return what a hook reads of the epoch's data -> whether it is a variable in whatever stream.
-
-    Args:
-        hook: the hook, or the model.
-        written: what is written: a variable may have a slash in its name.
-    """
-    addresses = (*_named(hook, "address"), *(_declared(hook, "monitors") or ()))
-    found = {name: "/" not in name or any(_is_of_variable(each, name) for each in written) for name in addresses}
-    return {**found, **dict.fromkeys(_named(hook, "epoch variable"), True)}
-
-
-def _is_of_variable(name: str, variable: str) -> bool:
-    """Tell whether what is written, `variable` or `variable/aggregation`, is of a variable."""
-    return name.startswith(f"{variable}/") or (name == variable and "/" not in variable)
-
-
-def _is_statistic(name: str, statistic: str) -> bool:
-    """Tell whether what is written is a statistic, or the variable of one, whose aggregations are not known."""
-    return name in (statistic, statistic.partition("/")[0])
-
-
-def _declared(hook: Any, attribute: str) -> tuple[str, ...] | None:
-    names = getattr(hook, attribute, None)
-    if names is None:
-        return None
-    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
-        raise HookError(f"{type(hook).__name__}.{attribute} is {names!r}, not a list of names, e.g. ['loss']")
-    return tuple(names)
-
-
-def _named(hook: Any, what: str) -> tuple[str, ...]:
-    """Return what the arguments of a hook name; nothing of a hook that was made without its constructor."""
-    return tuple(name for kind, name in getattr(hook, "_named_by_arguments", ()) if kind == what)
-
-
 def _named_by(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what the arguments of a constructor name, and those that it hands on to its bases as they are."""
     constructors = dict.fromkeys(cls.__init__ for cls in hook_class.__mro__)  # type: ignore[misc]  # of each class
@@ -403,67 +333,3 @@ def _names_in(hint: Any, value: Any) -> Iterator[tuple[str, str]]:
         fixed = kind is tuple and inner[-1:] != (Ellipsis,)
         for each, child in zip(inner if fixed else [inner[0]] * len(value), value, strict=False):
             yield from _names_in(each, child)
-
-
-def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., Any] | None:
-    """Return what to call, by keyword, when `event` happens, or None when `hook` does not listen to it.
-
-    Args:
-        hook: a hook, or a model that defines some of the events.
-        event: one of `EVENTS`.
-        base: the class whose methods do nothing.
-    """
-    method = getattr(hook, event, None)
-    if method is None or (hasattr(base, event) and getattr(method, "__func__", None) is getattr(base, event)):
-        return None
-    if not callable(method):
-        raise HookError(
-            f"{type(hook).__name__}.{event} is {type(method).__name__}, which hides the event of that name; rename it"
-        )
-    parameters = inspect.signature(method).parameters
-    wanted = [name for name in EVENTS[event] if name in parameters]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if takes_any or len(wanted) == len(EVENTS[event]):
-        return method  # type: ignore[no-any-return]
-    return lambda **arguments: method(**{name: arguments[name] for name in wanted})
-
-
-def may_change_batches(hook: Any) -> bool:
-    """Tell whether a hook, or a model, gets the batches before the model and may change them."""
-    return bool(getattr(hook, "changes_batches", True)) and _gets(hook, "before_batch", "batch")
-
-
-def may_read_anything(hook: Any) -> bool:
-    """Tell whether a hook, or a model, gets the batches and does not say what it reads in them."""
-    return read_by(hook) is None and (_gets(hook, "before_batch", "batch") or _gets(hook, "after_batch", "batch_data"))
-
-
-def _gets(hook: Any, event: str, argument: str) -> bool:
-    """Tell whether a hook, or a model, listens to an event and takes one of its arguments."""
-    if listener(hook, event) is None:
-        return False
-    parameters = inspect.signature(getattr(hook, event)).parameters
-    return argument in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-
-
-def _check_parameters(hook_class: type, event: str) -> None:
-    parameters = list(inspect.signature(getattr(hook_class, event)).parameters.values())[1:]
-    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    for parameter in parameters:
-        required = parameter.default is parameter.empty and parameter.kind not in variable
-        if parameter.name not in EVENTS[event] and required:
-            offered = ", ".join(EVENTS[event]) or "no arguments"
-            raise HookError(
-                f"{hook_class.__name__}.{event} takes {parameter.name!r}, which nothing supplies; "
-                f"the event offers {offered}"
-            )
-
-
-def _one_edit_apart(name: str, event: str) -> bool:
-    """Tell whether one insertion, deletion, replacement or swap of neighbours makes `event` of `name`."""
-    while name and event and name[0] == event[0]:
-        name, event = name[1:], event[1:]
-    while name and event and name[-1] == event[-1]:
-        name, event = name[:-1], event[:-1]
-    swapped = len(name) == 2 and name == event[::-1]
-    return swapped or (len(name) <= 1 and len(event) <= 1)

@@ -5,9 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from emrun.types import Batch, Prefetch
+
+
+class BuiltApart(Protocol):
+    """What another process builds once more, so that a model can tell whether a resume could build the same."""
+
+    def structure(self, seconds: float) -> Any:
+        """Return what the model compares itself with; None where that is not known after so many seconds."""
+
+    def end(self) -> None:
+        """End the other process."""
 
 
 class AbstractModel(ABC):
@@ -24,6 +34,22 @@ class AbstractModel(ABC):
 
     is_lazy: bool = False
     """Whether the model has parts whose shapes the first batch decides, and has not seen a batch yet."""
+
+    built_apart: Callable[[], Any] | None = None
+    """Waits for the structure of what `build_apart` began, and returns it; set by what builds the model."""
+
+    @classmethod
+    def build_apart(cls, builds: Mapping[str, Callable[[], Any]]) -> BuiltApart | None:
+        """Begin to build an argument of the constructor once more, before the model itself is built.
+
+        Args:
+            builds: argument -> what builds it, for those whose forms call nothing but classes: a function may load or
+                download much.
+
+        Returns:
+            What is built in another process; None where the model compares nothing.
+        """
+        return None
 
     @property
     @abstractmethod

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from emrun.arguments import check_choice
 from emrun.errors import HookError
-from emrun.hook import AbstractHook
+from emrun.hook import AbstractHook, Loop
 from emrun.types import EpochData, Policy
-
-if TYPE_CHECKING:
-    from emrun.loop.main_loop import MainLoop
 
 
 class SaveLatest(AbstractHook):
@@ -34,10 +29,10 @@ class SaveLatest(AbstractHook):
         check_choice("on_save_failure", on_save_failure, Policy)
         self._on_save_failure = on_save_failure
 
-    def register_mainloop(self, main_loop: MainLoop) -> None:
+    def register_mainloop(self, main_loop: Loop) -> None:
         """Make sure that there is a place to save to."""
         super().register_mainloop(main_loop)
-        if main_loop.run is None:
+        if not main_loop.has_run:
             raise HookError(f"{type(self).__name__} saves checkpoints, but the main loop has no run directory")
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:

@@ -223,13 +223,11 @@ class WriteCSV(AbstractHook):
 
     def _rebuilt(self, length: int) -> bytes | None:
         """Return the file as it follows from `metrics.jsonl`: of as many of the last epochs as it has length for."""
-        if self.main_loop.run is None or not self._columns:
+        if not (self.main_loop.has_run and self._columns):
             return None
         header = f"{self._header()}\n".encode()
         try:
-            lines = [
-                f"{self._line(each['epoch'], _as_written(each['streams']))}\n" for each in self.main_loop.run.metrics
-            ]
+            lines = [f"{self._line(each['epoch'], _as_written(each['streams']))}\n" for each in self.main_loop.metrics]
         except (HookError, TypeError):  # a value that metrics.jsonl does not have
             return None
         kept: list[bytes] = []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from emrun.config.config import load_config
-from emrun.config.planner import check_statically
+from emrun.config.plan import check_statically
 from emrun.errors import ConfigError
 
 HOME = Path(__file__).parent / "wrong_configs"

@@ -66,8 +66,9 @@ def check(config: Path, overrides: tuple[str, ...], static: bool, as_json: bool)
 
 
 def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, Any] | None:
-    from emrun.config.config import load_config, unread_vars
-    from emrun.config.planner import check_statically
+    from emrun.config.config import load_config
+    from emrun.config.interpolation import unread_vars
+    from emrun.config.plan import check_statically
 
     config = load_config(path, overrides)
     check_statically(config.root, evaluations=True)

@@ -41,9 +41,13 @@ def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool,
         raise click.UsageError("Missing argument 'CONFIG'.", click.get_current_context())
     from tabulate import tabulate
 
-    from emrun.config.config import copies_left, interpolate, override, read_config
-    from emrun.config.planner import defaults_of
-    from emrun.config.yaml_tree import dump, node_of
+    from emrun.config.config import read_config
+    from emrun.config.interpolation import interpolate
+    from emrun.config.overrides import override
+    from emrun.config.places import copies_left
+    from emrun.config.plan import defaults_of
+    from emrun.config.yaml_text import dump
+    from emrun.config.yaml_tree import node_of
 
     read = read_config(config)
     merged = override(read, overrides)

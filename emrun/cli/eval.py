@@ -42,14 +42,15 @@ def evaluate(
         raise click.UsageError("name a stream to evaluate, e.g. valid")
     with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
         if config is not None or (directory / "config.yaml").exists():
-            from emrun.config.config import overlay, override, read_config
-            from emrun.config.planner import check_statically
+            from emrun.config.config import read_config
+            from emrun.config.overrides import overlay, override
+            from emrun.config.plan import check_statically
 
             for stream in streams:
                 check_statically(override(overlay(read_config(config or directory), stream), overrides))
         with NamedWhenSlow("importing PyTorch"):
             from emrun.loop.interrupts import Interrupted
-            from emrun.training.create import evaluate as evaluate_stream
+            from emrun.training.evaluate import evaluate as evaluate_stream
 
         found = {}
         try:

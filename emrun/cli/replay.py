@@ -26,7 +26,7 @@ def replay(directory: Path, device: str | None, anomaly: bool) -> int:
     with terminal_log(quiet=True):
         if (directory / "config.yaml").exists() and not (directory / "failure.json").exists():
             from emrun.config.config import read_config
-            from emrun.config.planner import check_statically
+            from emrun.config.plan import check_statically
 
             check_statically(read_config(directory))
         from emrun.diagnosis.replay import replay as do_again

@@ -21,7 +21,7 @@ from emrun.cli.console import (
     terminal_log,
     users_code,
 )
-from emrun.errors import RunExists, RunInUse
+from emrun.errors import ArgumentError, RunExists, RunInUse
 from emrun.slow_start import NamedWhenSlow
 
 if TYPE_CHECKING:
@@ -63,16 +63,15 @@ def train(
     ignore_early_requests()
     with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
         from emrun.config.config import load_config
-        from emrun.config.planner import check_statically
+        from emrun.config.plan import check_statically
 
         loaded = load_config(config, overrides)
         check_statically(loaded.root, evaluations=True)
         with NamedWhenSlow("importing PyTorch"):
-            from emrun.storage.run import is_failed_start
             from emrun.training.create import create_training
+            from emrun.training.resume import is_begun
 
-        holds_config = output_dir is not None and (output_dir / "config.yaml").exists()
-        if auto_resume and output_dir is not None and holds_config and not is_failed_start(output_dir):
+        if auto_resume and output_dir is not None and is_begun(output_dir):
             return _go_on(output_dir, loaded, quiet)
         try:
             with users_code():
@@ -140,8 +139,7 @@ def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
 
 
 def _tell_what_survived(training: Training, error: BaseException | None = None) -> None:
-    from emrun.errors import ArgumentError
-    from emrun.storage.run import is_failed_start
+    from emrun.training.resume import is_begun
 
     loop, directory = training.main_loop, training.output_dir
     done = f"{loop.training_epochs_done} epochs, {loop.iterations_done} iterations done"
@@ -154,6 +152,6 @@ def _tell_what_survived(training: Training, error: BaseException | None = None) 
         return
     arguments = sys.argv[1:]
     again = f"emrun {shlex.join(arguments)}" if arguments[:1] == ["train"] else f"emrun train {directory}"
-    is_in_the_way = any(each.startswith("--output-dir") for each in arguments) and not is_failed_start(directory)
+    is_in_the_way = any(each.startswith("--output-dir") for each in arguments) and is_begun(directory)
     elsewhere = " (with another --output-dir)" if is_in_the_way else ""
     click.echo(f"{done}; {kept}; begin again with: {again}{elsewhere}", err=True)

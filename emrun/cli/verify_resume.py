@@ -38,8 +38,9 @@ def verify_resume(
     """
     with terminal_log(quiet=quiet):
         from emrun.config.config import load_config
-        from emrun.config.planner import check_statically
-        from emrun.diagnosis.verification import VerificationFailed, verify
+        from emrun.config.plan import check_statically
+        from emrun.diagnosis.recorded_trainings import VerificationFailed
+        from emrun.diagnosis.verification import verify
 
         check_statically(load_config(config, overrides).root)
         try:

@@ -21,7 +21,8 @@ from typing import Any
 from emrun.config.names import CONFIGURE, no_dotted_path, no_member, no_model, not_configured
 from emrun.config.signatures import UNREAD, Parameters, Share, handed_on, takes_keywords
 from emrun.config.source_modules import TORCH, Binding, SourceModule, SourceModules, bound_in
-from emrun.hook import AbstractHook, misspelt_event, no_event
+from emrun.events import misspelt_event, no_event
+from emrun.hook import AbstractHook
 from emrun.types import Factory, Form
 
 

@@ -20,7 +20,8 @@ from emrun.errors import exit_status
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
 from emrun.randomness import preserved_randomness
-from emrun.storage.run import CHECKPOINTS, METRICS
+from emrun.storage.metrics import METRICS
+from emrun.storage.run import CHECKPOINTS
 from emrun.storage.state_file import FILE, load_state
 from emrun.stream_context import StreamContext
 from emrun.training.build import Training
@@ -96,6 +97,7 @@ class Probe(AbstractHook):
         job: see `main`.
     """
 
+    main_loop: MainLoop  # of which it asks more than other hooks
     changes_batches = False
     reads = ()
 

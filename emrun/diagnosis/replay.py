@@ -14,13 +14,16 @@ import numpy as np
 import torch
 
 from emrun.censor import Censor
-from emrun.config.config import override, read_config
-from emrun.config.planner import Prepared, prepare
-from emrun.config.recipe import Imported, Recipe
+from emrun.config.config import read_config
+from emrun.config.import_finder import Imported
+from emrun.config.overrides import override
+from emrun.config.plan import Plan, prepare
+from emrun.config.recipe import Recipe
 from emrun.encoding import set_random_state
 from emrun.errors import StateError
 from emrun.fields import reading
 from emrun.hook import AbstractHook
+from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
@@ -30,7 +33,6 @@ from emrun.storage.run import CHECKPOINTS, CONFIG
 from emrun.storage.state_file import FILE
 from emrun.streams.stream import StreamWrapper
 from emrun.temporary import TemporaryFolder
-from emrun.training.build import DeterministicKernels
 from emrun.types import Batch
 
 _MOST = 16  # so many causes are looked for: each takes a step for every halving
@@ -102,7 +104,7 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
 class _Attempt:
     """Does the step of a capsule again, as often as asked, each time from the same weights and random states."""
 
-    def __init__(self, capsule: Capsule, prepared: Prepared, output_dir: Path, notes: list[str]) -> None:
+    def __init__(self, capsule: Capsule, prepared: Plan, output_dir: Path, notes: list[str]) -> None:
         self._capsule = capsule
         self._prepared = prepared
         self.censor = Censor(prepared.config.secrets())
@@ -217,7 +219,7 @@ class _WentThroughError(Exception):
     """The step is over and nothing failed."""
 
 
-def _differences(capsule: Capsule, prepared: Prepared) -> Iterator[str]:
+def _differences(capsule: Capsule, prepared: Plan) -> Iterator[str]:
     """Yield what is known to make the step another one than that of then."""
     facts, step = capsule.facts, capsule.step
     stored = capsule.place / CONFIG

@@ -16,14 +16,15 @@ from typing import Any
 import torch
 
 from emrun.arguments import check_choice
-from emrun.config.config import interpolate, load_config
-from emrun.config.planner import named_streams
+from emrun.config.config import load_config
+from emrun.config.interpolation import interpolate
+from emrun.config.plan import named_streams
 from emrun.dataset import stream_function, stream_names, takes_context
 from emrun.errors import StreamError, UsageError, reason_of
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.stream_context import StreamContext
 from emrun.streams.stream import StreamPosition, StreamWrapper
-from emrun.training.build import build_dataset, build_model
+from emrun.training.create import create_dataset, create_model
 from emrun.types import Batch, StartMethod
 
 _LOG = logging.getLogger(__name__)
@@ -136,10 +137,10 @@ def bench(
         UsageError: the dataset does not have a stream that the main loop runs.
         BaseException: what the dataset or a stream raises.
     """
-    root = load_config(config, overrides).root
-    whole = interpolate(root)
+    loaded = load_config(config, overrides)
+    whole = interpolate(loaded.root)
     with preserved_randomness():
-        dataset = build_dataset(root)
+        dataset = create_dataset(loaded)
         names = list(dict.fromkeys(name for name, _ in named_streams(whole)))
         seed, method = whole.get("seed"), whole.get("main_loop", "start_method")
         reader = _Reader(
@@ -161,7 +162,7 @@ def bench(
         if whole.get("model") is None:
             return Bench(streams, None, "the config has no model: give --step-ms")
         try:
-            return Bench(streams, _seconds_of_a_step(build_model(root, dataset), batch, trained, seconds))
+            return Bench(streams, _seconds_of_a_step(create_model(loaded, dataset=dataset), batch, trained, seconds))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # of a model that is for another machine, or not written yet

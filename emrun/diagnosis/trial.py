@@ -6,8 +6,6 @@ import itertools
 import logging
 import math
 import os
-import resource
-import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from emrun.config.config import Config, unread_vars, with_defaults
-from emrun.config.planner import Prepared, prepare, prepare_all
-from emrun.config.recipe import Imported
+from emrun.config.config import Config
+from emrun.config.import_finder import Imported
+from emrun.config.interpolation import unread_vars
+from emrun.config.overrides import with_defaults
+from emrun.config.plan import Plan, prepare, prepare_all
 from emrun.dataset import SourceInfo, open_stream, stream_names
+from emrun.diagnosis.model_facts import memory, parameters
 from emrun.diagnosis.private_state import DIGEST, NOT_PERSISTENT, unsaved_state, varying
 from emrun.encoding import encode
+from emrun.epoch_data import read_by
 from emrun.errors import ArgumentError, ConfigError, Problem, StateError, reason_of
-from emrun.hook import TrainingTerminated, listener, may_change_batches, may_read_anything, read_by
+from emrun.events import listener, may_change_batches, may_read_anything
+from emrun.hook import TrainingTerminated
+from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import warn_of_no_end
 from emrun.model import AbstractModel
@@ -33,7 +37,7 @@ from emrun.storage.run import Run
 from emrun.storage.state_file import load_state, save_state
 from emrun.stream_context import StreamContext
 from emrun.temporary import TemporaryFolder
-from emrun.training.build import DeterministicKernels, Training, assemble
+from emrun.training.build import Training, assemble
 from emrun.types import Batch
 from emrun.wording import did_you_mean, listed
 
@@ -94,7 +98,7 @@ def try_out(config: Config) -> dict[str, Any]:
         return found.report()
 
 
-def _build_model(prepared: Prepared, training: Training) -> AbstractModel:
+def _build_model(prepared: Plan, training: Training) -> AbstractModel:
     """Build the model once more, in a loop of its own, so that no hook hears of its updates."""
     seed_everything(prepared.get("seed", 0), "model")
     supplied = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
@@ -110,7 +114,7 @@ def _build_model(prepared: Prepared, training: Training) -> AbstractModel:
     return model
 
 
-def _streams_of_no_dataset(prepared: Prepared, dataset: Any) -> list[str]:
+def _streams_of_no_dataset(prepared: Plan, dataset: Any) -> list[str]:
     """Return what is to be said about streams under `eval` that a dataset does not have."""
     there = stream_names(dataset)
     named = prepared.get("eval", {})
@@ -304,8 +308,8 @@ class _Trial:
         return {
             "streams": self._streams,
             "outputs": {name: _seen(info) for name, info in self._outputs.items()},
-            "parameters": list(_parameters(self._model)),
-            "memory": _memory(self._model),
+            "parameters": list(parameters(self._model)),
+            "memory": memory(self._model),
             "seconds_per_epoch": {
                 name: seconds * lengths[name] for name, seconds in self._seconds.items() if lengths.get(name)
             },
@@ -377,52 +381,6 @@ def _equal(one: Any, other: Any) -> bool:
             return False
         return np.allclose(one, other, equal_nan=True) if one.dtype.kind in "fc" else np.array_equal(one, other)
     return bool(one == other) or repr(one) == repr(other)  # NaN is not equal to itself
-
-
-def _parameters(model: AbstractModel) -> Iterator[dict[str, Any]]:
-    """Yield a row for each part of a torch module that has parameters of its own; shared ones count once."""
-    module = getattr(model, "module", None)
-    if not isinstance(module, torch.nn.Module):
-        return
-    seen: set[int] = set()
-    for name, part in module.named_modules():
-        own = [(key, each) for key, each in part.named_parameters(recurse=False) if id(each) not in seen]
-        seen.update(id(each) for _, each in own)
-        if own:
-            trained = sum(each.numel() for _, each in own if each.requires_grad)
-            count = sum(each.numel() for _, each in own)
-            yield {
-                "module": name or "(itself)",
-                "class": type(part).__name__,
-                "shapes": {key: list(each.shape) for key, each in own},
-                "count": count,
-                "bytes": sum(_bytes(each) for _, each in own),
-                "trained": trained,
-            }
-
-
-def _memory(model: AbstractModel) -> dict[str, int]:
-    """Return what takes memory after a step: what -> bytes."""
-    found: dict[str, int] = {}
-    module = getattr(model, "module", None)
-    if isinstance(module, torch.nn.Module):
-        parameters = list(module.parameters())
-        found["parameters"] = sum(map(_bytes, parameters))
-        found["buffers"] = sum(map(_bytes, module.buffers()))
-        found["gradients"] = sum(_bytes(each.grad) for each in parameters if each.grad is not None)
-    optimizer = getattr(model, "optimizer", None)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        states = itertools.chain.from_iterable(state.values() for state in optimizer.state.values())
-        found["optimizer"] = sum(_bytes(each) for each in states if isinstance(each, torch.Tensor))
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["peak on the GPU (of two models)"] = torch.cuda.max_memory_allocated()
-    unit = 1 if sys.platform == "darwin" else 1024
-    found["peak of the process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return found
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _seen(info: SourceInfo) -> dict[str, Any]:

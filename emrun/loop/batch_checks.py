@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from emrun.arguments import check_choice
+from emrun.epoch_data import read_by
 from emrun.errors import StreamError
-from emrun.hook import AbstractHook, may_read_anything, read_by
+from emrun.events import may_read_anything
+from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
 from emrun.types import Batch, Policy
 from emrun.wording import did_you_mean, listed

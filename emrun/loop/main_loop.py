@@ -18,26 +18,20 @@ from typing import Any, cast
 
 from emrun.arguments import check_choice, check_count, check_exit_status, check_seconds
 from emrun.dataset import open_stream, stream_function, stream_names
-from emrun.errors import ArgumentError, UsageError, reason_of
-from emrun.hook import (
-    EVENTS,
-    AbstractHook,
-    TrainingAborted,
-    TrainingTerminated,
-    check_monitors,
-    check_saved_names,
-    listener,
-    may_change_batches,
-)
+from emrun.epoch_data import check_monitors
+from emrun.errors import ArgumentError, HookError, UsageError, reason_of
+from emrun.events import check_events, listener, may_change_batches
+from emrun.hook import EVENTS, AbstractHook, Loop, TrainingAborted, TrainingTerminated
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.interrupts import Interrupts
 from emrun.loop.outcome import Outcome, warn_of_no_end
-from emrun.loop.saving import Checkpointing, InsteadOf
+from emrun.loop.saving import Checkpointing, InsteadOf, check_saved_names
 from emrun.loop.state import Phase, TrainingState
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.slow_start import NamedWhenSlow
-from emrun.storage.capsules import Draws, Step, keep_failure
+from emrun.storage.capsules import Step, keep_failure
+from emrun.storage.draws import Draws
 from emrun.storage.run import Run
 from emrun.stream_context import StreamContext
 from emrun.streams.dataset_streams import DatasetStreams, StreamLike
@@ -198,7 +192,7 @@ class MainLoop:
         """Where the batch that made the training fail is kept."""
         self._listeners = self._find_listeners()
         for hook in self.hooks:
-            hook.register_mainloop(main_loop=self)
+            self._register(hook)
         self.notify("register_mainloop", main_loop=self)
 
     @property
@@ -220,6 +214,16 @@ class MainLoop:
     def dataset_streams(self) -> list[str]:
         """Names of the dataset's streams that are run, the train stream first."""
         return list(dict.fromkeys([self.train_stream_name, *map(self._streams.source_of, self.intervals)]))
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is a run directory, for checkpoints and metrics."""
+        return self.run is not None
+
+    @property
+    def metrics(self) -> Sequence[Mapping[str, Any]]:
+        """What `metrics.jsonl` has of each epoch so far; nothing where there is no run directory."""
+        return self.run.metrics if self.run is not None else ()
 
     @property
     def stream_name(self) -> str | None:
@@ -308,8 +312,19 @@ class MainLoop:
         self._state.hooks = self.checks.hooks = self.hooks
         for hook in self.hooks:
             if not any(hook is other for other in before):
-                hook.register_mainloop(main_loop=self)
+                self._register(hook)
         self._listeners = self._find_listeners()
+
+    def _register(self, hook: AbstractHook) -> None:
+        """Check a hook, then tell it of the loop.
+
+        Raises:
+            HookError: a method is a misspelt event or takes what nothing supplies, or the hook is registered already.
+        """
+        check_events(type(hook))
+        if "main_loop" in getattr(hook, "__dict__", ()):
+            raise HookError(f"hook {type(hook).__name__} is registered in a main loop already; build a new one")
+        hook.register_mainloop(main_loop=self)
 
     def check_hooks(self, *, any_stream: bool = False) -> None:
         """Check that what hooks read of the epoch's data is written by a hook before them, in a stream that is run.
@@ -870,6 +885,9 @@ class MainLoop:
         self._news = True
         if self._current is not None:
             self._current.wake()
+
+
+_: type[Loop] = MainLoop  # mypy proves that it has what hooks and models ask for
 
 
 def _refuse_unknown(name: str, policy: Policy) -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from emrun.arguments import safe_component
+from emrun.epoch_data import declared
 from emrun.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_of
-from emrun.storage.checkpoints import Names, commit, free_place, go_back_to, is_directory_name, name_checkpoint
+from emrun.hook import AbstractHook
+from emrun.storage.checkpoint_names import Names, free_place, go_back_to, name_checkpoint
+from emrun.storage.checkpoints import commit
 from emrun.storage.files import storing
+from emrun.storage.manifest import is_directory_name
 from emrun.types import Policy
 
 _LOG = logging.getLogger(__name__)
 
+_LATEST = "latest"  # the name that every training gives
 _STRICTNESS: tuple[Policy, ...] = ("ignore", "warn", "error")
 State = tuple[int, int, str]
 """What tells the states of a training apart: epochs done, iterations done, phase of the epoch."""
@@ -71,7 +77,7 @@ class Checkpointing:
             raise ArgumentError("checkpoint", f"{name!r} is how emrun names the directories themselves")
         self._add(safe_component("checkpoint", name), on_failure)
         self._given_up.append(instead_of)
-        if name == "latest":
+        if name == _LATEST:
             self._latest_policy = on_failure
 
     def save_requested(self, epoch: int, iteration: int, phase: str) -> None:
@@ -125,7 +131,7 @@ class Checkpointing:
     def request_latest(self) -> None:
         """Ask for the checkpoint `latest`, as whoever asked for it last; without a run, do nothing."""
         if self._root is not None:
-            self._add("latest", self._latest_policy)
+            self._add(_LATEST, self._latest_policy)
 
     def _add(self, name: str, on_failure: Policy) -> None:
         """Ask for a name; the strictest of those who ask for it decides."""
@@ -206,3 +212,43 @@ def _report(error: Exception, names: dict[str, Policy]) -> None:
     if "warn" in names.values():
         kind = "" if isinstance(error, EmrunError) else f"{type(error).__name__}: "
         _LOG.warning("no checkpoint was saved: %s%s", kind, reason_of(error))
+
+
+def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
+    """Check that no two hooks save under one name: each would take it from the other's checkpoint.
+
+    Raises:
+        HookError: two do, or one does so under the name that the loop itself gives.
+    """
+    saved = [(index, name) for index, hook in enumerate(hooks) for name in declared(hook, "saves") or ()]
+    for number, (index, name) in enumerate(saved):
+        kind = type(hooks[index]).__name__
+        if _as_saved(name) == _LATEST:
+            raise HookError(
+                f"{kind} (hooks[{index}]) saves under the name {name!r}, as SaveLatest and the end of every training "
+                "do; give it a model_name of its own",
+                index,
+            )
+        for earlier, other in saved[:number]:
+            if earlier != index and _may_be_one(_as_saved(name), _as_saved(other)):
+                who = f"{type(hooks[earlier]).__name__} (hooks[{earlier}]) and {kind} (hooks[{index}])"
+                if name == other:
+                    what = f"save under the name {name!r}"
+                else:
+                    what = f"save under one name, {other!r} and {name!r}"
+                    what += " (which are the same in a path)" if _as_saved(name) == _as_saved(other) else ""
+                raise HookError(f"{who} {what}; give one of them a model_name of its own", index)
+
+
+def _as_saved(name: str) -> str:
+    """Return a name as the checkpoint gets it, `-*` at its end as it is."""
+    is_numbered = name.endswith("-*")
+    return safe_component("saves", name.removesuffix("-*")) + ("-*" if is_numbered else "")
+
+
+def _may_be_one(one: str, other: str) -> bool:
+    """Tell whether two names, of which `-*` at the end stands for any number, can be the same."""
+    if one.endswith("-*"):
+        one, other = other, one
+    numbered = other.endswith("-*") and re.fullmatch(re.escape(other.removesuffix("*")) + r"\d+", one) is not None
+    return one == other or numbered

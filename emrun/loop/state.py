@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.encoding import RANDOM, encode, random_state, set_random_state
+from emrun.events import may_change_batches
 from emrun.fields import (
     ANOTHER_CHECKPOINT,
     ANYTHING,
@@ -25,10 +26,10 @@ from emrun.fields import (
     sequence_of,
     whole,
 )
-from emrun.hook import AbstractHook, may_change_batches
+from emrun.hook import AbstractHook
 from emrun.loop.loss_watch import LossWatch
 from emrun.model import AbstractModel
-from emrun.storage.checkpoints import NAMES
+from emrun.storage.manifest import NAMES
 from emrun.storage.run import Run
 from emrun.storage.state_file import FILE, load_state, save_state
 from emrun.streams.dataset_streams import DatasetStreams

@@ -31,12 +31,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
 from emrun.censor import censor_standard_error, terminal_censor
-from emrun.config.names import user_directories
 from emrun.errors import EmrunError, StreamError
 from emrun.streams.pickling import what_cannot_be_pickled
 from emrun.streams.reuse import checked_for_reuse
 from emrun.streams.stream_pass import StreamPass, named
 from emrun.temporary import TemporaryFolder
+from emrun.user_modules import user_directories
 
 _LOG = logging.getLogger(__name__)
 _BY_PIPE = 4096  # bytes up to which an array costs less in a pipe than in shared memory

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import pytest
 
-from emrun.config.config import interpolate
-from emrun.config.planner import Preparation
-from emrun.config.recipe import Imported, build, locate
+from emrun.config.import_finder import Imported, locate
+from emrun.config.interpolation import interpolate
+from emrun.config.planner import Planner
+from emrun.config.recipe import build
 from emrun.config.yaml_tree import parse
 from emrun.errors import ConfigError
 from emrun.hook import AbstractHook
@@ -142,7 +143,7 @@ def prepare(user):
     """Prepare a value written in YAML; return it, not built yet, and the problems."""
 
     def run(text, supplied=(), hint=None):
-        found = Preparation(Imported())
+        found = Planner(Imported())
         node = interpolate(parse(text, "c.yaml"))
         value = found.value(node.get("it"), "it", supplied, hint)
         return value, [str(problem) for problem in found.problems]
@@ -462,17 +463,8 @@ def test_any_other_error_of_a_constructor_keeps_its_type_and_tells_the_position(
 def test_an_error_within_a_users_module_is_not_swallowed(write_module, code, kind):
     write_module(code)
     with pytest.raises(kind) as caught:
-        Preparation(Imported()).value(parse("it: {class: mine.Thing}", "c.yaml").get("it"), "it", ())
+        Planner(Imported()).value(parse("it: {class: mine.Thing}", "c.yaml").get("it"), "it", ())
     assert caught.value.__notes__ == ["while importing mine.Thing for it (c.yaml:1:13)"]
-
-
-def test_a_submodule_is_imported_when_a_path_names_it():
-    assert locate("xml.dom.minidom.parseString").__name__ == "parseString"
-
-
-def test_a_name_below_a_module_that_is_no_package_is_missing_there():
-    with pytest.raises(LookupError, match=r"json\.decoder .*has no 'nope'"):
-        locate("json.decoder.nope.Thing")
 
 
 # Sections
@@ -481,7 +473,7 @@ def test_a_name_below_a_module_that_is_no_package_is_missing_there():
 @pytest.fixture
 def section(user):
     def run(text, kind, supplied=("dataset", "output_dir"), default=None):
-        found = Preparation(Imported())
+        found = Planner(Imported())
         recipe = found.section(parse(text, "c.yaml"), kind, supplied, default)
         return recipe, [str(problem) for problem in found.problems]
 
@@ -563,7 +555,7 @@ def hook(user):
     """Prepare an entry of the hooks."""
 
     def run(name, arguments=None):
-        found = Preparation(Imported())
+        found = Planner(Imported())
         text = f"- {name}: {arguments}" if arguments else f"- {name}"
         entry = parse(text, "c.yaml").value[0]
         recipe = found.hook(name, entry.get(name), entry, "hooks[0]")

@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from emrun.config.config import load_config
-from emrun.config.planner import Preparation, prepare
-from emrun.config.recipe import Imported, locate
+from emrun.config.import_finder import Imported, locate
+from emrun.config.plan import prepare
+from emrun.config.planner import Planner
 from emrun.config.source_finder import Sources
-from emrun.config.yaml_tree import Node, dump, node_of, parse
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import Node, node_of, parse
 from emrun.errors import ConfigError, Position
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -232,7 +234,7 @@ def texts(draw, imported=None):
 
 def refused(finder, path, arguments, form="value"):
     """Return the problems that a finder has with a form that calls what a path names."""
-    found = Preparation(finder)
+    found = Planner(finder)
     if form == "hook":
         entry = Node({path: node_of(arguments, POSITION)}, POSITION)
         found.hook(path, entry.value[path], entry, "it")
@@ -320,7 +322,7 @@ def test_a_type_that_makes_no_sense_when_it_is_evaluated_says_nothing(hint, valu
     number = next(NUMBERS)
     with modules(**{f"first{number}": text}):
         section = node_of({"class": f"first{number}.Data", "a": value}, Position("config"))
-        imported, read = Preparation(Imported()), Preparation(Sources())
+        imported, read = Planner(Imported()), Planner(Sources())
         imported.section(section, "dataset", ())
         read.section(section, "dataset", ())
         assert imported.problems or not read.problems

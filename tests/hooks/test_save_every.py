@@ -9,8 +9,8 @@ import pytest
 
 from emrun import MainLoop
 from emrun.errors import ArgumentError, HookError, StorageError
-from emrun.hook import check_saved_names
 from emrun.hooks import SaveBest, SaveEvery, SaveLatest, StopAfter, StopOnNaN
+from emrun.loop.saving import check_saved_names
 from emrun.storage.checkpoints import commit
 
 

@@ -11,18 +11,8 @@ from torch import nn
 
 from emrun import TorchModel
 from emrun.errors import StateError, StorageError
-from emrun.models.weights import (
-    FILE,
-    collect_weights,
-    differences,
-    end_laziness,
-    extra_state,
-    load_weights,
-    own_memory,
-    structure,
-    what_cannot_be_held,
-    write_weights,
-)
+from emrun.models.module_state import extra_state
+from emrun.models.weights import FILE, collect_weights, load_weights, own_memory, write_weights
 from emrun.storage.state_file import save_state
 
 
@@ -307,86 +297,12 @@ def test_an_expanded_buffer_that_is_not_saved_stays_as_it_is():
     assert module.mask.stride() == (0,)
 
 
-@pytest.mark.parametrize(
-    "tensor, reason",
-    [
-        (torch.zeros(1, dtype=torch.complex128), "'a' is complex128"),
-        (torch.eye(2).to_sparse(), "'a' is sparse_coo"),
-        (torch.ones(1).to("meta"), "'a' is on the device meta, without values"),
-    ],
-    ids=["complex128", "coo", "meta"],
-)
-def test_what_safetensors_cannot_hold_is_named(tensor, reason):
-    assert what_cannot_be_held(Buffers(a=tensor, b=torch.ones(1))) == [reason]
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.bool, torch.uint8, torch.int64]
-)
-def test_what_safetensors_can_hold_is_not_refused(dtype):
-    assert what_cannot_be_held(Buffers(a=torch.zeros(2, dtype=dtype))) == []
-
-
-def test_structures_are_compared_by_name_shape_and_dtype():
-    before = structure(Buffers(a=torch.zeros(2), b=torch.zeros(2), c=torch.zeros(2), d=torch.zeros(2)))
-    now = structure(Buffers(a=torch.zeros(3), b=torch.zeros(2).int(), c=torch.zeros(2), e=torch.zeros(2)))
-    expected = ["'e' is new", "'d' is missing", "'a' had shape (2,), has (3,)", "'b' was float32, is int32"]
-    assert differences(before, now) == expected
-    assert differences(before, now, of_dtypes=False) == expected[:3]
-    assert differences(before, before) == []
-
-
-def test_a_lazy_shape_may_become_any():
-    assert differences(structure(nn.LazyLinear(2)), structure(nn.Linear(3, 2))) == []
-
-
 def test_a_lazy_module_takes_the_shapes_of_the_file(tmp_path):
     module, lazy = nn.Linear(3, 2), nn.LazyLinear(2)
     save_weights(module, tmp_path)
     load_weights(lazy, tmp_path)
     x = torch.ones(1, 3)
     assert torch.equal(module(x), lazy(x))
-
-
-@pytest.mark.parametrize(
-    ("make", "batch"),
-    [
-        (lambda: nn.LazyLinear(2), torch.ones(1, 3)),
-        (lambda: nn.LazyConv2d(4, 3, groups=2), torch.ones(1, 6, 5, 5)),
-        (lambda: nn.LazyConvTranspose1d(4, 3, groups=2), torch.ones(1, 6, 5)),
-        (lambda: nn.LazyBatchNorm1d(), torch.ones(2, 3)),
-        (lambda: nn.LazyBatchNorm1d(affine=False), torch.ones(2, 3)),
-        (lambda: nn.LazyInstanceNorm1d(affine=True), torch.ones(2, 3, 4)),
-    ],
-    ids=["linear", "convolution", "transposed", "norm", "norm without weights", "instance norm"],
-)
-def test_a_lazy_part_that_was_loaded_is_what_a_batch_makes_of_it(tmp_path, make, batch):
-    seen, loaded = make(), make()
-    seen(batch)
-    save_weights(seen, tmp_path)
-    load_weights(loaded, tmp_path)
-    end_laziness(loaded)
-    assert type(loaded) is type(seen)
-    assert repr(loaded) == repr(seen)
-    assert not loaded._forward_pre_hooks
-    assert vars(loaded).keys() == vars(seen).keys()
-    assert torch.equal(loaded.eval()(batch), seen.eval()(batch))
-
-
-def test_a_part_that_is_lazy_in_its_own_way_stays_so_until_its_first_batch(tmp_path):
-    class Own(nn.LazyLinear):
-        cls_to_become = None
-
-        def initialize_parameters(self, input):
-            super().initialize_parameters(input)
-            self.seen = True
-
-    module = Own(2)
-    save_weights(nn.Linear(3, 2), tmp_path)
-    load_weights(module, tmp_path)
-    end_laziness(module)
-    module(torch.ones(1, 3))
-    assert module.seen
 
 
 def test_a_lazy_module_without_a_batch_cannot_be_saved():

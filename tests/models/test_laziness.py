@@ -10,6 +10,8 @@ from emrun.config.config import load_config
 from emrun.diagnosis.trial import try_out
 from emrun.errors import ArgumentError
 from emrun.hook import TrainingTerminated
+from emrun.models.laziness import end_laziness
+from emrun.models.weights import collect_weights, load_weights, write_weights
 
 BATCHES = [{"x": np.full((2, 3), i, "float32"), "y": np.ones(2, "float32")} for i in range(3)]
 
@@ -180,3 +182,44 @@ def test_one_iterator_for_all_passes_is_refused_by_a_lazy_model_only():
         run(dataset, [])
     run(dataset, [hook], Given())
     assert hook.seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "batch"),
+    [
+        (lambda: nn.LazyLinear(2), torch.ones(1, 3)),
+        (lambda: nn.LazyConv2d(4, 3, groups=2), torch.ones(1, 6, 5, 5)),
+        (lambda: nn.LazyConvTranspose1d(4, 3, groups=2), torch.ones(1, 6, 5)),
+        (lambda: nn.LazyBatchNorm1d(), torch.ones(2, 3)),
+        (lambda: nn.LazyBatchNorm1d(affine=False), torch.ones(2, 3)),
+        (lambda: nn.LazyInstanceNorm1d(affine=True), torch.ones(2, 3, 4)),
+    ],
+    ids=["linear", "convolution", "transposed", "norm", "norm without weights", "instance norm"],
+)
+def test_a_lazy_part_that_was_loaded_is_what_a_batch_makes_of_it(tmp_path, make, batch):
+    seen, loaded = make(), make()
+    seen(batch)
+    write_weights(collect_weights(seen), tmp_path)
+    load_weights(loaded, tmp_path)
+    end_laziness(loaded)
+    assert type(loaded) is type(seen)
+    assert repr(loaded) == repr(seen)
+    assert not loaded._forward_pre_hooks
+    assert vars(loaded).keys() == vars(seen).keys()
+    assert torch.equal(loaded.eval()(batch), seen.eval()(batch))
+
+
+def test_a_part_that_is_lazy_in_its_own_way_stays_so_until_its_first_batch(tmp_path):
+    class Own(nn.LazyLinear):
+        cls_to_become = None
+
+        def initialize_parameters(self, input):
+            super().initialize_parameters(input)
+            self.seen = True
+
+    module = Own(2)
+    write_weights(collect_weights(nn.Linear(3, 2)), tmp_path)
+    load_weights(module, tmp_path)
+    end_laziness(module)
+    module(torch.ones(1, 3))
+    assert module.seen

@@ -1,0 +1,83 @@
+"""Lazy modules: which parts have no shapes yet, how they get them from a batch or a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
+
+from emrun.encoding import set_random_state
+from emrun.errors import ArgumentError
+from emrun.models.module_state import modes, set_modes
+from emrun.randomness import preserved_randomness
+from emrun.wording import listed
+
+
+def uninitialised(module: torch.nn.Module) -> list[str]:
+    """Return the names of the parameters and buffers of lazy modules that have not seen a batch."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return [name for name, tensor in tensors if is_lazy(tensor)]
+
+
+def end_laziness(module: torch.nn.Module) -> None:
+    """Let the lazy parts of a module that have all shapes become what they are in a training, without a batch.
+
+    That is what torch does in their first forward. Parts that are lazy in a way of their own do it there.
+    """
+    for part in module.modules():
+        if not isinstance(part, LazyModuleMixin) or not hasattr(part, "_initialize_hook"):
+            continue
+        if part.has_uninitialized_params() or not part.initialize_parameters.__module__.startswith("torch."):
+            continue
+        _set_sizes(part)
+        for name in ("_initialize_hook", "_load_hook"):
+            getattr(part, name).remove()
+            delattr(part, name)
+        if part.cls_to_become is not None:
+            part.__class__ = part.cls_to_become
+
+
+def give_shapes(module: torch.nn.Module, forward: Callable[[], Any], random: dict[str, Any]) -> None:
+    """Give the lazy parts of a module their shapes and first values, and leave all else as it was.
+
+    Args:
+        module: runs in evaluation mode, without gradients. Its other buffers and all random states are put back.
+        forward: runs the module.
+        random: the random states with which the values are drawn.
+
+    Raises:
+        ArgumentError: forward does not use a lazy part in an evaluation.
+    """
+    before, missing = modes(module), uninitialised(module)
+    buffers = {name: each.clone() for name, each in module.named_buffers() if name not in missing}
+    module.eval()
+    try:
+        with preserved_randomness(), torch.no_grad():
+            set_random_state(random)
+            forward()
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in buffers and buffers[name].shape == buffer.shape:
+                    buffer.copy_(buffers[name])
+        set_modes(module, before)
+    missing = sorted(set(uninitialised(module)))
+    if missing:
+        message = f"{listed(missing)}: lazy, but forward does not use it in an evaluation; give its size"
+        raise ArgumentError("module", message)
+
+
+def _set_sizes(part: Any) -> None:
+    """Give a part of torch's the sizes of its input, which a checkpoint does not have: those of its tensors."""
+    tensor = part.weight if getattr(part, "weight", None) is not None else getattr(part, "running_mean", None)
+    if tensor is None:
+        return
+    if getattr(part, "in_features", None) == 0:
+        part.in_features = tensor.shape[-1]
+    elif getattr(part, "num_features", None) == 0:
+        part.num_features = tensor.shape[0]
+    elif getattr(part, "in_channels", None) == 0:
+        part.in_channels = tensor.shape[0] if part.transposed else tensor.shape[1] * part.groups

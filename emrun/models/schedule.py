@@ -1,0 +1,280 @@
+"""The schedule of a `TorchModel`: one of the schedulers of torch, when it steps, and what a resume makes of it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import ConstantLR, LinearLR
+
+from emrun.errors import ArgumentError, StateError
+from emrun.fields import ANYTHING, mapping_of, record
+from emrun.models.saved_values import is_of_torch, like
+from emrun.types import EpochData, Factory
+from emrun.wording import listed
+
+_LOG = logging.getLogger(__name__)
+_PARTS = "_schedulers"  # where torch's schedulers keep those that they are made of, and their states
+
+
+class Scheduler:
+    """A learning rate scheduler and when it steps.
+
+    Args:
+        scheduler: one of torch's.
+        on_update: step after each update instead of after each epoch.
+        metric: the address `stream/variable/aggregation` of the statistic that it gets.
+    """
+
+    def __init__(self, scheduler: Any, on_update: bool, metric: str | None) -> None:
+        self.scheduler = scheduler
+        self.on_update = on_update
+        self.metric = metric
+        self._configured = _plain(scheduler.state_dict())
+        self._ended: list[_End] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state with its class and configured arguments."""
+        state = _plain(self.scheduler.state_dict())
+        return {"class": _class_of(self.scheduler), "configured": self._configured, "state": state}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned; arguments that the config changed since then win over the saved ones.
+
+        Raises:
+            StateError: it is the state of another scheduler.
+        """
+        kind = _class_of(self.scheduler)
+        if saved["class"] != kind:
+            raise StateError(f"model.scheduler was {saved['class']}, is {kind}; a resume cannot change it")
+        record(dict.fromkeys(("configured", "state"), mapping_of(ANYTHING))).check(saved, "scheduler")
+        if is_of_torch(self.scheduler):
+            for part in ("configured", "state"):
+                own = {**self._configured, **_plain(self.scheduler.state_dict())}
+                lacks = own.keys() - saved["configured"].keys()
+                like(own, may_lack=lacks).check(saved[part], f"scheduler.{part}")
+        self._ended = _ends(self.scheduler, saved["state"])
+        old, new = saved["configured"], self._configured
+        self.scheduler.load_state_dict(_updated(saved["state"], old, new))
+        if old.get("_last_lr") != new.get("_last_lr"):
+            for each in (self.scheduler, *_parts(self.scheduler)):
+                each._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
+
+    def step(self, epoch_data: EpochData | None) -> None:
+        """Step; with a metric, only after an epoch that ran its stream.
+
+        Raises:
+            ArgumentError: the epoch's data do not have the metric, or it is not a number.
+        """
+        if self.metric is None:
+            self.scheduler.step()
+            return
+        if epoch_data is not None and self.metric.partition("/")[0] not in epoch_data:
+            return
+        value: Any = epoch_data
+        for part in self.metric.split("/"):
+            if not isinstance(value, Mapping) or part not in value:
+                there = listed(list(value)) if isinstance(value, Mapping) else "a number"
+                raise ArgumentError(
+                    "scheduler", f"metric {self.metric!r}: no {part!r} there, but {there}; see ComputeStats"
+                )
+            value = value[part]
+        if not _is_number(value):
+            shown = f"a mapping of {listed(list(value))}" if isinstance(value, Mapping) else f"{value!r:.80}"
+            message = f"metric {self.metric!r} is {shown}, not a number; name one number: stream/variable/aggregation"
+            raise ArgumentError("scheduler", message)
+        self.scheduler.step(value)
+
+    def check_end(self) -> None:
+        """Warn when the training goes on though the schedule that was loaded is over, with the rates.
+
+        Raises:
+            ArgumentError: the scheduler cannot make another step.
+        """
+        ended = _ends(self.scheduler, self.scheduler.state_dict())
+        found = ended or self._ended
+        if not found:
+            return
+        made = "; ".join(f"{each.kind} has made {each.made} of its {each.end} steps ({each.key})" for each in found)
+        last = [each for each in ended or [] if isinstance(each.scheduler, torch.optim.lr_scheduler.OneCycleLR)]
+        if last:
+            message = f"the schedule is over: {made}, and torch makes no more"
+            raise ArgumentError("scheduler", f"{message}; resume with {last[0].key}=N, the new end, as an override")
+        now, after = self._rates(), self._rates_after_a_step()
+        rates = f"the learning rate is {now}" + (f", after the next step {after}" if after is not None else "")
+        if ended:
+            advice = f"; {ended[0].key}=N as an override makes the schedule longer"
+        else:
+            made, advice = made.replace(" has made ", " had made "), "; the longer schedule begins there"
+        if ended or after == now:
+            advice += (
+                ". A rate that has come to its end, such as 0, stays there: resume from a checkpoint before the end "
+                "(`--checkpoint NAME`) for other rates"
+            )
+        _LOG.warning("the run continues after the end of its schedule: %s; %s%s", made, rates, advice)
+
+    def _rates(self) -> str:
+        """Return the learning rates of the groups as they stand in a message."""
+        rates = [f"{float(group['lr']):g}" for group in self.scheduler.optimizer.param_groups]
+        return ", ".join(dict.fromkeys(rates))
+
+    def _rates_after_a_step(self) -> str | None:
+        """Return what the learning rates would be, None where a step of the scheduler may do anything else too."""
+        whole = (self.scheduler, *_parts(self.scheduler))
+        if not all(type(each).__module__ == torch.optim.lr_scheduler.__name__ for each in whole):
+            return None
+        groups = self.scheduler.optimizer.param_groups
+        state = _plain(self.scheduler.state_dict())
+        before = [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"} for group in groups]
+        self.scheduler.step()
+        rates = self._rates()
+        self.scheduler.load_state_dict(state)
+        for group, values in zip(groups, before, strict=True):
+            for key, value in values.items():
+                if isinstance(group[key], torch.Tensor):
+                    group[key].copy_(value)
+                else:
+                    group[key] = value
+        return rates
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A scheduler whose steps are all made, and the key that says how many these are."""
+
+    scheduler: Any
+    kind: str
+    key: str
+    made: int
+    end: float
+
+
+def _ends(scheduler: Any, state: Mapping[str, Any], key: str = "model.scheduler") -> list[_End] | None:
+    """Return what has come to its end in a scheduler; None when the scheduler goes on, or has no end.
+
+    A warm-up that is over is no end: the rate is what it led to.
+
+    Args:
+        scheduler: the scheduler.
+        state: its state.
+        key: its key in the config.
+    """
+    parts = getattr(scheduler, _PARTS, None)
+    if parts:
+        inside = [
+            (part, its, f"{key}.schedulers.{index}")
+            for index, (part, its) in enumerate(zip(parts, state[_PARTS], strict=True))
+        ]
+        if "_milestones" in state:
+            is_in_last = all(state["last_epoch"] >= milestone for milestone in state["_milestones"])
+            return _ends(*inside[-1]) if is_in_last else None
+        found = [_ends(*each) for each in inside]
+        return None if None in found else [end for ends in found for end in ends or ()]
+    name = next(
+        (each for each in ("T_max", "total_steps", "total_iters") if isinstance(state.get(each), int | float)), None
+    )
+    made = state.get("last_epoch")
+    if name is None or not isinstance(made, int) or made < state[name]:
+        return None
+    first, last = state.get("start_factor", state.get("factor", 1.0)), state.get("end_factor", 1.0)
+    if name == "total_iters" and last >= first and isinstance(scheduler, LinearLR | ConstantLR):
+        return []
+    return [_End(scheduler, type(scheduler).__name__, f"{key}.{name}", made, state[name])]
+
+
+def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[..., Any]) -> Scheduler:
+    """Build the scheduler of an optimizer.
+
+    Args:
+        optimizer: whose learning rates it sets.
+        form: called with the optimizer; its options are `step_on` (`epoch` or `update`) and `metric`.
+
+    Raises:
+        ArgumentError: an option cannot be used, or the scheduler needs a metric.
+    """
+    options: Mapping[str, Any] = getattr(form, "options", {})
+    step_on, metric = options.get("step_on", "epoch"), options.get("metric")
+    if optimizer is None:
+        raise ArgumentError("scheduler", "there is no optimizer whose learning rate it could set")
+    if step_on not in ("epoch", "update"):
+        raise ArgumentError("scheduler", f"step_on: {step_on!r} is neither epoch nor update")
+    if metric is not None and (not isinstance(metric, str) or not 1 <= metric.count("/") <= 2):
+        raise ArgumentError("scheduler", f"metric: {metric!r} is no address stream/variable/aggregation")
+    if metric is not None and step_on == "update":
+        raise ArgumentError("scheduler", "metric: statistics are there after an epoch; remove `step_on: update`")
+    try:
+        with warnings.catch_warnings():  # a chain that is the first part of a sequence steps while it is built
+            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
+            scheduler = form.share("optimizer", optimizer) if isinstance(form, Factory) else form(optimizer)
+    except (ValueError, TypeError) as error:
+        if not _is_raised_by_torch(error):
+            raise
+        raise ArgumentError("scheduler", str(error)) from error
+    for each in (scheduler, *_parts(scheduler)):
+        later = each._schedulers[1:] if isinstance(each, torch.optim.lr_scheduler.SequentialLR) else []
+        for part in later:
+            if type(part).get_lr is torch.optim.lr_scheduler.LRScheduler.get_lr:
+                message = f"torch cannot begin {_class_of(part)} at a milestone of SequentialLR, only as its first part"
+                raise ArgumentError("scheduler", message)
+    needs_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    if needs_metric and metric is None:
+        raise ArgumentError("scheduler", "ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean")
+    if metric is not None and not needs_metric and "metrics" not in inspect.signature(scheduler.step).parameters:
+        raise ArgumentError("scheduler", f"{type(scheduler).__name__} takes no metric")
+    return Scheduler(scheduler, step_on == "update", metric)
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether a statistic is one number, as any library has them."""
+    if isinstance(value, str | bytes | Mapping):
+        return False
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _updated(state: Any, old: Any, new: Any) -> Any:
+    """Return a state with the new value wherever the old and the new configuration differ."""
+    if isinstance(state, dict) and isinstance(old, dict) and isinstance(new, dict):
+        known = {key for key in state if key in old and key in new}
+        return {key: _updated(state[key], old[key], new[key]) if key in known else state[key] for key in state}
+    if all(isinstance(each, list) for each in (state, old, new)) and len(state) == len(old) == len(new):
+        return [_updated(*each) for each in zip(state, old, new, strict=True)]
+    return state if old == new else new
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what can be saved of a scheduler's state, and of the states of its parts; functions are in the config."""
+    return {
+        key: [_plain(part) for part in value] if key == _PARTS and isinstance(value, list) else copy.deepcopy(value)
+        for key, value in state.items()
+        if isinstance(value, bool | int | float | str | list | tuple | dict | type(None) | torch.Tensor)
+    }
+
+
+def _parts(scheduler: Any) -> Iterator[Any]:
+    """Yield the schedulers that a scheduler is made of, at any depth."""
+    for part in getattr(scheduler, _PARTS, ()):
+        yield part
+        yield from _parts(part)
+
+
+def _class_of(scheduler: Any) -> str:
+    """Return the name of a scheduler's class, with those of its parts: `SequentialLR(LinearLR, StepLR)`."""
+    parts = ", ".join(map(_class_of, getattr(scheduler, _PARTS, ())))
+    return f"{type(scheduler).__name__}({parts})" if parts else type(scheduler).__name__
+
+
+def _is_raised_by_torch(error: BaseException) -> bool:
+    """Tell whether the code that raised an error is torch's."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__")).partition(".")[0] == "torch"

@@ -1,0 +1,297 @@
+"""What hooks say that they read and write, and where it is found in the data of an epoch."""
+
+import copy
+import importlib
+import pickle
+import re
+import sys
+from textwrap import dedent
+
+import pytest
+
+from emrun import AbstractHook, AbstractModel, MainLoop, create_training
+from emrun.epoch_data import check_monitors, read_by
+from emrun.errors import ConfigError, HookError, StreamError
+from emrun.hooks import ComputeStats, StopAfter
+from emrun.types import EpochVariable
+
+
+class Count(AbstractModel):
+    """Counts examples; its loss is what it is told, or 1."""
+
+    input_names = ("x",)
+    output_names = ("loss",)
+
+    def run(self, batch, train, stream):
+        return {"loss": 1.0}
+
+    def save(self, directory):
+        (directory / "weights").write_text("none")
+
+    def load(self, directory):
+        pass
+
+
+class Numbers:
+    def train_stream(self):
+        return iter([{"x": [1, 2]}, {"x": [3]}])
+
+    def valid_stream(self):
+        return iter([{"x": [4]}])
+
+
+def run(*hooks, model=None, **arguments):
+    loop = MainLoop(model or Count(), Numbers(), [*hooks, StopAfter(epochs=1)], **arguments)
+    loop.run_training()
+    return loop
+
+
+def config_with(hooks):
+    """Return a small config with these hooks."""
+    model = {
+        "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
+        "inputs": ["x"],
+        "outputs": ["logit"],
+        "loss": {"class": "torch.nn.MSELoss", "inputs": ["logit", "logit"]},
+        "optimizer": {"class": "SGD", "lr": 0.1},
+    }
+    dataset = {"class": "Majority", "n": 50}
+    return {"dataset": dataset, "model": model, "main_loop": {"extra_streams": ["valid"]}, "hooks": hooks}
+
+
+class Writes(AbstractHook):
+    def __init__(self, *names):
+        super().__init__()
+        self.writes = names
+
+    def after_epoch(self, epoch_data):
+        for variables in epoch_data.values():
+            variables.update({name.partition("/")[0]: 1.0 for name in self.writes})
+
+
+class Monitors(AbstractHook):
+    def __init__(self, *addresses):
+        super().__init__()
+        self.monitors = addresses
+
+
+@pytest.mark.parametrize(
+    ("written", "address"),
+    [
+        ("loss/mean", "valid/loss/mean"),
+        ("loss", "valid/loss/mean"),  # a mapping whose aggregations are not known
+        ("loss", "valid/loss"),
+        ("a/b", "train/a/b"),
+        ("loss", "loss"),  # in whatever stream
+        ("loss/std", "loss"),
+        ("a/b/mean", "a/b"),  # a variable with a slash in its name
+    ],
+)
+def test_what_an_earlier_hook_writes_may_be_monitored(written, address):
+    check_monitors([Writes("other"), Writes(written), Monitors(address)], ["train", "valid"])
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [
+        ([Writes("loss/mean"), Monitors("valid/los/mean")], "but no hook writes 'los/mean'; did you mean 'loss/mean'?"),
+        ([Writes("loss/mean"), Monitors("valid/loss/std")], "no hook writes 'loss/std'"),
+        ([Writes("loss/mean"), Monitors("valid/loss")], "no hook writes 'loss'; did you mean 'loss/mean'?"),
+        (
+            [AbstractHook(), Monitors("valid/loss")],
+            "(written are nothing); add it to ComputeStats. A hook of yours that",
+        ),
+        ([AbstractHook(), Monitors("loss")], "monitors loss, but no hook writes 'loss' (written are nothing)"),
+        (
+            [Writes("loss/mean"), Monitors("lsos")],
+            "did you mean 'loss'? (written are loss); add it to ComputeStats. A hook",
+        ),
+        ([Writes("loss"), Monitors("lsos")], "A hook of yours that writes it declares `writes = ['lsos']`"),
+        ([AbstractHook(), Monitors("loss"), Writes("loss/std")], "monitors loss: move it behind Writes"),
+        ([Writes("loss"), Monitors("vaild/loss")], "stream 'vaild' is not run; did you mean 'valid'? (main_loop runs"),
+        ([AbstractHook(), Monitors("valid/loss"), Writes("loss")], "move it behind Writes"),
+    ],
+)
+def test_what_is_not_written_before_is_an_error(hooks, message):
+    with pytest.raises(HookError, match=re.escape(message)) as caught:
+        check_monitors(hooks, ["train", "valid"])
+    assert caught.value.hook_index == 1
+    assert str(caught.value).startswith("Monitors monitors ")
+
+
+MODULE = """
+from __future__ import annotations
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+from emrun import AbstractHook
+from emrun.types import Address, EpochVariable, VariableName
+
+if TYPE_CHECKING:
+    from nowhere import Nothing
+
+class Reads(AbstractHook):
+    def __init__(
+        self, things: Sequence[VariableName] = (), *more: VariableName, epoch: EpochVariable | None = None,
+        weights: Mapping[VariableName, float] | None = None, stop: Nothing | None = None,
+        pair: tuple[Address, int] | Address | None = None, any: str = "loss",
+    ):
+        super().__init__()
+
+class HandsOn(Reads):
+    def __init__(self, own: EpochVariable, **options):
+        super().__init__(**options)
+
+class ByDefault(AbstractHook):
+    def __init__(self, variable: EpochVariable = "loss"):
+        super().__init__()
+
+class Silent(Reads):
+    __init__ = 3
+"""
+
+
+@pytest.fixture
+def named(tmp_path, monkeypatch):
+    """Return the module of hooks whose arguments name what they read."""
+    (tmp_path / "named_hooks.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "named_hooks", raising=False)
+    yield importlib.import_module("named_hooks")
+    sys.modules.pop("named_hooks", None)
+
+
+def test_variables_of_a_batch_are_read_wherever_they_stand_in_the_arguments(named):
+    assert read_by(named.Reads(["a", "b"])) == ("a", "b")
+    assert read_by(named.Reads(("a",), "c", "d")) == ("a", "c", "d")
+    assert read_by(named.Reads(things=["a"], weights={"b": 0.5, "a": 1})) == ("a", "b")
+    assert read_by(named.Reads(any="x", epoch="y")) is None
+
+
+def test_arguments_that_are_handed_on_to_a_base_count(named):
+    assert read_by(named.HandsOn("y", things=["a"])) == ("a",)
+
+
+def test_what_a_hook_sets_itself_counts_beside_its_arguments(named):
+    hook = named.Reads(["a"])
+    hook.reads = ["b", "a"]
+    assert read_by(hook) == ("a", "b")
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda hook: pickle.loads(pickle.dumps(hook))])
+def test_a_copy_of_a_hook_reads_the_same(named, duplicate):
+    assert read_by(duplicate(named.Reads(["a"]))) == ("a",)
+
+
+def test_a_hook_that_is_built_without_its_constructor_names_nothing(named):
+    assert read_by(named.Reads.__new__(named.Reads)) is None
+    assert read_by(object.__new__(named.Reads)) is None
+    with pytest.raises(TypeError, match=r"not callable"):
+        named.Silent()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epoch": "lsos"}, "Reads monitors lsos, but no hook writes 'lsos'; did you mean 'loss'?"),
+        ({"pair": "valid/loss/std"}, "Reads monitors valid/loss/std, but no hook writes 'loss/std'"),
+        ({"pair": ("vaild/loss/mean", 3)}, "Reads monitors vaild/loss/mean, but stream 'vaild' is not run"),
+    ],
+)
+def test_a_statistic_that_an_argument_names_is_checked_before_the_training(named, arguments, message):
+    hook = named.Reads(**arguments)
+    with pytest.raises(HookError, match=re.escape(message)):
+        run(ComputeStats(["loss"]), hook, extra_streams=["valid"])
+    run(ComputeStats(["loss"]), named.Reads(epoch="loss", pair=["valid/loss/mean", 3]), extra_streams=["valid"])
+
+
+def test_a_default_that_names_a_variable_counts(named):
+    with pytest.raises(HookError, match=r"ByDefault monitors loss, but no hook writes 'loss'"):
+        run(named.ByDefault())
+
+
+def test_a_variable_that_an_argument_names_is_checked_with_the_first_batch(named):
+    with pytest.raises(StreamError, match=r"hook HandsOn reads 'los', which is neither a source nor an output; did yo"):
+        run(ComputeStats(["loss"]), named.HandsOn("loss", things=["los"]))
+
+
+def test_names_in_a_config_are_checked_at_the_line_of_their_hook(named):
+    config = config_with([{"ComputeStats": {"variables": ["loss"]}}, {"named_hooks.HandsOn": {"own": "lsos"}}])
+    with pytest.raises(ConfigError, match=r"hooks\[1\].named_hooks.HandsOn: HandsOn monitors lsos, but no hook writes"):
+        create_training(config)
+
+
+def test_a_value_of_another_type_than_a_name_is_found_without_an_import(named):
+    from emrun.config.config import load_config
+    from emrun.config.plan import check_statically
+
+    config = config_with([{"named_hooks.HandsOn": {"own": 3}}, {"StopOnNaN": {"variables": 7}}])
+    with pytest.raises(ConfigError) as caught:
+        check_statically(load_config(config).root)
+    assert [problem.key for problem in caught.value.problems] == [
+        "hooks[0].named_hooks.HandsOn.own",
+        "hooks[1].StopOnNaN.variables",
+    ]
+
+
+@pytest.mark.parametrize("attribute", ["reads", "writes", "monitors"])
+def test_a_text_instead_of_a_list_of_names_is_an_error(attribute):
+    hook = AbstractHook()
+    setattr(hook, attribute, "loss")
+    with pytest.raises(HookError, match=rf"AbstractHook.{attribute} is 'loss', not a list of names, e.g. \['loss'\]"):
+        run(hook)
+
+
+class LogLoss(AbstractHook):
+    def __init__(self, variable: EpochVariable):
+        super().__init__()
+
+    def before_training(self):
+        raise AssertionError("it has begun")
+
+
+def test_an_epoch_by_hand_begins_with_the_check():
+    loop = MainLoop(Count(), Numbers(), [ComputeStats(["loss"]), LogLoss("lsos")])
+    with pytest.raises(HookError, match=r"LogLoss monitors lsos"), loop:
+        raise AssertionError("it has begun")
+    with pytest.raises(HookError, match=r"LogLoss monitors lsos"):
+        loop.run_evaluation("valid")
+
+
+def test_an_evaluation_does_not_ask_for_streams_that_it_does_not_run():
+    class Model(Count):
+        monitors = ("train/other/mean",)
+
+    loop = MainLoop(Model(), Numbers(), [ComputeStats(["loss"]), Monitors("train/loss/mean", "loss")])
+    assert loop.run_evaluation("valid")["valid"]["loss"] == {"mean": 1.0}
+
+
+def test_a_model_may_monitor_what_hooks_write():
+    class Model(Count):
+        monitors = ("train/loss/mean",)
+
+    run(ComputeStats(["loss"]), model=Model())
+    with pytest.raises(HookError, match=r"Model monitors train/loss/mean, but no hook writes"):
+        run(model=Model())
+
+
+def test_a_hook_of_ones_own_may_write_what_another_monitors(tmp_path, monkeypatch):
+    (tmp_path / "score_hooks.py").write_text(
+        dedent("""
+            from emrun import AbstractHook
+
+            class Score(AbstractHook):
+                writes = ("score",)
+
+                def after_epoch(self, epoch_id, epoch_data):
+                    epoch_data["valid"]["score"] = float(epoch_id)
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    best = {"SaveBest": {"variable": "score", "aggregation": None, "condition": "max"}}
+    training = create_training(
+        config_with([{"score_hooks.Score": None}, best, {"StopAfter": {"epochs": 2}}]), output_root=tmp_path / "log"
+    )
+    training.main_loop.run_training()
+    checkpoints = training.output_dir / "checkpoints"
+    assert (checkpoints / "best").resolve() == (checkpoints / "latest").resolve()

@@ -1,0 +1,155 @@
+"""Who listens to which event, and whether a class fits the events."""
+
+import pytest
+
+from emrun import AbstractHook, AbstractModel, MainLoop
+from emrun.errors import HookError
+from emrun.events import check_events, listener
+from emrun.hook import EVENTS
+
+
+class Count(AbstractModel):
+    """Counts examples; its loss is what it is told, or 1."""
+
+    input_names = ("x",)
+    output_names = ("loss",)
+
+    def run(self, batch, train, stream):
+        return {"loss": 1.0}
+
+    def save(self, directory):
+        (directory / "weights").write_text("none")
+
+    def load(self, directory):
+        pass
+
+
+class Numbers:
+    def train_stream(self):
+        return iter([{"x": [1, 2]}, {"x": [3]}])
+
+    def valid_stream(self):
+        return iter([{"x": [4]}])
+
+
+def with_method(name, function=lambda self: None):
+    return type("MyHook", (AbstractHook,), {name: function})
+
+
+# --- who listens ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_events_that_are_not_overridden_are_not_listened_to(event):
+    assert listener(AbstractHook(), event) is None
+    assert listener(with_method(event)(), event) is not None
+
+
+def test_an_event_inherited_from_another_hook_is_listened_to():
+    class Child(with_method("after_epoch")):
+        pass
+
+    assert listener(Child(), "after_epoch") is not None
+
+
+def test_a_model_without_an_event_is_not_called_for_it():
+    assert all(listener(Count(), event, AbstractModel) is None for event in EVENTS)
+
+
+def test_an_event_that_a_hook_has_set_to_none_is_not_listened_to():
+    class Hook(AbstractHook):
+        def __init__(self, listens):
+            super().__init__()
+            if not listens:
+                self.after_batch = None
+
+        def after_batch(self, batch_data):
+            """Listen."""
+
+    assert listener(Hook(True), "after_batch") is not None
+    assert listener(Hook(False), "after_batch") is None
+
+
+def test_an_attribute_with_the_name_of_an_event_is_an_error():
+    hook = AbstractHook()
+    hook.after_batch = True
+    with pytest.raises(
+        HookError, match=r"AbstractHook.after_batch is bool, which hides the event of that name; rename"
+    ):
+        MainLoop(Count(), Numbers(), [hook])
+
+
+# --- check_events -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [
+        ("after_bach", "after_batch"),  # a letter left out
+        ("afterbatch", "after_batch"),
+        ("fter_epoch", "after_epoch"),
+        ("after_stream_", "after_stream"),  # a letter too many
+        ("before_epochs", "before_epoch"),
+        ("register_main_loop", "register_mainloop"),
+        ("on_errors", "on_error"),
+        ("before_patch", "before_batch"),  # a letter for another
+        ("After_batch", "after_batch"),
+        ("after_traininG", "after_training"),
+        ("after_bacth", "after_batch"),  # two letters in the wrong order
+        ("fater_epoch", "after_epoch"),
+        ("before_updaet", "before_update"),
+    ],
+)
+@pytest.mark.parametrize("check", [check_events, lambda cls: MainLoop(Count(), Numbers(), [cls()])])
+def test_a_method_one_edit_away_from_an_event_is_an_error(name, event, check):
+    with pytest.raises(HookError, match=rf"MyHook.{name} is no event of a hook; did you mean '{event}'\?"):
+        check(with_method(name))
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_every_misspelt_event_is_recognised(event):
+    for index in range(1, len(event)):  # private methods begin with an underscore
+        for changed in (event[:index] + event[index + 1 :], event[:index] + "x" + event[index:]):
+            if changed not in EVENTS:
+                with pytest.raises(HookError, match=rf"MyHook.{changed} is no event"):
+                    check_events(with_method(changed))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_after_batch", "_on_error", "_after_bach", "__after_batch", "after_batches", "afterbach", "batch", "compute",
+     "epoch", "on", "state", "begin", "after", "save", "before_", "after_epoch_profiled_by", "hctab_retfa"],
+)  # fmt: skip
+def test_helpers_and_unrelated_methods_are_fine(name):
+    check_events(with_method(name))
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_event_by_its_exact_name_is_fine(event):
+    check_events(with_method(event))
+
+
+def test_a_value_one_edit_away_from_an_event_is_no_method():
+    check_events(type("MyHook", (AbstractHook,), {"after_bach": 3}))
+
+
+@pytest.mark.parametrize(
+    ("event", "function", "message"),
+    [
+        ("after_batch", lambda self, stream, batch_data: None, "takes 'stream', .* the event offers stream_name"),
+        ("before_training", lambda self, epoch_id: None, "takes 'epoch_id', .* offers no arguments"),
+        ("after_epoch", lambda self, epoch_id, *, data: None, "takes 'data', which nothing supplies"),
+        ("after_training", lambda self, error: None, "takes 'error', which nothing supplies; the event offers success"),
+    ],
+)  # fmt: skip
+def test_a_parameter_that_nothing_supplies_is_an_error(event, function, message):
+    with pytest.raises(HookError, match=rf"MyHook.{event} {message}"):
+        check_events(with_method(event, function))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda self: None, lambda self, **_: None, lambda self, *_: None, lambda self, batch_data, limit=3: None],
+)
+def test_fewer_parameters_and_ones_with_defaults_are_fine(function):
+    check_events(with_method("after_batch", function))
