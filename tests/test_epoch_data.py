@@ -227,7 +227,7 @@ def test_a_value_of_another_type_than_a_name_is_found_without_an_import(named):
 
     config = config_with([{"named_hooks.HandsOn": {"own": 3}}, {"StopOnNaN": {"variables": 7}}])
     with pytest.raises(ConfigError) as caught:
-        check_statically(load_config(config).root)
+        check_statically(load_config(config))
     assert [problem.key for problem in caught.value.problems] == [
         "hooks[0].named_hooks.HandsOn.own",
         "hooks[1].StopOnNaN.variables",

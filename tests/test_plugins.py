@@ -106,7 +106,7 @@ def test_entry_points_are_not_read_when_every_name_is_emruns_own(tmp_path):
     (tmp_path / "c.yaml").write_text(text)
     code = (
         "import sys; from emrun.config.config import load_config; from emrun.config.plan import check_statically\n"
-        "check_statically(load_config('c.yaml').root); print('importlib.metadata' in sys.modules)"
+        "check_statically(load_config('c.yaml')); print('importlib.metadata' in sys.modules)"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)

@@ -71,7 +71,7 @@ def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, An
     from emrun.config.plan import check_statically
 
     config = load_config(path, overrides)
-    check_statically(config.root, evaluations=True)
+    check_statically(config, evaluations=True)
     if not static:
         return _try_out(config)
     for note in (*config.notes, *unread_vars(config.root)):

@@ -42,25 +42,20 @@ def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool,
     from tabulate import tabulate
 
     from emrun.config.config import read_config
-    from emrun.config.interpolation import interpolate
-    from emrun.config.overrides import override
-    from emrun.config.places import copies_left
     from emrun.config.plan import defaults_of
     from emrun.config.yaml_tree import dump, node_of
 
-    read = read_config(config)
-    merged = override(read, overrides)
-    for note in copies_left(read, merged):
+    read = read_config(config, overrides)
+    for note in read.notes:
         click.echo(f"warning: {note}", err=True)
-    if resolved:
-        merged = interpolate(merged)
+    tree = read.tree if resolved else read.root
     if origins:
-        rows = [(key, repr(node.shown()), str(node.position)) for key, node in _leaves(merged)]
-        for key, value, kind in defaults_of(merged):
+        rows = [(key, repr(node.shown()), str(node.position)) for key, node in _leaves(tree)]
+        for key, value, kind in defaults_of(read):
             rows.insert(_place(key, rows), (key, repr(value), f"default of {kind}"))
         click.echo(tabulate(rows, tablefmt="plain", disable_numparse=True))
     else:
-        click.echo(dump(node_of(merged.shown(), merged.position)), nl=False)
+        click.echo(dump(node_of(tree.shown(), tree.position)), nl=False)
     return 0
 
 

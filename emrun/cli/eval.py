@@ -43,11 +43,10 @@ def evaluate(
     with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
         if config is not None or (directory / "config.yaml").exists():
             from emrun.config.config import read_config
-            from emrun.config.overrides import overlay, override
             from emrun.config.plan import check_statically
 
             for stream in streams:
-                check_statically(override(overlay(read_config(config or directory), stream), overrides))
+                check_statically(read_config(config or directory).overlaid(stream).overridden(overrides))
         with NamedWhenSlow("importing PyTorch"):
             from emrun.loop.interrupts import Interrupted
             from emrun.training.evaluate import evaluate as evaluate_stream

@@ -66,7 +66,7 @@ def train(
         from emrun.config.plan import check_statically
 
         loaded = load_config(config, overrides)
-        check_statically(loaded.root, evaluations=True)
+        check_statically(loaded, evaluations=True)
         with NamedWhenSlow("importing PyTorch"):
             from emrun.storage.run_directories import is_failed_start
             from emrun.training.create import create_training

@@ -42,7 +42,7 @@ def verify_resume(
         from emrun.diagnosis.recorded_trainings import VerificationFailed
         from emrun.diagnosis.verification import verify
 
-        check_statically(load_config(config, overrides).root)
+        check_statically(load_config(config, overrides))
         try:
             with unwound_by_sigterm():
                 found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs)

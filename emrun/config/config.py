@@ -6,6 +6,7 @@ import errno
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,20 @@ class Config(Mapping[str, Any]):
         self.name = name
         self.text = text
         self.notes = tuple(notes)
-        plain = interpolate(root).plain()
-        self._plain: dict[str, Any] = plain if isinstance(plain, dict) else {}
+
+    @cached_property
+    def tree(self) -> Node:
+        """The tree without interpolations.
+
+        Raises:
+            ConfigError: a `${...}` names nothing.
+        """
+        return interpolate(self.root)
+
+    @cached_property
+    def _plain(self) -> dict[str, Any]:
+        plain = self.tree.plain()
+        return plain if isinstance(plain, dict) else {}
 
     def __getitem__(self, key: str) -> Any:
         return self._plain[key]
@@ -52,6 +65,33 @@ class Config(Mapping[str, Any]):
     def __repr__(self) -> str:
         return dump(node_of(self.root.shown(), self.root.position))
 
+    def overridden(self, overrides: Sequence[str]) -> Config:
+        """Return the config with overrides.
+
+        Raises:
+            ConfigError: one of them does not fit.
+        """
+        if not overrides:
+            return self
+        root = override(self.root, overrides)
+        return Config(root, self.name, self.text, (*self.notes, *copies_left(self.root, root)))
+
+    def overlaid(self, stream: str) -> Config:
+        """Return the config with which a stream is evaluated: `eval.<stream>` laid over it.
+
+        Its sections are merged; its `hooks`, being a list, replace the hooks.
+        """
+        section = self.root.get("eval", stream)
+        if section is None or not isinstance(section.value, dict):
+            return self
+        return Config(merge(self.root, section), self.name, self.text, self.notes)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
+        """Return the config with top-level keys added that it does not have, or has as null."""
+        has = {key: node for key, node in self.root.value.items() if key not in defaults or node.value is not None}
+        added = {key: node_of(value, Position("emrun")) for key, value in defaults.items() if key not in has}
+        return Config(replace(self.root, value={**added, **has}), self.name, self.text, self.notes) if added else self
+
 
 def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Read a config, to look at it or to build from it.
@@ -63,31 +103,26 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     Raises:
         ConfigError: a file cannot be read, or an override does not fit, or a `${...}` names nothing.
     """
-    if isinstance(source, Config):
-        root = override(source.root, overrides)
-        return Config(root, source.name, source.text, (*source.notes, *copies_left(source.root, root)))
-    if isinstance(source, Mapping):
-        return Config(override(node_of(source, Position("config")), overrides), "run")
-    path, text = _read_text(expanded(source))
-    node = parse(text, str(path))
-    extends = isinstance(node.value, dict) and node.get("extends") is not None
-    base = _Extending().read(node, path, ())
-    root = override(base, overrides)
-    return Config(root, Path(source).resolve().stem, None if extends else text, copies_left(base, root))
+    config = read_config(source, overrides)
+    _ = config.tree
+    return config
 
 
-def read_config(source: Path, overrides: Sequence[str] = ()) -> Node:
-    """Read a config, with what it extends and with overrides, before interpolation.
-
-    Args:
-        source: a file, or a directory that holds `config.yaml`.
-        overrides: `key.path=value`, `~key.path` to delete.
+def read_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """Read a config as `load_config` does, but leave it open whether its `${...}` name something.
 
     Raises:
         ConfigError: a file cannot be read, or an override does not fit.
     """
+    if isinstance(source, Config):
+        return source.overridden(overrides)
+    if isinstance(source, Mapping):
+        return Config(node_of(source, Position("config")), "run").overridden(overrides)
     path, text = _read_text(expanded(source))
-    return override(_Extending().read(parse(text, str(path)), path, ()), overrides)
+    node = parse(text, str(path))
+    extends = isinstance(node.value, dict) and node.get("extends") is not None
+    root = _Extending().read(node, path, ())
+    return Config(root, Path(source).resolve().stem, None if extends else text).overridden(overrides)
 
 
 def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:

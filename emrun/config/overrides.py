@@ -1,4 +1,4 @@
-"""Configs laid over one another: overrides, `eval.<stream>`, what a config extends, and defaults."""
+"""Configs laid over one another: what a config extends, a section under `eval`, and overrides."""
 
 from __future__ import annotations
 
@@ -10,18 +10,9 @@ from typing import Any
 from emrun.config.interpolation import name_of, unread_values
 from emrun.config.names import normalised, same_class
 from emrun.config.places import at, children_of
-from emrun.config.yaml_tree import MAX_DEPTH, Node, node_of, parse
+from emrun.config.yaml_tree import MAX_DEPTH, Node, parse
 from emrun.errors import ConfigError, Position, Problem
 from emrun.wording import did_you_mean
-
-
-def overlay(config: Node, stream: str) -> Node:
-    """Return the config with which a stream is evaluated: `eval.<stream>` laid over it.
-
-    Its sections are merged; its `hooks`, being a list, replace the hooks.
-    """
-    section = config.get("eval", stream)
-    return merge(config, section) if section is not None and isinstance(section.value, dict) else config
 
 
 def merge(base: Node, over: Node) -> Node:
@@ -250,10 +241,3 @@ def _index(items: list[Node], key: str, path: tuple[str, ...], position: Positio
     if not adding:
         raise ConfigError(Problem(position, where, f"no hook {key!r} is listed{did_you_mean(key, names)}"))
     return len(items)
-
-
-def with_defaults(config: Node, defaults: Mapping[str, Any]) -> Node:
-    """Return the config with top-level keys added that it does not have, or has as null."""
-    has = {key: node for key, node in config.value.items() if key not in defaults or node.value is not None}
-    added = {key: node_of(value, Position("emrun")) for key, value in defaults.items() if key not in has}
-    return replace(config, value={**added, **has})

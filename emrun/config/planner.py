@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from emrun.config.names import (
 )
 from emrun.config.overrides import hook_entry
 from emrun.config.recipe import Recipe
-from emrun.config.sections import SUPPLIED
+from emrun.config.sections import DEFAULT_MODEL, SUPPLIED
 from emrun.config.signatures import UNREAD
 from emrun.config.type_hints import allows_mapping, form_in
 from emrun.config.yaml_tree import Node
@@ -49,28 +50,21 @@ class Planner:
         self._finder = finder
         self._elsewhere = elsewhere
 
-    def section(self, node: Node | None, kind: str, supplied: tuple[str, ...], default: str | None = None) -> Any:
-        """Prepare a section that is one object, such as `dataset`.
-
-        Args:
-            node: the section; None comes of one that is no mapping, which `check_sections` reports.
-            kind: `dataset` or `model`.
-            supplied: the arguments that emrun supplies to it and whatever is below it.
-            default: the class when none is given.
-        """
+    def section(self, node: Node | None, kind: str) -> Any:
+        """Prepare the section `dataset` or `model`; None of one that is no mapping, which `check_sections` reports."""
         if node is None or not isinstance(node.value, dict):
             return None
-        if default is not None and "class" not in node.value:
-            node = Node({"class": Node(default, node.position, node.key), **node.value}, node.position, node.key)
+        if kind == "model" and "class" not in node.value:
+            node = replace(node, value={"class": Node(DEFAULT_MODEL, node.position, node.key), **node.value})
         if "class" not in node.value:
             self._problem(node, kind, f"missing key 'class'; built-in: {listed(short_names(kind))}")
             return None
-        return self._call(self._without_supplied(node, kind, supplied), kind, kind, supplied)
+        return self._call(self._without_supplied(node, kind, SUPPLIED[kind]), kind, kind, SUPPLIED[kind])
 
-    def hooks(self, section: Node) -> list[Any]:
-        """Prepare the list of hooks; an entry that `check_hooks` reports is None."""
+    def hooks(self, entries: Sequence[Node]) -> list[Any]:
+        """Prepare the entries of the list of hooks; one that `check_hooks` reports is None."""
         found: list[Any] = []
-        for index, entry in enumerate(section.value):
+        for index, entry in enumerate(entries):
             name, arguments = hook_entry(entry)
             has_mapping = arguments is None or arguments.value is None or isinstance(arguments.value, dict)
             is_usable = name is not None and has_mapping

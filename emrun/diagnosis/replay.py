@@ -16,8 +16,7 @@ import torch
 from emrun.censor import Censor
 from emrun.config.config import read_config
 from emrun.config.import_finder import Imported
-from emrun.config.overrides import override
-from emrun.config.plan import Plan, prepare
+from emrun.config.plan import Plan
 from emrun.config.recipe import Recipe
 from emrun.encoding import set_random_state
 from emrun.errors import StateError
@@ -86,8 +85,8 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
     """
     place, run_directory = find_capsule(Path(directory))
     capsule = read_capsule(place, run_directory)
-    config = read_config(run_directory)
-    prepared = prepare(override(config, [f"model.device={device}"] if device is not None else []), Imported())
+    config = read_config(run_directory, [f"model.device={device}"] if device is not None else [])
+    prepared = Plan.of(config, Imported())
     found = Replay(capsule, notes=list(_differences(capsule, prepared)))
     with preserved_randomness(), TemporaryFolder("replay") as output_dir:
         attempt = _Attempt(capsule, prepared, output_dir, found.notes)

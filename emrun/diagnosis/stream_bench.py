@@ -17,7 +17,6 @@ import torch
 
 from emrun.arguments import check_choice
 from emrun.config.config import load_config
-from emrun.config.interpolation import interpolate
 from emrun.config.plan import named_streams
 from emrun.dataset import stream_function, stream_names, takes_context
 from emrun.errors import StreamError, UsageError, reason_of
@@ -138,7 +137,7 @@ def bench(
         BaseException: what the dataset or a stream raises.
     """
     loaded = load_config(config, overrides)
-    whole = interpolate(loaded.root)
+    whole = loaded.tree
     with preserved_randomness():
         dataset = create_dataset(loaded)
         names = list(dict.fromkeys(name for name, _ in named_streams(whole)))

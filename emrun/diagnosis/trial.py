@@ -18,8 +18,7 @@ import torch
 from emrun.config.config import Config
 from emrun.config.import_finder import Imported
 from emrun.config.interpolation import unread_vars
-from emrun.config.overrides import with_defaults
-from emrun.config.plan import Plan, prepare, prepare_all
+from emrun.config.plan import Plan
 from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.diagnosis.model_facts import memory, parameters
 from emrun.diagnosis.private_state import DIGEST, NOT_PERSISTENT, unsaved_state, varying
@@ -71,9 +70,7 @@ def try_out(config: Config) -> dict[str, Any]:
         StateError: the model does not come back from a checkpoint as it was.
         BaseException: what the dataset, the model or a hook raises.
     """
-    merged = with_defaults(config.root, {"seed": 0})
-    prepare_all(merged, Imported())
-    prepared = prepare(merged, Imported())
+    prepared = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
     with _unchanged_process(), TemporaryFolder("check") as place, _notes() as notes:
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(prepared, place, Run(place))

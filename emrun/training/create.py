@@ -13,11 +13,10 @@ from emrun.arguments import expanded
 from emrun.censor import Censor
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import Imported
-from emrun.config.interpolation import escaped, interpolate
-from emrun.config.overrides import with_defaults
-from emrun.config.plan import code_directories, prepare
+from emrun.config.interpolation import escaped
+from emrun.config.plan import Plan, code_directories
 from emrun.config.planner import Planner
-from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, check_hooks
+from emrun.config.sections import check_hooks
 from emrun.config.yaml_tree import dump
 from emrun.errors import ConfigError, Problem, StateError, UsageError
 from emrun.hook import AbstractHook
@@ -65,13 +64,13 @@ def create_training(
     refuse_ranks()
     root = expanded(output_root)
     place = None if output_dir is None else expanded(output_dir)
-    loaded = load_config(config, overrides)
-    merged = with_defaults(loaded.root, dict(zip(DRAWN, (draw_seed(), escaped(str(Path.cwd()))), strict=True)))
-    prepared = prepare(merged, Imported())
+    drawn = dict(zip(DRAWN, (draw_seed(), escaped(str(Path.cwd()))), strict=True))
+    loaded = load_config(config, overrides).with_defaults(drawn)
+    prepared = Plan.of(loaded, Imported())
     existed = place is not None and place.exists()
     had_root = place is not None or root.exists()
     run = create_run(
-        dump(merged, loaded.text),
+        dump(loaded.root, loaded.text),
         prepared.get("name", None) or loaded.name,
         output_root=root,
         output_dir=place,
@@ -149,7 +148,7 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
         name: the section.
         supplied: what is at hand for it; a dataset that a model takes is built where it is None.
     """
-    tree = interpolate(config.root)
+    tree = config.tree
     section = tree.get(name)
     kind, word = (list, "a list") if name == "hooks" else (dict, "a mapping")
     if section is None or section.value is None:
@@ -160,9 +159,9 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
     found = Planner(Imported())
     if name == "hooks":
         found.problems += check_hooks(section, name)
-        recipes = found.hooks(section)
+        recipes = found.hooks(list(section.value))
     else:
-        recipes = [found.section(section, name, SUPPLIED[name], default=DEFAULT_MODEL if name == "model" else None)]
+        recipes = [found.section(section, name)]
     if found.problems:
         raise ConfigError(found.problems)
     if name == "model" and supplied["dataset"] is None and recipes[0].wants("dataset"):

@@ -11,12 +11,11 @@ from typing import Any
 
 from emrun.arguments import expanded
 from emrun.censor import Censor
-from emrun.config.config import read_config
+from emrun.config.config import Config, read_config
 from emrun.config.import_finder import Imported
-from emrun.config.overrides import overlay, override
 from emrun.config.places import copies_left
-from emrun.config.plan import prepare
-from emrun.config.yaml_tree import Node, dump
+from emrun.config.plan import Plan
+from emrun.config.yaml_tree import dump
 from emrun.errors import StorageError, UsageError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.storage import checkpoints
@@ -48,7 +47,7 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
         BaseException: what the dataset or the model raises.
     """
     directory = expanded(run_directory)
-    prepared = replace(prepare(_config_of(directory), Imported()), hooks=[])
+    prepared = replace(Plan.of(_config_of(directory), Imported()), hooks=[])
     checkpoints.find(directory / CHECKPOINTS, checkpoint_name)
     training = assemble(prepared, directory, run=None, is_evaluation=True)
     _load(training, directory / CHECKPOINTS, checkpoint_name)
@@ -87,21 +86,21 @@ def evaluate(
     refuse_ranks()
     directory = expanded(run_directory)
     own = _config_of(directory)
-    laid_over = overlay(own if config is None else read_config(expanded(config)), stream)
-    merged = override(laid_over, overrides)
-    prepared = prepare(merged, Imported())
+    laid_over = (own if config is None else read_config(config)).overlaid(stream)
+    planned = laid_over.overridden(overrides)
+    prepared = Plan.of(planned, Imported())
     checkpoints.find(directory / CHECKPOINTS, checkpoint_name)
     root = directory / EVALUATIONS if output_dir is None else expanded(output_dir)
     try:
         run = create_evaluation(
-            root, stream, dump(merged), command, censor=Censor(prepared.config.secrets(), [directory])
+            root, stream, dump(planned.root), command, censor=Censor(prepared.config.secrets(), [directory])
         )
     except StorageError as error:
         if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             error.add_note("the results of somebody else's run can be kept elsewhere: --output-dir DIR")
         raise
     with kept_or_removed(run, existed=False), run.logging():
-        warn_of(copies_left(laid_over, merged, unread=("vars", "eval")))
+        warn_of(copies_left(laid_over.root, planned.root, unread=("vars", "eval")))
         training = assemble(prepared, run.directory, run, is_evaluation=True)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
             raise _unknown_stream(training.dataset, stream)
@@ -123,7 +122,7 @@ def evaluate(
             raise
 
 
-def _config_of(directory: Path) -> Node:
+def _config_of(directory: Path) -> Config:
     """Return the config of a run, before interpolation."""
     if not holds_run(directory):
         raise no_run(directory)

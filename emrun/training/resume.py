@@ -14,9 +14,7 @@ from emrun.arguments import expanded
 from emrun.censor import Censor
 from emrun.config.config import Config, read_config
 from emrun.config.import_finder import Imported
-from emrun.config.overrides import override, with_defaults
-from emrun.config.places import copies_left
-from emrun.config.plan import prepare
+from emrun.config.plan import Plan
 from emrun.config.yaml_tree import Node, dump
 from emrun.errors import StorageError, UsageError
 from emrun.storage import checkpoints
@@ -74,10 +72,10 @@ def resume_training(
     run = Run(source, command=command, lock=RunLock(source), censor=censor) if fork is None else None
     try:
         stored = read_config(source)
-        merged = override(stored, overrides)
-        prepared = prepare(merged, Imported())
+        config = stored.overridden(overrides)
+        prepared = Plan.of(config, Imported())
         censor.add(prepared.config.secrets())
-        changed = _changes(stored.plain(), merged.plain())
+        changed = _changes(stored.root.plain(), config.root.plain())
         trace = read_trace(source)
         if trace.get("status") == "finished" and not changed and checkpoint_name is None and run is not None:
             _LOG.info("nothing to do: the run is finished (%s)", trace.get("reason"))
@@ -97,7 +95,7 @@ def resume_training(
             trace = {"forked_from": origin, "status": trace.get("status")}
         assert run is not None  # one of the two
         with run.logging():
-            warn_of(copies_left(stored, merged))
+            warn_of(config.notes)
             training = assemble(prepared, run.directory, run, is_new=place is None)
             if place is not None:
                 place = training.main_loop.restore(place)
@@ -106,7 +104,7 @@ def resume_training(
             else:
                 run.rewind(0)
                 _LOG.info("%s has no checkpoint: beginning anew", source)
-            _store(run, merged, source, changed)
+            _store(run, config.root, source, changed)
             run.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
             return training
     except BaseException:
@@ -119,9 +117,9 @@ def resume_training(
 
 def changes_to(run_directory: Path, config: Config) -> list[str]:
     """Return the keys in which a config differs from the one that a run was started with."""
-    stored = read_config(run_directory).plain()
-    given = with_defaults(config.root, {k: stored[k] for k in DRAWN if k in stored}).plain()
-    return list(_changes(stored, given))
+    stored = read_config(run_directory).root.plain()
+    given = config.with_defaults({key: stored[key] for key in DRAWN if key in stored})
+    return list(_changes(stored, given.root.plain()))
 
 
 def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:

@@ -12,7 +12,7 @@ import pytest
 
 from emrun.config.config import load_config
 from emrun.config.import_finder import Imported
-from emrun.config.plan import prepare
+from emrun.config.plan import Plan
 from emrun.errors import ConfigError
 
 EMRUN = Path(sys.executable).with_name("emrun")
@@ -187,7 +187,7 @@ def test_an_unknown_key_at_the_top_hides_no_other_mistake(project, emrun):
     found = json.loads(emrun("check", "c.yaml", "--json").stdout)["problems"]
     assert [each["line"] for each in found] == [1, 12, 17]
     with pytest.raises(ConfigError) as caught:
-        prepare(load_config(project / "c.yaml").root, Imported())
+        Plan.of(load_config(project / "c.yaml"), Imported())
     assert [problem.position.line for problem in caught.value.problems] == [1, 12, 17]
 
 

@@ -30,7 +30,7 @@ def problem_of(function, *arguments):
 
 def test_a_directory_stands_for_its_config_file(write):
     path = write(config="a: 1")
-    assert read_config(path.parent).plain() == {"a": 1}
+    assert dict(read_config(path.parent)) == {"a": 1}
 
 
 def test_a_mapping_is_a_config_too():
@@ -40,8 +40,8 @@ def test_a_mapping_is_a_config_too():
 def test_a_byte_order_mark_is_no_part_of_the_config(tmp_path):
     (tmp_path / "c.yaml").write_bytes(b"\xef\xbb\xbfa: 1")
     config = read_config(tmp_path / "c.yaml")
-    assert config.plain() == {"a": 1}
-    assert (config.get("a").key.column, config.get("a").key.text) == (1, "a: 1")
+    assert dict(config) == {"a": 1}
+    assert (config.root.get("a").key.column, config.root.get("a").key.text) == (1, "a: 1")
 
 
 @pytest.mark.parametrize(
@@ -70,21 +70,21 @@ def test_a_file_that_cannot_be_read_is_a_config_error(write, name):
 
 def test_a_config_wins_over_what_it_extends(write):
     path = write(c="extends: base.yaml\nm: {lr: 2}\nhooks: [B]", base="m: {lr: 1, k: 1}\nhooks: [A, C]\nseed: 3")
-    assert read_config(path).plain() == {"m": {"lr": 2, "k": 1}, "hooks": ["B"], "seed": 3}
+    assert dict(read_config(path)) == {"m": {"lr": 2, "k": 1}, "hooks": ["B"], "seed": 3}
 
 
 def test_of_several_files_the_later_wins(write):
     path = write(c="extends: [x.yaml, y.yaml]\nc: 3", x="a: 1\nb: 1\nc: 1", y="b: 2\nc: 2")
-    assert read_config(path).plain() == {"a": 1, "b": 2, "c": 3}
+    assert dict(read_config(path)) == {"a": 1, "b": 2, "c": 3}
 
 
 def test_extending_an_empty_list_changes_nothing(write):
-    assert read_config(write(c="extends: []\na: 1")).plain() == {"a": 1}
+    assert dict(read_config(write(c="extends: []\na: 1"))) == {"a": 1}
 
 
 def test_a_file_may_be_extended_along_two_ways(write):
     path = write(c="extends: [x.yaml, y.yaml]", x="extends: z.yaml", y="extends: z.yaml", z="a: 1")
-    assert read_config(path).plain() == {"a": 1}
+    assert dict(read_config(path)) == {"a": 1}
 
 
 def test_extended_files_are_looked_for_beside_the_file_that_names_them(tmp_path, monkeypatch):
@@ -93,7 +93,7 @@ def test_extended_files_are_looked_for_beside_the_file_that_names_them(tmp_path,
     (tmp_path / "deep" / "middle.yaml").write_text("extends: er/base.yaml\nb: 2")
     (tmp_path / "deep" / "er" / "base.yaml").write_text("a: 1")
     monkeypatch.chdir("/")
-    assert read_config(tmp_path / "c.yaml").plain() == {"a": 1, "b": 2}
+    assert dict(read_config(tmp_path / "c.yaml")) == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_an_error_in_an_extended_file_is_reported_there(write):
 def test_values_know_which_file_they_come_from(write):
     path = write(c="extends: base.yaml\nm: {k: 1}", base="m: {lr: 1}")
     config = read_config(path, ["m.x=1"])
-    sources = [config.get("m", key).position.source for key in ("k", "lr", "x")]
+    sources = [config.root.get("m", key).position.source for key in ("k", "lr", "x")]
     assert sources == [str(path), str(path.with_name("base.yaml")), "override 'm.x=1'"]
 
 
@@ -144,14 +144,14 @@ def test_a_file_that_many_extend_is_read_once(tmp_path, monkeypatch):
     for index in range(20):
         (tmp_path / f"{index}.yaml").write_text(f"extends: [{index + 1}.yaml, {index + 1}.yaml]")
     (tmp_path / "20.yaml").write_text("seed: 3")
-    assert read_config(tmp_path / "0.yaml").plain() == {"seed": 3}
+    assert dict(read_config(tmp_path / "0.yaml")) == {"seed": 3}
 
 
 def test_a_chain_of_files_has_an_end(tmp_path):
     for index in range(101):
         (tmp_path / f"{index}.yaml").write_text(f"extends: {index + 1}.yaml")
     (tmp_path / "101.yaml").write_text("seed: 3")
-    assert read_config(tmp_path / "1.yaml").plain() == {"seed": 3}
+    assert dict(read_config(tmp_path / "1.yaml")) == {"seed": 3}
     with pytest.raises(ConfigError, match=r"100\.yaml:1:10: extends: more than 100 files in a row.*101\.yaml"):
         read_config(tmp_path / "0.yaml")
 
@@ -161,3 +161,35 @@ def test_only_regular_files_are_extended(tmp_path):
     (tmp_path / "c.yaml").write_text("extends: fifo.yaml")
     with pytest.raises(ConfigError, match=r"fifo\.yaml: is not a regular file"):
         read_config(tmp_path / "c.yaml")
+
+
+# Overlays and defaults
+
+
+def test_an_overlay_is_merged_but_its_hooks_replace():
+    config = load_config({"a": {"x": 1, "y": 1}, "hooks": ["A", "B"], "eval": {"t": {"a": {"y": 2}, "hooks": ["C"]}}})
+    found = config.overlaid("t")
+    assert found["a"] == {"x": 1, "y": 2}
+    assert found["hooks"] == ["C"]
+
+
+def test_an_overlay_without_hooks_keeps_them():
+    assert load_config({"hooks": ["A"], "eval": {"test": {"seed": 1}}}).overlaid("test")["hooks"] == ["A"]
+
+
+@pytest.mark.parametrize("overlays", [{}, {"eval": None}, {"eval": {"valid": {"a": 2}}}, {"eval": {"test": 3}}])
+def test_a_stream_without_an_overlay_has_the_config_as_it_is(overlays):
+    config = load_config({"a": 1, **overlays})
+    assert config.overlaid("test") is config
+
+
+def test_defaults_are_added_where_the_config_has_nothing():
+    config = load_config({"a": 1, "b": None, "d": "${a}"}).with_defaults({"a": 5, "b": 6, "c": 7})
+    assert dict(config) == {"a": 1, "b": 6, "c": 7, "d": 1}
+    assert config.with_defaults({"a": 5}) is config
+
+
+def test_a_config_is_read_though_it_names_what_is_not_there_but_not_loaded():
+    assert read_config({"a": "${b}"}).root.plain() == {"a": "${b}"}
+    with pytest.raises(ConfigError, match="has no 'b' there"):
+        load_config({"a": "${b}"})

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
+from emrun.config.config import Config
 from emrun.config.interpolation import escaped, interpolate, unread_vars
-from emrun.config.overrides import overlay, override
+from emrun.config.overrides import override
 from emrun.config.yaml_tree import MAX_DEPTH, dump, node_of, parse
 from emrun.errors import ConfigError, Position
 
@@ -145,7 +146,7 @@ def test_free_values_that_nothing_reads_are_noted():
 
 def test_an_overlay_has_free_values_of_its_own():
     config = parse(VARS + "eval: {test: {vars: {width: 1}}}", "c.yaml")
-    assert interpolate(overlay(config, "test")).plain()["model"]["module"]["hidden"] == 1
+    assert Config(config, "c").overlaid("test")["model"]["module"]["hidden"] == 1
 
 
 @pytest.mark.parametrize(

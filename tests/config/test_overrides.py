@@ -1,10 +1,10 @@
-"""Configs laid over one another: merging, overrides, overlays and defaults."""
+"""Configs laid over one another: merging and overrides."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emrun.config.overrides import hook_entry, merge, overlay, override, with_defaults
+from emrun.config.overrides import hook_entry, merge, override
 from emrun.config.yaml_tree import dump, parse
 from emrun.errors import ConfigError
 
@@ -304,25 +304,6 @@ def test_an_entry_of_the_hooks_is_a_name_or_one_name_with_arguments(text, name, 
     assert (node.plain() if node else None) == arguments
 
 
-def test_an_overlay_is_merged_but_its_hooks_replace():
-    config = parse("a: {x: 1, y: 1}\nhooks: [A, B]\neval: {test: {a: {y: 2}, hooks: [C]}}", "c.yaml")
-    found = overlay(config, "test").plain()
-    assert found["a"] == {"x": 1, "y": 2}
-    assert found["hooks"] == ["C"]
-
-
-def test_an_overlay_without_hooks_keeps_them():
-    assert overlay(parse("hooks: [A]\neval: {test: {seed: 1}}", "c.yaml"), "test").plain()["hooks"] == ["A"]
-
-
-@pytest.mark.parametrize(
-    "text", ["a: 1", "a: 1\neval:", "a: 1\neval: {valid: {a: 2}}", "a: 1\neval: {test: }", "a: 1\neval: {test: 3}"]
-)
-def test_a_stream_without_an_overlay_has_the_config_as_it_is(text):
-    config = parse(text, "c.yaml")
-    assert overlay(config, "test") is config
-
-
 VARS = """\
 vars: {width: 32, deep: {a: 1, b: [2]}, opt: {class: SGD}, n: &n 5}
 model: {module: {hidden: "${vars.width}", all: "${vars.deep}"}, optimizer: "${vars.opt}"}
@@ -349,8 +330,3 @@ def test_an_override_of_a_free_value_that_nothing_reads_is_an_error(text, overri
 @pytest.mark.parametrize("override_", ["vars.b=2", "~vars.a", "vars.a=3", "eval.test.vars.b=1"])
 def test_a_free_value_that_is_read_may_come_from_an_override_alone(override_):
     override(parse("vars: {a: 1}\nx: ${vars.b}", "c.yaml"), [override_])
-
-
-def test_defaults_are_added_where_the_config_has_nothing():
-    config = with_defaults(parse("a: 1\nb:", "c.yaml"), {"a": 5, "b": 6, "c": 7})
-    assert config.plain() == {"a": 1, "b": 6, "c": 7}

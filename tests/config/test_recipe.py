@@ -472,16 +472,16 @@ def test_an_error_within_a_users_module_is_not_swallowed(write_module, code, kin
 
 @pytest.fixture
 def section(user):
-    def run(text, kind, supplied=("dataset", "output_dir"), default=None):
+    def run(text, kind):
         found = Planner(Imported())
-        recipe = found.section(parse(text, "c.yaml"), kind, supplied, default)
+        recipe = found.section(parse(text, "c.yaml"), kind)
         return recipe, [str(problem) for problem in found.problems]
 
     return run
 
 
 def test_a_section_without_a_class_lists_the_built_in_ones(section):
-    recipe, problems = section("batch_size: 3", "dataset", ("output_dir",))
+    recipe, problems = section("batch_size: 3", "dataset")
     assert recipe is None
     assert problems == [
         "c.yaml:1:1: dataset: missing key 'class'; built-in: Digits, DownloadableDataset, HuggingFace, ImageFolder, "
@@ -490,7 +490,7 @@ def test_a_section_without_a_class_lists_the_built_in_ones(section):
 
 
 def test_an_unknown_short_name_gets_the_nearest_built_in(section):
-    _, problems = section("class: Digitz", "dataset", ())
+    _, problems = section("class: Digitz", "dataset")
     assert problems[0].startswith("c.yaml:1:1: dataset: unknown dataset 'Digitz'; did you mean 'Digits'? ")
 
 
@@ -507,8 +507,8 @@ def test_a_section_is_built_with_what_it_takes(section):
     assert (model.part, model.dataset) == (1, "D")
 
 
-def test_a_section_may_have_a_default_class(section):
-    recipe, _ = section("module: {class: mine.Thing}", "model", default="TorchModel")
+def test_the_section_of_the_model_has_a_default_class(section):
+    recipe, _ = section("module: {class: mine.Thing}", "model")
     assert recipe.target.__name__ == "TorchModel"
 
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from emrun.config.config import load_config
+from emrun.config.config import Config, load_config
 from emrun.config.import_finder import Imported, locate
-from emrun.config.plan import prepare
+from emrun.config.plan import Plan
 from emrun.config.planner import Planner
 from emrun.config.source_finder import Sources
 from emrun.config.yaml_tree import Node, dump, node_of, parse
@@ -238,9 +238,9 @@ def refused(finder, path, arguments, form="value"):
         entry = Node({path: node_of(arguments, POSITION)}, POSITION)
         found.hook(path, entry.value[path], entry, "it")
     elif form == "dataset":
-        found.section(node_of({"class": path, **arguments}, POSITION), "dataset", ("output_dir",))
+        found.section(node_of({"class": path, **arguments}, POSITION), "dataset")
     elif form == "model":
-        found.section(node_of({"class": path, **arguments}, POSITION), "model", ("dataset", "output_dir"))
+        found.section(node_of({"class": path, **arguments}, POSITION), "model")
     else:
         found.value(node_of({"it": {"class": path, **arguments}}, POSITION), "it", ("dataset", "model"))
     return [str(problem) for problem in found.problems]
@@ -322,8 +322,8 @@ def test_a_type_that_makes_no_sense_when_it_is_evaluated_says_nothing(hint, valu
     with modules(**{f"first{number}": text}):
         section = node_of({"class": f"first{number}.Data", "a": value}, Position("config"))
         imported, read = Planner(Imported()), Planner(Sources())
-        imported.section(section, "dataset", ())
-        read.section(section, "dataset", ())
+        imported.section(section, "dataset")
+        read.section(section, "dataset")
         assert imported.problems or not read.problems
 
 
@@ -366,13 +366,13 @@ def test_phase_one_refuses_no_change_of_a_sample_config_that_phase_two_accepts(n
     changes = random.Random(name).sample(all_changes, min(len(all_changes), 200))
     static, accepted = Sources(), 0
     for changed in [root, *changes]:
-        node = parse(dump(node_of(changed, POSITION)), "c.yaml")
+        config = Config(parse(dump(node_of(changed, POSITION)), "c.yaml"), "c")
         try:
-            prepare(node, Imported())
+            Plan.of(config, Imported())
         except (ConfigError, TypeError):
             continue
         accepted += 1
-        prepare(node, static)
+        Plan.of(config, static)
     assert accepted > 10
 
 

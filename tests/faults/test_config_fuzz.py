@@ -57,7 +57,7 @@ def verdict(content, overrides=()):
     if content is not None:
         Path("c.yaml").write_bytes(content)
     try:
-        check_statically(load_config(Path("c.yaml"), overrides).root, evaluations=True)
+        check_statically(load_config(Path("c.yaml"), overrides), evaluations=True)
     except ConfigError as error:
         assert exit_status(error) == 2
         assert error.problems
