@@ -51,35 +51,23 @@ def emrun() -> None:
     """Train PyTorch models from one YAML file."""
 
 
-emrun.add_command(train)
-emrun.add_command(resume)
-emrun.add_command(evaluate)
-emrun.add_command(check)
-emrun.add_command(show_config, "config")
-emrun.add_command(dataset)
-emrun.add_command(bench)
-emrun.add_command(show)
-emrun.add_command(verify_resume)
-emrun.add_command(replay)
+for _command in (train, resume, evaluate, check, show_config, dataset, bench, show, verify_resume, replay):
+    emrun.add_command(_command)
 
 
 def main() -> int:
     """Run the command line and return its exit status; after a signal the process ends by that signal."""
     with censored_standard_error():
-        return _main()
-
-
-def _main() -> int:
-    try:
-        status = emrun.main(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        end_by_signal(2)
-    except BrokenPipeError:  # whoever read the output has gone
-        sys.stderr.close()
-        return 1
-    except Exception as error:
-        return fail(error)
+        try:
+            status = emrun.main(standalone_mode=False)
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+        except (KeyboardInterrupt, click.Abort):
+            end_by_signal(2)
+        except BrokenPipeError:  # whoever read the output has gone
+            sys.stderr.close()
+            return 1
+        except Exception as error:
+            return fail(error)
     return status if isinstance(status, int) else 0

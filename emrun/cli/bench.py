@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.cli.console import terminal_log, users_code
+from emrun.cli.console import config_arguments, terminal_log, users_code
+from emrun.cli.tables import table
 
 if TYPE_CHECKING:
     from emrun.diagnosis.stream_bench import Bench, Reading, StreamBench
 
 
 @click.command(short_help="Measure how fast the streams of a config are read.")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@config_arguments
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True,
     help="How long a stream is read in each setting.",
@@ -42,22 +42,19 @@ def bench(config: Path, overrides: tuple[str, ...], seconds: float, step_ms: flo
 
 def _shown(found: Bench) -> str:
     """Return what was measured as a table, what is to be said about it, and the setting to choose."""
-    from tabulate import tabulate
-
     rows = [
         [stream.name, str(reading.setting), *_cells(stream, reading, found.step)]
         for stream in found.streams
         for reading in stream.readings
     ]
     headers = ["stream", "read", "batches/s", "first batch", "training waits"]
-    table = tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "left", "right", "right", "right"))
     notes = [
         f"stream {stream.name!r} does not get its rows from ctx.batches: one worker reads all of it, others have "
         "nothing to do"
         for stream in found.streams
         if not stream.shares_rows
     ]
-    return "\n".join([table, "", *notes, _choice(found)])
+    return "\n".join([table(rows, headers, ("left", "left", "right", "right", "right")), "", *notes, _choice(found)])
 
 
 def _cells(stream: StreamBench, reading: Reading, step: float | None) -> list[str]:

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import print_error, terminal_log, users_code
+from emrun.cli.console import config_arguments, print_error, terminal_log, users_code
 
 
 @click.command(short_help="Call a method of a config's dataset.")
 @click.argument("method")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@config_arguments
 def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
     """Build the dataset of CONFIG, call its METHOD without arguments and print what it returns.
 

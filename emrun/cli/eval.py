@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import end_by_signal, output_options, results, terminal_log, users_code
+from emrun.cli.console import end_by_signal, output_options, terminal_log, users_code
+from emrun.cli.tables import results
 from emrun.slow_start import NamedWhenSlow
 
 

@@ -12,15 +12,15 @@ import click
 
 from emrun.arguments import expanded
 from emrun.cli.console import (
+    config_arguments,
     end_by_signal,
     fail,
     ignore_early_requests,
     output_options,
-    summary,
-    tell_of_capsule,
     terminal_log,
     users_code,
 )
+from emrun.cli.tables import summary
 from emrun.errors import ArgumentError, RunExists, RunInUse
 from emrun.slow_start import NamedWhenSlow
 
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Train from a config.")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@config_arguments
 @click.option(
     "-o", "--output-root", default="log", show_default=True, type=click.Path(path_type=Path, file_okay=False),
     help="Where the run directory is made.",
@@ -71,14 +70,15 @@ def train(
             from emrun.training.create import create_training
             from emrun.training.resume import is_begun
 
-        if auto_resume and output_dir is not None and is_begun(output_dir):
-            return _go_on(output_dir, loaded, quiet)
+        resumed = output_dir if auto_resume else None
+        if resumed is not None and is_begun(resumed):
+            return _go_on(resumed, loaded, quiet)
         try:
             with users_code():
                 training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
         except RunExists:
-            if auto_resume and output_dir is not None:  # another process made it meanwhile, and has ended
-                return _go_on(output_dir, loaded, quiet)
+            if resumed is not None:  # another process made it meanwhile, and has ended
+                return _go_on(resumed, loaded, quiet)
             raise
         status = None
         try:
@@ -122,7 +122,9 @@ def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
     except BaseException as error:  # the user's code may also have called sys.exit
         status = fail(error, has_log=keeps)
         if keeps:
-            tell_of_capsule(training.main_loop.capsule)
+            capsule = training.main_loop.capsule
+            if capsule is not None:
+                click.echo(f"the batch that failed is kept; do its step again with: emrun replay {capsule}", err=True)
             _tell_what_survived(training, error)
         return status
     if metrics and not quiet:

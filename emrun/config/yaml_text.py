@@ -68,17 +68,12 @@ def _adapt(data: Any, plain: Any) -> None:
     if isinstance(plain, dict):
         for key in [key for key in data if key not in plain]:
             del data[key]
-        for key, value in plain.items():
-            if key not in data or not _alike(data[key], value):
-                data[key] = value
-            else:
-                _adapt(data[key], value)
-    elif isinstance(plain, list):
-        for index, value in enumerate(plain):
-            if _alike(data[index], value):
-                _adapt(data[index], value)
-            else:
-                data[index] = value
+    entries = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
+    for key, value in entries:
+        if (isinstance(plain, list) or key in data) and _alike(data[key], value):
+            _adapt(data[key], value)
+        else:
+            data[key] = value
 
 
 def _same(one: Any, other: Any) -> bool:
