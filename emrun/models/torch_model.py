@@ -35,9 +35,10 @@ from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import Scheduler, build_scheduler
 from emrun.models.structure import Structure, differences, extra_state, structure, what_cannot_be_held
 from emrun.models.updates import Traces, all_parameters, clear_gradients, has_optimizer, parameters_beside
-from emrun.models.weights import collect_weights, load_weights, own_memory, write_weights
+from emrun.models.weights import collect_weights, load_weights, own_memory
 from emrun.randomness import preserved_randomness
 from emrun.storage.state_file import FILE, load_state
+from emrun.storage.weights import write_weights
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import did_you_mean, listed
 
