@@ -1,4 +1,4 @@
-"""Archives that are unpacked whole or not at all, by rules of their own on top of the library's."""
+"""Archives that are unpacked whole or not at all, by rules of their own; those for headers of tar are in `_tar`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from emrun.datasets._tar import DAMAGE, Member, is_plain_file
+from emrun.datasets._tar import DAMAGE, Member, is_plain_file, members_of
 from emrun.errors import DownloadError, reason_of
 from emrun.storage.files import storing, written_aside
 
@@ -124,8 +124,7 @@ class _Extraction:
             self._archive.open("rb") if plain else gzip.open(self._archive) as file,
             tarfile.open(fileobj=_Watched(file, self._note_inflated), mode="r|", tarinfo=Member) as archive,
         ):
-            while (member := archive.next()) is not None:
-                archive.members = []  # type: ignore[attr-defined]  # otherwise they all stay in memory
+            for member in members_of(archive):
                 if not member.isdir() and not is_plain_file(member):
                     raise self._refused(f"{member.name!r} is a link or a device")
                 yield member.name, None if member.isdir() else archive.extractfile(member)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.arguments import safe_component
-from emrun.errors import StorageError, reason_of
+from emrun.errors import ReadTimeout, StateError, StorageError, reason_of
 from emrun.fields import ANOTHER_CHECKPOINT, FILES, Kind, mapping_of, reading, record, sequence_of, whole
 from emrun.storage.files import refuse_timeout
 from emrun.storage.sealed import damaged_file, read_seal, seal
@@ -120,3 +120,17 @@ def read_manifest(place: Path) -> Manifest:
     if is_directory_name(directory) and directory.split("-")[1] != f"{manifest.iteration:08d}":
         raise StorageError(f"checkpoint {place}: {FILE} is that of another one; the checkpoint is damaged")
     return manifest
+
+
+def readable_manifest(place: Path) -> Manifest | None:
+    """Return a checkpoint's manifest, None where it is damaged or not there.
+
+    Raises:
+        ReadTimeout: the file system does not give it in time.
+    """
+    try:
+        return read_manifest(place)
+    except ReadTimeout:
+        raise
+    except (StorageError, StateError):
+        return None
