@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from emrun.epoch_data import statistics
 
 
 def table(rows: Iterable[Sequence[str]], headers: Sequence[str] = (), align: Sequence[str] | None = None) -> str:
@@ -22,7 +24,7 @@ def summary(metrics: Sequence[Mapping[str, Any]]) -> str:
     series: dict[tuple[str, str], list[tuple[int, Any]]] = {}
     for line in metrics:
         for stream, variables in line["streams"].items():
-            for name, value in _flat(variables):
+            for name, value in statistics(variables):
                 series.setdefault((stream, name), []).append((line["epoch"], value))
     rows = []
     for (stream, name), values in series.items():
@@ -37,17 +39,11 @@ def summary(metrics: Sequence[Mapping[str, Any]]) -> str:
 def results(epoch_data: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a table of an evaluation's statistics."""
     rows = [
-        [stream, name, _short(value)] for stream, variables in epoch_data.items() for name, value in _flat(variables)
+        [stream, name, _short(value)]
+        for stream, variables in epoch_data.items()
+        for name, value in statistics(variables)
     ]
     return table(rows, ["stream", "variable", "value"])
-
-
-def _flat(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in variables.items():
-        if isinstance(value, Mapping):
-            yield from ((name if key == "mean" else f"{name}/{key}", entry) for key, entry in value.items())
-        else:
-            yield name, value
 
 
 def _short(value: Any) -> str:

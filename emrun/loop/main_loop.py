@@ -158,13 +158,11 @@ class MainLoop:
             on_unused_sources=on_unused_sources,
             fixed_batch_size=fixed_batch_size,
         )
-        self.first_batch = shown = FirstBatch(dataset, train_stream_name, seed, events, checks)
+        self.first_batch = FirstBatch(dataset, train_stream_name, seed, events, checks)
         self._failures = failures = Failures(run, model, state, events, endings, saving, draws)
-        self.epochs = epochs = Epochs(model, seed, run, streams, state, events, endings, saving, checks, failures, loss)
+        self.epochs = Epochs(model, seed, run, streams, state, events, endings, saving, checks, failures, loss)
         prefetches = prefetch_to_device and bool(buffer or workers)
-        self._session = Session(
-            model, run, streams, state, events, endings, saving, epochs, shown, loss, prefetches, preempt_exit_code
-        )
+        self._session = Session(self.epochs, self.first_batch, prefetches, preempt_exit_code)
         self.notify, self.listens = events.notify, events.listens
         """Call an event of all who listen to it; tell whether anybody does. See `Loop`."""
         self.change_hooks(hooks)
