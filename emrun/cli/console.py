@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -61,16 +62,22 @@ def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("config", type=click.Path(path_type=Path))(overrides(command))
 
 
-def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say how much a command shows: `verbose`, `quiet` and `progress`."""
+def with_terminal_log(command: Callable[..., int]) -> Callable[..., int]:
+    """Show the log while a command runs, as much of it as the options say that this adds."""
+
+    @wraps(command)
+    def run(*, verbose: bool, quiet: bool, progress: bool, **parameters: Any) -> int:
+        with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
+            return command(**parameters)
+
     options = (
         click.option("-v", "--verbose", is_flag=True, help="Show debug messages."),
         click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only, and no bars."),
         click.option("--no-progress", "progress", flag_value=False, default=True, help="Show no bars."),
     )
     for option in reversed(options):
-        command = option(command)
-    return command
+        run = option(run)
+    return run
 
 
 @contextmanager

@@ -18,36 +18,31 @@ def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
     Every dataset has stream_info: a table of its streams' sources; when a stream fails, the exit status is 1.
     A METHOD bench cannot be called: `emrun dataset bench` is what `emrun bench` was once called.
     """
-    with terminal_log():
-        return _call(method, config, overrides)
-
-
-def _call(method: str, config: Path, overrides: tuple[str, ...]) -> int:
-    """Call a method of the dataset of a config."""
     from emrun.dataset import AbstractDataset, describe_streams
     from emrun.errors import exit_status
     from emrun.training.create import create_dataset
     from emrun.wording import did_you_mean, listed
 
-    with users_code():
-        built = create_dataset(config, overrides)
-    public = [name for name in dir(built) if not name.startswith("_")]
-    methods = [name for name in public if callable(getattr(type(built), name, None))]  # properties are not asked
-    standard = AbstractDataset.stream_info
-    if method == "stream_info" and getattr(type(built), method, standard) is standard:
+    with terminal_log():
         with users_code():
-            table, broken = describe_streams(built)
-        click.echo(table)
-        for line, _ in broken:
-            print_error(f"{click.style('error:', fg='red', bold=True)} {line}")
-        statuses = {exit_status(error) for _, error in broken}
-        return (statuses.pop() if len(statuses) == 1 else 1) if broken else 0
-    if method not in methods:
-        hint = did_you_mean(method, methods)
-        kind = type(built).__name__
-        raise click.UsageError(f"dataset {kind} has no method {method!r}{hint} (it has {listed(methods)})")
-    with users_code():
-        found = getattr(built, method)()
-    if found is not None:
-        click.echo(found)
-    return 0
+            built = create_dataset(config, overrides)
+        public = [name for name in dir(built) if not name.startswith("_")]
+        methods = [name for name in public if callable(getattr(type(built), name, None))]  # properties are not asked
+        standard = AbstractDataset.stream_info
+        if method == "stream_info" and getattr(type(built), method, standard) is standard:
+            with users_code():
+                table, broken = describe_streams(built)
+            click.echo(table)
+            for line, _ in broken:
+                print_error(f"{click.style('error:', fg='red', bold=True)} {line}")
+            statuses = {exit_status(error) for _, error in broken}
+            return (statuses.pop() if len(statuses) == 1 else 1) if broken else 0
+        if method not in methods:
+            hint = did_you_mean(method, methods)
+            kind = type(built).__name__
+            raise click.UsageError(f"dataset {kind} has no method {method!r}{hint} (it has {listed(methods)})")
+        with users_code():
+            found = getattr(built, method)()
+        if found is not None:
+            click.echo(found)
+        return 0

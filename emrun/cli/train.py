@@ -16,9 +16,8 @@ from emrun.cli.console import (
     end_by_signal,
     fail,
     ignore_early_requests,
-    output_options,
-    terminal_log,
     users_code,
+    with_terminal_log,
 )
 from emrun.cli.tables import summary
 from emrun.errors import ArgumentError, RunExists, RunInUse
@@ -41,11 +40,15 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--auto-resume", is_flag=True, help="Go on with the run in --output-dir if it holds one.")
 @click.option("--rm", "remove", is_flag=True, help="Delete the run directory after the training.")
-@output_options
+@with_terminal_log
 def train(
-    config: Path, overrides: tuple[str, ...], output_root: Path, output_dir: Path | None, auto_resume: bool,
-    remove: bool, verbose: bool, quiet: bool, progress: bool,
-) -> int:  # fmt: skip
+    config: Path,
+    overrides: tuple[str, ...],
+    output_root: Path,
+    output_dir: Path | None,
+    auto_resume: bool,
+    remove: bool,
+) -> int:
     """Train from CONFIG, a file or a directory that holds config.yaml.
 
     An OVERRIDE is key.path=value, or ~key.path to delete: model.optimizer.lr=0.01 'main_loop.extra_streams=[valid]'
@@ -60,37 +63,36 @@ def train(
     if auto_resume and output_dir is None:
         raise click.UsageError("--auto-resume needs --output-dir, the directory in which the same command goes on")
     ignore_early_requests()
-    with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
-        from emrun.config.config import load_config
-        from emrun.config.plan import check_statically
+    from emrun.config.config import load_config
+    from emrun.config.plan import check_statically
 
-        loaded = load_config(config, overrides)
-        check_statically(loaded, evaluations=True)
-        with NamedWhenSlow("importing PyTorch"):
-            from emrun.training.create import create_training
-            from emrun.training.resume import is_begun
+    loaded = load_config(config, overrides)
+    check_statically(loaded, evaluations=True)
+    with NamedWhenSlow("importing PyTorch"):
+        from emrun.training.create import create_training
+        from emrun.training.resume import is_begun
 
-        resumed = output_dir if auto_resume else None
-        if resumed is not None and is_begun(resumed):
-            return _go_on(resumed, loaded, quiet)
-        try:
-            with users_code():
-                training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
-        except RunExists:
-            if resumed is not None:  # another process made it meanwhile, and has ended
-                return _go_on(resumed, loaded, quiet)
-            raise
-        status = None
-        try:
-            status = run(training, quiet, keeps=not remove)
-            return status
-        finally:
-            if remove and status != RunInUse.exit_status:  # then another process has taken the run over
-                shutil.rmtree(training.output_dir, ignore_errors=True)
-                click.echo(f"deleted {training.output_dir} (--rm)", err=True)
+    resumed = output_dir if auto_resume else None
+    if resumed is not None and is_begun(resumed):
+        return _go_on(resumed, loaded)
+    try:
+        with users_code():
+            training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
+    except RunExists:
+        if resumed is not None:  # another process made it meanwhile, and has ended
+            return _go_on(resumed, loaded)
+        raise
+    status = None
+    try:
+        status = run(training, keeps=not remove)
+        return status
+    finally:
+        if remove and status != RunInUse.exit_status:  # then another process has taken the run over
+            shutil.rmtree(training.output_dir, ignore_errors=True)
+            click.echo(f"deleted {training.output_dir} (--rm)", err=True)
 
 
-def _go_on(output_dir: Path, loaded: Config, quiet: bool) -> int:
+def _go_on(output_dir: Path, loaded: Config) -> int:
     """Resume the run that the same command started; return the exit status."""
     from emrun.training.resume import changes_to, resume_training
 
@@ -102,15 +104,14 @@ def _go_on(output_dir: Path, loaded: Config, quiet: bool) -> int:
         )
     with users_code():
         resumed = resume_training(output_dir, command=sys.argv)
-    return 0 if resumed is None else run(resumed, quiet)
+    return 0 if resumed is None else run(resumed)
 
 
-def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
-    """Run a training, print its table and what survived it, and return the exit status.
+def run(training: Training, *, keeps: bool = True) -> int:
+    """Run a training, print its table, without --quiet, and what survived it, and return the exit status.
 
     Args:
         training: the training.
-        quiet: print no table.
         keeps: whether the run directory stays; otherwise no message names what is in it.
     """
     directory = training.main_loop.run
@@ -127,7 +128,7 @@ def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
                 click.echo(f"the batch that failed is kept; do its step again with: emrun replay {capsule}", err=True)
             _tell_what_survived(training, error)
         return status
-    if metrics and not quiet:
+    if metrics and not click.get_current_context().params["quiet"]:
         click.echo(summary(metrics))
     if outcome.warning is not None:
         click.echo(f"warning: {outcome.warning}", err=True)
