@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import end_by_signal, output_options, results, terminal_log, users_code
+from emrun.cli.console import end_by_signal, output_options, terminal_log, users_code
+from emrun.cli.tables import results
 from emrun.slow_start import NamedWhenSlow
 
 
@@ -42,11 +43,11 @@ def evaluate(
         raise click.UsageError("name a stream to evaluate, e.g. valid")
     with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
         if config is not None or (directory / "config.yaml").exists():
-            from emrun.config.config import overlay, override, read_config
-            from emrun.config.planner import check_statically
+            from emrun.config.config import read_config
+            from emrun.config.plan import check_statically
 
             for stream in streams:
-                check_statically(override(overlay(read_config(config or directory), stream), overrides))
+                check_statically(read_config(config or directory).overlaid(stream).overridden(overrides))
         with NamedWhenSlow("importing PyTorch"):
             from emrun.loop.interrupts import Interrupted
             from emrun.training.evaluate import evaluate as evaluate_stream

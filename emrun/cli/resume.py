@@ -41,7 +41,7 @@ def resume(
     with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
         if (directory / "config.yaml").exists():
             from emrun.config.config import read_config
-            from emrun.config.planner import check_statically
+            from emrun.config.plan import check_statically
 
             check_statically(read_config(directory, overrides))
         with NamedWhenSlow("importing PyTorch"):

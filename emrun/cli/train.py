@@ -12,16 +12,16 @@ import click
 
 from emrun.arguments import expanded
 from emrun.cli.console import (
+    config_arguments,
     end_by_signal,
     fail,
     ignore_early_requests,
     output_options,
-    summary,
-    tell_of_capsule,
     terminal_log,
     users_code,
 )
-from emrun.errors import RunExists, RunInUse
+from emrun.cli.tables import summary
+from emrun.errors import ArgumentError, RunExists, RunInUse
 from emrun.slow_start import NamedWhenSlow
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Train from a config.")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@config_arguments
 @click.option(
     "-o", "--output-root", default="log", show_default=True, type=click.Path(path_type=Path, file_okay=False),
     help="Where the run directory is made.",
@@ -63,23 +62,23 @@ def train(
     ignore_early_requests()
     with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
         from emrun.config.config import load_config
-        from emrun.config.planner import check_statically
+        from emrun.config.plan import check_statically
 
         loaded = load_config(config, overrides)
-        check_statically(loaded.root, evaluations=True)
+        check_statically(loaded, evaluations=True)
         with NamedWhenSlow("importing PyTorch"):
-            from emrun.storage.run_directories import is_failed_start
             from emrun.training.create import create_training
+            from emrun.training.resume import is_begun
 
-        holds_config = output_dir is not None and (output_dir / "config.yaml").exists()
-        if auto_resume and output_dir is not None and holds_config and not is_failed_start(output_dir):
-            return _go_on(output_dir, loaded, quiet)
+        resumed = output_dir if auto_resume else None
+        if resumed is not None and is_begun(resumed):
+            return _go_on(resumed, loaded, quiet)
         try:
             with users_code():
                 training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
         except RunExists:
-            if auto_resume and output_dir is not None:  # another process made it meanwhile, and has ended
-                return _go_on(output_dir, loaded, quiet)
+            if resumed is not None:  # another process made it meanwhile, and has ended
+                return _go_on(resumed, loaded, quiet)
             raise
         status = None
         try:
@@ -123,7 +122,9 @@ def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
     except BaseException as error:  # the user's code may also have called sys.exit
         status = fail(error, has_log=keeps)
         if keeps:
-            tell_of_capsule(training.main_loop.capsule)
+            capsule = training.main_loop.capsule
+            if capsule is not None:
+                click.echo(f"the batch that failed is kept; do its step again with: emrun replay {capsule}", err=True)
             _tell_what_survived(training, error)
         return status
     if metrics and not quiet:
@@ -140,8 +141,7 @@ def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
 
 
 def _tell_what_survived(training: Training, error: BaseException | None = None) -> None:
-    from emrun.errors import ArgumentError
-    from emrun.storage.run_directories import is_failed_start
+    from emrun.training.resume import is_begun
 
     loop, directory = training.main_loop, training.output_dir
     done = f"{loop.training_epochs_done} epochs, {loop.iterations_done} iterations done"
@@ -154,6 +154,6 @@ def _tell_what_survived(training: Training, error: BaseException | None = None) 
         return
     arguments = sys.argv[1:]
     again = f"emrun {shlex.join(arguments)}" if arguments[:1] == ["train"] else f"emrun train {directory}"
-    is_in_the_way = any(each.startswith("--output-dir") for each in arguments) and not is_failed_start(directory)
+    is_in_the_way = any(each.startswith("--output-dir") for each in arguments) and is_begun(directory)
     elsewhere = " (with another --output-dir)" if is_in_the_way else ""
     click.echo(f"{done}; {kept}; begin again with: {again}{elsewhere}", err=True)

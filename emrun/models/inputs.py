@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from emrun.arguments import check_names
-from emrun.errors import ArgumentError, StreamError
+from emrun.errors import ArgumentError, StreamError, add_inputs
 from emrun.types import Batch
 from emrun.wording import did_you_mean, listed
 
@@ -151,23 +151,24 @@ class Inputs:
             tensors.update({name: self._convert(name, batch[name]) for name in self._dtypes})
         return tensors
 
-    def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> Any:
-        """Call the module's forward with its sources."""
+    def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor], *, is_lazy: bool = False) -> Any:
+        """Call the module's forward with its sources; an error of forward tells what it was called with."""
         positional = self._positional
-        if not (self._named or self._maybe):
-            if len(positional) == 1:
-                return module(tensors[positional[0]])
-            return module(*[tensors[source] for source in positional])
-        keywords = {parameter: tensors[source] for source, parameter in self._named}
-        for source, parameter in self._maybe:
-            if source in tensors:
-                keywords[parameter] = tensors[source]
-        return module(*[tensors[source] for source in positional], **keywords)
-
-    def passed(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Return the sources that forward is called with, as they are shown in messages."""
-        pairs = [*((name, name) for name in self._positional), *self._named, *self._maybe]
-        return [describe(name, tensors[name]) for name, _ in pairs if name in tensors]
+        try:
+            if not (self._named or self._maybe):
+                if len(positional) == 1:
+                    return module(tensors[positional[0]])
+                return module(*[tensors[source] for source in positional])
+            keywords = {parameter: tensors[source] for source, parameter in self._named}
+            for source, parameter in self._maybe:
+                if source in tensors:
+                    keywords[parameter] = tensors[source]
+            return module(*[tensors[source] for source in positional], **keywords)
+        except Exception as error:
+            names = [*positional, *(source for source, _ in (*self._named, *self._maybe))]
+            what = f"forward of {type(module).__name__}{', which is lazy,' if is_lazy else ''}"
+            add_inputs(error, what, [describe(name, tensors[name]) for name in names if name in tensors])
+            raise
 
     def read(self, name: str, value: Any) -> tuple[Tensor, torch.dtype]:
         """Return a source as a tensor where it is, and the dtype that it gets on the device.

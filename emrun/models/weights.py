@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from emrun.errors import StateError
 from emrun.models.laziness import uninitialised
-from emrun.models.structure import is_extra
+from emrun.models.module_state import is_extra
 from emrun.storage.weights import FILE, Weights, read_weights
 from emrun.wording import listed
 

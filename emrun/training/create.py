@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from emrun.arguments import expanded
 from emrun.censor import Censor
-from emrun.config.config import (
-    escaped,
-    interpolate,
-    load_config,
-    with_defaults,
-)
-from emrun.config.planner import Preparation, code_directories, prepare
-from emrun.config.recipe import Imported
-from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, check_hooks
-from emrun.config.yaml_tree import Node, dump
+from emrun.config.config import Config, load_config
+from emrun.config.import_finder import Imported
+from emrun.config.interpolation import escaped
+from emrun.config.plan import Plan, code_directories
+from emrun.config.planner import Planner
+from emrun.config.sections import check_hooks
+from emrun.config.yaml_text import dump
 from emrun.errors import ConfigError, Problem, StateError, UsageError
 from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
@@ -68,13 +64,13 @@ def create_training(
     refuse_ranks()
     root = expanded(output_root)
     place = None if output_dir is None else expanded(output_dir)
-    loaded = load_config(config, overrides)
-    merged = with_defaults(loaded.root, dict(zip(DRAWN, (draw_seed(), escaped(str(Path.cwd()))), strict=True)))
-    prepared = prepare(merged, Imported())
+    drawn = dict(zip(DRAWN, (draw_seed(), escaped(str(Path.cwd()))), strict=True))
+    loaded = load_config(config, overrides).with_defaults(drawn)
+    prepared = Plan.of(loaded, Imported())
     existed = place is not None and place.exists()
     had_root = place is not None or root.exists()
     run = create_run(
-        dump(merged, loaded.text),
+        dump(loaded.root, loaded.text),
         prepared.get("name", None) or loaded.name,
         output_root=root,
         output_dir=place,
@@ -89,7 +85,8 @@ def create_training(
             return assemble(prepared, run.directory, run, is_new=True)
     except (ConfigError, UsageError):
         if not had_root:
-            _remove_if_empty(run.directory.parent)
+            with suppress(OSError):  # another run is there by now
+                run.directory.parent.rmdir()
         raise
 
 
@@ -104,7 +101,7 @@ def create_dataset(config: str | Path | Mapping[str, Any], overrides: Sequence[s
         ConfigError: the config cannot be used.
         BaseException: what the dataset raises while it is built.
     """
-    return build_dataset(load_config(config, overrides).root)
+    return _build_alone(load_config(config, overrides), "dataset", {})[0]
 
 
 def create_model(
@@ -121,7 +118,8 @@ def create_model(
         ConfigError: the config cannot be used.
         BaseException: what the model raises while it is built.
     """
-    return build_model(load_config(config, overrides).root, dataset)
+    model: AbstractModel = _build_alone(load_config(config, overrides), "model", {"dataset": dataset})[0]
+    return model
 
 
 def create_hooks(
@@ -139,7 +137,38 @@ def create_hooks(
         ConfigError: the config cannot be used.
         BaseException: what a hook raises while it is built.
     """
-    return build_hooks(load_config(config, overrides).root, model, dataset)
+    return tuple(_build_alone(load_config(config, overrides), "hooks", {"model": model, "dataset": dataset}))
+
+
+def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[Any]:
+    """Build the dataset, the model or the hooks of a config, with whatever else the config says unread.
+
+    Args:
+        config: the config.
+        name: the section.
+        supplied: what is at hand for it; a dataset that a model takes is built where it is None.
+    """
+    tree = config.tree
+    section = tree.get(name)
+    kind, word = (list, "a list") if name == "hooks" else (dict, "a mapping")
+    if section is None or section.value is None:
+        raise ConfigError(Problem(tree.position, "", f"missing section {name!r}"))
+    if not isinstance(section.value, kind):
+        raise ConfigError(Problem(section.position, name, f"{section.shown()!r} is not {word}"))
+    find_user_modules(*code_directories(tree))
+    found = Planner(Imported())
+    if name == "hooks":
+        found.problems += check_hooks(section, name)
+        recipes = found.hooks(list(section.value))
+    else:
+        recipes = [found.section(section, name)]
+    if found.problems:
+        raise ConfigError(found.problems)
+    if name == "model" and supplied["dataset"] is None and recipes[0].wants("dataset"):
+        supplied["dataset"] = create_dataset(config)
+    seed = config.get("seed")
+    seed_everything(seed if isinstance(seed, int) else 0, name)
+    return [recipe.build({**supplied, "output_dir": None}) for recipe in recipes]
 
 
 def train(training: Training) -> Outcome:
@@ -164,11 +193,6 @@ def refuse_ranks() -> None:
             "started to train together. emrun does not support ranks yet, each process would make a run of its own; "
             f"start emrun without a launcher, with one process (--nproc-per-node 1), or with {_WORLD_SIZE} unset"
         )
-
-
-def _remove_if_empty(directory: Path) -> None:
-    with contextlib.suppress(OSError):  # another run is there by now
-        directory.rmdir()
 
 
 @contextmanager
@@ -198,72 +222,3 @@ def warn_of(notes: Sequence[str]) -> None:
     """Log what is to be said about a config; a terminal shows the same only once."""
     for note in notes:
         _LOG.warning("%s", note, extra={"once": True})
-
-
-def build_dataset(config: Node) -> Any:
-    """Build the dataset of a config alone, with whatever else the config says unread.
-
-    Args:
-        config: the merged config, before interpolation; likewise below.
-
-    Raises:
-        ConfigError: its section cannot be used.
-    """
-    config, section, found = _begin(config, "dataset")
-    recipe = _checked(found, found.section(section, "dataset", SUPPLIED["dataset"]))
-    _seed(config, "dataset")
-    return recipe.build({"output_dir": None})
-
-
-def build_model(config: Node, dataset: Any = None) -> AbstractModel:
-    """Build the model of a config alone; the dataset too where the model takes it and none is given.
-
-    Raises:
-        ConfigError: its section cannot be used.
-    """
-    merged = config
-    config, section, found = _begin(config, "model")
-    recipe = _checked(found, found.section(section, "model", SUPPLIED["model"], default=DEFAULT_MODEL))
-    if dataset is None and recipe.wants("dataset"):
-        dataset = build_dataset(merged)
-    _seed(config, "model")
-    model: AbstractModel = recipe.build({"dataset": dataset, "output_dir": None})
-    return model
-
-
-def build_hooks(config: Node, model: Any = None, dataset: Any = None) -> tuple[AbstractHook, ...]:
-    """Build the hooks of a config alone.
-
-    Raises:
-        ConfigError: their section cannot be used.
-    """
-    config, section, found = _begin(config, "hooks")
-    found.problems += check_hooks(section, "hooks")
-    recipes = _checked(found, found.hooks(section))
-    _seed(config, "hooks")
-    return tuple(recipe.build({"model": model, "dataset": dataset, "output_dir": None}) for recipe in recipes)
-
-
-def _begin(config: Node, name: str) -> tuple[Node, Node, Preparation]:
-    """Return the config without interpolations, one of its sections, and what prepares it."""
-    config = interpolate(config)
-    section = config.get(name)
-    kind = list if name == "hooks" else dict
-    if section is None or section.value is None:
-        raise ConfigError(Problem(config.position, "", f"missing section {name!r}"))
-    if not isinstance(section.value, kind):
-        word = "a list" if kind is list else "a mapping"
-        raise ConfigError(Problem(section.position, name, f"{section.shown()!r} is not {word}"))
-    find_user_modules(*code_directories(config))
-    return config, section, Preparation(Imported())
-
-
-def _checked(found: Preparation, recipe: Any) -> Any:
-    if found.problems:
-        raise ConfigError(found.problems)
-    return recipe
-
-
-def _seed(config: Node, purpose: str) -> None:
-    seed = config.get("seed")
-    seed_everything(seed.value if seed is not None and isinstance(seed.value, int) else 0, purpose)

@@ -11,14 +11,14 @@ from typing import Any
 
 from emrun.arguments import expanded
 from emrun.censor import Censor
-from emrun.config.config import copies_left, overlay, override, read_config
-from emrun.config.planner import prepare
-from emrun.config.recipe import Imported
-from emrun.config.yaml_tree import Node, dump
+from emrun.config.config import Config, read_config
+from emrun.config.import_finder import Imported
+from emrun.config.places import copies_left
+from emrun.config.plan import Plan
+from emrun.config.yaml_text import dump
 from emrun.errors import StorageError, UsageError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
-from emrun.model import AbstractModel
-from emrun.storage import checkpoints as checkpoint
+from emrun.storage import checkpoints
 from emrun.storage.lock import EVALUATIONS
 from emrun.storage.manifest import Manifest, verify
 from emrun.storage.run import CHECKPOINTS, CONFIG
@@ -47,11 +47,10 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
         BaseException: what the dataset or the model raises.
     """
     directory = expanded(run_directory)
-    prepared = replace(prepare(_config_of(directory), Imported()), hooks=[])
-    checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
+    prepared = replace(Plan.of(_config_of(directory), Imported()), hooks=[])
+    checkpoints.find(directory / CHECKPOINTS, checkpoint_name)
     training = assemble(prepared, directory, run=None, is_evaluation=True)
-    _, manifest = _load(training.model, directory / CHECKPOINTS, checkpoint_name)
-    training.main_loop.start_from(manifest.epoch, manifest.iteration)
+    _load(training, directory / CHECKPOINTS, checkpoint_name)
     return training
 
 
@@ -87,32 +86,33 @@ def evaluate(
     refuse_ranks()
     directory = expanded(run_directory)
     own = _config_of(directory)
-    laid_over = overlay(own if config is None else read_config(expanded(config)), stream)
-    merged = override(laid_over, overrides)
-    prepared = prepare(merged, Imported())
-    checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
+    laid_over = (own if config is None else read_config(config)).overlaid(stream)
+    planned = laid_over.overridden(overrides)
+    prepared = Plan.of(planned, Imported())
+    checkpoints.find(directory / CHECKPOINTS, checkpoint_name)
     root = directory / EVALUATIONS if output_dir is None else expanded(output_dir)
     try:
         run = create_evaluation(
-            root, stream, dump(merged), command, censor=Censor(prepared.config.secrets(), [directory])
+            root, stream, dump(planned.root), command, censor=Censor(prepared.config.secrets(), [directory])
         )
     except StorageError as error:
         if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             error.add_note("the results of somebody else's run can be kept elsewhere: --output-dir DIR")
         raise
     with kept_or_removed(run, existed=False), run.logging():
-        warn_of(copies_left(laid_over, merged, unread=("vars", "eval")))
+        warn_of(copies_left(laid_over.root, planned.root, unread=("vars", "eval")))
         training = assemble(prepared, run.directory, run, is_evaluation=True)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
             raise _unknown_stream(training.dataset, stream)
-        name = checkpoint_name or _default_checkpoint(directory / CHECKPOINTS)
-        place, manifest = _load(training.model, directory / CHECKPOINTS, name)
+        root = directory / CHECKPOINTS
+        *others, last = checkpoints.DEFAULTS
+        name = checkpoint_name or next((each for each in others if (root / each).is_dir()), last)
+        place, manifest = _load(training, root, name)
         where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
         run.add_to_trace(checkpoint={"name": name, **where})
         _LOG.info(
             "checkpoint %s (%s): %d epochs, %d iterations done; results in %s", name, *where.values(), run.directory
         )
-        training.main_loop.start_from(manifest.epoch, manifest.iteration)
         try:
             return training.main_loop.run_evaluation(stream)
         except BaseException:
@@ -122,29 +122,25 @@ def evaluate(
             raise
 
 
-def _config_of(directory: Path) -> Node:
+def _config_of(directory: Path) -> Config:
     """Return the config of a run, before interpolation."""
     if not holds_run(directory):
         raise no_run(directory)
     return read_config(directory / CONFIG)
 
 
-def _default_checkpoint(checkpoints: Path) -> str:
-    """Return the name of the checkpoint that is evaluated when none is given."""
-    return next((name for name in checkpoint.DEFAULTS if (checkpoints / name).is_dir()), checkpoint.DEFAULTS[-1])
-
-
-def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> tuple[Path, Manifest]:
+def _load(training: Training, root: Path, name: str | None) -> tuple[Path, Manifest]:
     """Load a checkpoint, return its directory too; when the name moved to a newer one meanwhile, load that."""
     while True:
-        place = checkpoint.find(checkpoints, name)
+        place = checkpoints.find(root, name)
         try:
             manifest = verify(place)
-            with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, model.load):
-                model.load(place)
+            with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, training.model.load):
+                training.model.load(place)
+            training.main_loop.start_from(manifest.epoch, manifest.iteration)
             return place, manifest
         except StorageError:
-            if checkpoint.find(checkpoints, name) == place:
+            if checkpoints.find(root, name) == place:
                 raise
 
 

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
-from emrun.config.config import merge
+from emrun.config.config import Config, read_config
 from emrun.config.json_schema import config_schema, hint_schema
 from emrun.config.names import short_names
-from emrun.config.planner import prepare_all
+from emrun.config.overrides import merge
+from emrun.config.plan import Plan
 from emrun.config.sections import SECTIONS, SUPPLIED
 from emrun.config.source_finder import Sources
 from emrun.config.type_hints import mismatch
@@ -99,7 +100,7 @@ def test_the_configs_of_the_readme_are_valid(text):
 
 def test_the_config_of_these_tests_is_valid():
     VALIDATOR.validate(read(CONFIG))
-    prepare_all(node_of(read(CONFIG), Position("c.yaml")), SOURCES)
+    Plan.with_evaluations(read_config(read(CONFIG)), SOURCES)
 
 
 def test_every_section_is_described():
@@ -114,7 +115,7 @@ def test_every_built_in_is_there_with_all_its_arguments_explained(kind, name):
     import emrun.config.recipe
     from emrun.config.names import dotted_path
 
-    target = emrun.config.recipe.locate(dotted_path(name, kind))
+    target = emrun.config.import_finder.locate(dotted_path(name, kind))
     arguments = set(inspect.signature(target).parameters) - set(SUPPLIED[kind])
     properties = SCHEMA["$defs"][f"{kind}.{name}"]["properties"]
     assert properties.keys() - {"class", "args"} == arguments
@@ -227,7 +228,7 @@ def test_what_is_wrong_is_found_where_it_stands_and_emrun_refuses_it_too(path, v
     config = changed(path, value)
     assert places(VALIDATOR, config) == {place}
     with pytest.raises(ConfigError):
-        prepare_all(node_of(config, Position("c.yaml")), SOURCES)
+        Plan.with_evaluations(read_config(config), SOURCES)
 
 
 FOR_THE_CHECK = [
@@ -249,7 +250,7 @@ def test_what_a_config_merged_under_it_may_complete_only_the_check_refuses(path,
     config = changed(path, value)
     VALIDATOR.validate(config)
     with pytest.raises(ConfigError):
-        prepare_all(node_of(config, Position("c.yaml")), SOURCES)
+        Plan.with_evaluations(read_config(config), SOURCES)
 
 
 @pytest.mark.parametrize("section", ["dataset", "model"])
@@ -381,7 +382,7 @@ def is_accepted(config):
     if re.search(r"'(class|import)'", str([config.get("main_loop"), config.get("eval", "test", "main_loop")])):
         return False
     try:
-        prepare_all(config, SOURCES)
+        Plan.with_evaluations(Config(config, "c"), SOURCES)
     except ConfigError:
         return False
     return True

@@ -328,15 +328,19 @@ def test_a_run_at_work_is_forked_from_a_checkpoint_that_is_whole(project, small,
 
 def save_always():
     """Let a training save each batch, whose checkpoint is deleted with the next."""
-    from emrun.loop.main_loop import MainLoop
+    from emrun.loop.epochs import Epochs
 
-    handle = MainLoop._end_silence
+    handle = Epochs._end_silence
 
-    def saving(loop):
-        handle(loop)
-        loop._listeners["after_batch"].append(lambda **_: loop.request_checkpoint("latest"))
+    def save(epochs):
+        epochs.saving.request("latest", "error")
+        epochs.endings.take_notice()
 
-    MainLoop._end_silence = saving
+    def saving(epochs):
+        handle(epochs)
+        epochs.events.listeners["after_batch"].append(lambda **_: save(epochs))
+
+    Epochs._end_silence = saving
 
 
 def fork(project, name):
