@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import traceback
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from emrun.encoding import GENERATORS, RANDOM, encode
 from emrun.errors import StorageError, UsageError, exit_status, reason_of
 from emrun.fields import (
     FILES,
-    FLAG,
     TEXT,
     FieldError,
     Kind,
     choice,
+    kinds_of,
     mapping_of,
     optional,
     reading,
@@ -35,7 +35,7 @@ from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.model import AbstractModel
 from emrun.storage.draws import Draws
 from emrun.storage.files import check_guards, make_directory, refuse_timeout, storing, written_aside
-from emrun.storage.packing import check_packed, pack_all, unpack
+from emrun.storage.packing import pack_all, unpack
 from emrun.storage.run import CONFIG
 from emrun.storage.run_directories import holds_run
 from emrun.storage.sealed import damaged_file, read_seal, seal
@@ -103,20 +103,7 @@ class Capsule:
     state: dict[str, Any]
 
 
-_STEP = record(
-    {
-        "stream": TEXT,
-        "train": FLAG,
-        "evaluating": FLAG,
-        "epoch": whole(),
-        "iteration": whole(),
-        "pass_number": whole(),
-        "batch": whole(),
-        "event": optional(TEXT),
-        "hook": optional(whole()),
-        "hook_class": optional(TEXT),
-    }
-)
+_STEP = kinds_of(Step)
 _WEIGHTS = ("before the step", "after the update", "lost", "unknown")
 FACTS = {
     "format": whole(1),
@@ -124,7 +111,7 @@ FACTS = {
     "message": TEXT,
     "traceback": TEXT,
     "versions": mapping_of(TEXT),
-    "step": _STEP,
+    "step": record(_STEP),
     "random_before_step": sequence_of(choice(*GENERATORS)),
     "device": optional(TEXT),
     "checkpoint": optional(record({"name": TEXT, "iteration": whole()})),
@@ -136,7 +123,7 @@ FACTS = {
 
 
 _STATE = {
-    "batch": mapping_of(Kind("a pair", lambda value: True, check_packed)),
+    "batch": mapping_of(Kind("a pair", lambda value: True, unpack)),
     "random": RANDOM,
     "model": optional(record({})),
     "hook": optional(record({})),
@@ -318,8 +305,8 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
     state = load_state(place)
     with reading(f"{place / FILE}", ANOTHER_CAPSULE):
         record(_STATE).check(state)
-        batch = {name: unpack(value) for name, value in state["batch"].items()}
-        step = Step(**{each.name: facts["step"][each.name] for each in fields(Step)})
+        batch = {name: unpack(value, name) for name, value in state["batch"].items()}
+        step = Step(**{name: facts["step"][name] for name in _STEP})
     return Capsule(place, run_directory, step, facts, batch, state)
 
 

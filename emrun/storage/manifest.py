@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from emrun.arguments import safe_component
 from emrun.errors import ReadTimeout, StateError, StorageError, reason_of
-from emrun.fields import ANOTHER_CHECKPOINT, FILES, Kind, mapping_of, reading, record, sequence_of, whole
+from emrun.fields import ANOTHER_CHECKPOINT, FILES, Kind, kinds_of, mapping_of, reading, record, sequence_of, whole
 from emrun.storage.files import refuse_timeout
 from emrun.storage.sealed import damaged_file, read_seal, seal
 
@@ -66,14 +66,7 @@ NAMES = mapping_of(Kind("that of a directory such as 'it-00000120'", is_director
 """Name of a checkpoint -> its directory."""
 
 
-MANIFEST = {
-    "format": whole(1),
-    "commit": whole(),
-    "epoch": whole(),
-    "iteration": whole(),
-    "names": sequence_of(NAME),
-    "files": FILES,
-}
+MANIFEST = kinds_of(Manifest, format=whole(1), names=sequence_of(NAME), files=FILES)
 """Field of a manifest -> what it may hold. Checked where it is read, and the names before they are written."""
 
 
@@ -115,7 +108,7 @@ def read_manifest(place: Path) -> Manifest:
         raise StorageError(f"checkpoint {place}: {FILE} is damaged")
     with reading(f"{place / FILE}", ANOTHER_CHECKPOINT):
         record(MANIFEST).check(content)
-        manifest = Manifest(**{each.name: content[each.name] for each in fields(Manifest)})
+        manifest = Manifest(**{name: content[name] for name in MANIFEST})
     directory = place.resolve().name
     if is_directory_name(directory) and directory.split("-")[1] != f"{manifest.iteration:08d}":
         raise StorageError(f"checkpoint {place}: {FILE} is that of another one; the checkpoint is damaged")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,16 +148,9 @@ class Run:
         finally:
             self.release()
 
-    @contextmanager
-    def logging(self) -> Iterator[None]:
+    def logging(self) -> AbstractContextManager[None]:
         """Write the log of the block, from every module, into `train.log`; an error that ends it with its traceback."""
-        self.open_log()
-        try:
-            yield
-        except BaseException as error:
-            self.close_log(error)
-            raise
-        self.close_log()
+        return self._log
 
     def open_log(self) -> None:
         """Write the log, from every module, into `train.log` until `close_log`; see `RunLog`.

@@ -181,13 +181,7 @@ def read_trace(directory: Path) -> dict[str, Any]:
 
 def _git_commit() -> str | None:
     try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None if answer.returncode == 0 else None

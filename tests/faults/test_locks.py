@@ -444,9 +444,9 @@ def test_the_folders_of_killed_groups_are_cleared_and_those_of_the_living_stay(p
 
 
 def in_a_group(temporary):
-    from emrun.storage import files
+    from emrun.temporary import _clear_temporary_folders
 
-    files._clear_temporary_folders.cache_clear()  # once in a process; this one stands for a new one
+    _clear_temporary_folders.cache_clear()  # once in a process; this one stands for a new one
     os.setpgid(0, 0)
     tempfile.tempdir = str(temporary)
     os.environ["TMPDIR"] = str(temporary)

@@ -36,3 +36,11 @@ def test_nothing_in_a_state_is_ever_called(tmp_path):
     with pytest.raises(StorageError):
         load_state(tmp_path)
     assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_full_disk_is_not_reported_as_something_else(tmp_path, size):
+    (tmp_path / "state.pt").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        save_state({"a": torch.zeros(size)}, tmp_path)
