@@ -67,7 +67,11 @@ class Calculation:
             raise
 
 
-def calculations(key: str, forms: Any, device: torch.device) -> dict[str, Calculation]:
+Calculations = Mapping[str, Calculation]
+"""The losses or metrics by their names."""
+
+
+def calculations(key: str, forms: Any, device: torch.device) -> Calculations:
     """Return the losses or metrics by their names.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from emrun.arguments import check_names
 from emrun.errors import ArgumentError
-from emrun.models.losses import Calculation, calculations, mean
+from emrun.models.losses import Calculations, calculations, mean
 from emrun.wording import did_you_mean, listed
 
 
@@ -99,28 +99,21 @@ class Outputs:
                 return dict(returned)
             missing = [name for name in names if name not in returned]
             if missing:
-                there = list(returned)
-                hint = "".join(did_you_mean(name, there) for name in missing)
-                raise ArgumentError(
-                    "outputs", f"forward returns no {listed(missing)}{hint} (it returns {listed(there)})"
-                )
+                hint = "".join(did_you_mean(name, returned) for name in missing)
+                message = f"forward returns no {listed(missing)}{hint} (it returns {listed(list(returned))})"
+                raise ArgumentError("outputs", message)
             return {name: returned[name] for name in names}
         if names is None:
-            kind = type(returned).__name__
-            raise ArgumentError(
-                "outputs", f"forward returns {kind}, not a mapping; name what it returns, e.g. [logits]"
-            )
+            message = f"forward returns {type(returned).__name__}, not a mapping; name what it returns, e.g. [logits]"
+            raise ArgumentError("outputs", message)
         values = returned if isinstance(returned, tuple | list) else (returned,)
         if len(values) != len(names):
-            raise ArgumentError(
-                "outputs", f"{list(names)} names {len(names)} values, but forward returns {len(values)}"
-            )
+            message = f"{list(names)} names {len(names)} values, but forward returns {len(values)}"
+            raise ArgumentError("outputs", message)
         return dict(zip(names, values, strict=True))
 
 
-def _add(
-    outputs: dict[str, Any], calculations: Mapping[str, Calculation], inputs: Mapping[str, Tensor], argument: str
-) -> None:
+def _add(outputs: dict[str, Any], calculations: Calculations, inputs: Mapping[str, Tensor], argument: str) -> None:
     """Add what losses or metrics make of outputs and sources to the outputs."""
     made = {}
     for name, calculation in calculations.items():

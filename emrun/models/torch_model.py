@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from emrun.errors import ArgumentError, StateError
-from emrun.fields import ANYTHING, FLAG, TEXT, optional, record, sequence_of
+from emrun.fields import FLAG, TEXT, optional, record, sequence_of
 from emrun.hook import Loop
 from emrun.models.built_apart import BuiltApart
 from emrun.models.loadable import Loadable
@@ -18,8 +18,9 @@ from emrun.models.losses import mean_loss
 from emrun.models.module_model import EXTRA, ModuleModel
 from emrun.models.optimizer import build_optimizer, configured_arguments, load_optimizer_state, optimizer_state
 from emrun.models.prefetching import Prefetcher, can_prefetch
+from emrun.models.saved_values import CLASS_AND_STATE
 from emrun.models.schedule import Scheduler, build_scheduler
-from emrun.models.updates import Traces, all_parameters, clear_gradients, has_optimizer, parameters_beside
+from emrun.models.updates import Traces, all_parameters, clear_gradients, parameters_beside
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
@@ -31,10 +32,9 @@ SchedulerForm = Annotated[
 
 _NO_OPTIMIZER = ArgumentError("optimizer", "a model that is trained needs one, e.g. {class: AdamW, lr: 1.0e-3}")
 
-_CLASS_AND_STATE = {"class": TEXT, "configured": ANYTHING, "state": ANYTHING}
 _STATE = {
-    "optimizer": optional(record(_CLASS_AND_STATE)),
-    "scheduler": optional(record(_CLASS_AND_STATE)),
+    "optimizer": optional(CLASS_AND_STATE),
+    "scheduler": optional(CLASS_AND_STATE),
     "extra": EXTRA,
     "trained": FLAG,
     "modes": record({"training": FLAG, "others": sequence_of(TEXT)}),
@@ -126,7 +126,6 @@ class TorchModel(ModuleModel):
         self._notify_after: Callable[..., None] | None = None
         self._stream: str | None = None  # the stream of the step before, None at the beginning of an epoch
         self._check_pending = False
-        self._is_schedule_pending = False  # whether a schedule was loaded that may be over
         self._trained = False
         self._updated = False
         own = type(self)
@@ -154,7 +153,9 @@ class TorchModel(ModuleModel):
         """
         if self._updated or not self._is_own_scheme:
             return self._updated
-        return True if self._traces.has_updated() else False if has_optimizer(self) else None
+        if self._traces.has_updated():
+            return True
+        return False if any(isinstance(each, torch.optim.Optimizer) for each in vars(self).values()) else None
 
     def register_mainloop(self, main_loop: Loop) -> None:
         """Take note of the loop whose hooks listen to the updates."""
@@ -208,7 +209,8 @@ class TorchModel(ModuleModel):
             self._stream, self._check_pending, self._trained = stream, True, True
             self._parameters = all_parameters(module)
             self._others = parameters_beside(self._parameters, self.optimizer)
-            self._check_schedule()
+            if self.scheduler is not None and self._main_loop is not None and self._main_loop.has_run:
+                self.scheduler.check_end()  # the replay of a step is not a resume
         if self._is_own_scheme:
             self._traces.begin(
                 self._parameters, self._loadable.check_first_update if self._loadable.is_update_pending else None
@@ -334,15 +336,14 @@ class TorchModel(ModuleModel):
             StateError: the config has another optimizer or scheduler, or a field has a value that it cannot have.
         """
         record(_STATE, may_lack=("modes",)).check(state)
-        if self.optimizer is not None and state["optimizer"] is not None:
-            load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
         if (self.optimizer is None) is not (state["optimizer"] is None):
             raise StateError("the checkpoint was saved with an optimizer or without one, the config says otherwise")
+        if self.optimizer is not None:
+            load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
         if (self.scheduler is None) is not (state["scheduler"] is None):
             raise StateError("model.scheduler was added or removed; a resume cannot change that")
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-            self._is_schedule_pending = True
         self._trained = state["trained"]
         super().load_state_dict(state)
 
@@ -356,13 +357,6 @@ class TorchModel(ModuleModel):
     def _end_laziness(self) -> None:
         super()._end_laziness()
         self._build_optimizer()
-
-    def _check_schedule(self) -> None:
-        """Look, at the first batch of a resume, whether its schedule is over; the replay of a step is not a resume."""
-        if self._is_schedule_pending and self._main_loop is not None and self._main_loop.has_run:
-            self._is_schedule_pending = False
-            assert self.scheduler is not None  # it was loaded
-            self.scheduler.check_end()
 
     @property
     def _evaluates(self) -> bool:

@@ -35,20 +35,15 @@ def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> Weights
     for name, tensor in module.state_dict().items():
         if is_extra(name, tensor):
             continue  # what `get_extra_state` returned; see `extra_state`
-        place = (
-            tensor.untyped_storage().data_ptr(),
-            tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-        )
+        own_storage = tensor.untyped_storage().data_ptr()
+        place = own_storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
         if tensor.numel() and place in first_at:
             tied[name] = first_at[place]
             continue
         first_at[place] = name
         own = tensor.detach().cpu().contiguous()
         storage = own.untyped_storage().data_ptr()
-        is_shared = storage in storages or (copied and storage == place[0])
+        is_shared = storage in storages or (copied and storage == own_storage)
         weights[name] = own.clone() if is_shared else own  # safetensors refuses tensors that share memory
         storages.add(storage)
     return Weights(weights, tied)
@@ -89,10 +84,6 @@ def own_memory(module: torch.nn.Module) -> None:
         for name, tensor in tensors.items():
             if tensor is None or name in part._non_persistent_buffers_set or is_lazy(tensor):
                 continue
-            if tensor.layout is torch.strided and 0 in _strides(tensor):
+            axes = zip(tensor.stride(), tensor.shape, strict=True) if tensor.layout is torch.strided else ()
+            if any(stride == 0 and size > 1 for stride, size in axes):
                 tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
-
-
-def _strides(tensor: Tensor) -> list[int]:
-    """Return the strides of the axes that have more than one entry."""
-    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
