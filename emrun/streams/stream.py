@@ -349,13 +349,11 @@ class StreamWrapper:
         return self._has_state
 
     def _watch(self, seconds: float) -> None:
-        """Look what a wait for a batch waits for.
+        """Look at the clock in a wait for a batch.
 
         Raises:
-            StreamError: nothing will come, or it did not come in time.
+            StreamError: the batch did not come in time.
         """
-        if self._workers is not None:
-            self._workers.check()
         if self._timeout is not None and seconds > self._timeout:
             stacks = self._workers.stacks() if self._workers is not None else _stacks()
             _LOG.error("stream %r hangs; what it is doing:\n%s", self.name, stacks)
