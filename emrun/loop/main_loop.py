@@ -16,7 +16,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, cast
 
-from emrun.arguments import check_choice, check_count, check_exit_status, check_seconds
+from emrun.arguments import check_choice, check_count, check_exit_status
 from emrun.dataset import open_stream, stream_function, stream_names
 from emrun.errors import ArgumentError, UsageError, reason_of
 from emrun.hook import (
@@ -41,6 +41,7 @@ from emrun.storage.capsules import Draws, Step, keep_failure
 from emrun.storage.run import Run
 from emrun.stream_context import StreamContext
 from emrun.streams.dataset_streams import DatasetStreams, StreamLike
+from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
 from emrun.streams.stream_pass import is_stateful
 from emrun.types import Batch, EpochData, InterruptPolicy, Policy, Prefetch, Profile, StartMethod
@@ -135,12 +136,7 @@ class MainLoop:
             _refuse_unknown(name, on_incorrect_config)
         check_choice("on_empty_stream", on_empty_stream, Policy)
         check_choice("on_interrupt", on_interrupt, InterruptPolicy)
-        check_count("buffer", buffer)
-        check_count("workers", workers)
-        if start_method is not None:
-            check_choice("start_method", start_method, StartMethod)
-        if stream_timeout is not None:
-            check_seconds("stream_timeout", stream_timeout)
+        reading = Reading(buffer, workers, start_method, stream_timeout, self._get_prefetch)
         if preempt_exit_code is not None:
             check_exit_status("preempt_exit_code", preempt_exit_code)
         for argument, value in (("fixed_batch_size", fixed_batch_size), ("fixed_epoch_size", fixed_epoch_size)):
@@ -155,20 +151,16 @@ class MainLoop:
         self.outcome: Outcome | None = None
         self.training = False
         self.evaluating = False
-        self._prefetches = prefetch_to_device and bool(buffer or workers)
+        self._prefetches = prefetch_to_device and reading.ahead > 0
         self._prefetch: Prefetch | None = None
         self._streams = DatasetStreams(
             dataset,
             train_stream_name,
             extra_streams,
-            buffer=buffer,
-            workers=workers,
-            start_method=start_method,
-            timeout=stream_timeout,
+            reading=reading,
             fixed_epoch_size=fixed_epoch_size,
             seed=seed,
             interrupted=self._is_interrupted,
-            prefetch=self._get_prefetch,
         )
         self.intervals = self._streams.intervals
         self._state = TrainingState(model, self.hooks, self._streams, run)

@@ -18,6 +18,7 @@ from emrun.errors import StreamError
 from emrun.randomness import preserved_randomness
 from emrun.stream_context import BeyondEnd, beyond_end
 from emrun.streams.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
+from emrun.streams.reading import Reading
 from emrun.streams.reuse import checked_for_reuse
 from emrun.streams.stream_pass import StreamPass, WithState, named
 from emrun.streams.workers import Workers
@@ -59,9 +60,11 @@ class StreamWrapper:
             or workers nobody looks at the clock, nor while a resume reads up to its position.
         prefetch: returns what prepares the batches that are read ahead, as `AbstractModel.prefetcher` does; called at
             the beginning of a pass.
+        reading: all of `buffer_size`, `workers`, `start_method`, `timeout` and `prefetch`, instead of them.
         context_name: the name of the stream in the `StreamContext`; by default `name`.
 
     Raises:
+        ArgumentError: a value of how the stream is read cannot be used.
         ValueError: on iteration outside a `with` block with a buffer or workers.
         StreamError: the stream function returns no iterable, or breaks the contract of `ctx.batches`; a worker process
             ended before its time, or no batch came in time.
@@ -83,6 +86,7 @@ class StreamWrapper:
         start_method: StartMethod | None = None,
         timeout: float | None = None,
         prefetch: Callable[[], Prefetch | None] = lambda: None,
+        reading: Reading | None = None,
         context_name: str | None = None,
     ) -> None:
         self.name = name
@@ -90,14 +94,10 @@ class StreamWrapper:
         self.profile: MutableMapping[str, Any] = {} if profile is None else profile
         self.training = training
         self._stream_fn = stream_fn
-        self._buffer_size = buffer_size
+        self._reading = reading or Reading(buffer_size, workers, start_method, timeout, prefetch)
         self._epoch_size = epoch_size
         self._seed = seed
         self._interrupted = interrupted
-        self._worker_count = workers
-        self._start_method = start_method
-        self._timeout = timeout
-        self._prefetch = prefetch
         self._workers: Workers | None = None
         self._has_state: bool | None = None  # not known yet
         self._pass_number = 1 if training else 0
@@ -284,7 +284,7 @@ class StreamWrapper:
 
     def _open(self) -> Callable[[], Any]:
         """Begin the pass or go on with it; return what returns its next batch, END or INTERRUPTED."""
-        if (self._buffer_size or self._worker_count) and not self._entered:
+        if self._reading.ahead and not self._entered:
             raise ValueError(
                 f"stream {self.name!r} is read ahead: iterate it inside `with stream:`, which ends its thread"
             )
@@ -319,14 +319,13 @@ class StreamWrapper:
         self._before_last = None
         stream_pass = StreamPass(self._stream_fn, self._context_name, self._seed, self._pass_number, self._batch, state)
         batches: Iterator[Any]
-        prefetch = self._prefetch()
-        if self._worker_count and not self._is_read_here(stream_pass):
-            each = max(1, -(-self._buffer_size // self._worker_count)) if self._buffer_size else 2
-            batches = self._workers = Workers(stream_pass, self._worker_count, each, self._start_method)
+        reading, prefetch = self._reading, self._reading.prefetch()
+        size = reading.ahead
+        if reading.workers and not self._is_read_here(stream_pass):
+            batches = self._workers = Workers(stream_pass, reading.workers, reading.ahead_of_each, reading.start_method)
             size = 1
         else:
             batches = stream_pass.read()
-            size = self._buffer_size or 2 * self._worker_count
             if size:
                 ahead = max(2, size) if prefetch is not None else size
                 batches = checked_for_reuse(batches, self.name, ahead, self._waiting)
@@ -354,11 +353,12 @@ class StreamWrapper:
         Raises:
             StreamError: the batch did not come in time.
         """
-        if self._timeout is not None and seconds > self._timeout:
+        timeout = self._reading.timeout
+        if timeout is not None and seconds > timeout:
             stacks = self._workers.stacks() if self._workers is not None else _stacks()
             _LOG.error("stream %r hangs; what it is doing:\n%s", self.name, stacks)
             raise StreamError(
-                f"stream {self.name!r} gave no batch for {self._timeout:g} seconds (`main_loop.stream_timeout`); "
+                f"stream {self.name!r} gave no batch for {timeout:g} seconds (`main_loop.stream_timeout`); "
                 "where it hangs is in the log"
             )
 
