@@ -196,6 +196,7 @@ def test_every_file_has_its_test():
         "config/planner": "config/test_recipe",
         "diagnosis/probe": "diagnosis/test_verification",
         "streams/stream_pass": "streams/test_stream",
+        "streams/bookmark": "streams/test_stream",
         "streams/packing": "streams/test_workers",
         "streams/worker_process": "streams/test_workers",
     }
