@@ -211,6 +211,9 @@ def test_every_file_has_its_test():
         "diagnosis/round_trip": "diagnosis/test_trial",
         "training/evaluate": "training/test_create",
         "streams/stream_pass": "streams/test_stream",
+        "streams/bookmark": "streams/test_stream",
+        "streams/packing": "streams/test_workers",
+        "streams/worker_process": "streams/test_workers",
     }
     for name, (package, path) in house(ROOT).items():
         if path.stem.startswith("_") or package == "cli":
