@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from emrun.training.create import create_hooks as create_hooks
     from emrun.training.create import create_model as create_model
     from emrun.training.create import create_training as create_training
-    from emrun.training.create import evaluate as evaluate
-    from emrun.training.create import load_run as load_run
+    from emrun.training.evaluate import evaluate as evaluate
+    from emrun.training.evaluate import load_run as load_run
     from emrun.training.resume import resume_training as resume_training
     from emrun.types import Factory as Factory
 
@@ -41,9 +41,9 @@ __getattr__, __dir__ = lazy_names(
         "create_hooks": "training.create",
         "create_model": "training.create",
         "create_training": "training.create",
-        "evaluate": "training.create",
+        "evaluate": "training.evaluate",
         "load_config": "config.config",
-        "load_run": "training.create",
+        "load_run": "training.evaluate",
         "resume_training": "training.resume",
     },
 )

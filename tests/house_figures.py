@@ -16,13 +16,15 @@ SILENT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, toke
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def texts_of(node):
-    """Yield the texts that document a module, a class or an attribute."""
-    for each in ast.walk(node):
-        for statement in getattr(each, "body", ()) if isinstance(each, DOCUMENTED) else ():
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                if isinstance(statement.value.value, str):
-                    yield statement
+def is_text(statement):
+    """Tell whether a statement is a text that stands alone, as a docstring does."""
+    return isinstance(statement, ast.Expr) and isinstance(getattr(statement.value, "value", None), str)
+
+
+def texts_of(tree):
+    """Return the texts that document a module, a class, a function or an attribute."""
+    owners = (node for node in ast.walk(tree) if isinstance(node, DOCUMENTED))
+    return [statement for owner in owners for statement in owner.body if is_text(statement)]
 
 
 def code_lines(path):

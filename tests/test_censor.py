@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from emrun.censor import Censor, censored_standard_error, hide_on_terminal, keep_on_terminal, terminal_censor
-from emrun.config.config import interpolate
+from emrun.config.interpolation import interpolate
 from emrun.config.yaml_tree import parse
 
 SHOWN = "${env:T}"

@@ -223,11 +223,11 @@ def test_names_in_a_config_are_checked_at_the_line_of_their_hook(named):
 
 def test_a_value_of_another_type_than_a_name_is_found_without_an_import(named):
     from emrun.config.config import load_config
-    from emrun.config.planner import check_statically
+    from emrun.config.plan import check_statically
 
     config = config_with([{"named_hooks.HandsOn": {"own": 3}}, {"StopOnNaN": {"variables": 7}}])
     with pytest.raises(ConfigError) as caught:
-        check_statically(load_config(config).root)
+        check_statically(load_config(config))
     assert [problem.key for problem in caught.value.problems] == [
         "hooks[0].named_hooks.HandsOn.own",
         "hooks[1].StopOnNaN.variables",

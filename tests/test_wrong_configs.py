@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from emrun.config.config import load_config
-from emrun.config.planner import check_statically
+from emrun.config.plan import check_statically
 from emrun.errors import ConfigError
 
 HOME = Path(__file__).parent / "wrong_configs"
@@ -50,7 +50,7 @@ def check(name, folder):
     """Do what the command does before it imports torch, and return what is found."""
     shutil.copy(HOME / f"{name}.yaml", folder)
     try:
-        check_statically(load_config(f"{name}.yaml", shlex.split(comment(name, "overrides"))).root, evaluations=True)
+        check_statically(load_config(f"{name}.yaml", shlex.split(comment(name, "overrides"))), evaluations=True)
     except ConfigError as error:
         return error
     return None

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.cli.console import fail, terminal_log, unwound_by_sigterm
+from emrun.cli.console import config_arguments, fail, terminal_log, unwound_by_sigterm
+from emrun.cli.tables import table
 
 if TYPE_CHECKING:
     from emrun.diagnosis.verification import Row, Verification
 
 
 @click.command(short_help="Prove that an interrupted training ends as if nothing had happened.")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@config_arguments
 @click.option("--kill", is_flag=True, help="Interrupt by SIGKILL, two iterations after a checkpoint, not by SIGTERM.")
 @click.option(
     "--at", metavar="ITERATION", type=click.IntRange(min=1), multiple=True,
@@ -38,10 +38,11 @@ def verify_resume(
     """
     with terminal_log(quiet=quiet):
         from emrun.config.config import load_config
-        from emrun.config.planner import check_statically
-        from emrun.diagnosis.verification import VerificationFailed, verify
+        from emrun.config.plan import check_statically
+        from emrun.diagnosis.recorded_trainings import VerificationFailed
+        from emrun.diagnosis.verification import verify
 
-        check_statically(load_config(config, overrides).root)
+        check_statically(load_config(config, overrides))
         try:
             with unwound_by_sigterm():
                 found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs)
@@ -55,10 +56,8 @@ def verify_resume(
 
 
 def _show(found: Verification) -> None:
-    from tabulate import tabulate
-
     headers = ["interrupted at", "iteration", "by", "resumed at", "result"]
-    click.echo(tabulate([_cells(row) for row in found.rows], headers=headers, disable_numparse=True))
+    click.echo(table([_cells(row) for row in found.rows], headers))
     causes = dict.fromkeys(row.difference.cause for row in found.rows if row.difference and row.difference.cause)
     for cause in causes:
         click.echo(f"\nlikely cause: {cause}")

@@ -1,7 +1,9 @@
 """From YAML text to a plan of what will be built; nothing of the user's is called here.
 
-Read `yaml_tree` (text to nodes with positions), `config` (files, `extends`, overrides, interpolation), `sections` (what
-a config may hold), then `planner` (names to recipes). `source_finder` reads classes as text, without importing torch.
+A config is read, planned and built. Reading: `yaml_tree` (text to nodes with positions), `config` (files and what they
+extend), `overrides`, `interpolation`. Planning: `sections` (what a config may hold), `planner` (names to a `Recipe`
+each, `calls` against signatures) and `plan` (the config as a whole). A `finder` finds the names: `source_finder` reads
+classes as text, without importing torch; `import_finder` imports them. Building is one method, of `recipe`.
 
 May import: the root of emrun.
 """

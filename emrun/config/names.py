@@ -225,26 +225,6 @@ def short_names(kind: str, *, installed: bool = True) -> list[str]:
     return [*(path.rpartition(".")[2] for path in paths if path), *(plugins(kind) if installed else ())]
 
 
-def find_user_modules(*directories: str | None) -> None:
-    """Let modules be imported from directories, such as that where a run was started, and from the current one."""
-    for path in (*directories, str(Path.cwd())):
-        if path:
-            _USER_DIRECTORIES.add(path)
-            if path not in sys.path:
-                sys.path.append(path)
-
-
-def user_directories() -> list[str]:
-    """Return the directories at the end of the path that are there for the user's modules."""
-    count = 0
-    while count < len(sys.path) and sys.path[-1 - count] in _USER_DIRECTORIES:
-        count += 1
-    return sys.path[len(sys.path) - count :]
-
-
-_USER_DIRECTORIES: set[str] = set()
-
-
 CONFIGURE = "_configure_dataset"
 """The method of emloop's datasets that took the keys of their section."""
 

@@ -1,20 +1,15 @@
-"""A config against the sections that emrun knows and the signatures of what it names."""
+"""A config against the sections that emrun knows, and the main loop's against its constructor."""
 
 from __future__ import annotations
 
-import inspect
-import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection
 
 from emrun.arguments import safe_component
-from emrun.config.config import hook_entry
-from emrun.config.names import instead
-from emrun.config.signatures import UNREAD, Parameters
-from emrun.config.type_hints import form_in, mismatch
+from emrun.config.calls import Elsewhere, check_type, nowhere, unknown
+from emrun.config.overrides import hook_entry
+from emrun.config.signatures import Parameters
 from emrun.config.yaml_tree import Node
 from emrun.errors import ArgumentError, Problem
-from emrun.wording import listed, nearest, sure
 
 SECTIONS: dict[str, tuple[type, ...]] = {
     "seed": (int,),
@@ -50,15 +45,6 @@ SUPPLIED = {
 """What a config names -> the arguments that emrun supplies to it where it has parameters of that name."""
 
 _WORDS = {dict: "a mapping", list: "a list", int: "a whole number", bool: "true or false", str: "a text"}
-
-
-Elsewhere = Callable[[str], str | None]
-"""Returns where else in a config a key has its place, None when that is not known."""
-
-
-def nowhere(name: str) -> str | None:
-    """Know of no other place."""
-    return None
 
 
 def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> list[Problem]:
@@ -112,89 +98,12 @@ def check_main_loop(
             if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
                 problem: str | None = "nothing is built in main_loop; write the value itself"
             else:
-                problem = _check_type(node, main_loop.named[key])
+                problem = check_type(node, main_loop.named[key])
             if problem is not None:
                 problems.append(Problem(node.position, f"main_loop.{key}", node.censored(problem)))
         elif not (lenient and isinstance(key, str) and key not in SUPPLIED_TO_LOOP):
-            problems.append(_unknown(node, "main_loop", key, allowed, elsewhere))
+            problems.append(unknown(node, "main_loop", key, allowed, elsewhere))
     return problems
-
-
-def check_call(
-    parameters: Parameters | None,
-    arguments: Mapping[Any, Node],
-    *,
-    key: str,
-    node: Node,
-    args: Sequence[Node] | None = (),
-    first: int = 0,
-    supplied: Collection[str] = (),
-    own_keys: Collection[str] = (),
-    elsewhere: Elsewhere = nowhere,
-) -> list[Problem]:
-    """Return what is wrong with a call as a config writes it.
-
-    Args:
-        parameters: what the called takes; None when that is not known: the call itself will tell.
-        arguments: the keyword arguments that the config gives.
-        key: the key in the config, for the message.
-        node: where the call stands.
-        args: the positional arguments that the config gives; None when they are not known: nothing is missing then.
-        first: how many positional arguments come before those.
-        supplied: the keyword arguments that emrun supplies if there is a parameter of that name.
-        own_keys: keys of the form that are no arguments, for the list of what is allowed.
-        elsewhere: returns where else a key has its place.
-    """
-    if parameters is None:
-        return []
-    problems = []
-    misspelt = set()
-    positional = first + len(args or ())
-    taken = parameters.by_position(positional)
-    if positional > len(taken) and not parameters.takes_more:
-        problems.append(Problem(node.key_position, key, f"takes at most {len(taken)} positional arguments"))
-    named = parameters.named
-    keywords = [name for name, p in named.items() if p.kind is not p.POSITIONAL_ONLY and name not in taken]
-    allowed = [*(name for name in keywords if name not in supplied), *own_keys]
-    for name, value in arguments.items():
-        if not isinstance(name, str):
-            problems.append(Problem(value.key_position, key, f"{name!r} is no name of an argument"))
-        elif name in taken and not (parameters.takes_any and named[name].kind is inspect.Parameter.POSITIONAL_ONLY):
-            problems.append(Problem(value.key_position, key, f"argument {name!r} is given by position already"))
-        elif name not in keywords and not parameters.takes_any:
-            left_over = _left_over(value, key, name, node)
-            problems.append(left_over or _unknown(value, key, name, allowed, elsewhere))
-            misspelt |= {nearest(name, allowed)} if left_over is None else set()
-    for name, parameter in named.items():
-        needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
-        if needed and args is not None and name not in arguments and name not in supplied:
-            problems.append(Problem(node.key_position, key, f"missing argument {name!r}"))
-    by_position = zip(taken[first:], itertools.count(), args or (), strict=False)
-    values = [(name, f"{key}.args[{index}]", value) for name, index, value in by_position]
-    for name, where, value in [*values, *((name, f"{key}.{name}", value) for name, value in arguments.items())]:
-        problem = _check_type(value, named.get(name))
-        if problem is not None:
-            problems.append(Problem(value.position, where, value.censored(problem)))
-    return problems
-
-
-def _left_over(value: Node, key: str, name: str, call: Node) -> Problem | None:
-    """Return the problem of an argument that was meant for a class that an override has replaced."""
-    cls = call.get("class")
-    if cls is None or cls.former is None or not value.position.line:
-        return None
-    with_what = f" with ~{key}.{name}" if "[" not in key else ""
-    hint = f"it stood there for {cls.former}; delete it{with_what}"
-    return Problem(value.key_position, key, f"{str(cls.shown()).rpartition('.')[2]} does not take {name!r}; {hint}")
-
-
-def _check_type(value: Node, parameter: inspect.Parameter | None) -> str | None:
-    """Return why a value cannot be that of a parameter, None when it may be."""
-    if parameter is None or parameter.annotation is UNREAD or parameter.default is UNREAD:
-        return None
-    if form_in(parameter.annotation) is not None:
-        return None
-    return mismatch(value, parameter.annotation, parameter.default)
 
 
 def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere: Elsewhere) -> list[Problem]:
@@ -202,7 +111,7 @@ def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere
     for name, node in section.value.items():
         where = f"{prefix}.{name}" if prefix else str(name)
         if name not in allowed:
-            problems.append(_unknown(node, prefix, name, list(allowed), elsewhere, "key"))
+            problems.append(unknown(node, prefix, name, list(allowed), elsewhere, "key"))
             continue
         kinds = SECTIONS[name]
         wrong = not isinstance(node.value, kinds) or (isinstance(node.value, bool) and bool not in kinds)
@@ -239,17 +148,3 @@ def check_hooks(hooks: Node | None, where: str) -> list[Problem]:
             message = f"{arguments.shown()!r} is no mapping of arguments"
             problems.append(Problem(arguments.position, f"{where}[{index}].{name}", message))
     return problems
-
-
-def _unknown(
-    node: Node, key: str, name: object, allowed: list[str], elsewhere: Elsewhere, word: str = "argument"
-) -> Problem:
-    text = str(name)
-    other = elsewhere(text) if (near := sure(text, allowed)) is None else None
-    advice = instead(text, "key") if near is None and other is None else None
-    near = near or nearest(text, allowed)
-    if other is not None:
-        hint = f"; did you mean {'' if '.' in other else 'the top-level key '}{other!r}?"
-    else:
-        hint = f"; {advice}" if advice else f"; did you mean {near!r}?" if near else f"; allowed: {listed(allowed)}"
-    return Problem(node.key_position, key, f"unknown {word} {name!r}{hint}")

@@ -1,6 +1,7 @@
 """What learns about a training by running it.
 
-Read `trial` (`emrun check`), `verification` and `probe` (`emrun verify-resume`), `replay`, `stream_bench`.
+Read `trial` (`emrun check`) with `model_facts`; `verification` (`emrun verify-resume`) with `recorded_trainings`, whose
+processes run `probe`, and `differences`; `replay`; `stream_bench`. `private_state` is what no checkpoint has.
 
 May import: the root of emrun, `config`, `streams`, `storage`, `loop`, `training`.
 """

@@ -12,7 +12,7 @@ from emrun.events import check_events, listener, may_change_batches
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated
 from emrun.loop.endings import Endings
 from emrun.model import AbstractModel
-from emrun.storage.capsules import Draws
+from emrun.storage.draws import Draws
 from emrun.types import Batch
 
 _LOG = logging.getLogger(__name__)

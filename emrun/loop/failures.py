@@ -12,7 +12,8 @@ from emrun.loop.endings import Endings
 from emrun.loop.saving import Saving
 from emrun.loop.state import TrainingState
 from emrun.model import AbstractModel
-from emrun.storage.capsules import Draws, Step, keep_failure
+from emrun.storage.capsules import Step, keep_failure
+from emrun.storage.draws import Draws
 from emrun.storage.run import Run
 from emrun.streams.stream import StreamWrapper
 from emrun.types import Batch

@@ -11,7 +11,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, cast
 
-from emrun.arguments import check_choice, check_count, check_seconds
+from emrun.arguments import check_choice, check_count
 from emrun.dataset import stream_function
 from emrun.epoch_data import check_monitors
 from emrun.errors import ArgumentError, UsageError
@@ -28,9 +28,10 @@ from emrun.loop.saving import Saving, check_saved_names
 from emrun.loop.session import Session
 from emrun.loop.state import Phase, TrainingState
 from emrun.model import AbstractModel
-from emrun.storage.capsules import Draws
+from emrun.storage.draws import Draws
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams, StreamLike
+from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
 from emrun.types import EpochData, InsteadOf, InterruptPolicy, Policy, StartMethod
 from emrun.wording import did_you_mean
@@ -114,12 +115,7 @@ class MainLoop:
     ) -> None:
         check_choice("on_incorrect_config", on_incorrect_config, Policy)
         _refuse_unknown(unknown, on_incorrect_config)
-        check_count("buffer", buffer)
-        check_count("workers", workers)
-        if start_method is not None:
-            check_choice("start_method", start_method, StartMethod)
-        if stream_timeout is not None:
-            check_seconds("stream_timeout", stream_timeout)
+        reading = Reading(buffer, workers, start_method, stream_timeout, lambda: self._session.prefetch)
         if fixed_epoch_size is not None:
             check_count("fixed_epoch_size", fixed_epoch_size, minimum=1)
         self.model = model
@@ -135,14 +131,10 @@ class MainLoop:
             dataset,
             train_stream_name,
             extra_streams,
-            buffer=buffer,
-            workers=workers,
-            start_method=start_method,
-            timeout=stream_timeout,
+            reading=reading,
             fixed_epoch_size=fixed_epoch_size,
             seed=seed,
             interrupted=endings.is_interrupted,
-            prefetch=lambda: self._session.prefetch,
         )
         self._events = events = Events(model, endings, draws)
         self._state = state = TrainingState(model, events.hooks, streams, run)
@@ -161,7 +153,7 @@ class MainLoop:
         self.first_batch = FirstBatch(dataset, train_stream_name, seed, events, checks)
         self._failures = failures = Failures(run, model, state, events, endings, saving, draws)
         self.epochs = Epochs(model, seed, run, streams, state, events, endings, saving, checks, failures, loss)
-        prefetches = prefetch_to_device and bool(buffer or workers)
+        prefetches = prefetch_to_device and reading.ahead > 0
         self._session = Session(self.epochs, self.first_batch, prefetches, preempt_exit_code)
         self.notify, self.listens = events.notify, events.listens
         """Call an event of all who listen to it; tell whether anybody does. See `Loop`."""

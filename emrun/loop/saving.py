@@ -14,8 +14,11 @@ from emrun.arguments import safe_component
 from emrun.epoch_data import declared
 from emrun.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_of
 from emrun.hook import AbstractHook
-from emrun.storage.checkpoints import Names, commit, free_place, go_back_to, is_directory_name, name_checkpoint
+from emrun.storage.checkpoint_names import Names, go_back_to
+from emrun.storage.checkpoints import commit
+from emrun.storage.contents import free_place
 from emrun.storage.files import storing
+from emrun.storage.manifest import is_directory_name
 from emrun.types import InsteadOf, Policy
 
 _LOG = logging.getLogger(__name__)
@@ -103,7 +106,7 @@ class Saving:
                 name for each in instead_of for name in (each(there) if callable(each) else each)
             } - names.keys()
             if place is not None and place.is_dir():
-                name_checkpoint(place, names, given_up, known=self._known)
+                self._known.move(dict.fromkeys(names, place.name), given_up)
                 return
             left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
             write, in_background = self._snapshot(

@@ -28,7 +28,7 @@ from emrun.fields import (
 )
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
-from emrun.storage.checkpoints import NAMES
+from emrun.storage.manifest import NAMES
 from emrun.storage.run import Run
 from emrun.storage.state_file import FILE, load_state, save_state
 from emrun.streams.dataset_streams import DatasetStreams

@@ -18,8 +18,9 @@ from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.laziness import end_laziness, give_shapes, uninitialised
 from emrun.models.module_state import extra_state, load_extra_state, modes, set_modes
 from emrun.models.outputs import Outputs
-from emrun.models.weights import collect_weights, load_weights, own_memory, write_weights
+from emrun.models.weights import collect_weights, load_weights, own_memory
 from emrun.storage.state_file import FILE, load_state
+from emrun.storage.weights import write_weights
 from emrun.types import Batch
 
 EXTRA = mapping_of(ANYTHING)

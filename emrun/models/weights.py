@@ -1,36 +1,18 @@
-"""The weights of a module in a file that anything can read: safetensors."""
+"""The weights of a module: collected to be saved, each once, and loaded again."""
 
 from __future__ import annotations
 
-import errno
-import json
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from emrun.errors import StateError, StorageError, reason_of
+from emrun.errors import StateError
 from emrun.models.laziness import uninitialised
 from emrun.models.module_state import is_extra
-from emrun.storage.files import refuse_timeout, storing
+from emrun.storage.weights import FILE, Weights, read_weights
 from emrun.wording import listed
-
-FILE = "model.safetensors"
-_TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """A module's parameters and buffers on the CPU; names of tied ones -> the name under which they are."""
-
-    tensors: Mapping[str, Tensor]
-    tied: Mapping[str, str]
 
 
 def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> Weights:
@@ -67,30 +49,6 @@ def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> Weights
     return Weights(weights, tied)
 
 
-def write_weights(weights: Weights, directory: Path) -> None:
-    """Write weights to `model.safetensors`.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
-    path = directory / FILE
-    metadata = {_TIED: json.dumps(weights.tied, sort_keys=True)} if weights.tied else None
-    with suppress(OSError):  # `save_file` says why
-        path.touch()
-    try:
-        mode = path.stat().st_mode if path.exists() else None  # what the umask gives
-        save_file(dict(weights.tensors), path, metadata=metadata)  # makes a file that only its owner reads
-        with storing(path, "write"):
-            if mode is not None and path.stat().st_mode != mode:
-                path.chmod(mode)
-    except KeyError as error:
-        raise StorageError(errno.EINVAL, f"cannot write {path}: safetensors has no {error}") from error
-    except SafetensorError as error:
-        full = "No space left" in str(error)
-        code = errno.ENOSPC if full else errno.EIO
-        raise StorageError(code, f"cannot write {path}: {'the disk is full' if full else error}") from error
-
-
 def load_weights(module: torch.nn.Module, directory: Path) -> None:
     """Read the weights that `write_weights` wrote into a module of the same structure.
 
@@ -98,15 +56,7 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
         StorageError: the file cannot be read.
         StateError: its names or shapes are not those of the module.
     """
-    path = directory / FILE
-    try:
-        with safe_open(path, framework="pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
-    except (SafetensorError, OSError, ValueError) as error:
-        refuse_timeout(error, path)
-        raise StorageError(errno.EIO, f"cannot read {path}: {reason_of(error)}") from error
-    state.update({name: state[first] for name, first in tied.items() if first in state})
+    state = read_weights(directory)
     expected = {name: value for name, value in module.state_dict().items() if not is_extra(name, value)}
     missing = sorted(expected.keys() - state.keys())
     extra = sorted(state.keys() - expected.keys())
@@ -117,8 +67,8 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
     ]
     if missing or extra or wrong:
         raise StateError(
-            f"{path} does not fit the module: missing {listed(missing)}; not in the module {listed(extra)}; "
-            f"of another shape {listed(wrong)}"
+            f"{directory / FILE} does not fit the module: missing {listed(missing)}; "
+            f"not in the module {listed(extra)}; of another shape {listed(wrong)}"
         )
     own_memory(module)
     module.load_state_dict({**module.state_dict(), **state})

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
 import shutil
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 import emrun
 from emrun.censor import Censor
-from emrun.encoding import GENERATORS, RANDOM, encode, random_state
-from emrun.errors import StateError, StorageError, UsageError, exit_status, reason_of
+from emrun.encoding import GENERATORS, RANDOM, encode
+from emrun.errors import StorageError, UsageError, exit_status, reason_of
 from emrun.fields import (
     FILES,
-    FLAG,
     TEXT,
     FieldError,
     Kind,
     choice,
+    kinds_of,
     mapping_of,
     optional,
     reading,
@@ -39,17 +33,12 @@ from emrun.fields import (
 )
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.model import AbstractModel
-from emrun.storage.files import (
-    describe,
-    flush_directory,
-    flush_file,
-    json_digest,
-    make_directory,
-    refuse_timeout,
-    storing,
-    write_atomically,
-)
-from emrun.storage.run import CONFIG, holds_run
+from emrun.storage.draws import Draws
+from emrun.storage.files import check_guards, make_directory, refuse_timeout, storing, written_aside
+from emrun.storage.packing import pack_all, unpack
+from emrun.storage.run import CONFIG
+from emrun.storage.run_directories import holds_run
+from emrun.storage.sealed import damaged_file, read_seal, seal
 from emrun.storage.state_file import FILE, load_state, save_state
 from emrun.types import Batch
 
@@ -114,20 +103,7 @@ class Capsule:
     state: dict[str, Any]
 
 
-_STEP = record(
-    {
-        "stream": TEXT,
-        "train": FLAG,
-        "evaluating": FLAG,
-        "epoch": whole(),
-        "iteration": whole(),
-        "pass_number": whole(),
-        "batch": whole(),
-        "event": optional(TEXT),
-        "hook": optional(whole()),
-        "hook_class": optional(TEXT),
-    }
-)
+_STEP = kinds_of(Step)
 _WEIGHTS = ("before the step", "after the update", "lost", "unknown")
 FACTS = {
     "format": whole(1),
@@ -135,7 +111,7 @@ FACTS = {
     "message": TEXT,
     "traceback": TEXT,
     "versions": mapping_of(TEXT),
-    "step": _STEP,
+    "step": record(_STEP),
     "random_before_step": sequence_of(choice(*GENERATORS)),
     "device": optional(TEXT),
     "checkpoint": optional(record({"name": TEXT, "iteration": whole()})),
@@ -146,93 +122,14 @@ FACTS = {
 """Field of `failure.json` -> what it may hold."""
 
 
-def _check_packed(packed: Any, key: str) -> None:
-    """Check what `_pack` returned."""
-    kind: Any
-    value: Any
-    kind, value = packed if isinstance(packed, tuple) and len(packed) == 2 else (None, None)
-    parts: Any = ()
-    if kind in ("tensor", "array"):
-        fits = isinstance(value, torch.Tensor)
-    elif kind == "list":
-        fits, parts = isinstance(value, list), value
-    elif kind == "mapping":
-        fits = isinstance(value, tuple) and [*map(type, value)] == [list, list]
-        fits = fits and len(value[0]) == len(value[1]) and not any(map(_is_container, value[0]))
-        parts = value[1] if fits else ()
-    else:
-        fits = kind == "plain" or (kind == "text" and isinstance(value, str | list))
-    if not fits:
-        raise FieldError(
-            key, f"is {shown(packed)}", "a pair: a kind (tensor, array, text, plain, list, mapping), a value"
-        )
-    for index, each in enumerate(parts):
-        _check_packed(each, f"{key}[{index}]")
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, list | dict | set)
-
-
 _STATE = {
-    "batch": mapping_of(Kind("a pair", lambda value: True, _check_packed)),
+    "batch": mapping_of(Kind("a pair", lambda value: True, unpack)),
     "random": RANDOM,
     "model": optional(record({})),
     "hook": optional(record({})),
 }
 """Field of a capsule's `state.pt` -> what it may hold."""
 ANOTHER_CAPSULE = "put the capsule back from a copy, or name another one of the run"
-
-
-class Draws:
-    """Knows the random states before a step, at the cost of those generators that the steps draw from.
-
-    To take all states costs about 100 us, and most steps draw from none or from one of them. So they are all taken
-    before the first step of a pass and compared after it; before each of the others, only those are taken that moved
-    then. Of the rest, the state at the failure is the one before the step, unless this step is the first to draw. Hooks
-    that may change the batch are a part of the step of their own, for which other generators may have to be taken.
-    """
-
-    def __init__(self) -> None:
-        self._before: dict[str, Any] = {}
-        self._at_hooks: dict[str, Any] = {}  # in the first step: before the hooks that may change the batch,
-        self._at_model: dict[str, Any] = {}  # and before the model
-        self._by_hooks: dict[str, Callable[[], Any]] | None = None  # what moves the one takes; not known yet
-        self._by_model: dict[str, Callable[[], Any]] | None = None
-
-    def take_all(self) -> None:
-        """Take all states, before the first step of a pass."""
-        self._before = self._at_hooks = self._at_model = random_state()
-        self._by_hooks = self._by_model = None
-
-    def before_hook(self) -> None:
-        """Take the states before a hook that may change the batch."""
-        known = self._by_hooks
-        self._before = random_state() if known is None else {name: take() for name, take in known.items()}
-
-    def before_model(self) -> None:
-        """Take the states before the model, behind the hooks that may change the batch."""
-        known = self._by_model
-        if known is None:
-            self._before = self._at_model = random_state()
-        else:
-            self._before = {name: take() for name, take in known.items()}
-
-    def watch(self, *, of_whole_steps: bool = True) -> Callable[[], None] | None:
-        """Compare them with those after the step; return what to call before each of the next steps, if anything.
-
-        Args:
-            of_whole_steps: no hook may change the batch, before which `before_hook` and `before_model` are called.
-        """
-        before, between, now = self._at_hooks, self._at_model, random_state()
-        self._by_hooks = {name: take for name, take in GENERATORS.items() if between[name] != before[name]}
-        self._by_model = {name: take for name, take in GENERATORS.items() if now[name] != between[name]}
-        self._before = {name: between[name] for name in self._by_model}
-        return self.before_model if self._by_model and of_whole_steps else None
-
-    def before_step(self) -> tuple[dict[str, Any], list[str]]:
-        """Return all states, and the names of those that were really taken before the step."""
-        return {**random_state(), **self._before}, list(self._before)
 
 
 def keep_failure(
@@ -309,10 +206,10 @@ def _write(
         make_directory(root, exist_ok=True)
         for left in root.glob(f"{_ASIDE}*"):  # by a process that was killed
             shutil.rmtree(left)
-        aside = root / f"{_ASIDE}{os.getpid()}"
-        aside.mkdir()
-        try:
-            packed, left_out = _pack_all(batch)
+        place = root / str(max(_numbers(root), default=0) + 1)
+        with written_aside(place, root / f"{_ASIDE}{os.getpid()}") as aside:
+            aside.mkdir()
+            packed, left_out = pack_all(batch)
             state: dict[str, Any] = {"batch": packed, "random": random, "model": None, "hook": None}
             facts["weights"] = _save_weights(model, facts["step"], state, aside)
             if hook is not None:
@@ -324,16 +221,8 @@ def _write(
             save_state(state, aside)
             if (run_directory / CONFIG).exists():
                 shutil.copyfile(run_directory / CONFIG, aside / CONFIG)
-            for path in sorted(aside.iterdir()):
-                flush_file(path)
-            facts["files"] = {path.name: describe(path) for path in sorted(aside.iterdir())}
-            text = json.dumps({**facts, "sha256": json_digest(facts)}, indent=2) + "\n"
-            write_atomically(aside / _FACTS, text)
-            place = root / str(max(_numbers(root), default=0) + 1)
-            aside.rename(place)
-            flush_directory(root)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            check_guards(place)
+            seal(aside, _FACTS, facts)
         for number in sorted(_numbers(root))[:-MOST]:
             old = root / f"{_ASIDE}{number}"
             (root / str(number)).rename(old)
@@ -396,8 +285,8 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         StateError: a field has a value that it cannot have, though its checksum is right.
     """
     try:
-        facts = json.loads((place / _FACTS).read_text(encoding="utf-8"))
-        if not isinstance(facts, dict) or facts.pop("sha256", None) != json_digest(facts):
+        facts, intact = read_seal(place / _FACTS)
+        if not intact:
             raise ValueError("its checksum is another")
     except (OSError, ValueError, RecursionError) as error:
         refuse_timeout(error, place)
@@ -410,16 +299,14 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         record(FACTS).check(facts)
         if FILE not in facts["files"]:
             raise FieldError("files", f"is {shown(list(facts['files']))}", f"a mapping that has {FILE}")
-    for name, expected in facts["files"].items():
-        path = place / name
-        with storing(path, "read"):
-            if not path.is_file() or describe(path) != expected:
-                raise StorageError(f"capsule {place}: {name} is missing or differs; the capsule is damaged")
+    damage = damaged_file(place, facts["files"])
+    if damage is not None:
+        raise StorageError(f"capsule {place}: {damage[0]} is missing or differs; the capsule is damaged")
     state = load_state(place)
     with reading(f"{place / FILE}", ANOTHER_CAPSULE):
         record(_STATE).check(state)
-        batch = {name: _unpack(value) for name, value in state["batch"].items()}
-        step = Step(**{each.name: facts["step"][each.name] for each in fields(Step)})
+        batch = {name: unpack(value, name) for name, value in state["batch"].items()}
+        step = Step(**{name: facts["step"][name] for name in _STEP})
     return Capsule(place, run_directory, step, facts, batch, state)
 
 
@@ -427,49 +314,3 @@ def kind_of(error: BaseException) -> str:
     """Return the name of an error's class, with its module unless that is Python's own."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _pack_all(batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the sources in types that can be saved, and why others are left out."""
-    packed: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
-    for name, values in batch.items():
-        try:
-            packed[str(name)] = _pack(values, f"source {name!r}")
-        except Exception as error:
-            left_out[str(name)] = str(error)
-    return packed, left_out
-
-
-def _pack(value: Any, key: str) -> tuple[str, Any]:
-    """Return what it takes to make a value again: what it is, and its content in types that can be saved."""
-    if isinstance(value, torch.Tensor):
-        return "tensor", encode(value, key)
-    if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.kind == "U":
-            return "text", encode(value.tolist(), key)
-        if value.dtype.kind not in "biufc":
-            raise StateError(f"{key} is an array of {value.dtype}, which cannot be saved safely")
-        native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
-        return "array", torch.from_numpy(native)
-    with suppress(StateError):
-        return "plain", encode(value, key)
-    if isinstance(value, list | tuple):
-        return "list", [_pack(entry, f"{key}[{index}]") for index, entry in enumerate(value)]
-    if isinstance(value, Mapping):
-        names = encode(list(value), key)
-        return "mapping", (names, [_pack(entry, f"{key}.{name}") for name, entry in value.items()])
-    raise StateError(f"{key} is {type(value).__name__}, which cannot be saved safely")
-
-
-def _unpack(packed: Any) -> Any:
-    kind, value = packed
-    if kind == "array":
-        return value.numpy()
-    if kind == "text":
-        return np.array(value)
-    if kind == "list":
-        return [_unpack(entry) for entry in value]
-    if kind == "mapping":
-        return dict(zip(value[0], map(_unpack, value[1]), strict=True))
-    return value

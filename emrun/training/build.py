@@ -10,12 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from emrun.config.config import interpolate
-from emrun.config.names import find_user_modules
-from emrun.config.planner import Preparation, Prepared, code_directories, named_streams
-from emrun.config.recipe import Imported, Recipe
-from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, check_hooks
-from emrun.config.yaml_tree import Node
+from emrun.config.plan import Plan, named_streams
+from emrun.config.recipe import Recipe
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError, ConfigError, HookError, Problem
 from emrun.hook import AbstractHook
@@ -41,77 +37,8 @@ class Training:
     main_loop: MainLoop
 
 
-def build_dataset(config: Node) -> Any:
-    """Build the dataset of a config alone, with whatever else the config says unread.
-
-    Args:
-        config: the merged config, before interpolation; likewise below.
-
-    Raises:
-        ConfigError: its section cannot be used.
-    """
-    config, section, found = _begin(config, "dataset")
-    recipe = _checked(found, found.section(section, "dataset", SUPPLIED["dataset"]))
-    _seed(config, "dataset")
-    return recipe.build({"output_dir": None})
-
-
-def build_model(config: Node, dataset: Any = None) -> AbstractModel:
-    """Build the model of a config alone; the dataset too where the model takes it and none is given.
-
-    Raises:
-        ConfigError: its section cannot be used.
-    """
-    merged = config
-    config, section, found = _begin(config, "model")
-    recipe = _checked(found, found.section(section, "model", SUPPLIED["model"], default=DEFAULT_MODEL))
-    if dataset is None and recipe.wants("dataset"):
-        dataset = build_dataset(merged)
-    _seed(config, "model")
-    model: AbstractModel = recipe.build({"dataset": dataset, "output_dir": None})
-    return model
-
-
-def build_hooks(config: Node, model: Any = None, dataset: Any = None) -> tuple[AbstractHook, ...]:
-    """Build the hooks of a config alone.
-
-    Raises:
-        ConfigError: their section cannot be used.
-    """
-    config, section, found = _begin(config, "hooks")
-    found.problems += check_hooks(section, "hooks")
-    recipes = _checked(found, found.hooks(section))
-    _seed(config, "hooks")
-    return tuple(recipe.build({"model": model, "dataset": dataset, "output_dir": None}) for recipe in recipes)
-
-
-def _begin(config: Node, name: str) -> tuple[Node, Node, Preparation]:
-    """Return the config without interpolations, one of its sections, and what prepares it."""
-    config = interpolate(config)
-    section = config.get(name)
-    kind = list if name == "hooks" else dict
-    if section is None or section.value is None:
-        raise ConfigError(Problem(config.position, "", f"missing section {name!r}"))
-    if not isinstance(section.value, kind):
-        word = "a list" if kind is list else "a mapping"
-        raise ConfigError(Problem(section.position, name, f"{section.shown()!r} is not {word}"))
-    find_user_modules(*code_directories(config))
-    return config, section, Preparation(Imported())
-
-
-def _checked(found: Preparation, recipe: Any) -> Any:
-    if found.problems:
-        raise ConfigError(found.problems)
-    return recipe
-
-
-def _seed(config: Node, purpose: str) -> None:
-    seed = config.get("seed")
-    seed_everything(seed.value if seed is not None and isinstance(seed.value, int) else 0, purpose)
-
-
 def assemble(
-    prepared: Prepared, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
+    prepared: Plan, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
 ) -> Training:
     """Build dataset, model, hooks and main loop, each with random numbers of its own.
 
@@ -128,21 +55,12 @@ def assemble(
     """
     seed = prepared.get("seed", 0)
     supplied: dict[str, Any] = {"output_dir": output_dir}
-    began = perf_counter()
-    seed_everything(seed, "dataset")
-    with NamedWhenSlow("building the dataset"):
-        supplied["dataset"] = prepared.dataset.build(supplied)
-    _LOG.debug("built the dataset in %.2f s", perf_counter() - began)
+    supplied["dataset"], _ = _built("dataset", prepared.dataset, seed, supplied)
     if not is_evaluation:
         _check_dataset(supplied["dataset"], prepared)
     apart = _build_apart(prepared, dict(supplied)) if is_new else None
     try:
-        began = perf_counter()
-        seed_everything(seed, "model")
-        with NamedWhenSlow("building the model"):
-            supplied["model"] = prepared.model.build(supplied)
-        seconds = perf_counter() - began
-        _LOG.debug("built the model in %.2f s", seconds)
+        supplied["model"], seconds = _built("model", prepared.model, seed, supplied)
     except BaseException:
         if apart is not None:
             apart.end()
@@ -154,13 +72,12 @@ def assemble(
     if prepared.get("deterministic", False):
         hooks = (*hooks, DeterministicKernels())
     seed_everything(seed, "training")
-    section = prepared.config.get("main_loop")
-    arguments = section.plain() if section is not None and section.value else {}
+    arguments = prepared.get("main_loop", {})
     try:
         main_loop = MainLoop(supplied["model"], supplied["dataset"], hooks, run=run, seed=seed, **arguments)
         main_loop.check_hooks(any_stream=is_evaluation)
     except ArgumentError as error:
-        node = section.get(error.argument) if section is not None else None
+        node = prepared.config.get("main_loop", error.argument)
         message = prepared.config.censored(error.message)
         raise ConfigError(Problem(node.position if node else None, f"main_loop.{error.argument}", message)) from error
     except HookError as error:
@@ -168,7 +85,18 @@ def assemble(
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
 
 
-def _build_apart(prepared: Prepared, supplied: dict[str, Any]) -> BuiltApart | None:
+def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any]) -> tuple[Any, float]:
+    """Build the dataset or the model with random numbers of its own; return the seconds that it took, too."""
+    began = perf_counter()
+    seed_everything(seed, what)
+    with NamedWhenSlow(f"building the {what}"):
+        built = recipe.build(supplied)
+    seconds = perf_counter() - began
+    _LOG.debug("built the %s in %.2f s", what, seconds)
+    return built, seconds
+
+
+def _build_apart(prepared: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
     """Let the model begin to build once more what it would compare; call it before anything of the model is built."""
     target = prepared.model.target
     if not inspect.isclass(target) or not issubclass(target, AbstractModel):
@@ -182,7 +110,7 @@ def _build_apart(prepared: Prepared, supplied: dict[str, Any]) -> BuiltApart | N
     return target.build_apart({name: partial(build, each) for name, each in recipes.items() if each.is_of_classes()})
 
 
-def _check_dataset(dataset: Any, prepared: Prepared) -> None:
+def _check_dataset(dataset: Any, prepared: Plan) -> None:
     """Check that a dataset has the streams of the main loop; one that is no class shows them only when it is built."""
     for name, node in named_streams(prepared.config):
         try:
@@ -192,7 +120,7 @@ def _check_dataset(dataset: Any, prepared: Prepared) -> None:
             raise ConfigError(Problem(node.position, "main_loop", message)) from error
 
 
-def _hook_problem(error: HookError, prepared: Prepared) -> Problem:
+def _hook_problem(error: HookError, prepared: Plan) -> Problem:
     if error.hook_index is None:
         return Problem(None, "hooks", prepared.config.censored(str(error)))
     recipe = prepared.hooks[error.hook_index] if error.hook_index < len(prepared.hooks) else prepared.model

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from emrun.arguments import expanded
 from emrun.censor import Censor
-from emrun.config.config import copies_left, escaped, load_config, overlay, override, read_config, with_defaults
-from emrun.config.planner import prepare
-from emrun.config.recipe import Imported
-from emrun.config.yaml_tree import Node, dump
-from emrun.errors import ConfigError, StateError, StorageError, UsageError
-from emrun.fields import ANOTHER_CHECKPOINT, reading
+from emrun.config.config import Config, load_config
+from emrun.config.import_finder import Imported
+from emrun.config.interpolation import escaped
+from emrun.config.plan import Plan, code_directories
+from emrun.config.planner import Planner
+from emrun.config.sections import check_hooks
+from emrun.config.yaml_text import dump
+from emrun.errors import ConfigError, Problem, StateError, UsageError
 from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
-from emrun.randomness import draw_seed
-from emrun.storage import checkpoints as checkpoint
-from emrun.storage.lock import EVALUATIONS
-from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_evaluation, create_run, holds_run, no_run
-from emrun.training.build import Training, assemble, build_dataset, build_hooks, build_model
-from emrun.types import EpochData
-from emrun.wording import did_you_mean, listed
+from emrun.randomness import draw_seed, seed_everything
+from emrun.storage.run import Run
+from emrun.storage.run_directories import create_run
+from emrun.training.build import Training, assemble
+from emrun.user_modules import find_user_modules
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,13 +64,13 @@ def create_training(
     refuse_ranks()
     root = expanded(output_root)
     place = None if output_dir is None else expanded(output_dir)
-    loaded = load_config(config, overrides)
-    merged = with_defaults(loaded.root, dict(zip(DRAWN, (draw_seed(), escaped(str(Path.cwd()))), strict=True)))
-    prepared = prepare(merged, Imported())
+    drawn = dict(zip(DRAWN, (draw_seed(), escaped(str(Path.cwd()))), strict=True))
+    loaded = load_config(config, overrides).with_defaults(drawn)
+    prepared = Plan.of(loaded, Imported())
     existed = place is not None and place.exists()
     had_root = place is not None or root.exists()
     run = create_run(
-        dump(merged, loaded.text),
+        dump(loaded.root, loaded.text),
         prepared.get("name", None) or loaded.name,
         output_root=root,
         output_dir=place,
@@ -82,13 +79,14 @@ def create_training(
         censor=Censor(prepared.config.secrets()),
     )
     try:
-        with _kept_or_removed(run, existed, remove_failed), run.logging():
+        with kept_or_removed(run, existed, remove_failed), run.logging():
             _LOG.info("run directory: %s", run.directory)
             warn_of(loaded.notes)
             return assemble(prepared, run.directory, run, is_new=True)
     except (ConfigError, UsageError):
         if not had_root:
-            _remove_if_empty(run.directory.parent)
+            with suppress(OSError):  # another run is there by now
+                run.directory.parent.rmdir()
         raise
 
 
@@ -103,7 +101,7 @@ def create_dataset(config: str | Path | Mapping[str, Any], overrides: Sequence[s
         ConfigError: the config cannot be used.
         BaseException: what the dataset raises while it is built.
     """
-    return build_dataset(load_config(config, overrides).root)
+    return _build_alone(load_config(config, overrides), "dataset", {})[0]
 
 
 def create_model(
@@ -120,7 +118,8 @@ def create_model(
         ConfigError: the config cannot be used.
         BaseException: what the model raises while it is built.
     """
-    return build_model(load_config(config, overrides).root, dataset)
+    model: AbstractModel = _build_alone(load_config(config, overrides), "model", {"dataset": dataset})[0]
+    return model
 
 
 def create_hooks(
@@ -138,31 +137,38 @@ def create_hooks(
         ConfigError: the config cannot be used.
         BaseException: what a hook raises while it is built.
     """
-    return build_hooks(load_config(config, overrides).root, model, dataset)
+    return tuple(_build_alone(load_config(config, overrides), "hooks", {"model": model, "dataset": dataset}))
 
 
-def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> Training:
-    """Return a run's dataset and its model with the weights of a checkpoint, to look at; the run stays as it is.
-
-    Its main loop has no hooks and writes nothing; `evaluate` has the statistics of a stream.
+def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[Any]:
+    """Build the dataset, the model or the hooks of a config, with whatever else the config says unread.
 
     Args:
-        run_directory: the directory of the run.
-        checkpoint_name: a name such as `latest`; by default `best`, or else `latest`.
-
-    Raises:
-        UsageError: there is no such run or checkpoint.
-        ConfigError: its config cannot be used.
-        StorageError: the checkpoint is damaged or does not fit.
-        BaseException: what the dataset or the model raises.
+        config: the config.
+        name: the section.
+        supplied: what is at hand for it; a dataset that a model takes is built where it is None.
     """
-    directory = expanded(run_directory)
-    prepared = replace(prepare(_config_of(directory), Imported()), hooks=[])
-    checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
-    training = assemble(prepared, directory, run=None, is_evaluation=True)
-    _, manifest = _load(training.model, directory / CHECKPOINTS, checkpoint_name)
-    training.main_loop.start_from(manifest.epoch, manifest.iteration)
-    return training
+    tree = config.tree
+    section = tree.get(name)
+    kind, word = (list, "a list") if name == "hooks" else (dict, "a mapping")
+    if section is None or section.value is None:
+        raise ConfigError(Problem(tree.position, "", f"missing section {name!r}"))
+    if not isinstance(section.value, kind):
+        raise ConfigError(Problem(section.position, name, f"{section.shown()!r} is not {word}"))
+    find_user_modules(*code_directories(tree))
+    found = Planner(Imported())
+    if name == "hooks":
+        found.problems += check_hooks(section, name)
+        recipes = found.hooks(list(section.value))
+    else:
+        recipes = [found.section(section, name)]
+    if found.problems:
+        raise ConfigError(found.problems)
+    if name == "model" and supplied["dataset"] is None and recipes[0].wants("dataset"):
+        supplied["dataset"] = create_dataset(config)
+    seed = config.get("seed")
+    seed_everything(seed if isinstance(seed, int) else 0, name)
+    return [recipe.build({**supplied, "output_dir": None}) for recipe in recipes]
 
 
 def train(training: Training) -> Outcome:
@@ -172,73 +178,6 @@ def train(training: Training) -> Outcome:
         BaseException: what made it fail.
     """
     return training.main_loop.run_training()
-
-
-def evaluate(
-    run_directory: str | Path,
-    stream: str,
-    overrides: Sequence[str] = (),
-    config: str | Path | None = None,
-    checkpoint_name: str | None = None,
-    command: Sequence[str] = (),
-    output_dir: str | Path | None = None,
-) -> EpochData:
-    """Evaluate a checkpoint of a run on a stream; the results also go to `eval/<stream>-<n>` in its directory.
-
-    Args:
-        run_directory: the directory of the run.
-        stream: the name of the stream; the config's `eval.<stream>` is laid over it.
-        overrides: laid over that.
-        config: a config to use instead of the run's own.
-        checkpoint_name: a name such as `latest`; by default `best`, or else `latest`.
-        command: the command line, for the trace.
-        output_dir: a directory for `<stream>-<n>`, instead of `eval` in the run's, which is only read then.
-
-    Returns:
-        The stream's statistics: stream -> variable -> a number or a mapping aggregation -> number.
-
-    Raises:
-        UsageError: there is no such run, checkpoint or stream; or this process is one of several of `torchrun`.
-        ConfigError: the config cannot be used.
-        StorageError: the checkpoint is damaged or does not fit, or the results cannot be written.
-        BaseException: what a dataset, model or hook raises.
-    """
-    refuse_ranks()
-    directory = expanded(run_directory)
-    own = _config_of(directory)
-    laid_over = overlay(own if config is None else read_config(expanded(config)), stream)
-    merged = override(laid_over, overrides)
-    prepared = prepare(merged, Imported())
-    checkpoint.find(directory / CHECKPOINTS, checkpoint_name)
-    root = directory / EVALUATIONS if output_dir is None else expanded(output_dir)
-    try:
-        run = create_evaluation(
-            root, stream, dump(merged), command, censor=Censor(prepared.config.secrets(), [directory])
-        )
-    except StorageError as error:
-        if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            error.add_note("the results of somebody else's run can be kept elsewhere: --output-dir DIR")
-        raise
-    with _kept_or_removed(run, existed=False), run.logging():
-        warn_of(copies_left(laid_over, merged, unread=("vars", "eval")))
-        training = assemble(prepared, run.directory, run, is_evaluation=True)
-        if not callable(getattr(training.dataset, f"{stream}_stream", None)):
-            raise _unknown_stream(training.dataset, stream)
-        name = checkpoint_name or _default_checkpoint(directory / CHECKPOINTS)
-        place, manifest = _load(training.model, directory / CHECKPOINTS, name)
-        where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
-        run.add_to_trace(checkpoint={"name": name, **where})
-        _LOG.info(
-            "checkpoint %s (%s): %d epochs, %d iterations done; results in %s", name, *where.values(), run.directory
-        )
-        training.main_loop.start_from(manifest.epoch, manifest.iteration)
-        try:
-            return training.main_loop.run_evaluation(stream)
-        except BaseException:
-            if training.main_loop.capsule is not None:
-                place = training.main_loop.capsule
-                _LOG.warning("the batch that failed is kept; do its step again with: emrun replay %s", place)
-            raise
 
 
 def refuse_ranks() -> None:
@@ -256,39 +195,8 @@ def refuse_ranks() -> None:
         )
 
 
-def _config_of(directory: Path) -> Node:
-    """Return the config of a run, before interpolation."""
-    if not holds_run(directory):
-        raise no_run(directory)
-    return read_config(directory / CONFIG)
-
-
-def _default_checkpoint(checkpoints: Path) -> str:
-    """Return the name of the checkpoint that is evaluated when none is given."""
-    return next((name for name in checkpoint.DEFAULTS if (checkpoints / name).is_dir()), checkpoint.DEFAULTS[-1])
-
-
-def _load(model: AbstractModel, checkpoints: Path, name: str | None) -> tuple[Path, checkpoint.Manifest]:
-    """Load a checkpoint, return its directory too; when the name moved to a newer one meanwhile, load that."""
-    while True:
-        place = checkpoint.find(checkpoints, name)
-        try:
-            manifest = checkpoint.verify(place)
-            with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, model.load):
-                model.load(place)
-            return place, manifest
-        except StorageError:
-            if checkpoint.find(checkpoints, name) == place:
-                raise
-
-
-def _remove_if_empty(directory: Path) -> None:
-    with contextlib.suppress(OSError):  # another run is there by now
-        directory.rmdir()
-
-
 @contextmanager
-def _kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Iterator[None]:
+def kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Iterator[None]:
     """Remove a run whose config cannot be used, but not what was in its directory; keep one that fails otherwise.
 
     Args:
@@ -308,14 +216,6 @@ def _kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> It
             outcome = Outcome.of(error)
             run.end(outcome.status, outcome.exit_status, outcome.reason)
         raise
-
-
-def _unknown_stream(dataset: Any, stream: str) -> UsageError:
-    there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
-    near = did_you_mean(stream, there)
-    if stream.removesuffix("_eval") in there:  # how the loop calls a train stream that it evaluates
-        near = f"; did you mean {stream.removesuffix('_eval')!r}?"
-    return UsageError(f"dataset {type(dataset).__name__} has no stream {stream!r}{near} (it has {listed(there)})")
 
 
 def warn_of(notes: Sequence[str]) -> None:

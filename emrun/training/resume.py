@@ -1,4 +1,4 @@
-"""Going on with a run: its config, its newest intact checkpoint, and what was changed since."""
+"""Resuming a run: its config, its newest intact checkpoint, and what was changed since."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from typing import Any
 
 from emrun.arguments import expanded
 from emrun.censor import Censor
-from emrun.config.config import Config, copies_left, override, read_config, with_defaults
-from emrun.config.planner import prepare
-from emrun.config.recipe import Imported
-from emrun.config.yaml_tree import Node, dump
+from emrun.config.config import Config, read_config
+from emrun.config.import_finder import Imported
+from emrun.config.plan import Plan
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import Node
 from emrun.errors import StorageError, UsageError
-from emrun.storage import checkpoints as checkpoint
+from emrun.storage import checkpoints
 from emrun.storage.files import storing, write_atomically
 from emrun.storage.lock import RunLock
-from emrun.storage.run import CHECKPOINTS, CONFIG, LOG, TRACE, Run, create_run, no_run, read_trace, recorded_epochs
+from emrun.storage.log import LOG
+from emrun.storage.manifest import verify
+from emrun.storage.metrics import recorded_epochs
+from emrun.storage.run import CHECKPOINTS, CONFIG, Run
+from emrun.storage.run_directories import create_run, holds_run, is_failed_start, no_run
+from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
 
@@ -67,23 +73,30 @@ def resume_training(
     run = Run(source, command=command, lock=RunLock(source), censor=censor) if fork is None else None
     try:
         stored = read_config(source)
-        merged = override(stored, overrides)
-        prepared = prepare(merged, Imported())
+        config = stored.overridden(overrides)
+        prepared = Plan.of(config, Imported())
         censor.add(prepared.config.secrets())
-        changed = _changes(stored.plain(), merged.plain())
+        changed = _changes(stored.root.plain(), config.root.plain())
         trace = read_trace(source)
         if trace.get("status") == "finished" and not changed and checkpoint_name is None and run is not None:
             _LOG.info("nothing to do: the run is finished (%s)", trace.get("reason"))
             run.release()
             return None
-        place = _place_to_go_on_from(source / CHECKPOINTS, checkpoint_name)
+        place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
         if place is None:
             _check_that_nothing_is_lost(source, trace)
         if fork is not None:
-            run, trace, place = _fork(source, fork, place, checkpoint_name, trace, command, censor)
+            text, seed = (source / CONFIG).read_text(encoding="utf-8"), int(trace.get("seed") or 0)
+            run = create_run(
+                text, fork.name, output_root=fork.parent, output_dir=fork, seed=seed, command=command, censor=censor
+            )
+            with storing(fork, "copy a run to"):
+                place = _copy(source, fork, place, checkpoint_name)
+            origin = {"directory": str(source), "checkpoint": place.name if place else None}
+            trace = {"forked_from": origin, "status": trace.get("status")}
         assert run is not None  # one of the two
         with run.logging():
-            warn_of(copies_left(stored, merged))
+            warn_of(config.notes)
             training = assemble(prepared, run.directory, run, is_new=place is None)
             if place is not None:
                 place = training.main_loop.restore(place)
@@ -92,7 +105,7 @@ def resume_training(
             else:
                 run.rewind(0)
                 _LOG.info("%s has no checkpoint: beginning anew", source)
-            _store(run, merged, source, changed)
+            _store(run, config.root, source, changed)
             run.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
             return training
     except BaseException:
@@ -103,24 +116,29 @@ def resume_training(
         raise
 
 
+def is_begun(run_directory: Path) -> bool:
+    """Tell whether a directory holds a run that can be resumed: more than a start that failed."""
+    return holds_run(run_directory) and not is_failed_start(run_directory)
+
+
 def changes_to(run_directory: Path, config: Config) -> list[str]:
     """Return the keys in which a config differs from the one that a run was started with."""
-    stored = read_config(run_directory).plain()
-    given = with_defaults(config.root, {k: stored[k] for k in DRAWN if k in stored}).plain()
-    return list(_changes(stored, given))
+    stored = read_config(run_directory).root.plain()
+    given = config.with_defaults({key: stored[key] for key in DRAWN if key in stored})
+    return list(_changes(stored, given.root.plain()))
 
 
-def _place_to_go_on_from(checkpoints: Path, name: str | None) -> Path | None:
-    """Return the checkpoint to go on from, verified; None when there is none at all."""
+def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
+    """Return the checkpoint to resume from, verified; None when there is none at all."""
     if name is None:
-        return checkpoint.newest(checkpoints)
+        return checkpoints.newest(root)
     while True:
         path = expanded(name)
-        place = path.resolve() if path != Path(path.name) and path.is_dir() else checkpoint.find(checkpoints, name)
-        if place.parent != checkpoints.resolve():
-            raise UsageError(f"{name} is no checkpoint in {checkpoints}")
+        place = path.resolve() if path != Path(path.name) and path.is_dir() else checkpoints.find(root, name)
+        if place.parent != root.resolve():
+            raise UsageError(f"{name} is no checkpoint in {root}")
         try:
-            checkpoint.verify(place)
+            verify(place)
             return place
         except StorageError:
             if place.is_dir():  # otherwise the run goes on, and the name has moved
@@ -139,7 +157,7 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
     recorded = recorded_epochs(source)
     is_at_its_first = len(recorded) <= 1 and trace.get("status") in ("running", "failed")
     had_none = trace.get("has_checkpoints") is not True
-    if had_none and (is_at_its_first or checkpoint.is_unfinished(source / CHECKPOINTS)):
+    if had_none and (is_at_its_first or checkpoints.is_unfinished(source / CHECKPOINTS)):
         return
     epochs = sum(line["epoch"] > 0 for line in recorded)
     iterations = trace.get("iterations_done") if trace.get("status") in ("finished", "interrupted") else None
@@ -152,45 +170,22 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
         )
 
 
-def _fork(
-    source: Path,
-    directory: Path,
-    place: Path | None,
-    checkpoint_name: str | None,
-    trace: dict[str, Any],
-    command: Sequence[str],
-    censor: Censor,
-) -> tuple[Run, dict[str, Any], Path | None]:
-    """Copy what a run had at a checkpoint into a new run; while it goes on, it may delete the checkpoint meanwhile."""
-    run = create_run(
-        (source / CONFIG).read_text(encoding="utf-8"),
-        directory.name,
-        output_root=directory.parent,
-        output_dir=directory,
-        seed=int(trace.get("seed") or 0),
-        command=command,
-        censor=censor,
-    )
-    try:
-        with storing(directory, "copy a run to"):
-            copied = None
-            while place is not None and copied is None:
-                try:
-                    copied = checkpoint.copy_up_to(place, directory / CHECKPOINTS)
-                except FileNotFoundError:
-                    shutil.rmtree(directory / CHECKPOINTS)
-                    if place.is_dir():
-                        raise
-                    place = _place_to_go_on_from(source / CHECKPOINTS, checkpoint_name)
-            for path in sorted(source.iterdir()):  # metrics, and what hooks wrote; they are cut back to the checkpoint
-                if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
-                    with suppress(FileNotFoundError):  # somebody deleted it
-                        shutil.copy2(path, directory / path.name)
-    except BaseException:
-        run.remove()
-        raise
-    origin = {"directory": str(source), "checkpoint": copied.name if copied else None}
-    return run, {"forked_from": origin, "status": trace.get("status")}, copied
+def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -> Path | None:
+    """Copy what a run had at a checkpoint; while somebody trains it, it may delete the checkpoint meanwhile."""
+    copied = None
+    while place is not None and copied is None:
+        try:
+            copied = checkpoints.copy_up_to(place, directory / CHECKPOINTS)
+        except FileNotFoundError:
+            shutil.rmtree(directory / CHECKPOINTS)
+            if place.is_dir():
+                raise
+            place = _checkpoint_to_load(source / CHECKPOINTS, name)
+    for path in sorted(source.iterdir()):  # metrics, and what hooks wrote; they are rewound to the checkpoint
+        if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
+            with suppress(FileNotFoundError):  # somebody deleted it
+                shutil.copy2(path, directory / path.name)
+    return copied
 
 
 def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any]) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from emrun.config.config import load_config
-from emrun.config.planner import prepare
-from emrun.config.recipe import Imported
+from emrun.config.import_finder import Imported
+from emrun.config.plan import Plan
 from emrun.errors import ConfigError
 
 EMRUN = Path(sys.executable).with_name("emrun")
@@ -157,7 +157,7 @@ def test_static_imports_neither_torch_nor_the_users_code(project, emrun):
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "own.yaml: nothing is wrong, as far as can be known without importing what it names\n"
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "emrun.config.planner" in imported
+    assert "emrun.config.plan" in imported
     assert not imported & {"torch", "numpy", "my_code", "emrun.hooks.stop_after"}
     changed(project, "code.Net}", "code.Net, deep: 3}")
     assert emrun("check", "--static", "own.yaml").returncode == 2
@@ -187,7 +187,7 @@ def test_an_unknown_key_at_the_top_hides_no_other_mistake(project, emrun):
     found = json.loads(emrun("check", "c.yaml", "--json").stdout)["problems"]
     assert [each["line"] for each in found] == [1, 12, 17]
     with pytest.raises(ConfigError) as caught:
-        prepare(load_config(project / "c.yaml").root, Imported())
+        Plan.of(load_config(project / "c.yaml"), Imported())
     assert [problem.position.line for problem in caught.value.problems] == [1, 12, 17]
 
 

@@ -582,3 +582,35 @@ def test_a_home_directory_is_found_wherever_a_config_or_the_command_names_a_path
     assert not (tmp_path / "~").exists()
     assert len(list((home / "runs").iterdir())) == 1
     assert (home / "fork" / "metrics.jsonl").exists()
+
+
+COUNT = """
+import collections, sys
+from emrun.cli import emrun
+from emrun.config import config, plan, planner, sections
+
+counts = collections.Counter()
+
+def count(module, name):
+    function = getattr(module, name)
+    def counted(*arguments, **named):
+        phase = 'two' if 'torch' in sys.modules else 'one'
+        counts[name, named.get('key', ''), phase] += 1
+        return function(*arguments, **named)
+    setattr(module, name, counted)
+
+count(config, "interpolate")
+count(plan, "check_sections")
+count(plan, "check_main_loop")
+count(sections, "check_hooks")
+count(planner, "check_call")
+status = emrun.main(sys.argv[1:], standalone_mode=False)
+assert set(counts.values()) == {1}, counts
+assert len(counts) == 2 * 11, counts
+"""
+
+
+def test_each_phase_interpolates_a_config_once_and_checks_each_of_its_sections_once(tmp_path):
+    arguments = ["train", ROOT / "sample_configs" / "minimal.yaml", "hooks.StopAfter.epochs=1", "--quiet"]
+    command = [sys.executable, "-c", COUNT, *map(str, arguments)]
+    subprocess.run(command, cwd=tmp_path, timeout=60, check=True)

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
-from emrun.config.config import merge
+from emrun.config.config import Config, read_config
 from emrun.config.json_schema import config_schema, hint_schema
 from emrun.config.names import short_names
-from emrun.config.planner import prepare_all
+from emrun.config.overrides import merge
+from emrun.config.plan import Plan
 from emrun.config.sections import SECTIONS, SUPPLIED
 from emrun.config.source_finder import Sources
 from emrun.config.type_hints import mismatch
@@ -99,7 +100,7 @@ def test_the_configs_of_the_readme_are_valid(text):
 
 def test_the_config_of_these_tests_is_valid():
     VALIDATOR.validate(read(CONFIG))
-    prepare_all(node_of(read(CONFIG), Position("c.yaml")), SOURCES)
+    Plan.with_evaluations(read_config(read(CONFIG)), SOURCES)
 
 
 def test_every_section_is_described():
@@ -114,7 +115,7 @@ def test_every_built_in_is_there_with_all_its_arguments_explained(kind, name):
     import emrun.config.recipe
     from emrun.config.names import dotted_path
 
-    target = emrun.config.recipe.locate(dotted_path(name, kind))
+    target = emrun.config.import_finder.locate(dotted_path(name, kind))
     arguments = set(inspect.signature(target).parameters) - set(SUPPLIED[kind])
     properties = SCHEMA["$defs"][f"{kind}.{name}"]["properties"]
     assert properties.keys() - {"class", "args"} == arguments
@@ -178,14 +179,11 @@ WRONG = [
     (("model", "module"), "torch.nn.Linear", ("model", "module")),
     (("model", "module", "class"), "Linear", ("model", "module", "class")),
     (("model", "device"), 0, ("model", "device")),
-    (("model", "inputs"), {"input": 3}, ("model", "inputs")),
     (("model", "optimizer", "learning_rate"), 0.1, ("model", "optimizer")),
     (("model", "optimizer", "lr"), "fast", ("model", "optimizer", "lr")),
     (("model", "optimizer", "betas"), [0.9], ("model", "optimizer", "betas")),
     (("model", "optimizer", "betas", 0), "x", ("model", "optimizer", "betas", 0)),
-    (("model", "optimizer"), {"lr": 0.1}, ("model", "optimizer")),
     (("model", "optimizer"), "AdamW", ("model", "optimizer")),
-    (("model", "scheduler"), {"class": "StepLR"}, ("model", "scheduler")),
     (("model", "scheduler", "step_size"), "3", ("model", "scheduler", "step_size")),
     (
         ("model", "scheduler"),
@@ -206,8 +204,6 @@ WRONG = [
         {"class": "ChainedScheduler", "schedulers": [], "optimizer": None},
         ("model", "scheduler"),
     ),
-    (("model", "loss"), {"one": {"inputs": ["logits"]}}, ("model", "loss", "one")),
-    (("model", "metrics", "accuracy"), "emrun.metrics.accuracy", ("model", "metrics", "accuracy")),
     (("main_loop", "bufer"), 3, ("main_loop",)),
     (("main_loop", "buffer"), "3", ("main_loop", "buffer")),
     (("main_loop", "on_empty_batch"), "wran", ("main_loop", "on_empty_batch")),
@@ -216,12 +212,9 @@ WRONG = [
     (("hooks", 0), 3, ("hooks", 0)),
     (("hooks", 0), {}, ("hooks", 0)),
     (("hooks", 0), {"StopAfter": {"epochs": 3}, "LogVariables": {}}, ("hooks", 0)),
-    (("hooks", 0), {"ComputeStats": None}, ("hooks", 0, "ComputeStats")),
-    (("hooks", 0), {"ComputeStats": {}}, ("hooks", 0, "ComputeStats")),
     (("hooks", 0), {"my_hooks.Mine": 3}, ("hooks", 0, "my_hooks.Mine")),
     (("hooks", 3, "StopAfter", "epoch"), 3, ("hooks", 3, "StopAfter")),
     (("hooks", 3, "StopAfter", "epochs"), "three", ("hooks", 3, "StopAfter", "epochs")),
-    (("hooks", 3, "StopAfter", "epochs"), {"a": 3}, ("hooks", 3, "StopAfter", "epochs")),
     (("hooks", 2, "SaveBest", "condition"), "best", ("hooks", 2, "SaveBest", "condition")),
     (("eval", "test", "name"), "x", ("eval", "test")),
     (("eval", "test"), 3, ("eval", "test")),
@@ -235,7 +228,29 @@ def test_what_is_wrong_is_found_where_it_stands_and_emrun_refuses_it_too(path, v
     config = changed(path, value)
     assert places(VALIDATOR, config) == {place}
     with pytest.raises(ConfigError):
-        prepare_all(node_of(config, Position("c.yaml")), SOURCES)
+        Plan.with_evaluations(read_config(config), SOURCES)
+
+
+FOR_THE_CHECK = [
+    (("model", "inputs"), {"input": 3}),
+    (("model", "optimizer"), {"lr": 0.1}),
+    (("model", "scheduler"), {"class": "StepLR"}),
+    (("model", "loss"), {"one": {"inputs": ["logits"]}}),
+    (("model", "metrics", "accuracy"), "emrun.metrics.accuracy"),
+    (("hooks", 0), {"ComputeStats": None}),
+    (("hooks", 0), {"ComputeStats": {}}),
+    (("hooks", 3, "StopAfter", "epochs"), {"a": 3}),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), FOR_THE_CHECK, ids=[f"{'.'.join(map(str, a[0]))}={a[1]}" for a in FOR_THE_CHECK]
+)
+def test_what_a_config_merged_under_it_may_complete_only_the_check_refuses(path, value):
+    config = changed(path, value)
+    VALIDATOR.validate(config)
+    with pytest.raises(ConfigError):
+        Plan.with_evaluations(read_config(config), SOURCES)
 
 
 @pytest.mark.parametrize("section", ["dataset", "model"])
@@ -323,26 +338,18 @@ VALUES = [
 ]  # fmt: skip
 
 
-def validator_of(hint, default=inspect.Parameter.empty, *, is_partial=False):
+def validator_of(hint, default=inspect.Parameter.empty):
     parameter = inspect.Parameter("x", inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
-    schema = hint_schema(parameter, is_partial=is_partial)
-    return Draft202012Validator({**schema, "$defs": SCHEMA["$defs"]})
+    return Draft202012Validator({**hint_schema(parameter), "$defs": SCHEMA["$defs"]})
 
 
 @pytest.mark.parametrize("hint", HINTS, ids=str)
-def test_a_type_hint_allows_what_the_check_allows(hint):
+def test_a_type_hint_allows_what_the_check_allows_and_of_mappings_also_those_that_may_be_part_of_a_form(hint):
     validator = validator_of(hint)
     for value in VALUES:
         right = value == "${a}" or mismatch(node_of(value, Position("c.yaml")), hint) is None
-        assert validator.is_valid(value) is right, value
-
-
-@pytest.mark.parametrize("hint", HINTS, ids=str)
-def test_what_is_merged_over_another_value_may_be_part_of_a_form(hint):
-    validator = validator_of(hint, is_partial=True)
-    for value in VALUES:
-        right = isinstance(value, dict) or mismatch(node_of(value, Position("c.yaml")), hint) is None
-        assert validator.is_valid(value) or not right, value
+        if right or "{" not in str(value):
+            assert validator.is_valid(value) is right, value
 
 
 def test_a_hint_that_its_default_contradicts_counts_for_nothing():
@@ -375,7 +382,7 @@ def is_accepted(config):
     if re.search(r"'(class|import)'", str([config.get("main_loop"), config.get("eval", "test", "main_loop")])):
         return False
     try:
-        prepare_all(config, SOURCES)
+        Plan.with_evaluations(Config(config, "c"), SOURCES)
     except ConfigError:
         return False
     return True

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from emrun.config import names
-from emrun.config.recipe import locate
+from emrun.config.import_finder import locate
 
 ROOT = Path(names.__file__).parents[1]
 

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import pytest
 
-from emrun.config.config import interpolate
-from emrun.config.planner import Preparation
-from emrun.config.recipe import Imported, build, locate
+from emrun.config.import_finder import Imported, locate
+from emrun.config.interpolation import interpolate
+from emrun.config.planner import Planner
+from emrun.config.recipe import build
 from emrun.config.yaml_tree import parse
 from emrun.errors import ConfigError
 from emrun.hook import AbstractHook
@@ -142,7 +143,7 @@ def prepare(user):
     """Prepare a value written in YAML; return it, not built yet, and the problems."""
 
     def run(text, supplied=(), hint=None):
-        found = Preparation(Imported())
+        found = Planner(Imported())
         node = interpolate(parse(text, "c.yaml"))
         value = found.value(node.get("it"), "it", supplied, hint)
         return value, [str(problem) for problem in found.problems]
@@ -462,17 +463,8 @@ def test_any_other_error_of_a_constructor_keeps_its_type_and_tells_the_position(
 def test_an_error_within_a_users_module_is_not_swallowed(write_module, code, kind):
     write_module(code)
     with pytest.raises(kind) as caught:
-        Preparation(Imported()).value(parse("it: {class: mine.Thing}", "c.yaml").get("it"), "it", ())
+        Planner(Imported()).value(parse("it: {class: mine.Thing}", "c.yaml").get("it"), "it", ())
     assert caught.value.__notes__ == ["while importing mine.Thing for it (c.yaml:1:13)"]
-
-
-def test_a_submodule_is_imported_when_a_path_names_it():
-    assert locate("xml.dom.minidom.parseString").__name__ == "parseString"
-
-
-def test_a_name_below_a_module_that_is_no_package_is_missing_there():
-    with pytest.raises(LookupError, match=r"json\.decoder .*has no 'nope'"):
-        locate("json.decoder.nope.Thing")
 
 
 # Sections
@@ -480,16 +472,16 @@ def test_a_name_below_a_module_that_is_no_package_is_missing_there():
 
 @pytest.fixture
 def section(user):
-    def run(text, kind, supplied=("dataset", "output_dir"), default=None):
-        found = Preparation(Imported())
-        recipe = found.section(parse(text, "c.yaml"), kind, supplied, default)
+    def run(text, kind):
+        found = Planner(Imported())
+        recipe = found.section(parse(text, "c.yaml"), kind)
         return recipe, [str(problem) for problem in found.problems]
 
     return run
 
 
 def test_a_section_without_a_class_lists_the_built_in_ones(section):
-    recipe, problems = section("batch_size: 3", "dataset", ("output_dir",))
+    recipe, problems = section("batch_size: 3", "dataset")
     assert recipe is None
     assert problems == [
         "c.yaml:1:1: dataset: missing key 'class'; built-in: Digits, DownloadableDataset, HuggingFace, ImageFolder, "
@@ -498,7 +490,7 @@ def test_a_section_without_a_class_lists_the_built_in_ones(section):
 
 
 def test_an_unknown_short_name_gets_the_nearest_built_in(section):
-    _, problems = section("class: Digitz", "dataset", ())
+    _, problems = section("class: Digitz", "dataset")
     assert problems[0].startswith("c.yaml:1:1: dataset: unknown dataset 'Digitz'; did you mean 'Digits'? ")
 
 
@@ -515,8 +507,8 @@ def test_a_section_is_built_with_what_it_takes(section):
     assert (model.part, model.dataset) == (1, "D")
 
 
-def test_a_section_may_have_a_default_class(section):
-    recipe, _ = section("module: {class: mine.Thing}", "model", default="TorchModel")
+def test_the_section_of_the_model_has_a_default_class(section):
+    recipe, _ = section("module: {class: mine.Thing}", "model")
     assert recipe.target.__name__ == "TorchModel"
 
 
@@ -563,7 +555,7 @@ def hook(user):
     """Prepare an entry of the hooks."""
 
     def run(name, arguments=None):
-        found = Preparation(Imported())
+        found = Planner(Imported())
         text = f"- {name}: {arguments}" if arguments else f"- {name}"
         entry = parse(text, "c.yaml").value[0]
         recipe = found.hook(name, entry.get(name), entry, "hooks[0]")

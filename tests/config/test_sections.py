@@ -2,8 +2,8 @@
 
 import pytest
 
-from emrun.config.config import interpolate
-from emrun.config.sections import check_call, check_main_loop, check_sections
+from emrun.config.interpolation import interpolate
+from emrun.config.sections import check_main_loop, check_sections
 from emrun.config.signatures import parameters_of
 from emrun.config.yaml_tree import parse
 from emrun.loop.main_loop import MainLoop
@@ -131,46 +131,3 @@ def test_what_the_main_loop_gets_from_emrun_and_what_is_no_name_is_always_refuse
 @pytest.mark.parametrize("section", [None, parse("~", "c.yaml")])
 def test_no_section_for_the_main_loop_is_no_problem(section):
     assert check_main_loop(section, parameters_of(MainLoop)) == []
-
-
-# Calls
-
-
-def call_problems(target, text, positional=0, supplied=()):
-    node = parse(text, "c.yaml")
-    parameters = parameters_of(target)
-    found = check_call(parameters, node.value, key="it", node=node, first=positional, supplied=supplied)
-    return [str(problem) for problem in found]
-
-
-def test_what_is_supplied_is_neither_missing_nor_suggested():
-    def target(dataset, x):
-        pass
-
-    assert call_problems(target, "{x: 1}", supplied=("dataset",)) == []
-    assert call_problems(target, "{x: 1, q: 1}", supplied=("dataset",)) == [
-        "c.yaml:1:8: it: unknown argument 'q'; allowed: x"
-    ]
-
-
-def test_an_argument_that_is_positional_only_cannot_be_named():
-    def target(x, /, y=0):
-        pass
-
-    assert call_problems(target, "{y: 1}", positional=1) == []
-    assert call_problems(target, "{x: 1}", positional=1) == [
-        "c.yaml:1:2: it: argument 'x' is given by position already"
-    ]
-    assert "c.yaml:1:2: it: unknown argument 'x'; allowed: y" in call_problems(target, "{x: 1}")
-    assert "c.yaml:1:1: it: missing argument 'x'" in call_problems(target, "{y: 1}")
-
-
-def test_a_target_with_variable_arguments_takes_any_number():
-    def target(x, *rest):
-        pass
-
-    assert call_problems(target, "{}", positional=5) == []
-
-
-def test_a_target_without_a_signature_is_not_checked():
-    assert call_problems(dict, "{anything: 1}") == []

@@ -12,7 +12,7 @@ from dataclasses import InitVar, dataclass, field
 import pytest
 import torch
 
-from emrun.config.sections import check_call
+from emrun.config.calls import check_call
 from emrun.config.signatures import handed_on, parameters_of
 from emrun.config.yaml_tree import node_of
 from emrun.errors import Position

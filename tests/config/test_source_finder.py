@@ -14,11 +14,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from emrun.config.config import load_config
-from emrun.config.planner import Preparation, prepare
-from emrun.config.recipe import Imported, locate
+from emrun.config.config import Config, load_config
+from emrun.config.import_finder import Imported, locate
+from emrun.config.plan import Plan
+from emrun.config.planner import Planner
 from emrun.config.source_finder import Sources
-from emrun.config.yaml_tree import Node, dump, node_of, parse
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import Node, node_of, parse
 from emrun.errors import ConfigError, Position
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -232,14 +234,14 @@ def texts(draw, imported=None):
 
 def refused(finder, path, arguments, form="value"):
     """Return the problems that a finder has with a form that calls what a path names."""
-    found = Preparation(finder)
+    found = Planner(finder)
     if form == "hook":
         entry = Node({path: node_of(arguments, POSITION)}, POSITION)
         found.hook(path, entry.value[path], entry, "it")
     elif form == "dataset":
-        found.section(node_of({"class": path, **arguments}, POSITION), "dataset", ("output_dir",))
+        found.section(node_of({"class": path, **arguments}, POSITION), "dataset")
     elif form == "model":
-        found.section(node_of({"class": path, **arguments}, POSITION), "model", ("dataset", "output_dir"))
+        found.section(node_of({"class": path, **arguments}, POSITION), "model")
     else:
         found.value(node_of({"it": {"class": path, **arguments}}, POSITION), "it", ("dataset", "model"))
     return [str(problem) for problem in found.problems]
@@ -320,9 +322,9 @@ def test_a_type_that_makes_no_sense_when_it_is_evaluated_says_nothing(hint, valu
     number = next(NUMBERS)
     with modules(**{f"first{number}": text}):
         section = node_of({"class": f"first{number}.Data", "a": value}, Position("config"))
-        imported, read = Preparation(Imported()), Preparation(Sources())
-        imported.section(section, "dataset", ())
-        read.section(section, "dataset", ())
+        imported, read = Planner(Imported()), Planner(Sources())
+        imported.section(section, "dataset")
+        read.section(section, "dataset")
         assert imported.problems or not read.problems
 
 
@@ -365,13 +367,13 @@ def test_phase_one_refuses_no_change_of_a_sample_config_that_phase_two_accepts(n
     changes = random.Random(name).sample(all_changes, min(len(all_changes), 200))
     static, accepted = Sources(), 0
     for changed in [root, *changes]:
-        node = parse(dump(node_of(changed, POSITION)), "c.yaml")
+        config = Config(parse(dump(node_of(changed, POSITION)), "c.yaml"), "c")
         try:
-            prepare(node, Imported())
+            Plan.of(config, Imported())
         except (ConfigError, TypeError):
             continue
         accepted += 1
-        prepare(node, static)
+        Plan.of(config, static)
     assert accepted > 10
 
 

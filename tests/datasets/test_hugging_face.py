@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from emrun.config.recipe import locate
+from emrun.config.import_finder import locate
 from emrun.datasets import HuggingFace
 from emrun.errors import ArgumentError, MissingExtra, StreamError
 

@@ -8,7 +8,9 @@ import json
 
 import pytest
 
-from emrun.diagnosis.verification import Point, _Causes, _chosen, _compare, _Found, _Recording, _usual, _varying
+from emrun.diagnosis.differences import Causes, Difference, find_difference, varying
+from emrun.diagnosis.recorded_trainings import Point, Recording
+from emrun.diagnosis.verification import _chosen, _usual
 from emrun.errors import UsageError
 
 GENERATORS = {"python": "a", "numpy": "b", "torch": "c"}
@@ -46,29 +48,29 @@ def straight(epoch=4, end=10, evaluated=("valid",), **private):
         if iteration % epoch == 0:
             events += [batch(iteration, stream, number) for stream in evaluated for number in (1, 2, 3)]
             events.append({"kind": "epoch", "epoch": iteration // epoch, "iteration": iteration})
-    return _Recording([*events, {"kind": "private", **private}, final()], 0)
+    return Recording([*events, {"kind": "private", **private}, final()], 0)
 
 
 def changed(recording, change):
     events = copy.deepcopy(recording.events)
     change({(event["iteration"], event["number"]): event for event in events if event["kind"] == "batch"}, events)
-    return _Recording(events, 0)
+    return Recording(events, 0)
 
 
 def compare(change):
-    return _compare(straight(), [changed(straight(), change)], {})
+    return find_difference(straight(), [changed(straight(), change)], {})
 
 
 def test_equal_trainings_have_no_difference():
-    assert _compare(straight(), [straight()], {}) is None
+    assert find_difference(straight(), [straight()], {}) is None
 
 
 def test_batches_that_are_run_again_are_compared_again():
-    first = _Recording(straight().events[:8], -9)
-    again = _Recording([{"kind": "begin", "iteration": 4}, *straight().events[8:]], 0)
-    assert _compare(straight(), [first, again], {}) is None
+    first = Recording(straight().events[:8], -9)
+    again = Recording([{"kind": "begin", "iteration": 4}, *straight().events[8:]], 0)
+    assert find_difference(straight(), [first, again], {}) is None
     again.of("batch")[0]["outputs"]["loss"] = "another"
-    assert _compare(straight(), [first, again], {}).part == "outputs"
+    assert find_difference(straight(), [first, again], {}).part == "outputs"
 
 
 @pytest.mark.parametrize(
@@ -123,9 +125,9 @@ def test_every_part_of_the_end_is_compared(part, title, value):
 
 
 def test_what_differs_without_interruption_is_left_out():
-    other = _Recording([*straight().events[:-1], final(hooks={"x": "1", "Clock.time": "5"})], 0)
-    assert _compare(straight(), [other], {}) is not None
-    assert _compare(straight(), [other], {"hooks": _varying({"x": "1"}, other.final["hooks"])}) is None
+    other = Recording([*straight().events[:-1], final(hooks={"x": "1", "Clock.time": "5"})], 0)
+    assert find_difference(straight(), [other], {}) is not None
+    assert find_difference(straight(), [other], {"hooks": varying({"x": "1"}, other.final["hooks"])}) is None
 
 
 # where
@@ -166,9 +168,9 @@ def explain(part, change, buffer=0, repeated=False, now=None, **private):
     one = straight(**private)
     other = changed(straight(attributes=now or {}), change)
     again = other if repeated else straight(**private)
-    found = _compare(one, [other], {})
+    found = find_difference(one, [other], {})
     assert found.part == part
-    return _Causes(one, again, buffer).explain(found, other).cause
+    return Causes(one, again, buffer).explain(found, other).cause
 
 
 def another(key, value="another"):
@@ -214,13 +216,13 @@ def test_an_attribute_that_no_checkpoint_has_is_named_with_its_values(name, hint
 
 def test_a_buffer_that_is_not_persistent_is_named_before_what_hooks_keep():
     name = "module Net, buffer 'mean' (persistent=False)"
-    causes = _Causes(
+    causes = Causes(
         straight(attributes={name: "digest a", "hook Warmup, attribute 'steps'": "1"}),
         straight(attributes={name: "digest a", "hook Warmup, attribute 'steps'": "1"}),
         0,
     )
     other = straight(attributes={name: "digest b", "hook Warmup, attribute 'steps'": "2"})
-    cause = causes.explain(_Found("x", "weights"), other).cause
+    cause = causes.explain(Difference("x", "weights"), other).cause
     assert cause.startswith("a buffer with persistent=False changes in training")
     assert cause.partition(": ")[2].startswith(name)
 

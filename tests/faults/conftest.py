@@ -29,7 +29,7 @@ import pytest
 
 from emrun import AbstractHook, create_model, create_training, resume_training
 from emrun.cli import main
-from emrun.config import planner as preparation
+from emrun.config import plan
 from emrun.config.config import load_config
 from emrun.config.source_finder import Sources
 from emrun.training.create import train
@@ -205,7 +205,7 @@ def began(arguments, cwd, prepare=None):
             for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
                 signal.signal(number, handler)
             logging.getLogger().handlers.clear()
-            preparation.Sources = lambda: SOURCES  # torch's files are read once
+            plan.Sources = lambda: SOURCES  # torch's files are read once
             os.chdir(cwd)
             sys.path.insert(0, str(cwd))
             sys.argv = ["emrun", *map(str, arguments)]
@@ -252,8 +252,8 @@ def warm():
     """Do what costs a child a second and is the same in all of them: torch imports a lot for its first optimizer."""
     create_model(CONFIG)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "Sources", lambda: SOURCES)
-        preparation.check_statically(load_config(CONFIG).root, evaluations=True)
+        patch.setattr(plan, "Sources", lambda: SOURCES)
+        plan.check_statically(load_config(CONFIG), evaluations=True)
 
 
 @pytest.fixture

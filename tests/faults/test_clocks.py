@@ -39,9 +39,9 @@ def turn_clock(of):
         def now(cls, tz=None):
             return datetime.fromtimestamp(0, UTC).astimezone(tz) + timedelta(seconds=now())
 
-    from emrun.storage import run as run_dir
+    from emrun.storage import trace
 
-    run_dir.datetime = Turned
+    trace.datetime = Turned
     time.time = now
 
 

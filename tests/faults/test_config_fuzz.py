@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from emrun.config.config import load_config
+from emrun.config.import_finder import Imported, locate
 from emrun.config.names import short_names
-from emrun.config.planner import check_statically
-from emrun.config.recipe import Imported, locate
+from emrun.config.plan import check_statically
 from emrun.config.sections import SECTIONS
 from emrun.config.source_finder import Sources
 from emrun.errors import ConfigError, exit_status
@@ -49,7 +49,7 @@ def here(tmp_path, monkeypatch):
     """Each test works in a directory of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("emrun.config.planner.Sources", lambda: SHARED)  # torch's files are read once
+    monkeypatch.setattr("emrun.config.plan.Sources", lambda: SHARED)  # torch's files are read once
 
 
 def verdict(content, overrides=()):
@@ -57,7 +57,7 @@ def verdict(content, overrides=()):
     if content is not None:
         Path("c.yaml").write_bytes(content)
     try:
-        check_statically(load_config(Path("c.yaml"), overrides).root, evaluations=True)
+        check_statically(load_config(Path("c.yaml"), overrides), evaluations=True)
     except ConfigError as error:
         assert exit_status(error) == 2
         assert error.problems

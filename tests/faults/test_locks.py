@@ -151,9 +151,9 @@ def stop_at(number):
 
 def stop_in_commit(number):
     """Let the process stop itself in the n-th commit of a checkpoint, when its files are written."""
-    from emrun.storage import checkpoints as checkpoint
+    from emrun.storage import sealed
 
-    describe, count = checkpoint.describe, 0
+    describe, count = sealed.describe, 0
 
     def counted(path):
         nonlocal count
@@ -163,7 +163,7 @@ def stop_in_commit(number):
             os.kill(os.getpid(), signal.SIGSTOP)
         return describe(path)
 
-    checkpoint.describe = counted
+    sealed.describe = counted
 
 
 def begun_and_stopped(small, project, prepare=None, arguments=TRAIN):
@@ -444,9 +444,9 @@ def test_the_folders_of_killed_groups_are_cleared_and_those_of_the_living_stay(p
 
 
 def in_a_group(temporary):
-    from emrun.storage import files
+    from emrun.temporary import _clear_temporary_folders
 
-    files._clear_temporary_folders.cache_clear()  # once in a process; this one stands for a new one
+    _clear_temporary_folders.cache_clear()  # once in a process; this one stands for a new one
     os.setpgid(0, 0)
     tempfile.tempdir = str(temporary)
     os.environ["TMPDIR"] = str(temporary)

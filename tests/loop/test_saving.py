@@ -13,7 +13,8 @@ import torch
 from emrun import TorchModel
 from emrun.errors import ArgumentError, HookError, StorageError
 from emrun.loop.saving import Saving
-from emrun.storage.checkpoints import find, verify
+from emrun.storage.checkpoints import find
+from emrun.storage.manifest import verify
 from emrun.types import Factory
 
 

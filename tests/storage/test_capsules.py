@@ -2,21 +2,19 @@
 
 import errno
 import json
-import random
 import resource
 
 import numpy as np
 import pytest
-import torch
 
 from emrun import AbstractHook, AbstractModel, TrainingAborted, TrainingTerminated
 from emrun.censor import Censor
-from emrun.encoding import set_random_state
 from emrun.errors import ArgumentError, StorageError, UsageError
 from emrun.loop.main_loop import MainLoop
-from emrun.storage import capsules as capsule_module
-from emrun.storage.capsules import MOST, Draws, Step, find_capsule, keep_failure, kind_of, read_capsule
-from emrun.storage.run import create_run
+from emrun.storage.capsules import MOST, Step, find_capsule, keep_failure, kind_of, read_capsule
+from emrun.storage.draws import Draws
+from emrun.storage.run_directories import create_run
+from emrun.storage.sealed import json_digest
 
 STEP = Step("train", True, False, 1, 7, 2, 3, None, None, None)
 
@@ -51,52 +49,6 @@ def kept(run, **arguments):
     place = keep(run, **arguments)
     assert place is not None
     return read_capsule(*find_capsule(place))
-
-
-BATCH = {
-    "tensor": torch.tensor([1.0, float("nan")], dtype=torch.bfloat16),
-    "gradient": torch.ones(2, requires_grad=True),
-    "float16": np.array([1.5, np.inf], np.float16),
-    "unsigned": np.array([1, 2**16 - 1], np.uint16),
-    "big endian": np.array([1.5, 2.5], ">f8"),
-    "reversed": np.arange(2)[::-1],
-    "flags": np.array([True, False]),
-    "complex": np.array([1j, 2.0]),
-    "words": np.array(["a", "bc"]),
-    "texts": ["x", "äöü"],
-    "numbers": [1, 2.5],
-    "ragged": [np.arange(2), torch.arange(3)],
-    "nested": [{"a": np.ones(1)}, {"a": np.zeros(2)}],
-    "nothing": [None, None],
-}
-
-
-def equal(one, other):
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(equal, one, other))
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.allclose(one, other, equal_nan=True)
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype.newbyteorder("=") and np.array_equal(one, other)
-    return one == other
-
-
-@pytest.mark.parametrize("name", BATCH)
-def test_a_source_comes_back_as_it_was(run, name):
-    found = kept(run, batch={name: BATCH[name]}).batch[name]
-    assert type(found) is type(BATCH[name])
-    assert equal(found, BATCH[name])
-
-
-def test_what_cannot_be_stored_safely_is_left_out_and_named(run):
-    objects = np.array([object(), None])
-    batch = {"x": [1, 2], "objects": objects, "dates": np.array(["2026-01-01"] * 2, "M8[D]"), "some": [object(), 1]}
-    found = kept(run, batch=batch)
-    assert list(found.batch) == ["x"]
-    assert list(found.facts["left_out"]) == ["objects", "dates", "some"]
-    assert found.facts["left_out"]["some"] == "source 'some'[0] is object, which cannot be saved safely"
 
 
 def test_a_capsule_says_where_and_why(run):
@@ -167,12 +119,21 @@ def test_a_guard_leaves_one(run):
     assert keep(run, error=TrainingAborted("NaN")) == run.directory / "failures" / "1"
 
 
-@pytest.mark.parametrize("failing", ["save_state", "write_atomically", "flush_file", "_facts", "random_state"])
+@pytest.mark.parametrize(
+    "failing",
+    [
+        "capsules.save_state",
+        "capsules.seal",
+        "sealed.flush_file",
+        "capsules._facts",
+        "draws.random_state",
+    ],
+)
 def test_a_full_disk_or_any_other_mishap_is_one_line_of_the_log_and_leaves_nothing(run, caplog, monkeypatch, failing):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(capsule_module, failing, full)
+    monkeypatch.setattr(f"emrun.storage.{failing}", full)
     assert keep(run) is None
     (record,) = caplog.records
     assert record.getMessage().startswith("the batch that failed could not be kept: ")
@@ -218,7 +179,7 @@ def test_a_newer_format_is_refused(run):
     content = json.loads(path.read_text())
     del content["sha256"]
     content["format"] = 2
-    path.write_text(json.dumps({**content, "sha256": capsule_module.json_digest(content)}))
+    path.write_text(json.dumps({**content, "sha256": json_digest(content)}))
     with pytest.raises(StorageError, match="format 2 is newer than this emrun knows"):
         read_capsule(place, run.directory)
 
@@ -226,60 +187,6 @@ def test_a_newer_format_is_refused(run):
 def test_names_of_errors_have_their_module():
     assert kind_of(ValueError()) == "ValueError"
     assert kind_of(TrainingAborted()) == "emrun.hook.TrainingAborted"
-
-
-DRAWING = {
-    "python": random.random,
-    "numpy": np.random.rand,
-    "torch": lambda: torch.rand(1),
-}
-
-
-@pytest.mark.parametrize("name", DRAWING)
-def test_the_state_of_a_generator_that_steps_draw_from_is_the_one_before_the_step(name):
-    draws = Draws()
-    draws.take_all()
-    DRAWING[name]()
-    take = draws.watch()
-    assert take is not None
-    take()
-    value = DRAWING[name]()
-    states, exact = draws.before_step()
-    assert exact == [name]
-    set_random_state(states)
-    assert DRAWING[name]() == value
-
-
-def test_of_hooks_that_change_batches_and_of_the_model_only_what_each_draws_from_is_taken():
-    draws = Draws()
-    draws.take_all()
-    for is_first in (True, False):
-        draws.before_hook()
-        hook = draws.before_step()
-        of_hook = DRAWING["numpy"]()
-        draws.before_model()
-        model = draws.before_step()
-        of_model = DRAWING["torch"]()
-        if is_first:
-            assert draws.watch(of_whole_steps=False) is None
-    assert (hook[1], model[1]) == (["numpy"], ["torch"])
-    set_random_state(hook[0])
-    assert DRAWING["numpy"]() == of_hook
-    set_random_state(model[0])
-    assert DRAWING["torch"]() == of_model
-
-
-def test_steps_that_draw_nothing_cost_nothing():
-    draws = Draws()
-    draws.take_all()
-    assert draws.watch() is None
-    assert draws.before_step()[1] == []
-
-
-def test_in_the_first_step_all_states_are_known():
-    draws = Draws()
-    draws.take_all()
-    assert sorted(draws.before_step()[1]) == ["cuda", "numpy", "python", "torch"]
 
 
 class Picky(Model):

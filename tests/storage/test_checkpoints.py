@@ -1,12 +1,9 @@
 """Checkpoints: committed whole, verified, named, found."""
 
-import dataclasses
 import errno
 import hashlib
 import json
 import os
-import random
-import re
 import shutil
 import subprocess
 import sys
@@ -14,21 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import emrun.storage.checkpoints
 from emrun.errors import StateError, StorageError, UsageError, exit_status
-from emrun.storage.checkpoints import (
-    FORMAT,
-    Manifest,
-    Names,
-    commit,
-    copy_up_to,
-    find,
-    go_back_to,
-    name_checkpoint,
-    newest,
-    verify,
-)
-from emrun.storage.files import json_digest
+from emrun.storage.checkpoint_names import Names
+from emrun.storage.checkpoints import commit, find
+from emrun.storage.manifest import FORMAT, verify
+from emrun.storage.sealed import json_digest
 
 FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
 
@@ -47,6 +34,12 @@ def commit_at(root, iteration, *names, epoch=0, save=save):
     return commit(root, save, epoch=epoch, iteration=iteration, names=names or ("latest",))
 
 
+def name(place, *names):
+    known = Names(place.parent)
+    known.look()
+    known.move(dict.fromkeys(names, place.name))
+
+
 def tree(directory):
     """Return everything below a directory: path -> content, or the target of a link."""
     found = {}
@@ -63,9 +56,6 @@ def names_in(root):
     return sorted(path.name for path in root.iterdir())
 
 
-# Committing
-
-
 def test_a_checkpoint_holds_its_files_and_a_manifest_with_their_sha256_and_size(root):
     place = commit_at(root, 120, epoch=3)
     assert place == root / "it-00000120"
@@ -77,14 +67,6 @@ def test_a_checkpoint_holds_its_files_and_a_manifest_with_their_sha256_and_size(
     assert manifest["files"] == {
         name: {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)} for name, content in FILES.items()
     }
-
-
-def test_verifying_returns_the_manifest(root):
-    place = commit_at(root, 120, epoch=3)
-    manifest = verify(place)
-    assert isinstance(manifest, Manifest)
-    assert (manifest.format, manifest.commit, manifest.epoch, manifest.iteration) == (FORMAT, 1, 3, 120)
-    assert set(manifest.files) == set(FILES)
 
 
 def test_equal_states_give_equal_bytes(tmp_path):
@@ -153,7 +135,7 @@ def test_iterations_of_more_than_eight_digits_are_checkpoints_too(root):
 def test_moving_a_name_deletes_what_lost_its_last_one(root):
     first = commit_at(root, 1, "latest")
     commit_at(root, 2, "best")
-    name_checkpoint(first, ["best"])
+    name(first, "best")
     assert names_in(root) == ["best", "it-00000001", "latest"]
 
 
@@ -182,9 +164,6 @@ def test_each_file_is_flushed_then_the_manifest_then_the_directory_renamed(root,
         "flush checkpoints",  # the checkpoint has its name for good
         "flush checkpoints",  # and then latest
     ]
-
-
-# Failures
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), OSError(errno.EIO, "broken"), KeyboardInterrupt()], ids=repr)
@@ -326,163 +305,9 @@ def test_a_damaged_checkpoint_does_not_keep_a_new_one_from_being_saved(root):
     assert verify(place).commit == 3
 
 
-# Verifying
-
-
 @pytest.fixture
 def place(root):
     return commit_at(root, 120, epoch=3)
-
-
-def damaged(place, match):
-    with pytest.raises(StorageError, match=rf"checkpoint {re.escape(str(place))}: {match}") as raised:
-        verify(place)
-    assert exit_status(raised.value) == 74
-
-
-def test_an_untouched_checkpoint_is_intact_as_often_as_it_is_verified(place):
-    assert verify(place) == verify(place)
-
-
-@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
-def test_a_file_cut_off_at_any_point_is_noticed(place, name):
-    content = (place / name).read_bytes()
-    for size in range(0, len(content), max(1, len(content) // 70)):
-        (place / name).write_bytes(content[:size])
-        damaged(place, name)
-    (place / name).write_bytes(content)
-    verify(place)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "manifest.json"])
-def test_every_flipped_bit_is_noticed(place, name):
-    """Taking the comparison with the manifest, or the manifest's own digest, out makes this fail."""
-    content = (place / name).read_bytes()
-    expected = verify(place)
-    bits = random.Random(0).sample(range(8 * len(content)), min(300, 8 * len(content)))
-    unnoticed = 0
-    for bit in bits:
-        flipped = bytearray(content)
-        flipped[bit // 8] ^= 1 << bit % 8
-        (place / name).write_bytes(flipped)
-        try:
-            assert verify(place) == expected
-            unnoticed += 1
-        except StorageError as error:
-            assert "checkpoint" in str(error)
-    assert unnoticed == 0 or (name == "manifest.json" and unnoticed < 5)  # another blank means the same
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_longer_file_is_noticed(place, name):
-    with (place / name).open("ab") as file:
-        file.write(b"\0")
-    damaged(place, f"{name} differs from its manifest; the checkpoint is damaged")
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_noticed(place, name):
-    (place / name).unlink()
-    damaged(place, f"{name} is missing; the checkpoint is damaged")
-
-
-def test_swapped_files_are_noticed(place):
-    (place / "state.pt").rename(place / "x")
-    (place / "model.safetensors").rename(place / "state.pt")
-    (place / "x").rename(place / "model.safetensors")
-    damaged(place, "model.safetensors differs")
-
-
-def test_a_directory_in_the_place_of_a_file_is_noticed(place):
-    (place / "state.pt").unlink()
-    (place / "state.pt").mkdir()
-    damaged(place, "state.pt is missing")
-
-
-def test_a_file_of_another_checkpoint_is_noticed(root, place):
-    other = commit_at(root, 121, "other", save=lambda directory: save(directory, {**FILES, "state.pt": b"STATE"}))
-    shutil.copy(other / "state.pt", place / "state.pt")
-    damaged(place, "state.pt differs")
-
-
-def test_a_file_that_cannot_be_read_is_a_storage_error(place, monkeypatch):
-    def fails(path):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(emrun.storage.checkpoints, "describe", fails)
-    with pytest.raises(StorageError, match=r"cannot read .*: Input/output error"):
-        verify(place)
-
-
-def test_a_checkpoint_without_a_manifest_is_none(place):
-    (place / "manifest.json").unlink()
-    damaged(place, "manifest.json cannot be read")
-
-
-def rewrite(place, **changes):
-    path = place / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-@pytest.mark.parametrize("newer", [FORMAT + 1, 99])
-def test_a_newer_format_is_called_so(place, newer):
-    rewrite(place, format=newer, files=None, something_new=[1])
-    damaged(place, rf"format {newer} of manifest.json is newer than this emrun knows \({FORMAT}\)")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        "1",
-        '"format"',
-        "{}",
-        '{"format": 1}',
-        '{"format": "1"}',
-        '{"format": null}',
-        "\xff",
-        "[" * 900 + "]" * 900,
-    ],
-    ids=lambda text: text[:20],
-)
-def test_a_manifest_that_is_none_is_noticed(place, text):
-    (place / "manifest.json").write_text(text, encoding="latin-1")
-    damaged(place, "manifest.json")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"epoch": 4},
-        {"iteration": 121},
-        {"commit": 7},
-        {"format": 0},
-        {"files": {}},
-        {"files": []},
-        {"more": 1},
-        {"sha256": None},
-    ],
-    ids=str,
-)
-def test_a_manifest_that_was_changed_is_noticed(place, changes):
-    rewrite(place, **changes)
-    damaged(place, "manifest.json is damaged")
-
-
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "sub/file"])
-def test_a_manifest_names_no_file_outside_of_its_checkpoint(place, name, monkeypatch):
-    monkeypatch.setattr("emrun.storage.checkpoints.json_digest", lambda content: "intact")  # as if emrun had written it
-    (place.parent / "secret").write_bytes(b"")
-    empty = {"sha256": hashlib.sha256(b"").hexdigest(), "size": 0}
-    rewrite(place, files={name: empty}, sha256="intact")
-    with pytest.raises(StateError, match=re.escape(f"manifest.json: a key of files is {name!r}, but must be the name")):
-        verify(place)
-
-
-# Finding
 
 
 @pytest.fixture
@@ -498,7 +323,7 @@ def test_a_checkpoint_is_found_by_its_name_or_directory(named):
 
 def test_the_default_is_best_or_else_latest(named):
     assert find(named) == named / "it-00000002"
-    name_checkpoint(named / "it-00000001", ["best"])
+    name(named / "it-00000001", "best")
     assert find(named) == named / "it-00000001"
     assert find(named, "latest") == named / "it-00000002"
 
@@ -536,9 +361,6 @@ def test_a_name_is_no_path(named, name):
         find(named, name.format(root=named / "latest"))
 
 
-# A right checksum says nothing of what was written
-
-
 def sealed(place, **changes):
     """Change fields of a manifest and make its checksum right again."""
     content = {**json.loads((place / "manifest.json").read_text()), **changes}
@@ -546,213 +368,15 @@ def sealed(place, **changes):
     (place / "manifest.json").write_text(json.dumps({**content, "sha256": json_digest(content)}))
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("names", ["latest", "../../victim.txt"], "names[1] is '../../victim.txt', but must be a name such as 'best'"),
-        ("names", ["/tmp/x"], "names[0] is '/tmp/x'"),
-        ("names", ["it-00000120"], "names[0] is 'it-00000120'"),
-        ("names", [".hidden"], "names[0] is '.hidden'"),
-        ("names", ["a b"], "names[0] is 'a b'"),
-        ("names", "latest", "names is 'latest', but must be a list"),
-        ("format", 0, "format is 0"),
-        ("commit", -1, "commit is -1, but must be a whole number from 0"),
-        ("commit", "3", "commit is '3'"),
-        ("epoch", None, "epoch is None"),
-        ("iteration", 120.0, "iteration is 120.0"),
-        ("files", [], "files is [], but must be a mapping"),
-        ("files", {"state.pt": {"size": 0}}, "files.'state.pt'.sha256 is missing"),
-    ],
-)
-def test_a_wrong_field_with_a_right_checksum_is_named_with_file_value_and_what_was_allowed(place, field, value, said):
-    (place.parent.parent / "victim.txt").write_text("precious")
-    sealed(place, **{field: value})
-    for check in (lambda: verify(place), lambda: emrun.storage.checkpoints.newest(place.parent)):
-        with pytest.raises(StateError, match=re.escape(f"{place / 'manifest.json'}: {said}")) as raised:
-            check()
-        assert exit_status(raised.value) == 2
-    assert (place.parent.parent / "victim.txt").read_text() == "precious"
-
-
 def test_a_manifest_with_a_wrong_field_does_not_keep_a_new_checkpoint_from_being_saved(root, place):
     sealed(place, names=["../x"])
     assert verify(commit_at(root, 130)).commit == 1
-
-
-def test_what_a_manifest_may_hold_is_known_of_each_of_its_fields():
-    assert set(emrun.storage.checkpoints.MANIFEST) == {field.name for field in dataclasses.fields(Manifest)}
 
 
 def test_a_name_that_could_not_be_read_again_is_never_written(root):
     with pytest.raises(StateError, match=r"names\[0\] is '../x'"):
         commit_at(root, 120, "../x")
     assert names_in(root) == []
-
-
-# Names that are missing, directories under names
-
-
-def unlinked(root, *names):
-    for name in names or [path.name for path in root.iterdir() if path.is_symlink()]:
-        (root / name).unlink()
-
-
-def links_in(root):
-    return {path.name: path.readlink().name for path in root.iterdir() if path.is_symlink()}
-
-
-def test_names_that_are_missing_come_back_as_they_were_recorded(root):
-    commit_at(root, 1, "best", "epoch-1")
-    place = commit_at(root, 2, "latest")
-    unlinked(root)
-    assert go_back_to(place, {"best": "it-00000001", "latest": "it-00000002"}) == place
-    assert links_in(root) == {"best": "it-00000001", "latest": "it-00000002"}  # epoch-1 had been given up
-
-
-def test_names_that_nobody_recorded_come_back_from_the_manifests_that_are_not_later(root):
-    commit_at(root, 1, "best", "epoch-1", "latest")
-    place = commit_at(root, 2, "latest", "epoch-2")
-    commit_at(root, 3, "best", "epoch-3")
-    unlinked(root)
-    go_back_to(place)
-    expected = {"best": "it-00000001", "epoch-1": "it-00000001", "latest": "it-00000002", "epoch-2": "it-00000002"}
-    assert links_in(root) == expected
-    assert (root / "it-00000003").is_dir()  # it never had a name that this process saw
-
-
-def test_a_recorded_name_whose_checkpoint_is_gone_comes_back_from_the_manifests(root):
-    commit_at(root, 1, "best", "latest")
-    place = commit_at(root, 2, "latest")
-    unlinked(root)
-    go_back_to(place, {"best": "it-00000007", "latest": "it-00000002"})
-    assert links_in(root) == {"best": "it-00000001", "latest": "it-00000002"}
-
-
-def test_what_this_process_did_not_see_named_is_not_deleted(root):
-    commit_at(root, 1, "best")
-    place = commit_at(root, 2, "latest")
-    shutil.copytree(place, root / "it-00000002-5")
-    unlinked(root, "best")
-    commit_at(root, 3, "latest")
-    assert names_in(root) == ["it-00000001", "it-00000002-5", "it-00000003", "latest"]
-
-
-def test_a_name_that_a_killed_process_was_to_give_up_is_given_up(root):
-    commit_at(root, 1, "epoch-1")
-    place = commit_at(root, 2, "epoch-2", "latest")
-    (root / "mine").symlink_to("it-00000002")
-    go_back_to(place, {"epoch-2": "it-00000002", "latest": "it-00000002"})
-    assert names_in(root) == ["epoch-2", "it-00000002", "latest", "mine"]
-
-
-def copied(root, *names):
-    """Put copies of checkpoints in the places of links."""
-    for name in names:
-        target = (root / name).resolve()
-        (root / name).unlink()
-        shutil.copytree(target, root / name)
-
-
-@pytest.fixture
-def followed(root):
-    commit_at(root, 1, "best", "epoch-1")
-    commit_at(root, 2, "latest")
-    copied(root, "best", "epoch-1", "latest")
-    return root
-
-
-@pytest.mark.parametrize("name", ["best", "latest"])
-@pytest.mark.parametrize("is_partial", [False, True])
-def test_a_directory_under_a_name_is_the_checkpoint_of_that_name(followed, name, is_partial):
-    if is_partial:
-        for place in list(followed.glob("it-*")):
-            shutil.rmtree(place)
-    assert verify(find(followed, name)).names == (["latest"] if name == "latest" else ["best", "epoch-1"])
-    assert newest(followed).name == ("latest" if is_partial else "it-00000002")
-    place = go_back_to(find(followed, name))
-    assert place == followed / ("it-00000002" if name == "latest" else "it-00000001")
-    assert links_in(followed)["best"] == "it-00000001"
-    assert links_in(followed)["latest"] == place.name
-    assert all(verify(place) for place in followed.glob("it-*"))
-    assert not list(followed.glob(".*"))
-
-
-def test_a_directory_under_a_name_is_kept_when_its_double_is_damaged(followed):
-    (followed / "it-00000001" / "state.pt").write_bytes(b"other")
-    go_back_to(followed / "it-00000002")
-    assert verify(find(followed, "best")).iteration == 1
-
-
-@pytest.mark.parametrize("is_partial", [False, True])
-def test_a_directory_under_a_name_is_found_by_whatever_path_the_run_has(followed, monkeypatch, is_partial):
-    if is_partial:
-        for place in list(followed.glob("it-*")):
-            shutil.rmtree(place)
-    (followed.parent / "link").symlink_to(followed.name)
-    monkeypatch.chdir(followed.parent)
-    place = go_back_to(find(Path("link"), "best").resolve(), known=Names(Path("link")))
-    assert place == followed / "it-00000001"
-    assert links_in(followed)["best"] == "it-00000001"
-
-
-def test_a_copy_of_directories_under_names_has_all_names(followed, tmp_path):
-    for place in list(followed.glob("it-*")):
-        shutil.rmtree(place)
-    copy = copy_up_to(find(followed, "latest"), tmp_path / "other")
-    go_back_to(copy)
-    names = {"best": "it-00000001", "epoch-1": "it-00000001", "latest": "it-00000002"}
-    assert links_in(tmp_path / "other") == names
-
-
-def test_directories_under_names_are_settled_by_one_look_at_the_manifests(root, monkeypatch):
-    for iteration in range(1, 9):
-        commit_at(root, iteration, f"epoch-{iteration}")
-    copied(root, *(f"epoch-{iteration}" for iteration in range(1, 9)))
-    looks, real = [], emrun.storage.checkpoints._manifests
-    monkeypatch.setattr(emrun.storage.checkpoints, "_manifests", lambda root: looks.append(root) or real(root))
-    Names(root).settle(root / "it-00000008")
-    assert len(looks) == 1
-    assert links_in(root) == {f"epoch-{iteration}": f"it-{iteration:08d}" for iteration in range(1, 9)}
-
-
-@pytest.mark.parametrize("is_partial", [False, True])
-def test_a_name_moves_from_a_directory(followed, is_partial):
-    if is_partial:
-        for place in list(followed.glob("it-*")):
-            shutil.rmtree(place)
-    commit_at(followed, 3, "latest", "best")
-    links = {"latest": "it-00000003", "best": "it-00000003"}
-    assert links_in(followed) == links
-    assert verify(find(followed, "epoch-1")).iteration == 1
-
-
-def test_a_directory_that_is_not_a_checkpoint_is_not_deleted_when_its_name_moves(root, caplog):
-    commit_at(root, 1, "latest")
-    (root / "best").mkdir()
-    (root / "best" / "notes").write_text("mine")
-    commit_at(root, 2, "latest", "best")
-    assert (root / "best-replaced-1" / "notes").read_text() == "mine"
-    assert f"{root}/best is a directory that is not a checkpoint; it is now best-replaced-1" in caplog.messages
-    assert links_in(root) == {"latest": "it-00000002", "best": "it-00000002"}
-
-
-def test_an_empty_directory_under_a_name_is_a_name_that_is_missing(root):
-    commit_at(root, 1, "best")
-    place = commit_at(root, 2, "latest")
-    unlinked(root)
-    (root / "best").mkdir()
-    (root / "latest").mkdir()
-    go_back_to(place)
-    assert links_in(root) == {"best": "it-00000001", "latest": "it-00000002"}
-
-
-def test_a_link_that_somebody_made_keeps_a_checkpoint(root):
-    known = Names(root)
-    for iteration in (1, 2):
-        commit(root, save, epoch=0, iteration=iteration, names=["latest"], known=known)
-        (root / f"mine-{iteration}").symlink_to(f"it-{iteration:08d}")
-    commit(root, save, epoch=0, iteration=3, names=["latest"], known=known)
-    assert names_in(root) == [*(f"it-{n:08d}" for n in (1, 2, 3)), "latest", "mine-1", "mine-2"]
 
 
 def test_a_commit_looks_at_no_other_checkpoint(root, monkeypatch):

@@ -15,7 +15,8 @@ from ruamel.yaml import YAML
 
 import emrun
 from emrun.errors import ConfigError, StateError, StorageError, UsageError
-from emrun.training.create import create_training, evaluate, train
+from emrun.training.create import create_training, train
+from emrun.training.evaluate import evaluate
 
 CONFIG = {
     "seed": 5,

@@ -1,0 +1,115 @@
+"""A call as a config writes it against the signature of what it names."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from emrun.config.names import instead
+from emrun.config.signatures import UNREAD, Parameters
+from emrun.config.type_hints import form_in, mismatch
+from emrun.config.yaml_tree import Node
+from emrun.errors import Problem
+from emrun.wording import listed, nearest, sure
+
+Elsewhere = Callable[[str], str | None]
+"""Returns where else in a config a key has its place, None when that is not known."""
+
+
+def nowhere(name: str) -> str | None:
+    """Know of no other place."""
+    return None
+
+
+def check_call(
+    parameters: Parameters | None,
+    arguments: Mapping[Any, Node],
+    *,
+    key: str,
+    node: Node,
+    args: Sequence[Node] | None = (),
+    first: int = 0,
+    supplied: Collection[str] = (),
+    own_keys: Collection[str] = (),
+    elsewhere: Elsewhere = nowhere,
+) -> list[Problem]:
+    """Return what is wrong with a call as a config writes it.
+
+    Args:
+        parameters: what the called takes; None when that is not known: the call itself will tell.
+        arguments: the keyword arguments that the config gives.
+        key: the key in the config, for the message.
+        node: where the call stands.
+        args: the positional arguments that the config gives; None when they are not known: nothing is missing then.
+        first: how many positional arguments come before those.
+        supplied: the keyword arguments that emrun supplies if there is a parameter of that name.
+        own_keys: keys of the form that are no arguments, for the list of what is allowed.
+        elsewhere: returns where else a key has its place.
+    """
+    if parameters is None:
+        return []
+    problems = []
+    misspelt = set()
+    positional = first + len(args or ())
+    taken = parameters.by_position(positional)
+    if positional > len(taken) and not parameters.takes_more:
+        problems.append(Problem(node.key_position, key, f"takes at most {len(taken)} positional arguments"))
+    named = parameters.named
+    keywords = [name for name, p in named.items() if p.kind is not p.POSITIONAL_ONLY and name not in taken]
+    allowed = [*(name for name in keywords if name not in supplied), *own_keys]
+    for name, value in arguments.items():
+        if not isinstance(name, str):
+            problems.append(Problem(value.key_position, key, f"{name!r} is no name of an argument"))
+        elif name in taken and not (parameters.takes_any and named[name].kind is inspect.Parameter.POSITIONAL_ONLY):
+            problems.append(Problem(value.key_position, key, f"argument {name!r} is given by position already"))
+        elif name not in keywords and not parameters.takes_any:
+            left_over = _left_over(value, key, name, node)
+            problems.append(left_over or unknown(value, key, name, allowed, elsewhere))
+            misspelt |= {nearest(name, allowed)} if left_over is None else set()
+    for name, parameter in named.items():
+        needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
+        if needed and args is not None and name not in arguments and name not in supplied:
+            problems.append(Problem(node.key_position, key, f"missing argument {name!r}"))
+    by_position = zip(taken[first:], itertools.count(), args or (), strict=False)
+    values = [(name, f"{key}.args[{index}]", value) for name, index, value in by_position]
+    for name, where, value in [*values, *((name, f"{key}.{name}", value) for name, value in arguments.items())]:
+        problem = check_type(value, named.get(name))
+        if problem is not None:
+            problems.append(Problem(value.position, where, value.censored(problem)))
+    return problems
+
+
+def _left_over(value: Node, key: str, name: str, call: Node) -> Problem | None:
+    """Return the problem of an argument that was meant for a class that an override has replaced."""
+    cls = call.get("class")
+    if cls is None or cls.former is None or not value.position.line:
+        return None
+    with_what = f" with ~{key}.{name}" if "[" not in key else ""
+    hint = f"it stood there for {cls.former}; delete it{with_what}"
+    return Problem(value.key_position, key, f"{str(cls.shown()).rpartition('.')[2]} does not take {name!r}; {hint}")
+
+
+def check_type(value: Node, parameter: inspect.Parameter | None) -> str | None:
+    """Return why a value cannot be that of a parameter, None when it may be."""
+    if parameter is None or parameter.annotation is UNREAD or parameter.default is UNREAD:
+        return None
+    if form_in(parameter.annotation) is not None:
+        return None
+    return mismatch(value, parameter.annotation, parameter.default)
+
+
+def unknown(
+    node: Node, key: str, name: object, allowed: list[str], elsewhere: Elsewhere, word: str = "argument"
+) -> Problem:
+    """Return the problem of a key that is none of those allowed, with what may have been meant."""
+    text = str(name)
+    other = elsewhere(text) if (near := sure(text, allowed)) is None else None
+    advice = instead(text, "key") if near is None and other is None else None
+    near = near or nearest(text, allowed)
+    if other is not None:
+        hint = f"; did you mean {'' if '.' in other else 'the top-level key '}{other!r}?"
+    else:
+        hint = f"; {advice}" if advice else f"; did you mean {near!r}?" if near else f"; allowed: {listed(allowed)}"
+    return Problem(node.key_position, key, f"unknown {word} {name!r}{hint}")

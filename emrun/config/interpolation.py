@@ -1,0 +1,156 @@
+"""References, `${...}`, replaced by what they name, and the free values that they read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from emrun.censor import hide_on_terminal
+from emrun.config.places import children_of, places
+from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, read_scalar
+from emrun.errors import ConfigError, Problem
+from emrun.wording import did_you_mean
+
+_INTERPOLATION = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<name>[^{}]*)\}|\$\{")
+
+
+def interpolate(config: Node) -> Node:
+    """Replace every `${key.path}`, `${env:NAME}` and `${env:NAME,default}`; `$${` stands for `${`.
+
+    A value that is one interpolation gets the type of what it names; one from the environment is read as a YAML scalar.
+
+    Raises:
+        ConfigError: a name is unknown, keys refer to each other in a circle, or the result is too large or too deep.
+    """
+    interpolated = _Interpolation(config).of(config, (), 1)
+    hide_on_terminal(interpolated.secrets())
+    return interpolated
+
+
+def unread_vars(config: Node) -> list[str]:
+    """Return a note for each free value, under `vars`, that nothing reads.
+
+    Args:
+        config: the config before interpolation.
+    """
+    return [f"nothing reads ${{{name_of(path)}}} ({node.key_position})" for path, node in unread_values(config)]
+
+
+def unread_values(config: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
+    """Yield the free values, under `vars`, that nothing reads, with their paths."""
+    found = list(places(config))
+    free = [(path, node) for path, node, _ in found if path == ("vars",) or (path[0], *path[2:]) == ("eval", "vars")]
+    if not free:
+        return
+    texts = (node.value for _, node, _ in found if isinstance(node.value, str))
+    names = {match["name"] for text in texts for match in _INTERPOLATION.finditer(text) if match["name"]}
+    above = [path for path, _ in free]
+    copied = {node.position for path, node, _ in found if path[:1] not in above and path[:3] not in above}
+    for path, node in [leaf for section in free for leaf in _single_values(*section)]:
+        name = f"{name_of(path)}."
+        is_named = any(f"{each}.".startswith(name) or name.startswith(f"{each}.") for each in names)
+        if not is_named and (node.position not in copied or not node.position.line):
+            yield path, node
+
+
+def _single_values(path: tuple[Any, ...], node: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
+    """Yield what is in a mapping and its mappings, with paths."""
+    for key, child in node.value.items() if isinstance(node.value, dict) else ():
+        if isinstance(child.value, dict) and child.value:
+            yield from _single_values((*path, key), child)
+        else:
+            yield (*path, key), child
+
+
+def name_of(path: Sequence[Any]) -> str:
+    """Return how an interpolation names a free value."""
+    return ".".join(map(str, path[2:] if path[0] == "eval" else path))
+
+
+class _Interpolation:
+    """Replaces what stands in `${...}`, and counts what comes of it: references can multiply like aliases."""
+
+    def __init__(self, root: Node) -> None:
+        self._root = root
+        self._count = 0
+
+    def of(self, node: Node, active: tuple[str, ...], depth: int) -> Node:
+        """Return a tree without interpolations; `active` are the names that are being looked up."""
+        self._count += 1
+        if self._count > MAX_NODES or depth > MAX_DEPTH:
+            limit = f"{MAX_NODES} values" if self._count > MAX_NODES else f"{MAX_DEPTH} levels"
+            raise ConfigError(Problem(node.position, "", f"has more than {limit} once its references are followed"))
+        if isinstance(node.value, dict):
+            return replace(node, value={key: self.of(child, active, depth + 1) for key, child in node.value.items()})
+        if isinstance(node.value, list):
+            return replace(node, value=[self.of(child, active, depth + 1) for child in node.value])
+        if not isinstance(node.value, str) or "${" not in node.value:
+            return node
+        whole = _INTERPOLATION.fullmatch(node.value)
+        if whole and whole["name"] is not None:
+            found = self._named(whole["name"], node, active, depth)
+            value = read_scalar(found.value) if whole["name"].startswith("env:") else found.value
+            return replace(found, value=value, position=node.position, key=node.key, former=node.former)
+        return self._text(node, active, depth)
+
+    def _text(self, node: Node, active: tuple[str, ...], depth: int) -> Node:
+        """Return a text with interpolations in it as one text."""
+        spelling = None
+        environment: list[tuple[str, str]] = []
+
+        def text(match: re.Match[str]) -> str:
+            nonlocal spelling
+            if match["escape"]:
+                return "${"
+            if match["name"] is None:
+                raise ConfigError(Problem(node.position, "", "'${' without '}'; '$${' stands for a plain '${'"))
+            found = self._named(match["name"], node, active, depth)
+            if isinstance(found.value, dict | list):
+                message = f"{match.group()} is no single value, so it cannot be part of a text"
+                raise ConfigError(Problem(node.position, "", message))
+            if found.spelling is not None:
+                spelling = node.value
+                environment.extend(found.environment)
+            return str(found.value)
+
+        value = _INTERPOLATION.sub(text, node.value)
+        return replace(node, value=value, spelling=spelling, environment=tuple(environment))
+
+    def _named(self, name: str, node: Node, active: tuple[str, ...], depth: int) -> Node:
+        """Return what an interpolation names."""
+        if name.startswith("env:"):
+            return _environment(name, node)
+        if name in active:
+            circle = " -> ".join((*active[active.index(name) :], name))
+            raise ConfigError(Problem(node.position, "", f"${{{name}}} refers to itself: {circle}"))
+        active = (*active, name)
+        found = self._root
+        for part in name.split("."):
+            if isinstance(found.value, str):
+                found = self.of(found, active, depth + 1)
+            children = children_of(found)
+            if part not in children:
+                near = did_you_mean(part, children)
+                raise ConfigError(Problem(node.position, "", f"${{{name}}}: the config has no {part!r} there{near}"))
+            found = children[part]
+        return self.of(found, active, depth + 1)
+
+
+def _environment(name: str, node: Node) -> Node:
+    """Return the text of `env:NAME` or `env:NAME,default`; messages show what the config says instead."""
+    variable, comma, default = name.removeprefix("env:").partition(",")
+    value = os.environ.get(variable)
+    if value is not None:
+        return replace(node, value=value, spelling=node.value, environment=((value, f"${{{name}}}"),))
+    if not comma:
+        message = f"the environment has no {variable}; set it, or write ${{{name},default}}"
+        raise ConfigError(Problem(node.position, "", message))
+    return replace(node, value=default)
+
+
+def escaped(text: str) -> str:
+    """Return a text as a config writes it that is not to be interpolated, such as a path."""
+    return text.replace("${", "$${")

@@ -1,0 +1,223 @@
+"""A config as a whole: what it names found and checked, before anything is made."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from emrun.arguments import expanded
+from emrun.config.config import Config
+from emrun.config.finder import Finder
+from emrun.config.names import normalised
+from emrun.config.overrides import hook_entry
+from emrun.config.planner import Planner
+from emrun.config.recipe import Recipe
+from emrun.config.sections import SECTIONS, SUPPLIED_TO_LOOP, check_main_loop, check_sections
+from emrun.config.signatures import Parameters
+from emrun.config.source_finder import Sources
+from emrun.config.yaml_tree import Node
+from emrun.errors import ConfigError, Problem
+from emrun.user_modules import find_user_modules
+from emrun.wording import did_you_mean, listed, same
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A config, without interpolations, that was found to be usable, with what it names; nothing is called yet."""
+
+    config: Node
+    dataset: Recipe
+    model: Recipe
+    hooks: list[Recipe]
+
+    @classmethod
+    def of(cls, config: Config, finder: Finder, base: Plan | None = None) -> Plan:
+        """Check a config and find what it names.
+
+        Args:
+            config: the config.
+            finder: how names are found.
+            base: the plan of a similar config, whose recipes are taken over for the sections that are the same.
+
+        Raises:
+            ConfigError: it cannot be used.
+            BaseException: what importing a module raises.
+        """
+        tree = config.tree
+        find_user_modules(*code_directories(tree))
+        elsewhere = _Places(tree, finder)
+        planner = Planner(finder, elsewhere)
+        planner.problems += check_sections(tree, elsewhere)
+        known = {} if base is None else base._recipes_for(tree)
+        if "main_loop" not in known:
+            planner.problems += check_main_loop(tree.get("main_loop"), _main_loop_parameters(finder), elsewhere)
+        dataset = known["dataset"] if "dataset" in known else planner.section(tree.get("dataset"), "dataset")
+        model = known["model"] if "model" in known else planner.section(tree.get("model"), "model")
+        hooks = known["hooks"] if "hooks" in known else planner.hooks(_entries(tree, "SaveLatest"))
+        if dataset is not None:
+            planner.problems += _check_streams(tree, dataset.target, finder)
+        if planner.problems:
+            raise ConfigError(planner.problems)
+        return cls(tree, dataset, model, hooks)
+
+    @classmethod
+    def with_evaluations(cls, config: Config, finder: Finder) -> Plan:
+        """Check a config as `of` does and, laid over it, each of its sections under `eval`."""
+        problems: list[Problem] = []
+        plans: list[Plan] = []
+        overlays = config.root.get("eval")
+        streams = overlays.value if overlays is not None and isinstance(overlays.value, dict) else {}
+        for stream in (None, *(each for each in streams if isinstance(each, str))):
+            laid_over = config if stream is None else config.overlaid(stream)
+            try:
+                plans.append(cls.of(laid_over, finder, next(iter(plans), None)))
+            except ConfigError as error:
+                known = {(problem.position, problem.message) for problem in problems}
+                lines = {problem.position for problem in problems if problem.position and problem.position.line}
+                new = [each for each in error.problems if (each.position, each.message) not in known]
+                new = [each for each in new if each.position not in lines] if stream else new
+                problems += [replace(each, key=f"eval.{stream}.{each.key}") for each in new] if stream else new
+        if problems:
+            raise ConfigError(problems)
+        return plans[0]
+
+    def get(self, key: str, default: Any) -> Any:
+        """Return the value of a key of the config, or the default where it has none."""
+        node = self.config.get(key)
+        return default if node is None or node.value is None else node.plain()
+
+    def _recipes_for(self, tree: Node) -> dict[str, Any]:
+        """Return what was made of the sections that another tree has as well: section -> recipe, recipes or nothing."""
+        made = {"dataset": self.dataset, "model": self.model, "hooks": self.hooks, "main_loop": None}
+        return {name: recipe for name, recipe in made.items() if tree.get(name) == self.config.get(name)}
+
+
+def defaults_of(config: Config) -> list[tuple[str, Any, str]]:
+    """Return what a config leaves to the defaults, as far as sources tell: (key, value, class); nothing is checked.
+
+    The keys are written as overrides write them.
+    """
+    try:
+        tree = config.tree
+    except ConfigError:  # a name of the environment that is not set here
+        tree = config.root
+    find_user_modules(*code_directories(tree))
+    finder = Sources()
+    planner = Planner(finder)
+    planner.section(tree.get("dataset"), "dataset")
+    planner.section(tree.get("model"), "model")
+    planner.hooks(_entries(tree))
+    main_loop = _main_loop_parameters(finder)
+    given = tree.get("main_loop")
+    for name, parameter in (main_loop.named if main_loop is not None else {}).items():
+        if name not in SUPPLIED_TO_LOOP and (given is None or given.get(name) is None):
+            planner.defaults.append((f"main_loop.{name}", parameter.default, "MainLoop"))
+    return [(re.sub(r"\[(\d+)\]", r".\1", key), value, kind) for key, value, kind in planner.defaults]
+
+
+def check_statically(config: Config, *, evaluations: bool = False) -> None:
+    """Do phase one of the check: what can be known of a config without importing what it names.
+
+    Args:
+        config: the config.
+        evaluations: check its sections under `eval` too.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    (Plan.with_evaluations if evaluations else Plan.of)(config, Sources())
+
+
+def code_directories(config: Node) -> list[str]:
+    """Return the directory in which a run was started, if the config tells it."""
+    node = config.get("code_directory")
+    return [str(expanded(node.value))] if node is not None and isinstance(node.value, str) else []
+
+
+def named_streams(config: Node) -> list[tuple[str, Node]]:
+    """Return the streams that the main loop runs, with where they are named."""
+    section = config.get("main_loop")
+    train = config.get("main_loop", "train_stream_name")
+    extra = config.get("main_loop", "extra_streams")
+    named = [("train", section or config)] if train is None else []
+    named += [(train.value, train)] if train is not None and isinstance(train.value, str) else []
+    for entry in extra.value if extra is not None and isinstance(extra.value, list) else []:
+        names = list(entry.value) if isinstance(entry.value, dict) else [entry.value]
+        named += [(name, entry) for name in names if isinstance(name, str)]  # the main loop refuses the others
+    return named
+
+
+def _entries(config: Node, *added: str) -> list[Node]:
+    """Return the entries of the list of hooks, and those to add where the list does not have them."""
+    section = config.get("hooks")
+    entries = list(section.value) if section is not None and isinstance(section.value, list) else []
+    names = {normalised(str(hook_entry(entry)[0])) for entry in entries}
+    return [*entries, *(Node(name, config.position) for name in added if normalised(name) not in names)]
+
+
+def _main_loop_parameters(finder: Finder) -> Parameters | None:
+    main_loop = finder.find("emrun.loop.main_loop.MainLoop")
+    return finder.parameters(main_loop) if main_loop is not None else None
+
+
+def _check_streams(config: Node, dataset: Any, finder: Finder) -> list[Problem]:
+    """Return the streams of the main loop that the dataset's class does not have."""
+    there = finder.streams(dataset)
+    if there is None:
+        return []
+    problems = []
+    kind = str(config.value["dataset"].value["class"].shown()).rpartition(".")[2]
+    for name, node in named_streams(config):
+        if name not in there:
+            message = f"{kind} has no stream {name!r}{did_you_mean(name, there)} (it has {listed(there)})"
+            problems.append(Problem(node.position, "main_loop", config.censored(message)))
+    return problems
+
+
+class _Places:
+    """Tells where else in a config a key has its place; looked for when the first unknown key comes up."""
+
+    def __init__(self, config: Node, finder: Finder) -> None:
+        self._config = config
+        self._finder = finder
+
+    def __call__(self, name: str) -> str | None:
+        """Return the path of the key of this name, or else of one that means the same; None where several may be meant.
+
+        Of several, the one that is nearest to the top counts: `model.device`, not that of a module's layer.
+        """
+        for each in (normalised(name), *same(name)):
+            found = sorted((path for path in self._paths if normalised(path.rpartition(".")[2]) == each), key=_depth)
+            if found and (len(found) == 1 or _depth(found[0]) < _depth(found[1])):
+                return found[0]
+        return None
+
+    @cached_property
+    def _paths(self) -> set[str]:
+        """The paths of all keys that can be written."""
+        planner = Planner(self._finder)
+        loop: Iterable[str] = ()
+        try:
+            main_loop = _main_loop_parameters(self._finder)
+            loop = main_loop.named if main_loop is not None else ()
+            planner.section(self._config.get("dataset"), "dataset")
+            planner.section(self._config.get("model"), "model")
+            for entry in _entries(self._config, "StopAfter"):  # which an override may add
+                name, arguments = hook_entry(entry)
+                planner.hook(str(name), arguments, entry, f"hooks.{name}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # what importing a module raises is reported where the module is needed
+            _LOG.debug("cannot look for where keys have their place", exc_info=True)
+        places = planner.places | {("main_loop", name) for name in loop if name not in SUPPLIED_TO_LOOP}
+        return {*(re.sub(r"\[(\d+)\]", r".\1", f"{key}.{name}") for key, name in places), *SECTIONS}
+
+
+def _depth(path: str) -> int:
+    return path.count(".")

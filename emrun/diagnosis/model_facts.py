@@ -1,0 +1,78 @@
+"""Facts about a model: its parameters, what takes memory after a step, how long a step takes; lengths of streams."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import resource
+import sys
+from collections.abc import Iterator, Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from emrun.model import AbstractModel
+from emrun.types import Batch
+
+
+def parameters(model: AbstractModel) -> Iterator[dict[str, Any]]:
+    """Yield a row for each part of a torch module that has parameters of its own; shared ones count once."""
+    module = getattr(model, "module", None)
+    if not isinstance(module, torch.nn.Module):
+        return
+    seen: set[int] = set()
+    for name, part in module.named_modules():
+        own = [(key, each) for key, each in part.named_parameters(recurse=False) if id(each) not in seen]
+        seen.update(id(each) for _, each in own)
+        if own:
+            trained = sum(each.numel() for _, each in own if each.requires_grad)
+            count = sum(each.numel() for _, each in own)
+            yield {
+                "module": name or "(itself)",
+                "class": type(part).__name__,
+                "shapes": {key: list(each.shape) for key, each in own},
+                "count": count,
+                "bytes": sum(_bytes(each) for _, each in own),
+                "trained": trained,
+            }
+
+
+def memory(model: AbstractModel) -> dict[str, int]:
+    """Return what takes memory after a step: what -> bytes."""
+    found: dict[str, int] = {}
+    module = getattr(model, "module", None)
+    if isinstance(module, torch.nn.Module):
+        parameters = list(module.parameters())
+        found["parameters"] = sum(map(_bytes, parameters))
+        found["buffers"] = sum(map(_bytes, module.buffers()))
+        found["gradients"] = sum(_bytes(each.grad) for each in parameters if each.grad is not None)
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        states = itertools.chain.from_iterable(state.values() for state in optimizer.state.values())
+        found["optimizer"] = sum(_bytes(each) for each in states if isinstance(each, torch.Tensor))
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found["peak on the GPU (of two models)"] = torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    found["peak of the process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return found
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def lengths(dataset: Any) -> dict[str, int]:
+    """Return the number of batches of each stream of which a dataset knows it."""
+    known = getattr(dataset, "num_batches", None)
+    counts = known.items() if isinstance(known, Mapping) else ()
+    return {str(name): int(count) for name, count in counts if count is not None and math.isfinite(count)}
+
+
+def timed_run(model: Any, batch: Batch, train: bool, stream: str) -> tuple[Mapping[str, Any], float]:
+    """Run a model on a batch; return its outputs, and the seconds until the device was ready."""
+    began = perf_counter()
+    outputs = model.run(batch, train, stream)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    return outputs, perf_counter() - began

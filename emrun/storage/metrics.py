@@ -1,0 +1,74 @@
+"""The lines of metrics.jsonl: the numbers of each epoch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from emrun.fields import ANYTHING, fitting, mapping_of, record, whole
+from emrun.storage.files import storing
+
+_LOG = logging.getLogger(__name__)
+
+METRICS = "metrics.jsonl"
+_EPOCH = record({"epoch": whole(), "streams": mapping_of(mapping_of(ANYTHING))})
+"""A line of `metrics.jsonl`, as far as it is read again."""
+
+
+def recorded_epochs(directory: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's `metrics.jsonl` that tell of an epoch."""
+    return read_metrics(directory / METRICS)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a metrics file; with a warning, those that are not whole or not of an epoch are left out."""
+    lines: list[dict[str, Any]] = []
+    with storing(path, "read"):
+        content = path.read_bytes() if path.exists() else b""
+    for number, line in enumerate(content.splitlines(), start=1):
+        epoch = _epoch_of(line)
+        if epoch is None:
+            _LOG.warning("%s: line %d is damaged: it does not tell of an epoch", path, number)
+        else:
+            lines.append(epoch)
+    return lines
+
+
+def _epoch_of(line: bytes) -> dict[str, Any] | None:
+    """Return what a line of `metrics.jsonl` says; None when it is damaged."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return content if fitting(content, _EPOCH) else None
+
+
+def is_before(line: bytes, end: int) -> bool:
+    """Tell whether a line is whole and not of an epoch from `end` on."""
+    epoch = _epoch_of(line)
+    return line.endswith(b"\n") if epoch is None else bool(epoch["epoch"] < end)
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Return epochs as they stand in a message."""
+    return ", ".join(names) if len(names) <= 10 else f"{', '.join(names[:9])}, ..., {names[-1]} ({len(names)} in all)"
+
+
+def numbers(value: Any) -> Any:
+    """Return numbers as JSON has them: what is not finite as a string, what is no number left out."""
+    if isinstance(value, Mapping):
+        entries = {str(key): numbers(entry) for key, entry in value.items()}
+        return {key: entry for key, entry in entries.items() if entry is not None}
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a tensor's or an array's only number
+        value = value.item()
+    if isinstance(value, bool | int):
+        return int(value)
+    if isinstance(value, float):
+        return (
+            value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        )
+    return None

@@ -1,0 +1,187 @@
+"""The trace of a run: when it began, how far it came, how it ended."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+import emrun
+from emrun.censor import Censor
+from emrun.fields import ANYTHING, FLAG, TEXT, choice, fitting, mapping_of, optional, record, sequence_of, shown, whole
+from emrun.storage.files import refuse_timeout, write_atomically
+
+_LOG = logging.getLogger(__name__)
+
+TRACE = "trace.yaml"
+_MAY_HOLD_ANYTHING = ("reason", "command", "resumes", "forked_from")
+_INTERVAL = timedelta(seconds=10)
+_KEPT = ("train_begin", "epochs_done", "iterations_done", "seed", "forked_from", "has_checkpoints")
+_KINDS = {
+    "train_begin": optional(TEXT),
+    "train_end": optional(TEXT),
+    "epochs_done": whole(),
+    "iterations_done": whole(),
+    "exit_status": optional(whole(most=255)),
+    "status": choice("running", "finished", "interrupted", "failed"),
+    "reason": optional(TEXT),
+    "seed": optional(whole(-(2**63))),
+    "command": sequence_of(TEXT),
+    "host": TEXT,
+    "pid": whole(),
+    "forked_from": record({"directory": TEXT, "checkpoint": optional(TEXT)}),
+    "has_checkpoints": FLAG,
+    "resumes": sequence_of(mapping_of(ANYTHING)),
+}
+"""Field of a trace -> what it may hold, as far as anything reads it."""
+
+
+Clock = Callable[[], datetime]
+
+
+def local_time() -> datetime:
+    """Return the time, with the offset of the local time zone."""
+    return datetime.now().astimezone()
+
+
+class Trace:
+    """The trace of a run that this process writes.
+
+    Args:
+        path: the file.
+        seed: the seed of the run.
+        command: the command that started it.
+        clock: tells the time.
+        censor: what texts of any kind go through.
+    """
+
+    def __init__(self, path: Path, *, seed: int | None, command: Sequence[str], clock: Clock, censor: Censor) -> None:
+        self._path = path
+        self._clock = clock
+        self._censor = censor
+        self._entries: dict[str, Any] = {
+            "train_begin": None,
+            "train_end": None,
+            "epochs_done": 0,
+            "iterations_done": 0,
+            "exit_status": None,
+            "status": "running",
+            "reason": None,
+            "seed": seed,
+            "emrun": emrun.__version__,
+            "torch": metadata.version("torch"),
+            "python": platform.python_version(),
+            "command": list(command),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "git_commit": _git_commit(),
+        }
+        self._written_at: datetime | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it tells how the run ended."""
+        return self._entries["train_end"] is not None
+
+    def begin(self) -> None:
+        """Write that the training begins."""
+        self._written_at = self._clock()
+        self.write(train_begin=_in_text(self._written_at))
+
+    def begin_again(self, previous: Mapping[str, Any], resumed: Mapping[str, Any]) -> None:
+        """Write that the training goes on.
+
+        Args:
+            previous: the trace as it was.
+            resumed: what to add to the list of resumes.
+        """
+        self._written_at = self._clock()
+        now = _in_text(self._written_at)
+        entries = {"train_begin": now, **{key: previous[key] for key in _KEPT if previous.get(key) is not None}}
+        if resumed.get("checkpoint"):
+            entries["has_checkpoints"] = True
+        before = {key: previous.get(key) for key in ("reason", "command", "host", "pid")}
+        entry = {"time": now, **resumed, "before": {"status": last_status(previous), **before}}
+        resumes = previous.get("resumes")
+        self.write(**entries, resumes=[*(resumes if isinstance(resumes, list) else []), entry])
+
+    def count(self, epochs_done: int, iterations_done: int) -> None:
+        """Take down how far the training is; this is written at most every ten seconds, as each epoch has its line."""
+        self._entries.update(epochs_done=epochs_done, iterations_done=iterations_done)
+        now = self._clock()
+        if self._written_at is None or not timedelta(0) <= now - self._written_at < _INTERVAL:  # it may be set back
+            self._written_at = now
+            self.write()
+
+    def end(self, **entries: Any) -> None:
+        """Take down when and how the run ended, to be written."""
+        self._entries.update(train_end=_in_text(self._clock()), **entries)
+
+    def write(self, **entries: Any) -> None:
+        """Add entries and write the file."""
+        self._entries.update(entries)
+        shown = {
+            key: self._censor.plain(value) if key in _MAY_HOLD_ANYTHING else value
+            for key, value in self._entries.items()
+        }
+        yaml = YAML(typ="safe", pure=True)
+        yaml.default_flow_style = False
+        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+        text = io.StringIO()
+        yaml.dump(shown, text)
+        write_atomically(self._path, text.getvalue())
+
+
+def _in_text(time: datetime) -> str:
+    return time.isoformat(timespec="seconds")
+
+
+def last_status(trace: Mapping[str, Any]) -> str:
+    """Return how a run ended that nobody holds the lock of."""
+    status = str(trace.get("status", "unknown"))
+    return "killed" if status == "running" else status
+
+
+def read_trace(directory: Path) -> dict[str, Any]:
+    """Return the trace of a run; nothing where there is none or it is damaged.
+
+    Nothing depends on a trace but what is said of a run, and it has no checksum. So a field with a value that it cannot
+    have is left out, with a warning.
+    """
+    try:
+        trace = YAML(typ="safe", pure=True).load((directory / TRACE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, YAMLError) as error:
+        refuse_timeout(error, directory / TRACE)
+        return {}
+    except Exception as error:  # what the library raises for what it does not expect
+        _LOG.warning("%s is damaged (%s)", directory / TRACE, type(error).__name__)
+        return {}
+    if not isinstance(trace, dict):
+        return {}
+    known = {}
+    for name, value in trace.items():
+        kind = _KINDS.get(name) if isinstance(name, str) else None
+        if kind is None or fitting(value, kind):
+            known[name] = value
+        else:
+            _LOG.warning("%s: %s is %s, but must be %s", directory / TRACE, name, shown(value), kind.allowed)
+    return known
+
+
+def _git_commit() -> str | None:
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

@@ -1,0 +1,152 @@
+"""A checkpoint of a run, to look at or to evaluate on a stream."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from emrun.arguments import expanded
+from emrun.censor import Censor
+from emrun.config.config import Config, read_config
+from emrun.config.import_finder import Imported
+from emrun.config.places import copies_left
+from emrun.config.plan import Plan
+from emrun.config.yaml_text import dump
+from emrun.errors import StorageError, UsageError
+from emrun.fields import ANOTHER_CHECKPOINT, reading
+from emrun.storage import checkpoints
+from emrun.storage.lock import EVALUATIONS
+from emrun.storage.manifest import Manifest, verify
+from emrun.storage.run import CHECKPOINTS, CONFIG
+from emrun.storage.run_directories import create_evaluation, holds_run, no_run
+from emrun.training.build import Training, assemble
+from emrun.training.create import kept_or_removed, refuse_ranks, warn_of
+from emrun.types import EpochData
+from emrun.wording import did_you_mean, listed
+
+_LOG = logging.getLogger(__name__)
+
+
+def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> Training:
+    """Return a run's dataset and its model with the weights of a checkpoint, to look at; the run stays as it is.
+
+    Its main loop has no hooks and writes nothing; `evaluate` has the statistics of a stream.
+
+    Args:
+        run_directory: the directory of the run.
+        checkpoint_name: a name such as `latest`; by default `best`, or else `latest`.
+
+    Raises:
+        UsageError: there is no such run or checkpoint.
+        ConfigError: its config cannot be used.
+        StorageError: the checkpoint is damaged or does not fit.
+        BaseException: what the dataset or the model raises.
+    """
+    directory = expanded(run_directory)
+    prepared = replace(Plan.of(_config_of(directory), Imported()), hooks=[])
+    checkpoints.find(directory / CHECKPOINTS, checkpoint_name)
+    training = assemble(prepared, directory, run=None, is_evaluation=True)
+    _load(training, directory / CHECKPOINTS, checkpoint_name)
+    return training
+
+
+def evaluate(
+    run_directory: str | Path,
+    stream: str,
+    overrides: Sequence[str] = (),
+    config: str | Path | None = None,
+    checkpoint_name: str | None = None,
+    command: Sequence[str] = (),
+    output_dir: str | Path | None = None,
+) -> EpochData:
+    """Evaluate a checkpoint of a run on a stream; the results also go to `eval/<stream>-<n>` in its directory.
+
+    Args:
+        run_directory: the directory of the run.
+        stream: the name of the stream; the config's `eval.<stream>` is laid over it.
+        overrides: laid over that.
+        config: a config to use instead of the run's own.
+        checkpoint_name: a name such as `latest`; by default `best`, or else `latest`.
+        command: the command line, for the trace.
+        output_dir: a directory for `<stream>-<n>`, instead of `eval` in the run's, which is only read then.
+
+    Returns:
+        The stream's statistics: stream -> variable -> a number or a mapping aggregation -> number.
+
+    Raises:
+        UsageError: there is no such run, checkpoint or stream; or this process is one of several of `torchrun`.
+        ConfigError: the config cannot be used.
+        StorageError: the checkpoint is damaged or does not fit, or the results cannot be written.
+        BaseException: what a dataset, model or hook raises.
+    """
+    refuse_ranks()
+    directory = expanded(run_directory)
+    own = _config_of(directory)
+    laid_over = (own if config is None else read_config(config)).overlaid(stream)
+    planned = laid_over.overridden(overrides)
+    prepared = Plan.of(planned, Imported())
+    checkpoints.find(directory / CHECKPOINTS, checkpoint_name)
+    root = directory / EVALUATIONS if output_dir is None else expanded(output_dir)
+    try:
+        run = create_evaluation(
+            root, stream, dump(planned.root), command, censor=Censor(prepared.config.secrets(), [directory])
+        )
+    except StorageError as error:
+        if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            error.add_note("the results of somebody else's run can be kept elsewhere: --output-dir DIR")
+        raise
+    with kept_or_removed(run, existed=False), run.logging():
+        warn_of(copies_left(laid_over.root, planned.root, unread=("vars", "eval")))
+        training = assemble(prepared, run.directory, run, is_evaluation=True)
+        if not callable(getattr(training.dataset, f"{stream}_stream", None)):
+            raise _unknown_stream(training.dataset, stream)
+        root = directory / CHECKPOINTS
+        *others, last = checkpoints.DEFAULTS
+        name = checkpoint_name or next((each for each in others if (root / each).is_dir()), last)
+        place, manifest = _load(training, root, name)
+        where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
+        run.add_to_trace(checkpoint={"name": name, **where})
+        _LOG.info(
+            "checkpoint %s (%s): %d epochs, %d iterations done; results in %s", name, *where.values(), run.directory
+        )
+        try:
+            return training.main_loop.run_evaluation(stream)
+        except BaseException:
+            if training.main_loop.capsule is not None:
+                place = training.main_loop.capsule
+                _LOG.warning("the batch that failed is kept; do its step again with: emrun replay %s", place)
+            raise
+
+
+def _config_of(directory: Path) -> Config:
+    """Return the config of a run, before interpolation."""
+    if not holds_run(directory):
+        raise no_run(directory)
+    return read_config(directory / CONFIG)
+
+
+def _load(training: Training, root: Path, name: str | None) -> tuple[Path, Manifest]:
+    """Load a checkpoint, return its directory too; when the name moved to a newer one meanwhile, load that."""
+    while True:
+        place = checkpoints.find(root, name)
+        try:
+            manifest = verify(place)
+            with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, training.model.load):
+                training.model.load(place)
+            training.main_loop.start_from(manifest.epoch, manifest.iteration)
+            return place, manifest
+        except StorageError:
+            if checkpoints.find(root, name) == place:
+                raise
+
+
+def _unknown_stream(dataset: Any, stream: str) -> UsageError:
+    there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
+    near = did_you_mean(stream, there)
+    if stream.removesuffix("_eval") in there:  # how the loop calls a train stream that it evaluates
+        near = f"; did you mean {stream.removesuffix('_eval')!r}?"
+    return UsageError(f"dataset {type(dataset).__name__} has no stream {stream!r}{near} (it has {listed(there)})")

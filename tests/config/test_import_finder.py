@@ -1,0 +1,14 @@
+"""What a config names, found by importing it."""
+
+import pytest
+
+from emrun.config.import_finder import locate
+
+
+def test_a_submodule_is_imported_when_a_path_names_it():
+    assert locate("xml.dom.minidom.parseString").__name__ == "parseString"
+
+
+def test_a_name_below_a_module_that_is_no_package_is_missing_there():
+    with pytest.raises(LookupError, match=r"json\.decoder .*has no 'nope'"):
+        locate("json.decoder.nope.Thing")

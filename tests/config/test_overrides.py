@@ -1,0 +1,333 @@
+"""Configs laid over one another: merging and overrides."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emrun.config.overrides import hook_entry, merge, override
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import parse
+from emrun.errors import ConfigError
+
+
+def changed(text, *overrides):
+    return override(parse(text, "c.yaml"), overrides).plain()
+
+
+def problem_of(function, *arguments):
+    with pytest.raises(ConfigError) as caught:
+        function(*arguments)
+    (problem,) = caught.value.problems
+    return problem
+
+
+def override_problem(text, *overrides):
+    return problem_of(override, parse(text, "c.yaml"), overrides)
+
+
+@pytest.mark.parametrize(
+    "base, over, merged",
+    [
+        ("{a: {x: 1, y: 2}}", "{a: {y: 3, z: 4}}", {"a": {"x": 1, "y": 3, "z": 4}}),
+        ("{a: [1, 2]}", "{a: [3]}", {"a": [3]}),
+        ("{a: {x: 1}}", "{a: 5}", {"a": 5}),
+        ("{a: {x: 1}}", "{a: null}", {"a": None}),
+        ("{a: 5}", "{a: {x: 1}}", {"a": {"x": 1}}),
+        ("{class: A, x: 1}", "{class: B, y: 2}", {"class": "B", "y": 2}),
+        ("{class: A, x: 1}", "{class: A, y: 2}", {"class": "A", "x": 1, "y": 2}),
+        ("{class: A, x: 1}", "{y: 2}", {"class": "A", "x": 1, "y": 2}),
+        ("{x: 1}", "{class: B, y: 2}", {"class": "B", "y": 2}),
+        ("{class: A, x: 1}", "{import: f, inputs: [a]}", {"import": "f", "inputs": ["a"]}),
+        ("{import: f, x: 1}", "{import: g}", {"import": "g"}),
+    ],
+)
+def test_mappings_merge_lists_and_other_classes_replace(base, over, merged):
+    assert merge(parse(base, "b"), parse(over, "o")).plain() == merged
+
+
+MODEL = "model: {optimizer: {class: AdamW, lr: 1.0, betas: [1, 2]}}"
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("5", 5),
+        ("1e-3", 0.001),
+        ("no", "no"),
+        ("[a, {b: 1}]", ["a", {"b": 1}]),
+        ("", None),
+        ("'5'", "5"),
+        ("a=b", "a=b"),
+    ],
+)
+def test_values_of_overrides_are_yaml(text, value):
+    assert changed("{}", f"a.b={text}") == {"a": {"b": value}}
+
+
+OPTIMIZER = {"class": "AdamW", "lr": 1.0, "betas": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "overrides, result",
+    [
+        (["class=SGD"], OPTIMIZER | {"class": "SGD"}),
+        (["class=SGD", "lr=0.1"], OPTIMIZER | {"class": "SGD", "lr": 0.1}),
+        (["lr=0.1", "class=SGD"], OPTIMIZER | {"class": "SGD", "lr": 0.1}),
+        (["class=SGD", "~betas"], {"class": "SGD", "lr": 1.0}),
+        (["class=Adamw"], OPTIMIZER | {"class": "Adamw"}),
+        (["import=my.optimizer"], {"import": "my.optimizer", "lr": 1.0, "betas": [1, 2]}),
+    ],
+)
+def test_an_override_of_a_class_by_its_key_path_keeps_the_keys_beside_it(overrides, result):
+    paths = [("~" if text[0] == "~" else "") + "model.optimizer." + text.removeprefix("~") for text in overrides]
+    assert changed(MODEL, *paths) == {"model": {"optimizer": result}}
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adamw", "adam_w", "torch.optim.AdamW"])
+def test_a_mapping_given_as_a_whole_is_merged_where_its_class_is_the_same_however_it_is_written(name):
+    over = f"{{class: {name}, lr: 2}}"
+    assert changed(MODEL, f"model.optimizer={over}")["model"]["optimizer"] == OPTIMIZER | {"class": name, "lr": 2}
+    merged = merge(parse(MODEL, "b"), parse(f"model: {{optimizer: {over}}}", "o"))
+    assert merged.plain()["model"]["optimizer"] == OPTIMIZER | {"class": name, "lr": 2}
+
+
+@pytest.mark.parametrize("name", ["SGD", "my_optimizers.AdamW", "torch.optim.SGD", "Adam"])
+def test_a_mapping_given_as_a_whole_replaces_where_its_class_is_another(name):
+    over = {"class": name, "lr": 2}
+    assert changed(MODEL, f"model.optimizer={{class: {name}, lr: 2}}")["model"]["optimizer"] == over
+    assert changed(MODEL, f"model={{optimizer: {{class: {name}, lr: 2}}}}")["model"]["optimizer"] == over
+    merged = merge(parse(MODEL, "b"), parse(f"model: {{optimizer: {{class: {name}, lr: 2}}}}", "o"))
+    assert merged.plain()["model"]["optimizer"] == over
+
+
+def test_overrides_are_applied_from_left_to_right():
+    whole, part = "model.optimizer={class: SGD, momentum: 1}", "model.optimizer.lr=0.1"
+    assert changed(MODEL, whole, part) == {"model": {"optimizer": {"class": "SGD", "momentum": 1, "lr": 0.1}}}
+    assert changed(MODEL, "~model.optimizer", "model.optimizer.class=SGD") == {"model": {"optimizer": {"class": "SGD"}}}
+    assert changed("l: [1, 2]", "l=[3]", "l.0=4") == {"l": [4]}
+
+
+def test_an_override_of_the_same_class_is_merged():
+    assert changed(MODEL, "model.optimizer={class: AdamW, lr: 2}")["model"]["optimizer"] == {
+        "class": "AdamW",
+        "lr": 2,
+        "betas": [1, 2],
+    }
+
+
+def test_the_last_of_two_overrides_of_a_key_wins():
+    assert changed("a: 1", "a=2", "a=3") == {"a": 3}
+    assert changed("a: 1", "a={class: A, x: 1}", "a={class: B}") == {"a": {"class": "B"}}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *[["a=5", "a.b=1"], ["a.b=1", "a=5"], ["a.b=1", "a=[1]"], ["a.b.c=1", "a={b: 5}"]],
+        *[["a.b=1", "a={class: B}"], ["hooks.A.x=1", "hooks=[B]"]],
+    ],
+)
+def test_an_override_that_would_undo_an_earlier_one_is_an_error(overrides):
+    problem = override_problem("a: {b: 1}", *overrides)
+    assert problem.position.source == f"override {overrides[1]!r}"
+    assert f"override {overrides[0]!r}" in problem.message
+
+
+def test_an_override_may_set_a_key_of_an_earlier_one_again():
+    assert changed("a: {b: 1}", "a.b=1", "a={class: A, b: 2}") == {"a": {"class": "A", "b": 2}}
+    assert changed("a: {b: 1}", "a.c=1", "~a.c") == {"a": {"b": 1}}
+
+
+def test_an_override_may_replace_a_value_by_a_mapping():
+    assert changed("a: 1\nb:", "a.x=1", "b.x=1") == {"a": {"x": 1}, "b": {"x": 1}}
+
+
+def test_values_under_one_alias_are_overridden_apart():
+    assert changed("{}", "a={x: &q {y: 1}, z: *q}", "a.x.w=2") == {"a": {"x": {"y": 1, "w": 2}, "z": {"y": 1}}}
+    assert changed("a: &q {y: 1}\nb: *q", "a.y=2") == {"a": {"y": 2}, "b": {"y": 1}}
+
+
+def test_a_key_that_is_no_text_is_found_by_its_text():
+    assert changed("a: {10: x, 20: y}", "a.10=z") == {"a": {10: "z", 20: "y"}}
+    assert changed("a: {10: x, 20: y}", "~a.10") == {"a": {20: "y"}}
+
+
+HOOKS = "hooks: [LogVariables, {StopAfter: {epochs: 3}}, my_hooks.Print]"
+
+
+@pytest.mark.parametrize("name", ["StopAfter", "stop_after", "stopafter", "1"])
+def test_a_hook_is_changed_by_its_name_or_index(name):
+    hooks = changed(HOOKS, f"hooks.{name}.epochs=5", f"hooks.{name}.minutes=1")["hooks"]
+    assert hooks == ["LogVariables", {"StopAfter": {"epochs": 5, "minutes": 1}}, "my_hooks.Print"]
+
+
+@pytest.mark.parametrize("name, index", [("LogVariables", 0), ("Print", 2)])
+def test_a_hook_listed_without_arguments_gets_some(name, index):
+    entry = changed(HOOKS, f"hooks.{name}.x=[1]")["hooks"][index]
+    assert list(entry.values()) == [{"x": [1]}]
+
+
+@pytest.mark.parametrize("text", [HOOKS, "hooks: []", "hooks:", "{}"])
+def test_a_hook_that_is_not_listed_is_added_at_the_end(text):
+    config = changed(text, "hooks.SaveBest.variable=loss", "hooks.SaveBest.condition=max", "hooks.Other={}")
+    assert config["hooks"][-2:] == [{"SaveBest": {"variable": "loss", "condition": "max"}}, {"Other": {}}]
+
+
+def test_a_hook_that_is_listed_twice_needs_an_index():
+    text = "hooks: [{A: {x: 1}}, B, A]"
+    problem = override_problem(text, "hooks.A.x=2")
+    assert problem.key == "hooks"
+    assert "A is listed 2 times; use an index of [0, 2]" in problem.message
+    assert changed(text, "hooks.2.x=2")["hooks"] == [{"A": {"x": 1}}, "B", {"A": {"x": 2}}]
+
+
+@pytest.mark.parametrize("value", ["3", "[1]", "null", "Other"])
+def test_a_hook_takes_a_mapping_of_arguments(value):
+    problem = override_problem(HOOKS, f"hooks.StopAfter={value}")
+    assert problem.key == "hooks.StopAfter"
+    assert "is no mapping of the hook's arguments" in problem.message
+
+
+def test_the_whole_list_of_hooks_can_be_replaced():
+    assert changed(HOOKS, "hooks=[A]") == {"hooks": ["A"]}
+
+
+def test_items_of_other_lists_are_changed_by_index():
+    text = "a: {args: [{x: 1}, 2, 3]}"
+    assert changed(text, "a.args.0.x=5", "a.args.2=6") == {"a": {"args": [{"x": 5}, 2, 6]}}
+    assert changed(text, "a.args={1: 7}") == {"a": {"args": [{"x": 1}, 7, 3]}}
+
+
+@pytest.mark.parametrize(
+    "key, message",
+    [
+        ("a.3", "has no item 3; it has 3, counted from 0"),
+        ("a." + "9" * 5000, "has no item 999"),
+        ("a.-1", "is a list of 3: '-1' is no index"),
+        ("a.x", "is a list of 3: 'x' is no index"),
+        ("hooks.7.x", "has no item 7"),
+    ],
+)
+def test_an_index_that_is_not_there_is_an_error(key, message):
+    assert message in override_problem("a: [1, 2, 3]\nhooks: [A]", f"{key}=1").message
+    assert override_problem("a: [1, 2, 3]\nhooks: [A]", f"~{key}").key == key[: key.index(".")]
+
+
+@pytest.mark.parametrize(
+    "overrides, result",
+    [
+        (["~a.x"], {"a": {"y": 2}, "l": [0, 1, 2]}),
+        (["~a"], {"l": [0, 1, 2]}),
+        (["~l.0", "~l.1"], {"a": {"x": 1, "y": 2}, "l": [1]}),
+        (["~l.2", "~l.0"], {"a": {"x": 1, "y": 2}, "l": [1]}),
+        (["~l.0", "l.1=9"], {"a": {"x": 1, "y": 2}, "l": [1, 9]}),
+        (["~a.x", "a.z=3"], {"a": {"y": 2, "z": 3}, "l": [0, 1, 2]}),
+        (["~a.x", "~a"], {"l": [0, 1, 2]}),
+    ],
+)
+def test_deletions_take_their_turn_among_the_overrides(overrides, result):
+    assert changed("a: {x: 1, y: 2}\nl: [0, 1, 2]", *overrides) == result
+
+
+def test_hooks_and_their_arguments_are_deleted_by_name():
+    assert changed(HOOKS, "~hooks.LogVariables", "~hooks.stop_after.epochs")["hooks"] == [
+        {"StopAfter": {}},
+        "my_hooks.Print",
+    ]
+    assert changed(HOOKS, "~hooks.1.epochs", "hooks.StopAfter.minutes=1")["hooks"][1] == {"StopAfter": {"minutes": 1}}
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["~modl"], "has no key 'modl' to delete; did you mean 'model'?"),
+        (["~model.x.y"], "has no key 'x' to delete"),
+        (["~hooks.StopAftr"], "no hook 'StopAftr' is listed; did you mean 'StopAfter'?"),
+        (["~hooks.StopAfter.epoch"], "has no key 'epoch' to delete; did you mean 'epochs'?"),
+        (["~model", "~model"], "has no key 'model' to delete"),
+        (["~hooks.1", "~hooks.StopAfter"], "no hook 'StopAfter' is listed"),
+        (["hooks=[A]", "~hooks.2"], "has no item 2; it has 1, counted from 0"),
+    ],
+)
+def test_what_cannot_be_deleted_is_an_error(overrides, message):
+    problem = override_problem(MODEL + "\n" + HOOKS, *overrides)
+    assert message in problem.message
+    assert problem.position.source == f"override {overrides[-1]!r}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", "a", "=1", "a..b=1", ".a=1", "a.=1", "~", "~a..b", "a." * 200 + "a=1", "~" + "a." * 200 + "a"],
+        *["a=[", "a=!x 1", "a=1\n---\n2", "a=\x07", "a={b: 1, b: 2}"],
+    ],
+)
+def test_a_malformed_override_is_an_error_that_names_it(text):
+    assert override_problem("a: 1", text).position.source == f"override {text!r}"
+
+
+PARTS = st.sampled_from(["a", "b", "hooks", "0", "1", "9", "StopAfter", "x", "", "-1", "é"])
+
+
+VALUES = st.sampled_from(["", "1", "[1]", "{x: 1}", "{class: A}", "{0: 1}", "null", "[", "*a", "!t", "{~: 1}"])
+
+
+PATHS = st.lists(PARTS, max_size=4).map(".".join)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@given(st.lists(st.one_of(PATHS.map("~".__add__), st.tuples(PATHS, VALUES).map("=".join)), max_size=5))
+def test_any_overrides_give_a_config_or_a_config_error(overrides):
+    text = "a: {x: [1, {y: 2}], class: B}\nb: [1, 2]\nhooks: [A, {StopAfter: {x: 1}}, A, 3]"
+    try:
+        config = override(parse(text, "c.yaml"), overrides)
+    except ConfigError as error:
+        assert error.problems[0].position.source.startswith("override")
+    else:
+        dump(config)
+
+
+@pytest.mark.parametrize(
+    "text, name, arguments",
+    [
+        ("A", "A", None),
+        ("{A: {x: 1}}", "A", {"x": 1}),
+        ("3", None, None),
+        ("{}", None, None),
+        ("{A: 1, B: 2}", None, None),
+        ("{1: {x: 1}}", None, None),
+        ("[A]", None, None),
+    ],
+)
+def test_an_entry_of_the_hooks_is_a_name_or_one_name_with_arguments(text, name, arguments):
+    found, node = hook_entry(parse(text, "c.yaml"))
+    assert found == name
+    assert (node.plain() if node else None) == arguments
+
+
+VARS = """\
+vars: {width: 32, deep: {a: 1, b: [2]}, opt: {class: SGD}, n: &n 5}
+model: {module: {hidden: "${vars.width}", all: "${vars.deep}"}, optimizer: "${vars.opt}"}
+dataset: {n: *n, text: "x${vars.deep.a}"}
+"""
+
+
+@pytest.mark.parametrize(
+    "text, override_, message",
+    [
+        (VARS, "vars.widht=64", "nothing reads ${vars.widht}; did you mean 'width'?"),
+        (VARS, "vars={widht: 64}", "nothing reads ${vars.widht}; did you mean 'width'?"),
+        (VARS, "vars.opt2.lr=64", "nothing reads ${vars.opt2.lr}"),
+        ("a: 1", "vars.a=64", "nothing reads ${vars.a}"),
+        (VARS, "eval.test.vars.widht=64", "nothing reads ${vars.widht}"),
+    ],
+)
+def test_an_override_of_a_free_value_that_nothing_reads_is_an_error(text, override_, message):
+    problem = override_problem(text, override_)
+    assert problem.message == message
+    assert problem.position.source == f"override {override_!r}"
+
+
+@pytest.mark.parametrize("override_", ["vars.b=2", "~vars.a", "vars.a=3", "eval.test.vars.b=1"])
+def test_a_free_value_that_is_read_may_come_from_an_override_alone(override_):
+    override(parse("vars: {a: 1}\nx: ${vars.b}", "c.yaml"), [override_])

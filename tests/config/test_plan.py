@@ -1,0 +1,66 @@
+"""A config as a whole: what it names found and checked, before anything is made."""
+
+from collections import Counter
+
+import pytest
+
+from emrun.config import planner
+from emrun.config.config import load_config
+from emrun.config.plan import Plan, defaults_of
+from emrun.config.source_finder import Sources
+from emrun.errors import ConfigError
+
+CONFIG = {
+    "dataset": {"class": "Digits"},
+    "model": {
+        "module": {"class": "torch.nn.Linear", "in_features": 64, "out_features": 10},
+        "inputs": ["image"],
+        "outputs": ["logits"],
+        "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "label"]},
+        "optimizer": {"class": "SGD", "lr": 0.1},
+    },
+    "hooks": [{"StopAfter": {"epochs": 3}}],
+}
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """The keys of all calls that are checked, each with how often."""
+    found = Counter()
+    check = planner.check_call
+
+    def counted(*arguments, **named):
+        found[named["key"]] += 1
+        return check(*arguments, **named)
+
+    monkeypatch.setattr(planner, "check_call", counted)
+    return found
+
+
+def test_a_config_is_planned_in_one_go(checked):
+    plan = Plan.of(load_config(CONFIG), Sources())
+    assert [recipe.key for recipe in plan.hooks] == ["hooks[0].StopAfter", "hooks[1].SaveLatest"]
+    assert set(checked.values()) == {1}
+
+
+def test_what_a_stream_leaves_as_it_is_is_not_checked_again(checked):
+    overlays = {"valid": {"hooks": [{"ShowProgress": {}}]}, "test": {"seed": 3, "dataset": {"batch_size": 5}}}
+    Plan.with_evaluations(load_config({**CONFIG, "eval": overlays}), Sources())
+    assert checked["model"] == checked["model.module"] == checked["hooks[0].StopAfter"] == 1
+    assert checked["hooks[0].ShowProgress"] == 1
+    assert checked["dataset"] == 2
+
+
+def test_what_a_stream_makes_wrong_is_reported_under_it_and_what_was_wrong_before_only_once():
+    overlays = {"valid": {"seed": -1, "dataset": {"batch": 5}}}
+    with pytest.raises(ConfigError) as caught:
+        Plan.with_evaluations(load_config({**CONFIG, "sede": 3, "eval": overlays}), Sources())
+    assert {problem.key for problem in caught.value.problems} == {"", "eval.valid.seed", "eval.valid.dataset"}
+
+
+def test_defaults_are_named_as_overrides_write_them():
+    found = {key: (value, kind) for key, value, kind in defaults_of(load_config(CONFIG))}
+    assert found["hooks.0.StopAfter.minutes"] == (None, "StopAfter")
+    assert found["dataset.batch_size"][1] == "Digits"
+    assert found["main_loop.extra_streams"][1] == "MainLoop"
+    assert "hooks.0.StopAfter.epochs" not in found

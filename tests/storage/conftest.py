@@ -1,0 +1,30 @@
+"""What the tests of run directories share."""
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from emrun.storage.run import Run
+
+TIME = datetime(2026, 11, 20, 21, 3, 1, 987_654, tzinfo=timezone(timedelta(hours=1)))
+
+
+class Clock:
+    """Tells a time that moves by a minute with every look."""
+
+    def __init__(self):
+        self.now = TIME
+
+    def __call__(self):
+        now, self.now = self.now, self.now + timedelta(minutes=1)
+        return now
+
+
+@pytest.fixture(autouse=True)
+def default_format(monkeypatch):
+    monkeypatch.delenv("EMRUN_OUTPUT_DIR_FORMAT", raising=False)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path, seed=42, command=["emrun", "train", "x.yaml"], clock=Clock())
