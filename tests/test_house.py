@@ -188,7 +188,7 @@ def test_every_file_has_its_test():
         "loop/endings": "loop/test_main_loop",
         "loop/epochs": "loop/test_main_loop",
         "loop/failures": "storage/test_capsules",
-        "loop/first_batch": "models/test_lazy_models",
+        "loop/first_batch": "models/test_laziness",
         "loop/session": "loop/test_main_loop",
         "loop/outcome": "loop/test_main_loop",
         "loop/loss_watch": "loop/test_main_loop",
