@@ -25,8 +25,8 @@ from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
-from emrun.storage import checkpoints as checkpoint
 from emrun.storage.capsules import ANOTHER_CAPSULE, FAILURES, Capsule, find_capsule, kind_of, read_capsule
+from emrun.storage.checkpoints import newest
 from emrun.storage.run import CHECKPOINTS, CONFIG
 from emrun.storage.state_file import FILE
 from emrun.streams.stream import StreamWrapper
@@ -85,10 +85,10 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
     place, run_directory = find_capsule(Path(directory))
     capsule = read_capsule(place, run_directory)
     config = read_config(run_directory, [f"model.device={device}"] if device is not None else [])
-    prepared = Plan.of(config, Imported())
-    found = Replay(capsule, notes=list(_differences(capsule, prepared)))
+    plan = Plan.of(config, Imported())
+    found = Replay(capsule, notes=list(_differences(capsule, plan)))
     with preserved_randomness(), TemporaryFolder("replay") as output_dir:
-        attempt = _Attempt(capsule, prepared, output_dir, found.notes)
+        attempt = _Attempt(capsule, plan, output_dir, found.notes)
         found.error = attempt.run(capsule.batch)
         if found.error is not None:
             found.message = f"{kind_of(found.error)}: {attempt.censor(str(found.error))}"
@@ -103,22 +103,22 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
 class _Attempt:
     """Does the step of a capsule again, as often as asked, each time from the same weights and random states."""
 
-    def __init__(self, capsule: Capsule, prepared: Plan, output_dir: Path, notes: list[str]) -> None:
+    def __init__(self, capsule: Capsule, plan: Plan, output_dir: Path, notes: list[str]) -> None:
         self._capsule = capsule
-        self._prepared = prepared
-        self.censor = Censor(prepared.config.secrets())
-        self._seed = int(prepared.get("seed", 0))
+        self._plan = plan
+        self.censor = Censor(plan.config.secrets())
+        self._seed = int(plan.get("seed", 0))
         self._hook_recipe = recipe = self._recipe_of_hook()
         self._supplied: dict[str, Any] = {"dataset": None, "output_dir": output_dir}
-        if any(each is not None and each.wants("dataset") for each in (prepared.model, recipe)):
+        if any(each is not None and each.wants("dataset") for each in (plan.model, recipe)):
             seed_everything(self._seed, "dataset")
-            self._supplied["dataset"] = prepared.dataset.build(self._supplied)
+            self._supplied["dataset"] = plan.dataset.build(self._supplied)
         seed_everything(self._seed, "model")
-        self._model: AbstractModel = prepared.model.build(self._supplied)
+        self._model: AbstractModel = plan.model.build(self._supplied)
         self._supplied["model"] = self._model
         self._weights: Path | None = capsule.place
         if capsule.facts["weights"] == "lost":
-            self._weights = checkpoint.newest(capsule.run_directory / CHECKPOINTS)
+            self._weights = newest(capsule.run_directory / CHECKPOINTS)
             name = self._weights.name if self._weights is not None else "no checkpoint: new weights"
             notes.append(f"the weights could not be read from the device; these are those of {name}")
         self._random = dict(capsule.state["random"])
@@ -132,12 +132,12 @@ class _Attempt:
     def _recipe_of_hook(self) -> Recipe | None:
         """Return what builds the hook that failed, if it was one: the config names it, the capsule only its index."""
         index = self._capsule.step.hook
-        if index is None or index >= len(self._prepared.hooks):
+        if index is None or index >= len(self._plan.hooks):
             return None
-        name = getattr(self._prepared.hooks[index].target, "__qualname__", None)
+        name = getattr(self._plan.hooks[index].target, "__qualname__", None)
         if name != self._capsule.step.hook_class:
             raise StateError(f"hooks[{index}] was {self._capsule.step.hook_class} and is now {name}; undo the change")
-        return self._prepared.hooks[index]
+        return self._plan.hooks[index]
 
     def run(self, batch: Batch) -> BaseException | None:
         """Do the step on a batch; return what it fails with, None when it goes through."""
@@ -184,7 +184,7 @@ class _Attempt:
                 ):
                     hook.load_state_dict(self._capsule.state["hook"])
             hooks.append(hook)
-        if self._prepared.get("deterministic", False):
+        if self._plan.get("deterministic", False):
             hooks.append(DeterministicKernels())
         return hooks
 
@@ -214,7 +214,7 @@ class _WentThroughError(Exception):
     """The step is over and nothing failed."""
 
 
-def _differences(capsule: Capsule, prepared: Plan) -> Iterator[str]:
+def _differences(capsule: Capsule, plan: Plan) -> Iterator[str]:
     """Yield what is known to make the step another one than that of then."""
     facts, step = capsule.facts, capsule.step
     stored = capsule.place / CONFIG
@@ -222,10 +222,10 @@ def _differences(capsule: Capsule, prepared: Plan) -> Iterator[str]:
         yield f"config.yaml of the run was changed since; what it was is in {FAILURES}/{capsule.place.name}"
     is_known = not facts["weights"].startswith("unknown")
     if facts["weights"] == "after the update" or not is_known:
-        newest = facts["checkpoint"]
+        saved = facts["checkpoint"]
         before = "there is no checkpoint before it"
-        if newest is not None:
-            before = f"{newest['name']} is {step.iteration - newest['iteration']} iterations before the step"
+        if saved is not None:
+            before = f"{saved['name']} is {step.iteration - saved['iteration']} iterations before the step"
         when = "are" if is_known else "may be"
         yield f"the weights {when} those after the step's update; {before}"
     for name, reason in facts["left_out"].items():
@@ -234,7 +234,7 @@ def _differences(capsule: Capsule, prepared: Plan) -> Iterator[str]:
         yield f"of the hooks, only {step.hook_class} is called"
     nothing = AbstractHook.before_batch
     if step.event != "before_batch" and any(
-        getattr(recipe.target, "before_batch", nothing) is not nothing for recipe in prepared.hooks
+        getattr(recipe.target, "before_batch", nothing) is not nothing for recipe in plan.hooks
     ):
         yield "before_batch of the hooks is not called: the batch is what they made of it"
 

@@ -61,35 +61,35 @@ def try_out(config: Config) -> dict[str, Any]:
         StateError: the model does not come back from a checkpoint as it was.
         BaseException: what the dataset, the model or a hook raises.
     """
-    prepared = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
+    plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
     with _unchanged_process(), TemporaryFolder("check") as place, _notes() as notes:
         notes.extend((*config.notes, *unread_vars(config.root)))
-        training = assemble(prepared, place, Run(place))
+        training = assemble(plan, place, Run(place))
         warn_of_no_end(training.hooks)
-        notes.extend(_streams_of_no_dataset(prepared, training.dataset))
-        switch = DeterministicKernels() if prepared.get("deterministic", False) else AbstractHook()
+        notes.extend(_streams_of_no_dataset(plan, training.dataset))
+        switch = DeterministicKernels() if plan.get("deterministic", False) else AbstractHook()
         switch.before_training()
         try:
-            copy = _build_model(prepared, training)
+            copy = _build_model(plan, training)
             round_trip = RoundTrip(copy, training.model)
             trial = _Trial(training, copy, round_trip, notes)
             trial.run()
             round_trip.check(place / "checkpoint")
             notes.extend(round_trip.lost_state(training.dataset, training.main_loop.train_stream_name))
         except ArgumentError as error:
-            node = prepared.model.node.get(error.argument)
-            position = node.position if node else prepared.model.node.key_position
+            node = plan.model.node.get(error.argument)
+            position = node.position if node else plan.model.node.key_position
             raise ConfigError(Problem(position, f"model.{error.argument}", error.message)) from error
         finally:
             switch.after_training(success=True)
         return trial.report()
 
 
-def _build_model(prepared: Plan, training: Training) -> AbstractModel:
+def _build_model(plan: Plan, training: Training) -> AbstractModel:
     """Build the model once more, in a loop of its own, so that no hook hears of its updates."""
-    seed_everything(prepared.get("seed", 0), "model")
+    seed_everything(plan.get("seed", 0), "model")
     supplied = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
-    model: AbstractModel = prepared.model.build(supplied)
+    model: AbstractModel = plan.model.build(supplied)
     name, run = training.main_loop.train_stream_name, training.main_loop.run
     loop = MainLoop(model, training.dataset, train_stream_name=name, run=run)
     loop.checks = training.main_loop.checks
@@ -101,10 +101,10 @@ def _build_model(prepared: Plan, training: Training) -> AbstractModel:
     return model
 
 
-def _streams_of_no_dataset(prepared: Plan, dataset: Any) -> list[str]:
+def _streams_of_no_dataset(plan: Plan, dataset: Any) -> list[str]:
     """Return what is to be said about streams under `eval` that a dataset does not have."""
     there = stream_names(dataset)
-    named = prepared.get("eval", {})
+    named = plan.get("eval", {})
     return [
         f"eval.{name}: the dataset has no stream {name!r}{did_you_mean(str(name), there)} (it has {listed(there)})"
         for name in named

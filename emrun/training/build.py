@@ -38,12 +38,12 @@ class Training:
 
 
 def assemble(
-    prepared: Plan, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
+    plan: Plan, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
 ) -> Training:
     """Build dataset, model, hooks and main loop, each with random numbers of its own.
 
     Args:
-        prepared: the config.
+        plan: what the config says.
         output_dir: the directory for what dataset, model and hooks write.
         run: the run that the loop writes, if it writes one.
         is_evaluation: the loop will only evaluate, perhaps on streams that the config does not name.
@@ -53,14 +53,14 @@ def assemble(
         ConfigError: something finds that an argument is wrong.
         BaseException: what a dataset, model or hook raises.
     """
-    seed = prepared.get("seed", 0)
+    seed = plan.get("seed", 0)
     supplied: dict[str, Any] = {"output_dir": output_dir}
-    supplied["dataset"], _ = _built("dataset", prepared.dataset, seed, supplied)
+    supplied["dataset"], _ = _built("dataset", plan.dataset, seed, supplied)
     if not is_evaluation:
-        _check_dataset(supplied["dataset"], prepared)
-    apart = _build_apart(prepared, dict(supplied)) if is_new else None
+        _check_dataset(supplied["dataset"], plan)
+    apart = _build_apart(plan, dict(supplied)) if is_new else None
     try:
-        supplied["model"], seconds = _built("model", prepared.model, seed, supplied)
+        supplied["model"], seconds = _built("model", plan.model, seed, supplied)
     except BaseException:
         if apart is not None:
             apart.end()
@@ -68,20 +68,20 @@ def assemble(
     if apart is not None:
         supplied["model"].built_apart = partial(apart.structure, min(seconds, _LONGEST_WAIT))
     seed_everything(seed, "hooks")
-    hooks = tuple(recipe.build(supplied) for recipe in prepared.hooks)
-    if prepared.get("deterministic", False):
+    hooks = tuple(recipe.build(supplied) for recipe in plan.hooks)
+    if plan.get("deterministic", False):
         hooks = (*hooks, DeterministicKernels())
     seed_everything(seed, "training")
-    arguments = prepared.get("main_loop", {})
+    arguments = plan.get("main_loop", {})
     try:
         main_loop = MainLoop(supplied["model"], supplied["dataset"], hooks, run=run, seed=seed, **arguments)
         main_loop.check_hooks(any_stream=is_evaluation)
     except ArgumentError as error:
-        node = prepared.config.get("main_loop", error.argument)
-        message = prepared.config.censored(error.message)
+        node = plan.config.get("main_loop", error.argument)
+        message = plan.config.censored(error.message)
         raise ConfigError(Problem(node.position if node else None, f"main_loop.{error.argument}", message)) from error
     except HookError as error:
-        raise ConfigError(_hook_problem(error, prepared)) from error
+        raise ConfigError(_hook_problem(error, plan)) from error
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
 
 
@@ -96,32 +96,32 @@ def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any]) -> tu
     return built, seconds
 
 
-def _build_apart(prepared: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
+def _build_apart(plan: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
     """Let the model begin to build once more what it would compare; call it before anything of the model is built."""
-    target = prepared.model.target
+    target = plan.model.target
     if not inspect.isclass(target) or not issubclass(target, AbstractModel):
         return None
 
     def build(recipe: Recipe) -> Any:
-        seed_everything(prepared.get("seed", 0), "model")
+        seed_everything(plan.get("seed", 0), "model")
         return recipe.build(supplied)
 
-    recipes = {name: each for name, each in prepared.model.kwargs.items() if isinstance(each, Recipe)}
+    recipes = {name: each for name, each in plan.model.kwargs.items() if isinstance(each, Recipe)}
     return target.build_apart({name: partial(build, each) for name, each in recipes.items() if each.is_of_classes()})
 
 
-def _check_dataset(dataset: Any, prepared: Plan) -> None:
+def _check_dataset(dataset: Any, plan: Plan) -> None:
     """Check that a dataset has the streams of the main loop; one that is no class shows them only when it is built."""
-    for name, node in named_streams(prepared.config):
+    for name, node in named_streams(plan.config):
         try:
             stream_function(dataset, name)
         except AttributeError as error:
-            message = prepared.config.censored(str(error))
+            message = plan.config.censored(str(error))
             raise ConfigError(Problem(node.position, "main_loop", message)) from error
 
 
-def _hook_problem(error: HookError, prepared: Plan) -> Problem:
+def _hook_problem(error: HookError, plan: Plan) -> Problem:
     if error.hook_index is None:
-        return Problem(None, "hooks", prepared.config.censored(str(error)))
-    recipe = prepared.hooks[error.hook_index] if error.hook_index < len(prepared.hooks) else prepared.model
-    return Problem(recipe.node.key_position, recipe.key, prepared.config.censored(str(error)))
+        return Problem(None, "hooks", plan.config.censored(str(error)))
+    recipe = plan.hooks[error.hook_index] if error.hook_index < len(plan.hooks) else plan.model
+    return Problem(recipe.node.key_position, recipe.key, plan.config.censored(str(error)))

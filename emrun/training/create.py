@@ -66,23 +66,23 @@ def create_training(
     place = None if output_dir is None else expanded(output_dir)
     drawn = dict(zip(DRAWN, (draw_seed(), escaped(str(Path.cwd()))), strict=True))
     loaded = load_config(config, overrides).with_defaults(drawn)
-    prepared = Plan.of(loaded, Imported())
+    plan = Plan.of(loaded, Imported())
     existed = place is not None and place.exists()
     had_root = place is not None or root.exists()
     run = create_run(
         dump(loaded.root, loaded.text),
-        prepared.get("name", None) or loaded.name,
+        plan.get("name", None) or loaded.name,
         output_root=root,
         output_dir=place,
-        seed=prepared.get("seed", 0),
+        seed=plan.get("seed", 0),
         command=command,
-        censor=Censor(prepared.config.secrets()),
+        censor=Censor(plan.config.secrets()),
     )
     try:
         with kept_or_removed(run, existed, remove_failed), run.logging():
             _LOG.info("run directory: %s", run.directory)
             warn_of(loaded.notes)
-            return assemble(prepared, run.directory, run, is_new=True)
+            return assemble(plan, run.directory, run, is_new=True)
     except (ConfigError, UsageError):
         if not had_root:
             with suppress(OSError):  # another run is there by now

@@ -47,9 +47,9 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
         BaseException: what the dataset or the model raises.
     """
     directory = expanded(run_directory)
-    prepared = replace(Plan.of(_config_of(directory), Imported()), hooks=[])
+    plan = replace(Plan.of(_config_of(directory), Imported()), hooks=[])
     checkpoints.find(directory / CHECKPOINTS, checkpoint_name)
-    training = assemble(prepared, directory, run=None, is_evaluation=True)
+    training = assemble(plan, directory, run=None, is_evaluation=True)
     _load(training, directory / CHECKPOINTS, checkpoint_name)
     return training
 
@@ -87,24 +87,23 @@ def evaluate(
     directory = expanded(run_directory)
     own = _config_of(directory)
     laid_over = (own if config is None else read_config(config)).overlaid(stream)
-    planned = laid_over.overridden(overrides)
-    prepared = Plan.of(planned, Imported())
-    checkpoints.find(directory / CHECKPOINTS, checkpoint_name)
-    root = directory / EVALUATIONS if output_dir is None else expanded(output_dir)
+    merged = laid_over.overridden(overrides)
+    plan = Plan.of(merged, Imported())
+    root = directory / CHECKPOINTS
+    checkpoints.find(root, checkpoint_name)
+    results = directory / EVALUATIONS if output_dir is None else expanded(output_dir)
+    censor = Censor(plan.config.secrets(), [directory])
     try:
-        run = create_evaluation(
-            root, stream, dump(planned.root), command, censor=Censor(prepared.config.secrets(), [directory])
-        )
+        run = create_evaluation(results, stream, dump(merged.root), command, censor=censor)
     except StorageError as error:
         if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             error.add_note("the results of somebody else's run can be kept elsewhere: --output-dir DIR")
         raise
     with kept_or_removed(run, existed=False), run.logging():
-        warn_of(copies_left(laid_over.root, planned.root, unread=("vars", "eval")))
-        training = assemble(prepared, run.directory, run, is_evaluation=True)
+        warn_of(copies_left(laid_over.root, merged.root, unread=("vars", "eval")))
+        training = assemble(plan, run.directory, run, is_evaluation=True)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
             raise _unknown_stream(training.dataset, stream)
-        root = directory / CHECKPOINTS
         *others, last = checkpoints.DEFAULTS
         name = checkpoint_name or next((each for each in others if (root / each).is_dir()), last)
         place, manifest = _load(training, root, name)

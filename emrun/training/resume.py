@@ -74,8 +74,8 @@ def resume_training(
     try:
         stored = read_config(source)
         config = stored.overridden(overrides)
-        prepared = Plan.of(config, Imported())
-        censor.add(prepared.config.secrets())
+        plan = Plan.of(config, Imported())
+        censor.add(plan.config.secrets())
         changed = _changes(stored.root.plain(), config.root.plain())
         trace = read_trace(source)
         if trace.get("status") == "finished" and not changed and checkpoint_name is None and run is not None:
@@ -97,7 +97,7 @@ def resume_training(
         assert run is not None  # one of the two
         with run.logging():
             warn_of(config.notes)
-            training = assemble(prepared, run.directory, run, is_new=place is None)
+            training = assemble(plan, run.directory, run, is_new=place is None)
             if place is not None:
                 place = training.main_loop.restore(place)
                 done = (training.main_loop.training_epochs_done, training.main_loop.iterations_done)
