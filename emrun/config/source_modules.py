@@ -35,7 +35,7 @@ _REWRITES = re.compile(
     """,
     re.VERBOSE,
 )
-_TRUSTED = frozenset((TORCH, "emrun"))  # whatever their texts show, nothing in them rewrites a constructor
+_TRUSTED = frozenset((TORCH, "emrun"))  # whatever their texts show, they rewrite no constructor
 _LAZY = ("emrun", "emrun.hooks", "emrun.datasets")  # import, when asked, what they import for type checkers
 _IMPORTERS = frozenset(("sys", "site", "importlib", "pkgutil", "imp"))
 
@@ -101,15 +101,16 @@ class SourceModules:
             module.bound.update(bound_in(tree.body, spec.parent or "", with_types=name in _LAZY))
         except (OSError, SyntaxError, ValueError, RecursionError, ImportError):  # importing it tells in the best way
             return None
+        top = name.partition(".")[0]
+        if top in _TRUSTED:
+            return module
         for node in ast.walk(tree):
             names = node.names if isinstance(node, ast.Global) else []
             for each in [node.target.id] if isinstance(node, ast.NamedExpr) else names:
                 module.bound.setdefault(each, []).append(None)
-        top = name.partition(".")[0]
         if not self.may_find_more and not _is_installed(top):
             self.may_find_more = any(each in _IMPORTERS or not _is_installed(each) for each in _imported(tree, top))
-        is_sure = top in _TRUSTED or not ("*" in module.bound or _REWRITES.search(text))
-        return module if is_sure else None
+        return None if "*" in module.bound or _REWRITES.search(text) else module
 
 
 def _imported(tree: ast.Module, own: str) -> Iterator[str]:
