@@ -15,6 +15,7 @@ import contextlib
 import os
 import pathlib
 import typing
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from types import FunctionType
@@ -122,7 +123,7 @@ class Sources(Imported):
         """Return what a dotted path names: a stand-in, an expression with its module, why there is none, or None."""
         if path not in self._found:
             self._found[path] = None  # while it is looked up: it may be its own base, or imported in a circle
-            with contextlib.suppress(TypeError, ValueError, SyntaxError):  # not literal, or nothing that Python accepts
+            with contextlib.suppress(TypeError, ValueError, SyntaxError, RecursionError):  # not literal, or not Python
                 self._found[path] = self._member(path)
         return self._found[path]
 
@@ -292,7 +293,10 @@ def _made(definition: ast.ClassDef | ast.FunctionDef, module: SourceModule, **na
     """
     namespace = {"__name__": module.name, "UNREAD": UNREAD, **names}
     tree = ast.fix_missing_locations(ast.Module([definition], []))
-    exec(compile(tree, str(module.file), "exec", annotations.compiler_flag, True), namespace)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python says it when the module is imported
+        code = compile(tree, str(module.file), "exec", annotations.compiler_flag, True)
+    exec(code, namespace)
     return namespace[definition.name]
 
 

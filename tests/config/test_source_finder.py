@@ -475,6 +475,12 @@ def test_nothing_of_a_definition_is_called():
     assert [(each.annotation, each.default) for each in parameters.named.values()] == [(UNREAD, UNREAD)] * 2
 
 
+@pytest.mark.filterwarnings("default")
+def test_what_python_warns_of_is_left_to_the_import(recwarn):
+    assert list(found("class Thing:\n    def __init__(self, x): self.x = x is 3\n").named) == ["x"]
+    assert not recwarn.list
+
+
 def test_a_function_that_is_annotated_with_itself_is_read():
     text = "from __future__ import annotations\ndef Thing(x: Thing, y: other): pass\ndef other(z: Thing): pass"
     assert list(found(text).named) == ["x", "y"]
