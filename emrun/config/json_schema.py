@@ -7,7 +7,6 @@ file that is merged over another one need not be complete, so what a class requi
 
 from __future__ import annotations
 
-import ast
 import collections.abc
 import inspect
 import json
@@ -22,7 +21,7 @@ from typing import Any
 from emrun.config.names import NotThere, dotted_path, short_names
 from emrun.config.sections import DEFAULT_MODEL, OVERLAY, REQUIRED, SECTIONS, SUPPLIED, SUPPLIED_TO_LOOP
 from emrun.config.signatures import UNREAD
-from emrun.config.source_finder import Source, Sources
+from emrun.config.source_finder import Sources
 from emrun.config.type_hints import NO_TEXT, SCALARS, SEQUENCES, allows_mapping, form_in, mismatch
 from emrun.config.yaml_tree import node_of
 from emrun.errors import Position
@@ -216,7 +215,7 @@ class _Writer:
             calls: dict[str, str] = {}
             for each in (self._sources.classes(form.package) if form.package else None) or ():
                 source = self._find(f"{form.package}.{each}")
-                if source is not None and source.bases:  # else it is the base of the others
+                if getattr(source, "__bases__", (object,)) != (object,):  # else it is the base of the others
                     calls[each] = "-".join((f"{form.package}.{each}", *form.keys))
                     self._definitions[calls[each]] = self._arguments(source, own, form=form)
             names = _class(calls) if form.package else _DOTTED
@@ -224,9 +223,7 @@ class _Writer:
             self._definitions[name] = {"properties": properties, **_cases(calls), "items": _reference(name)}
         return _reference(name)
 
-    def _arguments(
-        self, source: Source | None, own: Schema, supplied: Iterable[str] = (), form: Form | None = None
-    ) -> Schema:
+    def _arguments(self, source: Any, own: Schema, supplied: Iterable[str] = (), form: Form | None = None) -> Schema:
         """Return the schema of the arguments of a class.
 
         Args:
@@ -263,7 +260,7 @@ class _Writer:
         several = {"additionalProperties": {"anyOf": [one, {}]}}  # or a part of one
         return {**_typed("object", "null"), "if": _IS_FORM, "then": one, "else": several}
 
-    def _find(self, name: str, kind: str = "") -> Source | None:
+    def _find(self, name: str, kind: str = "") -> Any:
         """Return what a short name of a kind, or a dotted path, stands for."""
         try:
             path = dotted_path(name, kind) if kind else name
@@ -312,17 +309,17 @@ def _default(value: Any) -> Schema:
         return {}
 
 
-def _summary(source: Source | None) -> str:
+def _summary(source: Any) -> str:
     """Return the first paragraph of a class's docstring."""
-    text = ast.get_docstring(source.definitions[0]) if source is not None and source.definitions else None
-    return " ".join((text or "").partition("\n\n")[0].split())
+    text = inspect.cleandoc(source.__doc__ or "") if inspect.isclass(source) else ""
+    return " ".join(text.partition("\n\n")[0].split())
 
 
-def _argument_texts(source: Source) -> Mapping[str, str]:
+def _argument_texts(source: Any) -> Mapping[str, str]:
     """Return what the docstrings of a class and its bases say about arguments."""
     found: dict[str, str] = {}
-    for definition in source.definitions:
-        section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", ast.get_docstring(definition) or "", re.MULTILINE)
+    for each in inspect.getmro(source) if inspect.isclass(source) else ():
+        section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.cleandoc(each.__doc__ or ""), re.MULTILINE)
         entries = re.split(r"^ {4}(\w+)(?: \(.*\))?:", section[1] if section else "", flags=re.MULTILINE)
         for name, text in zip(entries[1::2], entries[2::2], strict=True):
             found.setdefault(name, " ".join(text.split()))

@@ -40,27 +40,6 @@ class Parameters:
     others: Mapping[str, Any] = field(default_factory=dict)
     unknown: Any = None
 
-    @classmethod
-    def of_signatures(
-        cls, signatures: Sequence[inspect.Signature], perhaps: Sequence[inspect.Signature] = ()
-    ) -> Parameters:
-        """Return what a callable takes that may hand its `**kwargs` on.
-
-        Args:
-            signatures: its own, then those of the constructors that get what the one before does not name.
-            perhaps: those of functions that may get some of the rest. They name arguments and refuse none.
-        """
-        found: dict[str, inspect.Parameter] = {}
-        for index, signature in enumerate((*signatures, *perhaps)):
-            default = None if index < len(signatures) else UNREAD
-            for each in signature.parameters.values():
-                if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-                    behind = each if index == 0 else each.replace(kind=each.KEYWORD_ONLY, default=default)
-                    found.setdefault(each.name, behind)  # the one before may hand it on itself
-        own = signatures[0].parameters.values()
-        takes_more = any(each.kind is each.VAR_POSITIONAL for each in own)
-        return cls(found, takes_keywords(signatures[-1]), takes_more)
-
     def hint(self, name: str) -> Any:
         """Return the type of an argument given by name."""
         return self.named[name].annotation if name in self.named else self.others.get(name, self.unknown)
@@ -122,11 +101,17 @@ def parameters_of(target: Callable[..., Any]) -> Parameters | None:
     except (TypeError, ValueError):  # written in C
         return None
     hints = _hints([each.function for each in receivers])
-    typed: dict[Share, list[inspect.Signature]] = {share: [] for share in Share}
-    for each in receivers:
-        parameters = [p.replace(annotation=hints.get(p.name)) for p in each.signature.parameters.values()]
-        typed[each.share].append(each.signature.replace(parameters=parameters))
-    return replace(Parameters.of_signatures(typed[Share.ALL], typed[Share.SOME]), others=hints)
+    named: dict[str, inspect.Parameter] = {}
+    sure = [each for each in receivers if each.share is Share.ALL]
+    for receiver in (*sure, *(each for each in receivers if each.share is Share.SOME)):
+        default = None if receiver.share is Share.ALL else UNREAD
+        for each in receiver.signature.parameters.values():
+            if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+                typed = each.replace(annotation=hints.get(each.name))
+                behind = typed.replace(kind=each.KEYWORD_ONLY, default=default)  # the one before may hand it on itself
+                named.setdefault(each.name, typed if receiver is receivers[0] else behind)
+    takes_more = any(each.kind is each.VAR_POSITIONAL for each in receivers[0].signature.parameters.values())
+    return Parameters(named, takes_keywords(sure[-1].signature), takes_more, hints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,21 +193,18 @@ def _methods(cls: type, name: str) -> Iterator[_Method]:
     """Yield the functions of a name that a class and its bases have."""
     for owner in cls.__mro__:
         found = vars(owner).get(name)
-        if isinstance(found, staticmethod):
-            yield _Method(owner, found.__func__, int(name == "__new__"))
-        elif isinstance(found, classmethod):
-            yield _Method(owner, found.__func__, 1)
-        elif inspect.isroutine(found) or isinstance(found, _CACHED):
-            yield _Method(owner, found, 1)
+        function = getattr(found, "__func__", found)
+        if inspect.isroutine(function) or isinstance(function, _CACHED):
+            yield _Method(owner, function, int(not isinstance(found, staticmethod) or name == "__new__"))
         elif found is not None:
-            yield _Method(owner, _anything, 0)
+            yield _Method(owner, anything, 0)
 
 
-def _anything(*args: Any, **kwargs: Any) -> None:
-    """Stand for what is neither a function nor written in C."""
+def anything(*args: Any, **kwargs: Any) -> None:
+    """Stand for what is there but cannot be read."""
 
 
-_CACHED = type(functools.lru_cache(_anything))
+_CACHED = type(functools.lru_cache(anything))
 
 
 def _layers(function: Any) -> Iterator[Any]:

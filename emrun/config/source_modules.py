@@ -11,6 +11,7 @@ import ast
 import importlib.machinery
 import importlib.util
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ _REWRITES = re.compile(
     rb"""
       (?<![.\w]) (?: globals | locals | vars | exec | eval | __import__ ) \s* \(
     | (?<![.\w]) (?: setattr | delattr ) \s* \( (?! self\b )
-    | \b __ (?: setattr | path ) __ | \b sys \s* \. \s* modules \b
+    | \b __ (?: setattr | path ) __ | \b AbstractModel \s* \. \s* register \b | \b sys \s* \. \s* modules \b
     | \b update_wrapper \b | (?<! @ ) (?<! @functools\. ) \b wraps \s* \(
     | (?<! \bself ) \. \s* __ (?: init | new | call | bases | dict | signature | wrapped ) __ (?! \s* \( )
     | \. \s* __ (?: code | (?:kw)?defaults | annotations ) __
@@ -34,10 +35,9 @@ _REWRITES = re.compile(
     """,
     re.VERBOSE,
 )
-_TRUSTED = frozenset((TORCH, "emrun"))  # whatever their texts show, nothing in them rewrites a constructor
+_TRUSTED = frozenset((TORCH, "emrun"))  # whatever their texts show, they rewrite no constructor
 _LAZY = ("emrun", "emrun.hooks", "emrun.datasets")  # import, when asked, what they import for type checkers
 _IMPORTERS = frozenset(("sys", "site", "importlib", "pkgutil", "imp"))
-_HOMES = (*INSTALLED, Path(__file__).parents[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,7 @@ class SourceModules:
             package = self.read(parent) if parent else None
             if parent and package is None:
                 return None
-            self._modules[name] = module = self._read(name, package)
-            if module is not None and not all(self._add_all(star, module) for star in module.bound.pop("*", ())):
-                self._modules[name] = None
+            self._modules[name] = self._read(name, package)
         return self._modules[name]
 
     def _read(self, name: str, package: SourceModule | None) -> SourceModule | None:
@@ -103,25 +101,16 @@ class SourceModules:
             module.bound.update(bound_in(tree.body, spec.parent or "", with_types=name in _LAZY))
         except (OSError, SyntaxError, ValueError, RecursionError, ImportError):  # importing it tells in the best way
             return None
+        top = name.partition(".")[0]
+        if top in _TRUSTED:
+            return module
         for node in ast.walk(tree):
             names = node.names if isinstance(node, ast.Global) else []
             for each in [node.target.id] if isinstance(node, ast.NamedExpr) else names:
                 module.bound.setdefault(each, []).append(None)
-        top = name.partition(".")[0]
         if not self.may_find_more and not _is_installed(top):
             self.may_find_more = any(each in _IMPORTERS or not _is_installed(each) for each in _imported(tree, top))
-        return module if top in _TRUSTED or not _REWRITES.search(text) else None
-
-    def _add_all(self, star: Binding, module: SourceModule) -> bool:
-        """Bind what `from star import *` brings; tell whether that could be read."""
-        try:
-            other = self.read(str(star))
-            names = [None] if other is None else other.bound["__all__"]
-            for each in ast.literal_eval(names[0]) if len(names) == 1 else [None]:
-                module.bound.setdefault(each, []).append(f"{star}.{each}")
-        except (LookupError, ValueError, TypeError):
-            return False
-        return True
+        return None if "*" in module.bound or _REWRITES.search(text) else module
 
 
 def _imported(tree: ast.Module, own: str) -> Iterator[str]:
@@ -134,13 +123,9 @@ def _imported(tree: ast.Module, own: str) -> Iterator[str]:
 
 
 def _is_installed(top: str) -> bool:
-    """Tell whether a module without a dot belongs to Python, an installed package or emrun, or is nowhere."""
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError, AttributeError):
-        return False
-    origin = "built-in" if spec is None else spec.origin or ""
-    return origin in ("built-in", "frozen") or any(map(Path(origin).is_relative_to, _HOMES))
+    """Tell whether a module without a dot belongs to Python, an installed package or emrun."""
+    files = (home / name for home in INSTALLED for name in (top, f"{top}.py"))
+    return top in _TRUSTED or top in sys.stdlib_module_names or any(file.exists() for file in files)
 
 
 def bound_in(body: Iterable[ast.stmt], package: str = "", *, with_types: bool = False) -> dict[str, list[Binding]]:
@@ -169,7 +154,7 @@ def _bindings(statement: ast.stmt, package: str, with_types: bool) -> Iterator[t
         case ast.Import():
             for alias in statement.names:
                 top = alias.name.partition(".")[0]
-                yield (alias.asname, alias.name) if alias.asname else (top, top)
+                yield alias.asname or top, alias.name if alias.asname else top
         case ast.ImportFrom():
             origin = statement.module or ""
             if statement.level:
@@ -179,23 +164,13 @@ def _bindings(statement: ast.stmt, package: str, with_types: bool) -> Iterator[t
         case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
             if statement.value is not None:
                 yield name, statement.value
-        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+        case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=[]):
             for each in statement.body if with_types else ():
                 yield from _bindings(each, package, with_types)
-            for each in statement.orelse:
-                yield from _unsure(each)
         case _:
-            yield from _unsure(statement)
-
-
-def _unsure(statement: ast.stmt) -> Iterator[tuple[str, None]]:
-    """Yield the names that a statement may bind in whatever way."""
-    for node in ast.walk(statement):
-        if isinstance(node, ast.alias):
-            yield node.asname or node.name.partition(".")[0], None
-        elif isinstance(node, ast.Name):
-            if not isinstance(node.ctx, ast.Load):
-                yield node.id, None
-        else:
-            names = (getattr(node, "name", None), getattr(node, "rest", None))  # of a definition, `except` or `case`
-            yield from ((name, None) for name in names if isinstance(name, str))
+            for node in ast.walk(statement):
+                if isinstance(node, ast.alias):
+                    yield node.asname or node.name.partition(".")[0], None
+                elif not isinstance(getattr(node, "ctx", None), ast.Load):
+                    names = (getattr(node, kind, None) for kind in ("id", "name", "rest"))
+                    yield from ((name, None) for name in names if isinstance(name, str))

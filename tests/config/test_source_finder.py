@@ -18,6 +18,7 @@ from emrun.config.config import Config, load_config
 from emrun.config.import_finder import Imported, locate
 from emrun.config.plan import Plan
 from emrun.config.planner import Planner
+from emrun.config.signatures import UNREAD
 from emrun.config.source_finder import Sources
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of, parse
@@ -400,7 +401,8 @@ PLAIN = "class Thing:\n    def __init__(self, x: int, y=2): pass\n"
         "from base import Base as Thing",
         "import base\nclass Thing(base.Base): pass",
         "import base as other\nclass Thing(other.Base): pass",
-        "from base import *\nThing: int\nclass Thing(Base): pass",
+        "from base import Base\nThing: int\nclass Thing(Base): pass",
+        "from base import Base\nclass Mixed: pass\nclass Thing(Mixed, Base): pass",
         "import abc\nfrom typing import Generic, TypeVar\nfrom base import Base\nT = TypeVar('T')\n"
         "class Thing(Base, Generic[T], abc.ABC):\n    z = 3",
         "class Above:\n    def __init__(self, x: int, y=2): pass\nclass Thing(Above):\n    def other(self): pass",
@@ -424,7 +426,8 @@ def test_relative_imports_and_packages_are_followed():
     with modules(**files) as path:
         (path / "pack" / "__init__.py").write_text("from .inner import Thing")
         sources = Sources()
-        assert sources.find("pack.Thing").bases == ("pack.deep.Base",)
+        (base,) = sources.find("pack.Thing").__bases__
+        assert (base.__module__, base.__qualname__) == ("pack.deep", "Base")
         assert list(sources.parameters(sources.find("pack.Thing")).named) == ["x", "y"]
 
 
@@ -443,13 +446,16 @@ def test_relative_imports_and_packages_are_followed():
         f"{PLAIN}Thing.__init__ = print",
         f"{PLAIN}Thing.__init__.__defaults__ = (1, 2)",
         f"{PLAIN}exec('Thing = print')",
-        "class Thing:\n    def __new__(cls, a): pass\n    def __init__(self, b): pass",
+        "class Thing:\n    __new__ = print\n    def __init__(self, b): pass",
         "class Thing:\n    if len('x'):\n        def __init__(self, b): pass",
         "class Thing:\n    __init__ = print",
         "class Thing:\n    @staticmethod\n    def __init__(b): pass",
         "class Base:\n    def __init_subclass__(cls): cls.__new__ = print\nclass Thing(Base): pass",
         "class Thing(type('Base', (), {})): pass",
         "from os import *\nclass Thing: pass",
+        "from typing import *\nclass Thing: pass",
+        "def Thing(x, x): pass",
+        "class A: pass\nclass B(A): pass\nclass Thing(A, B): pass",
         "Thing = type('Thing', (), {})",
         "async def Thing(): pass",
         "class Thing(dict): pass",
@@ -459,6 +465,20 @@ def test_relative_imports_and_packages_are_followed():
 )
 def test_what_is_not_literal_is_left_to_the_import(text):
     assert found(text) is None
+
+
+def test_nothing_of_a_definition_is_called():
+    text = "def stop(*args): raise SystemExit(stop)\n"
+    text += "class Thing:\n    x = stop()\n    @stop\n    def f(self): pass\n"
+    text += "    def __init__(self, x: stop() = stop(), *, y: stop = stop()): stop()\n"
+    parameters = found(text)
+    assert [(each.annotation, each.default) for each in parameters.named.values()] == [(UNREAD, UNREAD)] * 2
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_python_warns_of_is_left_to_the_import(recwarn):
+    assert list(found("class Thing:\n    def __init__(self, x): self.x = x is 3\n").named) == ["x"]
+    assert not recwarn.list
 
 
 def test_a_function_that_is_annotated_with_itself_is_read():
