@@ -1,4 +1,4 @@
-"""Archives that are unpacked whole or not at all, by rules of their own on top of the library's."""
+"""Archives that are unpacked whole or not at all, by rules of their own; those for headers of tar are in `_tar`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import io
 import json
 import os
 import re
-import shutil
 import stat
 import struct
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from emrun.datasets._tar import DAMAGE, Member, is_plain_file
+from emrun.datasets._tar import DAMAGE, Member, is_plain_file, members_of
 from emrun.errors import DownloadError, reason_of
-from emrun.storage.files import flush_directory, storing
+from emrun.storage.files import storing, written_aside
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
 _MARKER = ".emrun_unpacked.json"
@@ -79,23 +77,14 @@ def unpack(archive: Path, sha256: str, max_bytes: int) -> Path:
         StorageError: the folder cannot be written.
     """
     folder = folder_of(archive)
-    with storing(folder, "write"):
-        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".tmp"))
+    with storing(folder, "write"), written_aside(folder) as aside:
+        aside.mkdir()
         try:
-            content = aside / folder.name
-            content.mkdir()
-            try:
-                _Extraction(archive, content, max_bytes).run()
-            except _DAMAGE as error:
-                raise DownloadError(
-                    f"archive {archive} is damaged, nothing of it is kept: {reason_of(error)}"
-                ) from error
-            (content / _MARKER).write_text(json.dumps({"sha256": sha256}), encoding="utf-8")
-            os.sync()  # one for all files
-            content.rename(folder)
-            flush_directory(folder.parent)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            _Extraction(archive, aside, max_bytes).run()
+        except _DAMAGE as error:
+            raise DownloadError(f"archive {archive} is damaged, nothing of it is kept: {reason_of(error)}") from error
+        (aside / _MARKER).write_text(json.dumps({"sha256": sha256}), encoding="utf-8")
+        os.sync()  # one for all files
     return folder
 
 
@@ -135,8 +124,7 @@ class _Extraction:
             self._archive.open("rb") if plain else gzip.open(self._archive) as file,
             tarfile.open(fileobj=_Watched(file, self._note_inflated), mode="r|", tarinfo=Member) as archive,
         ):
-            while (member := archive.next()) is not None:
-                archive.members = []  # type: ignore[attr-defined]  # otherwise they all stay in memory
+            for member in members_of(archive):
                 if not member.isdir() and not is_plain_file(member):
                     raise self._refused(f"{member.name!r} is a link or a device")
                 yield member.name, None if member.isdir() else archive.extractfile(member)

@@ -1,8 +1,12 @@
-"""The headers of tar archives that may be damaged, or made to do harm."""
+"""Tar archives that may be damaged, or made to do harm: the rules for whoever reads or unpacks their members.
+
+`extractall` is not used: its data filter has been passed by (CVE-2025-4517), and Python 3.11.7 has the fault.
+"""
 
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Iterator
 
 _MAX_EXTENDED = 2**20  # bytes of a long name or of extended attributes, which are read into memory
 _EXTENDED = (
@@ -41,3 +45,20 @@ class Member(tarfile.TarInfo):
 def is_plain_file(member: tarfile.TarInfo) -> bool:
     """Tell whether a member is a file whose content lies in the archive in one piece: no link, device or hole."""
     return member.isreg() and not member.issparse()
+
+
+def members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of an archive one after the other; they do not stay in memory.
+
+    Raises:
+        ValueError: a size makes no sense, or the headers run in a circle.
+    """
+    offset = 0
+    while (member := archive.next()) is not None:
+        archive.members = []  # type: ignore[attr-defined]
+        if member.size < 0:
+            raise ValueError(f"{member.name!r} has a size of {member.size}")
+        if archive.offset <= offset:
+            raise ValueError("its headers run in a circle")
+        yield member
+        offset = archive.offset

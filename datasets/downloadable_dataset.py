@@ -16,7 +16,8 @@ from emrun.arguments import check_count, check_flag, expanded, safe_component
 from emrun.dataset import AbstractDataset
 from emrun.datasets._archives import ENDINGS, folder_of, is_unpacked, unpack
 from emrun.errors import ArgumentError, DownloadError, MissingExtra, StreamError
-from emrun.storage.files import describe, flush_directory, flush_file, storing
+from emrun.storage.files import flush_directory, flush_file, storing
+from emrun.storage.sealed import describe
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from emrun.datasets._examples import ExampleReader
 from emrun.datasets._images import FORMATS, check_pillow, check_size, read_image, write_floats
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
-from emrun.datasets._tar import DAMAGE, Member, is_plain_file
+from emrun.datasets._tar import DAMAGE, Member, is_plain_file, members_of
 from emrun.errors import ArgumentError, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
 from emrun.types import Batch
@@ -216,14 +216,9 @@ def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
     offset = 0
     try:
         with tarfile.TarFile(fileobj=file, tarinfo=Member) as archive:
-            while (member := archive.next()) is not None:
-                archive.members = []  # type: ignore[attr-defined]  # otherwise they all stay in memory
-                if member.size < 0:
-                    raise ValueError(f"{member.name!r} has a size of {member.size}")
+            for member in members_of(archive):
                 if member.offset_data + member.size > length:
                     raise ValueError(f"{member.name!r} is cut off")
-                if archive.offset <= offset:
-                    raise ValueError("its headers run in a circle")
                 yield member
                 offset = archive.offset
     except DAMAGE as error:

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import pickle
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,7 @@ from emrun.arguments import check_count, expanded
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, StorageError, StreamError, reason_of
-from emrun.storage.files import flush_directory, storing
+from emrun.storage.files import storing, written_aside
 from emrun.stream_context import Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
@@ -170,14 +169,8 @@ class _Encoder:
             return path
         with storing(path, "write"):
             folder.mkdir(parents=True, exist_ok=True)
-            aside = folder / f".{path.name}.{secrets.token_hex(8)}.tmp"
-            try:
-                with aside.open("xb") as file:  # for whom the umask lets read it, other than files of tempfile
-                    self._write(file, self._pieces(argument, paths))
-                aside.replace(path)
-            finally:
-                aside.unlink(missing_ok=True)
-            flush_directory(folder)
+            with written_aside(path) as aside, aside.open("xb") as file:
+                self._write(file, self._pieces(argument, paths))
         return path
 
     def _write(self, file: IO[bytes], pieces: Iterator[_Tokens]) -> None:

@@ -101,12 +101,8 @@ def _escaped(text: str) -> set[str]:
     """Return a text as Python and JSON write it between quotes."""
     python = {repr(text)[1:-1], ascii(text)[1:-1], repr(text.encode(errors="surrogateescape"))[2:-1]}
     both = {each.replace("\\'", "'") for each in python}
-    return {
-        *both,
-        *(each.replace("'", "\\'") for each in both),
-        json.dumps(text)[1:-1],
-        json.dumps(text, ensure_ascii=False)[1:-1],
-    }
+    written = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False))
+    return {*both, *(each.replace("'", "\\'") for each in both), *written}
 
 
 def _is_replaced(text: str) -> bool:

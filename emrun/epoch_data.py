@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from emrun.errors import HookError
@@ -108,3 +108,15 @@ def declared(hook: Any, attribute: str) -> tuple[str, ...] | None:
 def _named(hook: Any, what: str) -> tuple[str, ...]:
     """Return what the arguments of a hook name; nothing of a hook that was made without its constructor."""
     return tuple(name for kind, name in getattr(hook, "_named_by_arguments", ()) if kind == what)
+
+
+def statistics(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the statistics of a stream's variables, each with its name.
+
+    A mean goes by the name of its variable, as a plain value does, another aggregation by `variable/aggregation`.
+    """
+    for name, value in variables.items():
+        if isinstance(value, Mapping):
+            yield from ((name if key == "mean" else f"{name}/{key}", entry) for key, entry in value.items())
+        else:
+            yield name, value

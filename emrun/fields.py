@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -124,6 +125,24 @@ TEXT = Kind("a text", lambda value: type(value) is str)
 FLAG = Kind("true or false", lambda value: type(value) is bool)
 NUMBER = Kind("a number", lambda value: type(value) is float or (type(value) is int and abs(value) <= _MOST))
 SHA256 = Kind("64 hexadecimal digits", lambda value: len(value) == 64 and not set(value) - set("0123456789abcdef"))
+
+
+_BY_ANNOTATION = {"str": TEXT, "bool": FLAG, "int": whole()}
+
+
+def kinds_of(owner: Any, **others: Kind) -> dict[str, Kind]:
+    """Return the fields of a dataclass with their kinds: those of `str`, `bool` and `int`, maybe `| None`, and others.
+
+    Args:
+        owner: the dataclass, of a module with `from __future__ import annotations`.
+        others: the kinds of the fields that are something else, or not any number.
+    """
+    found: dict[str, Kind] = {}
+    for field in dataclasses.fields(owner):
+        name, _, or_none = str(field.type).partition(" | ")
+        kind = others.get(field.name) or _BY_ANNOTATION[name]
+        found[field.name] = optional(kind) if or_none else kind
+    return found
 
 
 def _is_file_name(name: Any) -> bool:

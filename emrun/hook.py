@@ -27,11 +27,11 @@ import inspect
 import types
 import typing
 from collections import abc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from emrun.model import AbstractModel
-from emrun.types import Batch, EpochData, Names, Policy, Profile, evaluated
+from emrun.types import Batch, EpochData, InsteadOf, Names, Policy, Profile, evaluated
 
 EVENTS: dict[str, tuple[str, ...]] = {
     "register_mainloop": ("main_loop",),
@@ -88,7 +88,7 @@ class Loop(Protocol):
 
     @property
     def extra_streams(self) -> list[str]:
-        """Names of the streams that are evaluated after the train stream."""
+        """Names of the streams that are evaluated after the train stream; that itself is `train_eval` there."""
 
     @property
     def fixed_epoch_size(self) -> int | None:
@@ -130,29 +130,44 @@ class Loop(Protocol):
     def metrics(self) -> Sequence[Mapping[str, Any]]:
         """What `metrics.jsonl` has of each epoch so far; nothing where there is no run directory."""
 
-    @property
-    def saves(self) -> bool:
-        """Whether the weights will be saved: those that could not be loaded again are refused before training."""
+    def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
+        """Ask for a checkpoint, which is saved when the event is over for all hooks.
 
-    def request_checkpoint(
-        self,
-        name: str,
-        on_failure: Policy = "error",
-        instead_of: Iterable[str] | Callable[[Iterable[str]], Iterable[str]] = (),
-    ) -> None:
-        """Ask for a checkpoint, which is saved when the event is over for all hooks."""
+        In an evaluation, and in the `before_epoch` of an epoch that is resumed in its middle, do nothing.
+
+        Args:
+            name: the name it gets, such as `latest`; an older checkpoint loses it.
+            on_failure: what to do when it cannot be saved: `error`, `warn` or `ignore`.
+            instead_of: names that are given up when it is saved, or a function that returns them, which is called with
+                all names that there are then, this one included. A checkpoint that loses its last name is deleted.
+
+        Raises:
+            HookError: the loop has no run directory.
+        """
 
     def wait_for_checkpoints(self) -> None:
-        """Return when what was requested before this event is on disk."""
+        """Return when what was requested before this event is on disk, for a hook that does something with it.
+
+        Raises:
+            StorageError: it could not be saved, and it was requested that way.
+        """
 
     def listens(self, event: str) -> bool:
         """Tell whether anything listens to an event."""
 
     def notify(self, event: str, **arguments: Any) -> None:
-        """Call an event of all hooks that listen to it; models call it for their update events."""
+        """Call an event of all hooks that listen to it, then of the model; models call it for their update events.
+
+        Raises:
+            TrainingTerminated: hooks ended the training; all of them got the event.
+        """
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
-        """Check the outputs for the first batch of a stream; a model that updates itself calls it before."""
+        """Check the outputs for the first batch of a stream; a model that updates itself calls it before.
+
+        Raises:
+            StreamError: an output has the name of a source, or a hook reads a variable that is neither.
+        """
 
 
 class _NotesNames:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_type_hints
@@ -26,6 +26,9 @@ Policy = Literal["error", "warn", "ignore"]
 
 InterruptPolicy = Literal["batch", "epoch"]
 """After what the first SIGINT or SIGTERM ends a training."""
+
+InsteadOf = Iterable[str] | Callable[[Iterable[str]], Iterable[str]]
+"""Names of checkpoints that are given up when one is saved, or what returns them, called with all that there are."""
 
 Prefetch = Callable[[Batch], Callable[[], None] | None]
 """Prepares a batch in the thread that reads it ahead; returns what the loop calls ahead of its turn, or None."""

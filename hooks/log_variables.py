@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
 from emrun.arguments import check_choice, check_names
+from emrun.epoch_data import statistics
 from emrun.errors import HookError
 from emrun.hook import AbstractHook
 from emrun.types import EpochData, EpochVariable
@@ -77,12 +78,8 @@ class LogVariables(AbstractHook):
         return [*([f"lr {' '.join(shown)}"] if shown else []), f"{self.main_loop.epoch_seconds:.1f} s"]
 
     def _format(self, stream: str, name: str, value: Any) -> list[str]:
-        if isinstance(value, Mapping):
-            entries = [(name if key == "mean" else f"{name}/{key}", entry) for key, entry in value.items()]
-        else:
-            entries = [(name, value)]
         parts = []
-        for label, entry in entries:
+        for label, entry in statistics({name: value}):
             if isinstance(entry, Real):
                 parts.append(f"{label} {_readable(int(entry) if isinstance(entry, Integral) else float(entry))}")
             elif self._on_unknown_type == "str":

@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 
 from emrun import AbstractHook, AbstractModel, MainLoop, create_training
-from emrun.epoch_data import check_monitors, read_by
+from emrun.epoch_data import check_monitors, read_by, statistics
 from emrun.errors import ConfigError, HookError, StreamError
 from emrun.hooks import ComputeStats, StopAfter
 from emrun.types import EpochVariable
@@ -295,3 +295,8 @@ def test_a_hook_of_ones_own_may_write_what_another_monitors(tmp_path, monkeypatc
     training.main_loop.run_training()
     checkpoints = training.output_dir / "checkpoints"
     assert (checkpoints / "best").resolve() == (checkpoints / "latest").resolve()
+
+
+def test_a_mean_goes_by_the_name_of_its_variable():
+    variables = {"loss": {"mean": 0.5, "std": 0.1}, "seconds": 3, "none": {}}
+    assert list(statistics(variables)) == [("loss", 0.5), ("loss/std", 0.1), ("seconds", 3)]

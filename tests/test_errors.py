@@ -6,7 +6,6 @@ from emrun import errors
 from emrun.errors import ConfigError, Position, Problem, exit_status
 from emrun.hook import TrainingAborted
 from emrun.loop.outcome import Outcome
-from emrun.wording import did_you_mean, listed
 
 
 @pytest.mark.parametrize(
@@ -104,23 +103,3 @@ def test_a_failure_of_the_disk_is_an_os_error():
 def test_an_argument_error_names_the_argument():
     error = errors.ArgumentError("lr", "is wrong")
     assert (error.argument, error.message, str(error)) == ("lr", "is wrong", "lr: is wrong")
-
-
-@pytest.mark.parametrize(
-    "name, allowed, hint",
-    [
-        ("epoch", ["epochs", "minutes"], "; did you mean 'epochs'?"),
-        ("stop_after", ["StopAfter"], "; did you mean 'StopAfter'?"),
-        ("LR", ["lr"], "; did you mean 'lr'?"),
-        ("zzz", ["epochs"], ""),
-        ("", ["epochs"], ""),
-        ("epochs", [], ""),
-    ],
-)
-def test_the_nearest_name_is_suggested(name, allowed, hint):
-    assert did_you_mean(name, allowed) == hint
-
-
-def test_names_are_listed_in_a_message():
-    assert listed(["a", "b"]) == "a, b"
-    assert listed([]) == "nothing"

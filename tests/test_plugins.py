@@ -69,14 +69,14 @@ def test_what_is_wrong_with_a_plugin_is_told_like_anything_else(emrun, wrong, me
 
 
 def test_a_name_of_emrun_itself_stays_what_it_is(emrun):
-    done = emrun("hooks", "StopAfter")
+    done = emrun("show", "StopAfter")
     assert done.stdout.startswith("Ends the training successfully")
 
 
 def test_the_hooks_of_packages_are_listed_and_explained(emrun):
-    assert "CountBatches  emrun_extras.hooks.CountBatches" in emrun("hooks").stdout
-    assert emrun("hooks", "count_batches").stdout.startswith("Logs how many batches were run.")
-    done = emrun("hooks", "CountBatch")
+    assert "CountBatches  emrun_extras.hooks.CountBatches" in emrun("show").stdout
+    assert emrun("show", "count_batches").stdout.startswith("Logs how many batches were run.")
+    done = emrun("show", "CountBatch")
     assert done.returncode == 2
     assert "did you mean 'CountBatches'?" in done.stderr
 
@@ -94,7 +94,7 @@ def test_a_name_that_two_packages_provide_is_an_error_that_lists_both(emrun, tmp
         assert "more_extras.Count" in done.stderr
         assert "Traceback" not in done.stderr
     assert emrun("train", "c.yaml", config=CONFIG.replace("  - CountBatches: {word: pieces}\n", "")).returncode == 0
-    listed = emrun("hooks", more=[other.parent])
+    listed = emrun("show", more=[other.parent])
     assert listed.returncode == 0
     assert ", by its dotted path only" in next(line for line in listed.stdout.splitlines() if "more_extras" in line)
     assert emrun("config", "--schema", more=[other.parent]).returncode == 0

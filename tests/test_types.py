@@ -1,37 +1,11 @@
 """What contracts, configs and hooks share: choices, counts, intervals, factories."""
 
-from typing import Literal
-
 import pytest
 
-from emrun.arguments import check_choice, check_count
 from emrun.errors import ArgumentError
 from emrun.types import Factory, Interval
 
 UNITS = ("epochs", "iterations", "minutes")
-
-
-@pytest.mark.parametrize("value", ["a", "b"])
-def test_a_choice_is_one_of_a_literal(value):
-    check_choice("x", value, Literal["a", "b"])
-
-
-@pytest.mark.parametrize("value", ["c", "", None, 1, ["a"]])
-def test_any_other_choice_is_an_error(value):
-    with pytest.raises(ArgumentError, match="is not one of a, b") as caught:
-        check_choice("x", value, Literal["a", "b"])
-    assert caught.value.argument == "x"
-
-
-@pytest.mark.parametrize("value", [2, 3, 10**20])
-def test_a_count_is_a_whole_number(value):
-    check_count("n", value, minimum=2)
-
-
-@pytest.mark.parametrize("value", [1, -1, 2.0, True, "2", None, [2]])
-def test_any_other_count_is_an_error(value):
-    with pytest.raises(ArgumentError, match="is not a whole number of at least 2"):
-        check_count("n", value, minimum=2)
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,20 @@ import json
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from emrun.censor import for_terminal
-from emrun.cli.console import fail, terminal_log, unwound_by_sigterm
-from emrun.errors import reason_of
-
-if TYPE_CHECKING:
-    from emrun.config.config import Config
-    from emrun.errors import ConfigError
+from emrun.cli.console import config_arguments, fail, terminal_log, unwound_by_sigterm
+from emrun.cli.tables import table
+from emrun.errors import ConfigError, Problem, reason_of
 
 _MOST_ROWS = 30
 
 
 @click.command(short_help="Find what is wrong with a config, without training.")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@config_arguments
 @click.option("--static", is_flag=True, help="Only what can be known without importing anything; takes no time.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def check(config: Path, overrides: tuple[str, ...], static: bool, as_json: bool) -> int:
@@ -36,25 +32,16 @@ def check(config: Path, overrides: tuple[str, ...], static: bool, as_json: bool)
     Exit status: 0 nothing is wrong, 1 the dataset or the model failed, 2 something is wrong.
     """
     with terminal_log(quiet=True):
-        from emrun.errors import ConfigError
-
         sys.dont_write_bytecode = True
         try:
             with redirect_stdout(sys.stderr) if as_json else nullcontext(), unwound_by_sigterm():
                 contract = _check(config, overrides, static)  # what the user's code prints is none of the JSON
-        except ConfigError as error:
-            if as_json:
-                click.echo(json.dumps({"problems": _problems(error), "contract": None}, indent=2))
-                return error.exit_status
-            raise
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
             if as_json:
-                message = for_terminal(reason_of(error))
-                problem = {"file": None, "line": None, "column": None, "key": None, "message": message}
-                click.echo(json.dumps({"problems": [problem], "contract": None}, indent=2))
-            return fail(error)
+                click.echo(json.dumps({"problems": _problems(error), "contract": None}, indent=2))
+            return error.exit_status if as_json and isinstance(error, ConfigError) else fail(error)
     if as_json:
         click.echo(json.dumps({"problems": [], "contract": contract}, indent=2))
     elif contract is None:
@@ -73,35 +60,30 @@ def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, An
     config = load_config(path, overrides)
     check_statically(config, evaluations=True)
     if not static:
-        return _try_out(config)
+        from emrun.diagnosis.trial import try_out
+
+        return try_out(config)
     for note in (*config.notes, *unread_vars(config.root)):
         click.echo(f"warning: {note}", err=True)
     return None
 
 
-def _try_out(config: Config) -> dict[str, Any]:
-    from emrun.diagnosis.trial import try_out
-
-    return try_out(config)
-
-
-def _problems(error: ConfigError) -> list[dict[str, Any]]:
+def _problems(error: BaseException) -> list[dict[str, Any]]:
+    problems = error.problems if isinstance(error, ConfigError) else [Problem(None, "", reason_of(error))]
     return [
         {
-            "file": problem.position.source if problem.position else None,
-            "line": problem.position.line if problem.position else None,
-            "column": problem.position.column if problem.position else None,
-            "key": problem.key,
+            "file": problem.position and problem.position.source,
+            "line": problem.position and problem.position.line,
+            "column": problem.position and problem.position.column,
+            "key": problem.key if isinstance(error, ConfigError) else None,
             "message": for_terminal(problem.message),
         }
-        for problem in error.problems
+        for problem in problems
     ]
 
 
 def _show(contract: dict[str, Any]) -> None:
     """Print the contract as tables."""
-    from tabulate import tabulate
-
     rows = []
     for name, stream in contract["streams"].items():
         count = stream["batches"]
@@ -113,9 +95,9 @@ def _show(contract: dict[str, Any]) -> None:
         if not stream["sources"]:
             rows.append([*head, "no batches", "", "", "", ""])
     headers = ["stream", "", "source", "dtype", "shape", "range", "used by"]
-    click.echo(tabulate(rows, headers=headers, disable_numparse=True))
+    click.echo(table(rows, headers))
     rows = [[name, seen["dtype"], seen["shape"], seen["range"]] for name, seen in contract["outputs"].items()]
-    click.echo("\n" + tabulate(rows, headers=["output", "dtype", "shape", "range"], disable_numparse=True))
+    click.echo("\n" + table(rows, ["output", "dtype", "shape", "range"]))
     if contract["parameters"]:
         _show_parameters(contract["parameters"])
     memory = ", ".join(f"{what} {_size(size)}" for what, size in contract["memory"].items() if size)
@@ -129,8 +111,6 @@ def _show(contract: dict[str, Any]) -> None:
 
 
 def _show_parameters(parameters: list[dict[str, Any]]) -> None:
-    from tabulate import tabulate
-
     rows = []
     for part in parameters[:_MOST_ROWS]:
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in part["shapes"].items())
@@ -143,7 +123,7 @@ def _show_parameters(parameters: list[dict[str, Any]]) -> None:
     rows.append(["all", "", "", f"{total:,}", f"{sum(part['trained'] for part in parameters):,}"])
     headers = ["module", "class", "shapes", "parameters", "trained"]
     align = ("left", "left", "left", "right", "right")
-    click.echo("\n" + tabulate(rows, headers=headers, disable_numparse=True, colalign=align))
+    click.echo("\n" + table(rows, headers, align))
 
 
 def _size(count: float) -> str:

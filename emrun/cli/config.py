@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from emrun.cli.tables import table
+
 if TYPE_CHECKING:
     from emrun.config.yaml_tree import Node
 
 
-@click.command(short_help="Print a config as emrun reads it.")
+@click.command("config", short_help="Print a config as emrun reads it.")
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
 @click.option("--resolved", is_flag=True, help="With ${...} replaced; what comes from the environment stays as it is.")
 @click.option(
-    "--origins",
-    is_flag=True,
-    help="A line for each value: its file and line, its override, or whose default.",
+    "--origins", is_flag=True, help="A line for each value: its file and line, its override, or whose default."
 )
 @click.option("--schema", is_flag=True, help="Print a JSON schema of configs, for editors, instead of a config.")
 def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool, origins: bool, schema: bool) -> int:
@@ -39,11 +39,11 @@ def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool,
         return 0
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.", click.get_current_context())
-    from tabulate import tabulate
 
     from emrun.config.config import read_config
     from emrun.config.plan import defaults_of
-    from emrun.config.yaml_tree import dump, node_of
+    from emrun.config.yaml_text import dump
+    from emrun.config.yaml_tree import node_of
 
     read = read_config(config, overrides)
     for note in read.notes:
@@ -53,7 +53,7 @@ def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool,
         rows = [(key, repr(node.shown()), str(node.position)) for key, node in _leaves(tree)]
         for key, value, kind in defaults_of(read):
             rows.insert(_place(key, rows), (key, repr(value), f"default of {kind}"))
-        click.echo(tabulate(rows, tablefmt="plain", disable_numparse=True))
+        click.echo(table(rows))
     else:
         click.echo(dump(node_of(tree.shown(), tree.position)), nl=False)
     return 0

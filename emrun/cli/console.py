@@ -1,4 +1,4 @@
-"""What the commands have in common: the log on the terminal, errors, tables, signals."""
+"""What the commands have in common: arguments and options, the log on the terminal, errors, signals."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -55,16 +56,28 @@ def has_colours(stream: Any) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say how much a command shows: `verbose`, `quiet` and `progress`."""
+def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the arguments `config` and `overrides`."""
+    overrides = click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+    return click.argument("config", type=click.Path(path_type=Path))(overrides(command))
+
+
+def with_terminal_log(command: Callable[..., int]) -> Callable[..., int]:
+    """Show the log while a command runs, as much of it as the options say that this adds."""
+
+    @wraps(command)
+    def run(*, verbose: bool, quiet: bool, progress: bool, **parameters: Any) -> int:
+        with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
+            return command(**parameters)
+
     options = (
         click.option("-v", "--verbose", is_flag=True, help="Show debug messages."),
         click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only, and no bars."),
         click.option("--no-progress", "progress", flag_value=False, default=True, help="Show no bars."),
     )
     for option in reversed(options):
-        command = option(command)
-    return command
+        run = option(run)
+    return run
 
 
 @contextmanager
@@ -195,12 +208,6 @@ def _coloured(problem: Problem) -> str:
     return "\n".join(lines)
 
 
-def tell_of_capsule(capsule: Path | None) -> None:
-    """Say where the batch that made it fail is kept, if it is."""
-    if capsule is not None:
-        click.echo(f"the batch that failed is kept; do its step again with: emrun replay {capsule}", err=True)
-
-
 @contextmanager
 def unwound_by_sigterm() -> Iterator[None]:
     """End the process by SIGTERM only when the block has cleaned up behind it."""
@@ -228,48 +235,3 @@ def end_by_signal(number: int) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)  # the signal is blocked
-
-
-def summary(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of a training's statistics: last, lowest and highest value with their epochs.
-
-    Args:
-        metrics: the lines of `metrics.jsonl`.
-    """
-    from tabulate import tabulate
-
-    series: dict[tuple[str, str], list[tuple[int, Any]]] = {}
-    for line in metrics:
-        for stream, variables in line["streams"].items():
-            for name, value in _flat(variables):
-                series.setdefault((stream, name), []).append((line["epoch"], value))
-    rows = []
-    for (stream, name), values in series.items():
-        numbers = [(value, epoch) for epoch, value in values if isinstance(value, int | float)]
-        low, high = (min(numbers, key=lambda v: v[0]), max(numbers, key=lambda v: v[0])) if numbers else (None, None)
-        extremes = [f"{_short(each[0])} ({each[1]})" if each else "" for each in (low, high)]
-        rows.append([stream, name, _short(values[-1][1]), *extremes])
-    headers = ["stream", "variable", "last", "lowest (epoch)", "highest (epoch)"]
-    return tabulate(rows, headers=headers, disable_numparse=True)
-
-
-def results(epoch_data: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a table of an evaluation's statistics."""
-    from tabulate import tabulate
-
-    rows = [
-        [stream, name, _short(value)] for stream, variables in epoch_data.items() for name, value in _flat(variables)
-    ]
-    return tabulate(rows, headers=["stream", "variable", "value"], disable_numparse=True)
-
-
-def _flat(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in variables.items():
-        if isinstance(value, Mapping):
-            yield from ((name if key == "mean" else f"{name}/{key}", entry) for key, entry in value.items())
-        else:
-            yield name, value
-
-
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import end_by_signal, output_options, results, terminal_log, users_code
+from emrun.cli.console import end_by_signal, users_code, with_terminal_log
+from emrun.cli.tables import results
 from emrun.slow_start import NamedWhenSlow
 
 
@@ -20,16 +21,9 @@ from emrun.slow_start import NamedWhenSlow
     "--output-dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
     help="Keep the results in DIR/STREAM-N, and write nothing into the run.",
 )  # fmt: skip
-@output_options
+@with_terminal_log
 def evaluate(
-    directory: Path,
-    arguments: tuple[str, ...],
-    config: Path | None,
-    checkpoint: str | None,
-    output_dir: Path | None,
-    verbose: bool,
-    quiet: bool,
-    progress: bool,
+    directory: Path, arguments: tuple[str, ...], config: Path | None, checkpoint: str | None, output_dir: Path | None
 ) -> int:
     """Evaluate the checkpoint of the run in DIRECTORY on streams of its dataset.
 
@@ -40,27 +34,26 @@ def evaluate(
     streams = [each for each in arguments if each not in overrides]
     if not streams:
         raise click.UsageError("name a stream to evaluate, e.g. valid")
-    with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
-        if config is not None or (directory / "config.yaml").exists():
-            from emrun.config.config import read_config
-            from emrun.config.plan import check_statically
+    if config is not None or (directory / "config.yaml").exists():
+        from emrun.config.config import read_config
+        from emrun.config.plan import check_statically
 
-            for stream in streams:
-                check_statically(read_config(config or directory).overlaid(stream).overridden(overrides))
-        with NamedWhenSlow("importing PyTorch"):
-            from emrun.loop.interrupts import Interrupted
-            from emrun.training.evaluate import evaluate as evaluate_stream
+        for stream in streams:
+            check_statically(read_config(config or directory).overlaid(stream).overridden(overrides))
+    with NamedWhenSlow("importing PyTorch"):
+        from emrun.loop.interrupts import Interrupted
+        from emrun.training.evaluate import evaluate as evaluate_stream
 
-        found = {}
-        try:
-            for stream in streams:
-                with users_code():
-                    done = evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir)
-                found.update(done)
-        except Interrupted as error:
-            click.echo(f"{error.reason}; the evaluation is not complete", err=True)
-            end_by_signal(error.signal)
-        finally:
-            if found:
-                click.echo(results(found))
+    found = {}
+    try:
+        for stream in streams:
+            with users_code():
+                done = evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir)
+            found.update(done)
+    except Interrupted as error:
+        click.echo(f"{error.reason}; the evaluation is not complete", err=True)
+        end_by_signal(error.signal)
+    finally:
+        if found:
+            click.echo(results(found))
     return 0

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from emrun.censor import for_terminal
 from emrun.cli.console import terminal_log, users_code
+from emrun.errors import exit_status
+
+if TYPE_CHECKING:
+    from emrun.diagnosis.replay import Replay
 
 
 @click.command(short_help="Repeat the step that made a run fail, and find the cause.")
@@ -30,8 +36,6 @@ def replay(directory: Path, device: str | None, anomaly: bool) -> int:
 
             check_statically(read_config(directory))
         from emrun.diagnosis.replay import replay as do_again
-        from emrun.diagnosis.replay import report
-        from emrun.errors import exit_status
 
         with users_code():
             found = do_again(directory, device, anomaly)
@@ -39,3 +43,46 @@ def replay(directory: Path, device: str | None, anomaly: bool) -> int:
             traceback.print_exception(found.error)
         click.echo(for_terminal(report(found)))
     return 0 if found.reproduced else 1
+
+
+def report(found: Replay) -> str:
+    """Return what a replay found, as text: where the failure was, what it is now, and its causes."""
+    capsule, step = found.capsule, found.capsule.step
+    doing = "training" if step.train else "evaluation"
+    exact = ", ".join(capsule.facts["random_before_step"])
+    lines = [
+        f"{doing} on stream {step.stream!r}, batch {step.batch} of the pass, after {step.epoch} epochs and "
+        f"{step.iteration} iterations",
+        f"then: {capsule.facts['error']}: {capsule.facts['message']}",
+        f"now: {found.message or 'it goes through'}",
+        f"weights: {capsule.facts['weights']}",
+        f"random states before the step: {exact or 'it draws from none'}",
+        *(f"note: {note}" for note in found.notes),
+        "reproduced" if found.reproduced else "not reproduced",
+        *_causes(found),
+    ]
+    if found.anomaly is not None:
+        lines.append(f"anomaly: {found.anomaly}")
+    parts = (part for line in lines for part in line.splitlines())
+    return "\n".join("".join(char if char.isprintable() else " " for char in part) for part in parts)
+
+
+def _causes(found: Replay) -> Iterator[str]:
+    if found.is_every:
+        tried = [index for group in found.causes for index in group]
+        yield f"cause: every example fails alone, of those that were tried ({_examples(tried)})"
+    elif found.causes:
+        alone = [group[0] for group in found.causes if len(group) == 1]
+        together = [group for group in found.causes if len(group) > 1]
+        parts = [_examples(alone)] if alone else []
+        parts += [f"{_examples(group)} together" for group in together]
+        yield f"cause: {'; '.join(parts)}{', perhaps more' if found.is_cut else ''}"
+    for name, rows in found.not_finite.items():
+        yield f"source {name!r} has values that are not finite in {_examples(rows)}"
+
+
+def _examples(indices: Sequence[int]) -> str:
+    """Return the indices as they stand in a message: `example 13`, `examples 3, 13`, `examples 0 to 31`."""
+    if len(indices) > 3 and list(indices) == list(range(indices[0], indices[-1] + 1)):
+        return f"examples {indices[0]} to {indices[-1]}"
+    return f"example{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import ignore_early_requests, output_options, terminal_log, users_code
+from emrun.cli.console import ignore_early_requests, users_code, with_terminal_log
 from emrun.cli.train import run
 from emrun.slow_start import NamedWhenSlow
 
@@ -20,16 +20,8 @@ from emrun.slow_start import NamedWhenSlow
     "--fork", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
     help="Leave the run as it is and go on in a new one.",
 )  # fmt: skip
-@output_options
-def resume(
-    directory: Path,
-    overrides: tuple[str, ...],
-    checkpoint: str | None,
-    fork: Path | None,
-    verbose: bool,
-    quiet: bool,
-    progress: bool,
-) -> int:
+@with_terminal_log
+def resume(directory: Path, overrides: tuple[str, ...], checkpoint: str | None, fork: Path | None) -> int:
     """Go on with the run in DIRECTORY exactly where its newest checkpoint was saved.
 
     An OVERRIDE, key.path=value or ~key.path, becomes part of the run's config: a new learning rate or a later end, for
@@ -38,15 +30,14 @@ def resume(
     A finished run has nothing to do and ends with status 0.
     """
     ignore_early_requests()
-    with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
-        if (directory / "config.yaml").exists():
-            from emrun.config.config import read_config
-            from emrun.config.plan import check_statically
+    if (directory / "config.yaml").exists():
+        from emrun.config.config import read_config
+        from emrun.config.plan import check_statically
 
-            check_statically(read_config(directory, overrides))
-        with NamedWhenSlow("importing PyTorch"):
-            from emrun.training.resume import resume_training
+        check_statically(read_config(directory, overrides))
+    with NamedWhenSlow("importing PyTorch"):
+        from emrun.training.resume import resume_training
 
-        with users_code():
-            training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv)
-        return 0 if training is None else run(training, quiet)
+    with users_code():
+        training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv)
+    return 0 if training is None else run(training)

@@ -12,16 +12,15 @@ import click
 
 from emrun.arguments import expanded
 from emrun.cli.console import (
+    config_arguments,
     end_by_signal,
     fail,
     ignore_early_requests,
-    output_options,
-    summary,
-    tell_of_capsule,
-    terminal_log,
     users_code,
+    with_terminal_log,
 )
-from emrun.errors import RunExists, RunInUse
+from emrun.cli.tables import summary
+from emrun.errors import ArgumentError, RunExists, RunInUse
 from emrun.slow_start import NamedWhenSlow
 
 if TYPE_CHECKING:
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Train from a config.")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@config_arguments
 @click.option(
     "-o", "--output-root", default="log", show_default=True, type=click.Path(path_type=Path, file_okay=False),
     help="Where the run directory is made.",
@@ -42,11 +40,15 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--auto-resume", is_flag=True, help="Go on with the run in --output-dir if it holds one.")
 @click.option("--rm", "remove", is_flag=True, help="Delete the run directory after the training.")
-@output_options
+@with_terminal_log
 def train(
-    config: Path, overrides: tuple[str, ...], output_root: Path, output_dir: Path | None, auto_resume: bool,
-    remove: bool, verbose: bool, quiet: bool, progress: bool,
-) -> int:  # fmt: skip
+    config: Path,
+    overrides: tuple[str, ...],
+    output_root: Path,
+    output_dir: Path | None,
+    auto_resume: bool,
+    remove: bool,
+) -> int:
     """Train from CONFIG, a file or a directory that holds config.yaml.
 
     An OVERRIDE is key.path=value, or ~key.path to delete: model.optimizer.lr=0.01 'main_loop.extra_streams=[valid]'
@@ -61,37 +63,36 @@ def train(
     if auto_resume and output_dir is None:
         raise click.UsageError("--auto-resume needs --output-dir, the directory in which the same command goes on")
     ignore_early_requests()
-    with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
-        from emrun.config.config import load_config
-        from emrun.config.plan import check_statically
+    from emrun.config.config import load_config
+    from emrun.config.plan import check_statically
 
-        loaded = load_config(config, overrides)
-        check_statically(loaded, evaluations=True)
-        with NamedWhenSlow("importing PyTorch"):
-            from emrun.storage.run_directories import is_failed_start
-            from emrun.training.create import create_training
+    loaded = load_config(config, overrides)
+    check_statically(loaded, evaluations=True)
+    with NamedWhenSlow("importing PyTorch"):
+        from emrun.training.create import create_training
+        from emrun.training.resume import is_begun
 
-        holds_config = output_dir is not None and (output_dir / "config.yaml").exists()
-        if auto_resume and output_dir is not None and holds_config and not is_failed_start(output_dir):
-            return _go_on(output_dir, loaded, quiet)
-        try:
-            with users_code():
-                training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
-        except RunExists:
-            if auto_resume and output_dir is not None:  # another process made it meanwhile, and has ended
-                return _go_on(output_dir, loaded, quiet)
-            raise
-        status = None
-        try:
-            status = run(training, quiet, keeps=not remove)
-            return status
-        finally:
-            if remove and status != RunInUse.exit_status:  # then another process has taken the run over
-                shutil.rmtree(training.output_dir, ignore_errors=True)
-                click.echo(f"deleted {training.output_dir} (--rm)", err=True)
+    resumed = output_dir if auto_resume else None
+    if resumed is not None and is_begun(resumed):
+        return _go_on(resumed, loaded)
+    try:
+        with users_code():
+            training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
+    except RunExists:
+        if resumed is not None:  # another process made it meanwhile, and has ended
+            return _go_on(resumed, loaded)
+        raise
+    status = None
+    try:
+        status = run(training, keeps=not remove)
+        return status
+    finally:
+        if remove and status != RunInUse.exit_status:  # then another process has taken the run over
+            shutil.rmtree(training.output_dir, ignore_errors=True)
+            click.echo(f"deleted {training.output_dir} (--rm)", err=True)
 
 
-def _go_on(output_dir: Path, loaded: Config, quiet: bool) -> int:
+def _go_on(output_dir: Path, loaded: Config) -> int:
     """Resume the run that the same command started; return the exit status."""
     from emrun.training.resume import changes_to, resume_training
 
@@ -103,15 +104,14 @@ def _go_on(output_dir: Path, loaded: Config, quiet: bool) -> int:
         )
     with users_code():
         resumed = resume_training(output_dir, command=sys.argv)
-    return 0 if resumed is None else run(resumed, quiet)
+    return 0 if resumed is None else run(resumed)
 
 
-def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
-    """Run a training, print its table and what survived it, and return the exit status.
+def run(training: Training, *, keeps: bool = True) -> int:
+    """Run a training, print its table, without --quiet, and what survived it, and return the exit status.
 
     Args:
         training: the training.
-        quiet: print no table.
         keeps: whether the run directory stays; otherwise no message names what is in it.
     """
     directory = training.main_loop.run
@@ -123,10 +123,12 @@ def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
     except BaseException as error:  # the user's code may also have called sys.exit
         status = fail(error, has_log=keeps)
         if keeps:
-            tell_of_capsule(training.main_loop.capsule)
+            capsule = training.main_loop.capsule
+            if capsule is not None:
+                click.echo(f"the batch that failed is kept; do its step again with: emrun replay {capsule}", err=True)
             _tell_what_survived(training, error)
         return status
-    if metrics and not quiet:
+    if metrics and not click.get_current_context().params["quiet"]:
         click.echo(summary(metrics))
     if outcome.warning is not None:
         click.echo(f"warning: {outcome.warning}", err=True)
@@ -140,8 +142,7 @@ def run(training: Training, quiet: bool, *, keeps: bool = True) -> int:
 
 
 def _tell_what_survived(training: Training, error: BaseException | None = None) -> None:
-    from emrun.errors import ArgumentError
-    from emrun.storage.run_directories import is_failed_start
+    from emrun.training.resume import is_begun
 
     loop, directory = training.main_loop, training.output_dir
     done = f"{loop.training_epochs_done} epochs, {loop.iterations_done} iterations done"
@@ -154,6 +155,6 @@ def _tell_what_survived(training: Training, error: BaseException | None = None) 
         return
     arguments = sys.argv[1:]
     again = f"emrun {shlex.join(arguments)}" if arguments[:1] == ["train"] else f"emrun train {directory}"
-    is_in_the_way = any(each.startswith("--output-dir") for each in arguments) and not is_failed_start(directory)
+    is_in_the_way = any(each.startswith("--output-dir") for each in arguments) and is_begun(directory)
     elsewhere = " (with another --output-dir)" if is_in_the_way else ""
     click.echo(f"{done}; {kept}; begin again with: {again}{elsewhere}", err=True)

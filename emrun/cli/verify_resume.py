@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.cli.console import fail, terminal_log, unwound_by_sigterm
+from emrun.cli.console import config_arguments, fail, terminal_log, unwound_by_sigterm
+from emrun.cli.tables import table
 
 if TYPE_CHECKING:
     from emrun.diagnosis.verification import Row, Verification
 
 
 @click.command(short_help="Prove that an interrupted training ends as if nothing had happened.")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@config_arguments
 @click.option("--kill", is_flag=True, help="Interrupt by SIGKILL, two iterations after a checkpoint, not by SIGTERM.")
 @click.option(
     "--at", metavar="ITERATION", type=click.IntRange(min=1), multiple=True,
@@ -56,10 +56,8 @@ def verify_resume(
 
 
 def _show(found: Verification) -> None:
-    from tabulate import tabulate
-
     headers = ["interrupted at", "iteration", "by", "resumed at", "result"]
-    click.echo(tabulate([_cells(row) for row in found.rows], headers=headers, disable_numparse=True))
+    click.echo(table([_cells(row) for row in found.rows], headers))
     causes = dict.fromkeys(row.difference.cause for row in found.rows if row.difference and row.difference.cause)
     for cause in causes:
         click.echo(f"\nlikely cause: {cause}")

@@ -36,12 +36,8 @@ class Slip:
             ("sequence entries are not", lambda: "a list begins on a line of its own, or is written [a, b]"),
             ("expected <block end>", self._in_a_block),
             ("found character", self._character),
-            ("found unknown escape", self._escape),
-            ("expected escape sequence", self._escape),
-            (
-                "expected alphabetic",
-                lambda: f"{self._at_start()!r} means something in YAML; put the text in quotes",
-            ),
+            (("found unknown escape", "expected escape sequence"), self._escape),
+            ("expected alphabetic", lambda: f"{self._at_start()!r} means something in YAML; put the text in quotes"),
             ("expected chomping", self._quotes_needed),
             ("found unexpected end of stream", lambda: (*self._start, "this quote is never closed")),
             ("expected ','", self._in_brackets),
@@ -50,9 +46,7 @@ class Slip:
         ):
             if problem.startswith(beginning):
                 found = explain()
-                if isinstance(found, tuple):
-                    return found
-                return self._line, self._column, found or problem
+                return found if isinstance(found, tuple) else (self._line, self._column, found or problem)
         return self._line, self._column, problem
 
     def _at_start(self) -> str:
@@ -76,15 +70,13 @@ class Slip:
     def _of_no_key(self, line: int) -> tuple[int, int, str]:
         """Explain a line that should be a key with a value, or an entry of a list, and is a mere text."""
         text = self._lines[line]
-        column = _indent(text)
         entry = text.strip()
         word = _without_dashes(entry)
-        column += len(entry) - len(word)
+        column = _indent(text) + len(entry) - len(word)
         if re.match(r"-\w", entry):
             return line, column, f"write a space after the dash: - {entry[1:]}"
         if found := re.match(r"([\w.]+):(\S.*)", word):
-            message = f"write a space after the colon: {found[1]}: {found[2]}"
-            return line, column + len(found[1]), message
+            return line, column + len(found[1]), f"write a space after the colon: {found[1]}: {found[2]}"
         if found := re.match(r"([\w.]+)\s*=\s*(.*)", word):
             return line, column, f"a key is followed by a colon: {found[1]}: {found[2]}"
         if found := re.match(r"([\w.]+)\s+(\S.*)", word):
@@ -100,10 +92,9 @@ class Slip:
         """Explain what cannot follow in a mapping or a list of several lines."""
         found = self._problem.rpartition("found ")[2].strip("'")
         rest = self._text[self._column :].strip()
-        missing = re.match(r"\s*(?:-\s+)*([\w.]+)\s+[\[{]", self._text)
-        if found in ("]", "}") and missing:
-            return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
         if found in ("]", "}"):
+            if missing := re.match(r"\s*(?:-\s+)*([\w.]+)\s+[\[{]", self._text):
+                return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
             return f"this {found!r} has no {'[' if found == ']' else '{'!r} before it"
         if found == "<scalar>":
             return "more text after a closing quote; put the whole value in quotes, and write '' for a ' within them"
@@ -113,20 +104,14 @@ class Slip:
                 return f"write a space after the dash: - {rest[1:]}"
             return f"an entry of this list has no dash; write - {rest}"
         if found == "-" and not in_list:
-            return (
-                self._line,
-                self._column,
-                "an entry of a list among keys; it belongs in the column of the entries before it",
-            )
+            return "an entry of a list among keys; it belongs in the column of the entries before it"
         above = self._line_above(self._line)
         column = _indent(self._lines[above]) if above is not None else 0
         return f"is indented by {self._column}, the line above by {column}; what belongs together begins in one column"
 
     def _character(self) -> str:
-        character = self._text[self._column : self._column + 1]
-        if character == "\t":
-            return "a tab; indent with spaces"
-        return self._quotes_needed()
+        is_tab = self._text[self._column : self._column + 1] == "\t"
+        return "a tab; indent with spaces" if is_tab else self._quotes_needed()
 
     def _quotes_needed(self) -> str:
         start = self._text[self._column - (1 if self._problem.startswith("expected chomping") else 0) :]
@@ -143,8 +128,7 @@ class Slip:
         """Explain what cannot follow within [] or {}."""
         if self._text[: self._column + 1].endswith("${"):
             return "within [] and {} a text with ${...} needs quotes"
-        missing = re.search(r"([\w.]+)\s+[\[{]$", self._text[: self._column + 1])
-        if missing:
+        if missing := re.search(r"([\w.]+)\s+[\[{]$", self._text[: self._column + 1]):
             return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
         if self._is_closed():
             return "a comma is missing before this, or a text with ': ' in it needs quotes"

@@ -1,10 +1,8 @@
-"""YAML text to a tree of plain values with positions, and back; nothing in a text can construct anything else."""
+"""YAML text to a tree of plain values with positions; nothing in a text can construct anything else."""
 
 from __future__ import annotations
 
-import io
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +24,6 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.reader import ReaderError
-from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from emrun.config.yaml_slips import Slip
 from emrun.errors import ConfigError, Position, Problem
@@ -79,15 +76,18 @@ class Node:
         part of its path, a hook, and what is named in `extra_streams`, `inputs` and `outputs`.
         """
         names = set(self._names())
-        return ((text, spelling) for text, spelling in self._from_environment() if text.strip() not in names)
+        for node, spelling in self._from_environment():
+            for text, shown in (*node.environment, (str(node.value), spelling)):
+                if text.strip() not in names:
+                    yield text, shown
 
-    def _from_environment(self) -> Iterator[tuple[str, str]]:
+    def _from_environment(self) -> Iterator[tuple[Node, str]]:
+        """Yield the scalars that came from there, each with its spelling."""
         if isinstance(self.value, dict | list):
             for child in self.value.values() if isinstance(self.value, dict) else self.value:
                 yield from child._from_environment()
         elif self.spelling is not None:
-            yield from self.environment
-            yield str(self.value), self.spelling
+            yield self, self.spelling
 
     def _names(self, key: str = "") -> Iterator[str]:
         """Yield keys, and the names that are values; `key` is that of this value, or of the list it is in."""
@@ -103,13 +103,10 @@ class Node:
 
     def censored(self, message: str) -> str:
         """Return a message about this tree without what came from the environment, however short it is."""
-        if isinstance(self.value, dict | list):
-            for child in self.value.values() if isinstance(self.value, dict) else self.value:
-                message = child.censored(message)
-        elif self.spelling is not None:
-            for text in (repr(self.value), str(self.value)):
+        for node, spelling in self._from_environment():
+            for text in (repr(node.value), str(node.value)):
                 whole = rf"(?<!\w){re.escape(text)}(?!\w)"
-                message = re.sub(whole, lambda _: str(self.spelling), message) if text else message
+                message = re.sub(whole, spelling.replace("\\", r"\\"), message) if text else message
         return message
 
     def get(self, *path: str) -> Node | None:
@@ -159,21 +156,6 @@ def read_scalar(text: str) -> Any:
     except ValueError:  # an unfinished quote, more digits than Python reads
         return text
     return text if isinstance(value, dict | list) else value
-
-
-def dump(node: Node, template: str | None = None) -> str:
-    """Return a tree as YAML.
-
-    Args:
-        node: the tree.
-        template: a text with comments and formatting to keep as far as the tree agrees with it.
-    """
-    plain = node.plain()
-    if template is not None:
-        text = _dump_like(plain, template)
-        if text is not None:
-            return text
-    return _write(_round_trip(), _escaped(plain))
 
 
 class _Parser:
@@ -332,80 +314,3 @@ def _plain_scalar(yaml: YAML, word: str, text: str) -> Any:
     """Return the number, boolean or null that a word without quotes means, or else `text`."""
     tag = str(yaml.resolver.resolve(ScalarNode, word, (True, False)))
     return yaml.constructor.construct_object(ScalarNode(tag, word)) if tag in _PLAIN_TAGS else str(text)
-
-
-def _round_trip() -> YAML:
-    yaml = YAML()
-    yaml.width = 10_000
-    yaml.preserve_quotes = True
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    return yaml
-
-
-def _write(yaml: YAML, data: Any) -> str:
-    text = io.StringIO()
-    yaml.dump(data, text)
-    return text.getvalue()
-
-
-def _escaped(plain: Any) -> Any:
-    """Return a tree whose texts with line breaks of Unicode will be escaped; ruamel would fold them into spaces."""
-    if isinstance(plain, dict):
-        return {_escaped(key): _escaped(value) for key, value in plain.items()}
-    if isinstance(plain, list):
-        return [_escaped(value) for value in plain]
-    if isinstance(plain, str) and re.search("[\x85\u2028\u2029\ufeff]", plain):
-        return DoubleQuotedScalarString(plain)
-    return plain
-
-
-def _dump_like(plain: Any, template: str) -> str | None:
-    """Change a text until it says `plain`; None when that cannot be done."""
-    yaml = _round_trip()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an anchor defined twice
-            data = yaml.load(template)
-            _adapt(data, plain)
-            text = _write(yaml, data)
-        return text if _same(parse(text, "config").plain(), plain) else None
-    except Exception:  # anchors, merge keys and misplaced comments make ruamel fail in many ways
-        return None
-
-
-def _adapt(data: Any, plain: Any) -> None:
-    if isinstance(plain, dict):
-        for key in [key for key in data if key not in plain]:
-            del data[key]
-        for key, value in plain.items():
-            if key not in data or not _alike(data[key], value):
-                data[key] = value
-            else:
-                _adapt(data[key], value)
-    elif isinstance(plain, list):
-        for index, value in enumerate(plain):
-            if _alike(data[index], value):
-                _adapt(data[index], value)
-            else:
-                data[index] = value
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Tell whether two plain trees are equal in types too; NaN equals itself."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return repr(one) == repr(other)
-
-
-def _alike(old: Any, new: Any) -> bool:
-    """Tell whether `old` can be changed into `new` in place."""
-    if isinstance(new, dict):
-        return isinstance(old, dict)
-    if isinstance(new, list):
-        return isinstance(old, list) and len(old) == len(new)
-    same_kind = isinstance(old, type(new)) and isinstance(old, bool) is isinstance(new, bool)
-    return same_kind and not isinstance(old, dict | list) and bool(old == new)

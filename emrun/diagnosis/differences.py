@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from emrun.diagnosis.recorded_trainings import Event, Recording
@@ -17,7 +17,12 @@ PARTS = {  # of the end, in the order in which a difference is looked for
     "hooks": "state of hook",
     "metrics": "metrics.jsonl,",
 }
-_NOT_PERSISTENT = "(persistent=False)"  # stands behind the name of such a buffer
+
+NOT_PERSISTENT = "(persistent=False)"
+"""Stands behind the name of such a buffer."""
+
+DIGEST = "digest"
+"""How the text of a value begins that is too long to be shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +31,20 @@ class Difference:
 
     Args:
         what: the thing, where, and both values.
+        part: of which kind it is: `batch`, `outputs`, `rates`, `random`, `order`, or a part of the end.
+        detail: its name there, or the stream.
         cause: what is likely to be the reason, None when nothing points at one.
     """
 
     what: str
+    part: str
+    detail: str = ""
     cause: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A difference, before its cause is looked for."""
-
-    what: str
-    part: str
-    detail: str = ""
-    straight: Any = None
-
-
-def find_difference(straight: Recording, others: Sequence[Recording], vary: Mapping[str, set[str]]) -> Found | None:
+def find_difference(
+    straight: Recording, others: Sequence[Recording], vary: Mapping[str, list[str]]
+) -> Difference | None:
     """Return the first difference, in the order of time; what is run again is compared again."""
     expected = {_place_of(event): event for event in straight.of("batch")}
     missing = dict(expected)
@@ -51,40 +52,38 @@ def find_difference(straight: Recording, others: Sequence[Recording], vary: Mapp
         for event in other.of("batch"):
             place = _place_of(event)
             if place not in expected:
-                return Found(f"{_told(event)}: the straight run has no such batch", "order", event["stream"])
+                return Difference(f"{_told(event)}: the straight run has no such batch", "order", event["stream"])
             missing.pop(place, None)
             found = _compare_batches(expected[place], event)
             if found is not None:
                 return found
     if missing:
-        return Found(f"{_told(next(iter(missing.values())))}: missing in the other run", "order")
+        return Difference(f"{_told(next(iter(missing.values())))}: missing in the other run", "order")
     final = others[-1].final
     for part, title in PARTS.items():
         one, other_part = straight.final[part], final.get(part, {})
-        for name in [*one, *(each for each in other_part if each not in one)]:
-            if one.get(name) != other_part.get(name) and name not in vary.get(part, ()):
+        for name in varying(one, other_part):
+            if name not in vary.get(part, ()):
                 values = _both(one.get(name), other_part.get(name))
-                return Found(f"at the end: {title} {name}{values}", part, name)
+                return Difference(f"at the end: {title} {name}{values}", part, name)
     return None
 
 
-def _compare_batches(one: Event, other: Event) -> Found | None:
+def _compare_batches(one: Event, other: Event) -> Difference | None:
     where = _told(other)
     if one["batch"] != other["batch"]:
-        return Found(f"{where}: another batch", "batch", other["stream"])
-    for key, when in (("random_before", "before"), ("random", "after")):
-        if key == "random":
-            if one["outputs"] != other["outputs"]:
-                names = [name for name, value in one["outputs"].items() if other["outputs"].get(name) != value]
-                name = "loss" if "loss" in names else (names or ["(other names)"])[0]
-                values = _both(one["shown"].get(name), other["shown"].get(name))
-                return Found(f"{where}: output {name}{values}", "outputs", name)
-            if one["rates"] != other["rates"]:
-                values = _both(", ".join(one["rates"]), ", ".join(other["rates"]))
-                return Found(f"{where}: learning rate{values}", "rates")
-        names = [name for name, value in one[key].items() if other[key].get(name) != value]
-        if names:
-            return Found(f"{where}: random state of {names[0]} {when} the batch", "random", names[0])
+        return Difference(f"{where}: another batch", "batch", other["stream"])
+    before, after = (varying(one[key], other[key]) for key in ("random_before", "random"))
+    if not before and one["outputs"] != other["outputs"]:
+        names = [name for name in varying(one["outputs"], other["outputs"]) if name in one["outputs"]]
+        name = "loss" if "loss" in names else (names or ["(other names)"])[0]
+        values = _both(one["shown"].get(name), other["shown"].get(name))
+        return Difference(f"{where}: output {name}{values}", "outputs", name)
+    if not before and one["rates"] != other["rates"]:
+        return Difference(f"{where}: learning rate{_both(', '.join(one['rates']), ', '.join(other['rates']))}", "rates")
+    if before or after:
+        name, when = (before or after)[0], "before" if before else "after"
+        return Difference(f"{where}: random state of {name} {when} the batch", "random", name)
     return None
 
 
@@ -101,11 +100,12 @@ def _told(event: Event) -> str:
 def _both(one: str | None, other: str | None) -> str:
     if one is None or other is None:
         return f" ({'missing' if one is None else 'there'} in the straight run only)" if one != other else ""
-    return "" if one == other or one.startswith("digest") else f" ({one} straight, {other} otherwise)"
+    return "" if one == other or one.startswith(DIGEST) else f" ({one} straight, {other} otherwise)"
 
 
-def _varying(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
-    return {name for name in {*one, *other} if one.get(name) != other.get(name)}
+def varying(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Return the names of what differs, or is in one of two only, in their order."""
+    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
 
 class Causes:
@@ -123,9 +123,9 @@ class Causes:
         self._buffer = buffer
         self._private: dict[str, str] = straight.one("private").get("attributes", {})
         repeated = again.one("private").get("attributes", {})
-        self._vary = _varying(self._private, repeated)
+        self._vary = varying(self._private, repeated)
 
-    def explain(self, found: Found, other: Recording) -> Difference:
+    def explain(self, found: Difference, other: Recording) -> Difference:
         """Return the difference with its cause.
 
         Args:
@@ -135,9 +135,9 @@ class Causes:
         cause = self._of_reading_ahead(found)
         if cause is None and other is self._again:
             cause = self._of_repetition(found)
-        return Difference(found.what, cause or self._of_state(found, other))
+        return replace(found, cause=cause or self._of_state(found, other))
 
-    def _of_reading_ahead(self, found: Found) -> str | None:
+    def _of_reading_ahead(self, found: Difference) -> str | None:
         draws = self._straight.one("private").get("draws", {})
         names = [found.detail] if found.part == "batch" and draws.get(found.detail) else list(draws)
         for name in names:
@@ -148,7 +148,7 @@ class Causes:
                 )
         return None
 
-    def _of_repetition(self, found: Found) -> str:
+    def _of_repetition(self, found: Difference) -> str:
         if found.part == "batch":
             return (
                 f"stream {found.detail!r} is another one each time it is read: its randomness does not come from the "
@@ -161,10 +161,10 @@ class Causes:
             "(`deterministic: true` in the config), or something that depends on the time"
         )
 
-    def _of_state(self, found: Found, other: Recording) -> str | None:
+    def _of_state(self, found: Difference, other: Recording) -> str | None:
         """Name what is kept in attributes that no checkpoint has."""
         now = other.one("private").get("attributes", {})
-        different = sorted(name for name in _varying(self._private, now) if now and name not in self._vary)
+        different = sorted(name for name in varying(self._private, now) if now and name not in self._vary)
         order = {"batch": "dataset", "rates": "hook"}.get(found.part, "module")
         different.sort(key=lambda name: not name.startswith(order))
         keep = "register_buffer, or get_extra_state() and set_extra_state() of the module, keep it"
@@ -179,7 +179,7 @@ class Causes:
             kind = different[0].split()[0]
             shown = [f"{name}{_both(self._private.get(name), now.get(name))}" for name in different[:3]]
             hint = hints[kind]
-            if different[0].endswith(_NOT_PERSISTENT):
+            if different[0].endswith(NOT_PERSISTENT):
                 hint = "a buffer with persistent=False changes in training; no checkpoint has it, make it persistent"
             return f"{hint}: {'; '.join(shown)}"
         if found.part == "batch":

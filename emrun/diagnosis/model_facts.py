@@ -1,16 +1,19 @@
-"""Facts about a model as it is: its parameters, and what takes memory after a step."""
+"""Facts about a model: its parameters, what takes memory after a step, how long a step takes; lengths of streams."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from emrun.model import AbstractModel
+from emrun.types import Batch
 
 
 def parameters(model: AbstractModel) -> Iterator[dict[str, Any]]:
@@ -57,3 +60,19 @@ def memory(model: AbstractModel) -> dict[str, int]:
 
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def lengths(dataset: Any) -> dict[str, int]:
+    """Return the number of batches of each stream of which a dataset knows it."""
+    known = getattr(dataset, "num_batches", None)
+    counts = known.items() if isinstance(known, Mapping) else ()
+    return {str(name): int(count) for name, count in counts if count is not None and math.isfinite(count)}
+
+
+def timed_run(model: Any, batch: Batch, train: bool, stream: str) -> tuple[Mapping[str, Any], float]:
+    """Run a model on a batch; return its outputs, and the seconds until the device was ready."""
+    began = perf_counter()
+    outputs = model.run(batch, train, stream)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    return outputs, perf_counter() - began

@@ -1,4 +1,4 @@
-"""What a model keeps beside what checkpoints have of it: attributes of its modules, buffers with `persistent=False`."""
+"""What objects keep beside what checkpoints have of them: attributes, buffers with `persistent=False`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,27 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from emrun.diagnosis.differences import DIGEST, NOT_PERSISTENT
 from emrun.encoding import digest
-
-NOT_PERSISTENT = "(persistent=False)"
-"""Stands behind the name of such a buffer."""
-
-DIGEST = "digest"
-"""How the text of a value begins that is too long to be shown."""
+from emrun.hook import AbstractHook
 
 _TRUSTED = ("emrun.", "torch.")  # their states are complete, what else they keep is their own business
 _DEEPEST = 8  # containers in containers
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
+
+
+def private_state(model: Any, hooks: Iterable[AbstractHook], dataset: Any) -> dict[str, str]:
+    """Return what the objects of a training keep in attributes of their own, as `unsaved_state` does for a model."""
+    found = unsaved_state(model)
+    for hook in hooks:
+        found |= attributes(hook, f"hook {_kind(hook)}")
+    return found | attributes(dataset, f"dataset {_kind(dataset)}")
+
+
+def forgetful(hooks: Iterable[AbstractHook]) -> list[str]:
+    """Return the names of the user's hooks that have no state of their own."""
+    own = [type(hook) for hook in hooks if not type(hook).__module__.startswith(_TRUSTED)]
+    return [kind.__name__ for kind in own if kind.state_dict is AbstractHook.state_dict]
 
 
 def unsaved_state(model: Any) -> dict[str, str]:
@@ -59,11 +69,6 @@ def attributes(owner: Any, what: str) -> dict[str, str]:
         return {}
     own = list(getattr(owner, "__dict__", {}).items())
     return _texts((f"{what}, attribute {name!r}", value) for name, value in own if name not in _OF_MODULES)
-
-
-def varying(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
-    """Return the names of what differs, or is in one of two only."""
-    return {name for name in {*one, *other} if one.get(name) != other.get(name)}
 
 
 def _of_modules(root: torch.nn.Module, what: str) -> dict[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import torch
 from safetensors.torch import load_file
 
 from emrun.dataset import open_stream
-from emrun.diagnosis.private_state import attributes, unsaved_state
+from emrun.diagnosis.model_facts import lengths
+from emrun.diagnosis.private_state import forgetful, private_state
 from emrun.encoding import digest, random_state
 from emrun.errors import exit_status
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
 from emrun.randomness import preserved_randomness
-from emrun.storage.metrics import METRICS
+from emrun.storage.metrics import recorded_epochs
 from emrun.storage.run import CHECKPOINTS
 from emrun.storage.state_file import FILE, load_state
 from emrun.stream_context import StreamContext
@@ -29,11 +31,13 @@ from emrun.training.create import create_training, train
 from emrun.training.resume import resume_training
 from emrun.types import Batch, EpochData
 
+_Record = Callable[..., None]
+
 _TAIL = 2  # iterations of the third epoch
 _TRIED = 4  # batches of a stream, to see whether it draws global random numbers
+_BEFORE_KILL = 2  # iterations between the last checkpoint and SIGKILL
 _STOPS = "emrun.hooks.stop_after.StopAfter"  # the limits of the config do not count here
 _WEIGHTS = ".safetensors"
-_TRUSTED = ("emrun.", "torch.")  # their states are complete
 
 
 def main(job_text: str) -> None:
@@ -42,11 +46,15 @@ def main(job_text: str) -> None:
     Args:
         job_text: JSON with `record` (the file), `directory` (of the run), `resume` (whether to go on with it, or to
             begin it from `config` and `overrides`), `end` (the iteration that ends it; null for the first ones of the
-            third epoch), `longest` (give up when an epoch is longer), `interrupt` (null, or `signal`, `iteration`,
-            `stream`, `batch`), `save_at` (the iteration at which to save a checkpoint).
+            third epoch), `longest` (give up when an epoch is longer), `point` (null, or the fields of a `Point`),
+            `signal` (the number of the one that comes there; some iterations before SIGKILL a checkpoint is saved).
     """
     job = json.loads(job_text)
-    record = _Record(Path(job["record"]))
+
+    def record(kind: str, **values: Any) -> None:
+        with Path(job["record"]).open("a", encoding="utf-8") as file:  # its lines outlive the process
+            file.write(json.dumps({"kind": kind, **values}) + "\n")
+
     try:
         _run(job, record)
     except KeyboardInterrupt:
@@ -54,7 +62,7 @@ def main(job_text: str) -> None:
     except BaseException as error:  # the user's code may also have called sys.exit
         status = exit_status(error)
         text = "".join(traceback.format_exception(error)) if status == 1 else str(error)
-        record.add("error", status=status, text=text)
+        record("error", status=status, text=text)
 
 
 def _run(job: Mapping[str, Any], record: _Record) -> None:
@@ -64,36 +72,28 @@ def _run(job: Mapping[str, Any], record: _Record) -> None:
     else:
         training = create_training(job["config"], output_dir=directory, overrides=job["overrides"])
     if training is None:  # ended by one of its hooks, not by the signal
-        record.add("final", **_final(directory))
+        record("final", **_final(directory))
         return
     loop = training.main_loop
-    if job["longest"] is not None and _known_length(training) > job["longest"]:
-        record.add("long")
+    known_length = loop.fixed_epoch_size or lengths(training.dataset).get(loop.train_stream_name, 0)
+    if job["longest"] is not None and known_length > job["longest"]:
+        record("long")
         return
     probe = Probe(record, job)
-    loop.change_hooks([*(hook for hook in loop.hooks if _name_of(type(hook)) != _STOPS), probe])
-    record.add("outcome", status=train(training).status)
+    hooks = [hook for hook in loop.hooks if f"{type(hook).__module__}.{type(hook).__qualname__}" != _STOPS]
+    loop.change_hooks([*hooks, probe])
+    record("outcome", status=train(training).status)
     if not probe.is_too_long:
-        record.add("private", attributes=_private(training), draws=_draws(training), forgetful=_forgetful(loop))
-        record.add("final", **_final(directory))
-
-
-class _Record:
-    """A file to which lines are added that outlive the process."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def add(self, kind: str, **values: Any) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, **values}) + "\n")
+        attributes = private_state(training.model, hooks, training.dataset)
+        record("private", attributes=attributes, draws=_draws(training), forgetful=forgetful(hooks))
+        record("final", **_final(directory))
 
 
 class Probe(AbstractHook):
     """Writes down what each batch does, and interrupts or ends the training; only `verify-resume` has this hook.
 
     Args:
-        record: where to.
+        record: writes an event down: its kind, and its values.
         job: see `main`.
     """
 
@@ -113,7 +113,7 @@ class Probe(AbstractHook):
     def before_training(self) -> None:
         """Write down where the training begins."""
         loop = self.main_loop
-        self._record.add("begin", iteration=loop.iterations_done, epochs=loop.training_epochs_done)
+        self._record("begin", iteration=loop.iterations_done, epochs=loop.training_epochs_done)
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Look at the batch before the model does."""
@@ -137,7 +137,7 @@ class Probe(AbstractHook):
         }
         if loop.training:
             entry["pass"] = loop.get_stream(stream_name).position.pass_number
-        self._record.add("batch", **entry)
+        self._record("batch", **entry)
         self._act(stream_name)
 
     def after_stream(self, stream_name: str) -> None:
@@ -149,39 +149,30 @@ class Probe(AbstractHook):
         loop = self.main_loop
         if loop.training_epochs_done == 2 and self._second_end is None:
             self._second_end = loop.iterations_done
-        self._record.add("epoch", epoch=loop.training_epochs_done, iteration=loop.iterations_done)
+        self._record("epoch", epoch=loop.training_epochs_done, iteration=loop.iterations_done)
 
     def _act(self, stream_name: str) -> None:
         loop, job = self.main_loop, self._job
         done = loop.iterations_done
-        if loop.training and done == job["save_at"]:
-            loop.request_checkpoint("verify-resume")
-        point = job["interrupt"]
+        point = job["point"]
         if point is not None:
+            if loop.training and job["signal"] == signal.SIGKILL and done == point["iteration"] - _BEFORE_KILL:
+                loop.request_checkpoint("verify-resume")
             here = (done, stream_name, None if loop.training else self._batch)
             if here == (point["iteration"], point["stream"], point["batch"]):
                 loop.wait_for_checkpoints()  # so that a killed training goes on from the same one every time
-                os.kill(os.getpid(), point["signal"])
+                os.kill(os.getpid(), job["signal"])
         if not loop.training:
             return
         if job["longest"] is not None and loop.training_epochs_done == 0 and done > job["longest"]:
             self.is_too_long = True
-            self._record.add("long")
+            self._record("long")
             raise TrainingTerminated("the epoch is long")
         end = job["end"]
         if end is None and self._second_end is not None:
             end = self._second_end + _TAIL
         if end is not None and done >= end:
             raise TrainingTerminated(f"{done} iterations are verified")
-
-
-def _known_length(training: Training) -> int:
-    """Return how many batches make an epoch, 0 when that is not known."""
-    loop = training.main_loop
-    if loop.fixed_epoch_size is not None:
-        return loop.fixed_epoch_size
-    counts = getattr(training.dataset, "num_batches", None)
-    return int((counts.get(loop.train_stream_name) if isinstance(counts, Mapping) else None) or 0)
 
 
 def _digests(state: Mapping[str, Any]) -> dict[str, str]:
@@ -214,16 +205,19 @@ def _final(directory: Path) -> dict[str, Any]:
     for each in state["hooks"]:
         number = f" ({each['occurrence'] + 1})" if each["occurrence"] else ""
         hooks |= _flat(each["state"], f"{each['class'].rpartition('.')[2]}{number}")
-    metrics = directory / METRICS
-    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
+    metrics: dict[str, str] = {}
+    for line in recorded_epochs(directory):
+        epoch = f"epoch {line['epoch']}"
+        metrics |= {epoch: "there", **{f"{epoch}: {key}": text for key, text in _flat(line["streams"], "").items()}}
     return {
         "weights": weights,
         "model": _flat(state["model"], ""),
         "hooks": hooks,
         "loop": _flat(state["loop"], ""),
-        "streams": _flat(_without_began(state["streams"]), ""),
+        # without the random states in which passes began: a resume has them only as far as it needs them
+        "streams": {name: text for name, text in _flat(state["streams"], "").items() if ".began" not in name},
         "generators": _generators(state),
-        "metrics": {f"epoch {line['epoch']}{key}": value for line in lines for key, value in _metrics(line).items()},
+        "metrics": metrics,
     }
 
 
@@ -232,10 +226,6 @@ def _generators(state: Mapping[str, Any]) -> dict[str, str]:
     began = state["epoch_began"]
     at_first = _digests(began["random"]) if began else {}
     return {**_digests(state["random"]), **{f"{name} as the epoch began": each for name, each in at_first.items()}}
-
-
-def _metrics(line: Mapping[str, Any]) -> dict[str, str]:
-    return {"": "there", **{f": {key}": value for key, value in _flat(line["streams"], "").items()}}
 
 
 def _flat(value: Any, key: str) -> dict[str, str]:
@@ -247,22 +237,6 @@ def _flat(value: Any, key: str) -> dict[str, str]:
     else:
         return {key: f"digest {digest(value)}" if isinstance(value, torch.Tensor) else repr(value)}
     return {name: text for where, child in pairs for name, text in _flat(child, where).items()}
-
-
-def _without_began(value: Any) -> Any:
-    """Leave out the random states in which passes began: a resume has them only as far as it needs them."""
-    if isinstance(value, Mapping):
-        return {key: _without_began(child) for key, child in value.items() if key != "began"}
-    return value
-
-
-def _private(training: Training) -> dict[str, str]:
-    """Return what objects keep in attributes of their own: where a difference may come from."""
-    found = unsaved_state(training.model)
-    for hook in training.main_loop.hooks:
-        if not isinstance(hook, Probe):
-            found |= attributes(hook, f"hook {type(hook).__name__}")
-    return found | attributes(training.dataset, f"dataset {type(training.dataset).__name__}")
 
 
 def _draws(training: Training) -> dict[str, list[str]]:
@@ -284,14 +258,3 @@ def _draws(training: Training) -> dict[str, list[str]]:
                 before = after
         found[name] = list(changed)
     return found
-
-
-def _forgetful(loop: MainLoop) -> list[str]:
-    """Return the names of the user's hooks that have no state of their own."""
-    kinds = [type(hook) for hook in loop.hooks if not isinstance(hook, Probe)]
-    own = [kind for kind in kinds if not kind.__module__.startswith(_TRUSTED)]
-    return [kind.__name__ for kind in own if kind.state_dict is AbstractHook.state_dict]
-
-
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from emrun.errors import EmrunError
 
-_BEFORE_KILL = 2  # iterations between the last checkpoint and SIGKILL
 _CHILD = "import sys; sys.path[:] = {path!r}; from emrun.diagnosis.probe import main; main(sys.argv[1])"
 _SETTINGS = {"TQDM_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # nothing beside the config's modules
 
@@ -61,20 +60,9 @@ class Recording:
         return next(iter(self.of(kind)), {})
 
     @property
-    def is_long(self) -> bool:
-        """Whether the training gave up because its epochs are long."""
-        return bool(self.of("long"))
-
-    @property
     def final(self) -> Event:
         """What the training came to: part -> name -> value."""
         return self.one("final")
-
-    @property
-    def begin(self) -> int | None:
-        """The iteration that the training began behind."""
-        begin: int | None = self.one("begin").get("iteration")
-        return begin
 
     @property
     def epoch_ends(self) -> list[int]:
@@ -89,10 +77,6 @@ class Recording:
     def was_interrupted(self, kill: bool) -> bool:
         """Tell whether the signal came."""
         return self._exit_code == -signal.SIGKILL if kill else self.one("outcome").get("status") == "interrupted"
-
-    def told(self) -> str:
-        """Return what is known of its end."""
-        return f"it came to iteration {self.end}"
 
 
 class Trainings:
@@ -117,7 +101,8 @@ class Trainings:
         *,
         end: int | None = None,
         longest: int | None = None,
-        interrupt: tuple[int, Point] | None = None,
+        point: Point | None = None,
+        by: signal.Signals = signal.SIGTERM,
         resume: bool = False,
     ) -> Recording:
         """Run a training, or go on with it.
@@ -126,9 +111,6 @@ class Trainings:
             VerificationFailed: it failed.
         """
         record = self._place / f"{name}-{'resumed' if resume else 'begun'}.jsonl"
-        number, point = interrupt or (None, None)
-        wanted = point and {"signal": number, "iteration": point.iteration, "stream": point.stream}
-        save_at = point.iteration - _BEFORE_KILL if point and number == signal.SIGKILL else None
         job = {
             "record": str(record),
             "directory": str(self._place / name),
@@ -137,8 +119,8 @@ class Trainings:
             "overrides": self._overrides,
             "end": end,
             "longest": longest,
-            "interrupt": point and wanted and {**wanted, "batch": point.batch},
-            "save_at": save_at,
+            "point": point and asdict(point),
+            "signal": by,
         }
         done = subprocess.run(
             [sys.executable, "-P", "-c", _CHILD.format(path=sys.path), json.dumps(job)],
@@ -155,7 +137,7 @@ class Trainings:
         for event in events:
             if event["kind"] == "error":
                 raise VerificationFailed(event["text"].replace(str(self._place / name), "RUN_DIR"), event["status"])
-        was_killed = number == signal.SIGKILL and done.returncode == -signal.SIGKILL
+        was_killed = by == signal.SIGKILL and done.returncode == -signal.SIGKILL
         if not was_killed and (done.returncode or not {"final", "long"} & {event["kind"] for event in events}):
             last = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
             raise VerificationFailed(f"a training ended by itself, with status {done.returncode}{last}", 1)

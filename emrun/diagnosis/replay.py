@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from emrun.encoding import set_random_state
 from emrun.errors import StateError
 from emrun.fields import reading
 from emrun.hook import AbstractHook
+from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
@@ -31,7 +31,6 @@ from emrun.storage.run import CHECKPOINTS, CONFIG
 from emrun.storage.state_file import FILE
 from emrun.streams.stream import StreamWrapper
 from emrun.temporary import TemporaryFolder
-from emrun.training.build import DeterministicKernels
 from emrun.types import Batch
 
 _MOST = 16  # so many causes are looked for: each takes a step for every halving
@@ -44,7 +43,7 @@ class Replay:
     Args:
         capsule: the step as it was.
         error: what it failed with now, None when it went through.
-        message: its message, without what came from the environment.
+        message: its class and its message, without what came from the environment.
         reproduced: whether that is the failure of then.
         causes: groups of examples, each of which fails in that way without the others; usually of one example.
         is_every: whether every example that was tried does.
@@ -91,8 +90,9 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
     with preserved_randomness(), TemporaryFolder("replay") as output_dir:
         attempt = _Attempt(capsule, prepared, output_dir, found.notes)
         found.error = attempt.run(capsule.batch)
-        found.message = attempt.censor(str(found.error))
-        found.reproduced = found.error is not None and attempt.is_same(found.error, exactly=True)
+        if found.error is not None:
+            found.message = f"{kind_of(found.error)}: {attempt.censor(str(found.error))}"
+            found.reproduced = attempt.is_same(found.error, exactly=True)
         if found.reproduced and not _is_out_of_memory(found.error):
             _find_causes(found, attempt)
         if anomaly:
@@ -143,8 +143,7 @@ class _Attempt:
         """Do the step on a batch; return what it fails with, None when it goes through."""
         step = self._capsule.step
         loop = MainLoop(self._model, None, self._hooks(), seed=self._seed, on_unused_sources="ignore")
-        loop.start_from(step.epoch, step.iteration)
-        loop.evaluating = step.evaluating
+        loop.start_from(step.epoch, step.iteration, evaluating=step.evaluating)
         if self._weights is not None:
             with reading(f"{self._weights}: weights", ANOTHER_CAPSULE, self._model.load):
                 self._model.load(self._weights)
@@ -203,10 +202,7 @@ class _Attempt:
 
     def look_for_anomaly(self) -> str:
         """Do the step with `torch.autograd.detect_anomaly`; return what that found."""
-        with ExitStack() as stack:
-            told = stack.enter_context(warnings.catch_warnings(record=True))
-            warnings.simplefilter("always")
-            stack.enter_context(torch.autograd.detect_anomaly())
+        with warnings.catch_warnings(record=True, action="always") as told, torch.autograd.detect_anomaly():
             error = self.run(self._capsule.batch)
         texts = [str(each.message) for each in told if "Error detected in" in str(each.message)]
         texts = [text.partition("(Triggered internally")[0].rstrip() for text in texts]
@@ -309,53 +305,3 @@ def _is_finite(values: Any) -> bool:
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError)
-
-
-def report(found: Replay) -> str:
-    """Return what a replay found, as text: where the failure was, what it is now, and its causes."""
-    capsule, step = found.capsule, found.capsule.step
-    doing = "training" if step.train else "evaluation"
-    exact = ", ".join(capsule.facts["random_before_step"])
-    lines = [
-        f"{doing} on stream {step.stream!r}, batch {step.batch} of the pass, after {step.epoch} epochs and "
-        f"{step.iteration} iterations",
-        f"then: {capsule.facts['error']}: {capsule.facts['message']}",
-    ]
-    if found.error is None:
-        lines.append("now: it goes through")
-    else:
-        lines.append(f"now: {kind_of(found.error)}: {found.message}")
-    lines.append(f"weights: {capsule.facts['weights']}")
-    lines.append(f"random states before the step: {exact or 'it draws from none'}")
-    lines += [f"note: {note}" for note in found.notes]
-    lines.append("reproduced" if found.reproduced else "not reproduced")
-    lines += _causes(found)
-    if found.anomaly is not None:
-        lines.append(f"anomaly: {found.anomaly}")
-    return "\n".join("".join(char if char.isprintable() else " " for char in line) for line in _split(lines))
-
-
-def _split(lines: Sequence[str]) -> Iterator[str]:
-    for line in lines:
-        yield from line.splitlines()
-
-
-def _causes(found: Replay) -> Iterator[str]:
-    if found.is_every:
-        tried = [index for group in found.causes for index in group]
-        yield f"cause: every example fails alone, of those that were tried ({_examples(tried)})"
-    elif found.causes:
-        alone = [group[0] for group in found.causes if len(group) == 1]
-        together = [group for group in found.causes if len(group) > 1]
-        parts = [_examples(alone)] if alone else []
-        parts += [f"{_examples(group)} together" for group in together]
-        yield f"cause: {'; '.join(parts)}{', perhaps more' if found.is_cut else ''}"
-    for name, rows in found.not_finite.items():
-        yield f"source {name!r} has values that are not finite in {_examples(rows)}"
-
-
-def _examples(indices: Sequence[int]) -> str:
-    """Return the indices as they stand in a message: `example 13`, `examples 3, 13`, `examples 0 to 31`."""
-    if len(indices) > 3 and list(indices) == list(range(indices[0], indices[-1] + 1)):
-        return f"examples {indices[0]} to {indices[-1]}"
-    return f"example{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"

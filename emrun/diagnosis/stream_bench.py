@@ -13,12 +13,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from emrun.arguments import check_choice
 from emrun.config.config import load_config
 from emrun.config.plan import named_streams
 from emrun.dataset import stream_function, stream_names, takes_context
+from emrun.diagnosis.model_facts import timed_run
 from emrun.errors import StreamError, UsageError, reason_of
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.stream_context import StreamContext
@@ -253,58 +252,42 @@ class _Reader:
         firsts: list[float] = []
         behind, taken = 0, 0.0
         ends_at = math.inf
+        each = max(1, setting.workers)  # batches before reading is timed: one from every process, when it has started
         with contextlib.closing(wrapper), wrapper:
             while perf_counter() < ends_at:
                 began = perf_counter()
-                arrivals = self._arrivals(wrapper, max(1, setting.workers), ends_at, is_enough=behind > 0)
+                times = self._read_pass(wrapper, each, ends_at, is_enough=behind > 0)
                 self._passes += 1
-                if not arrivals.count:
+                if not times:
                     stream.length = 0
                     return Reading(setting, None, None)
                 if not firsts:
-                    ends_at = arrivals.first + self._seconds
-                firsts.append(arrivals.first - began)
-                behind, taken = behind + arrivals.behind, taken + arrivals.last - arrivals.start
+                    ends_at = times[0] + self._seconds
+                firsts.append(times[0] - began)
+                if len(times) > each:
+                    behind, taken = behind + len(times) - each, taken + times[-1] - times[each - 1]
                 if wrapper.epoch_ended:
-                    stream.length = arrivals.count
+                    stream.length = len(times)
         return Reading(setting, statistics.median(firsts), taken / behind if behind else None)
 
-    def _arrivals(self, stream: StreamWrapper, each: int, ends_at: float, *, is_enough: bool) -> _Arrivals:
-        """Read a pass, or what of it comes in time.
+    def _read_pass(self, stream: StreamWrapper, each: int, ends_at: float, *, is_enough: bool) -> list[float]:
+        """Read a pass, or what of it comes in time; return when its batches came.
 
         Args:
             stream: where it comes from.
-            each: how many batches come before reading is timed: one from every process, when it has started.
+            each: how many batches come before reading is timed.
             ends_at: when to stop; infinite for `seconds` after the first batch.
             is_enough: whether to stop then, even if nothing was timed in this pass.
         """
-        first = start = last = 0.0
-        count = 0
+        times: list[float] = []
         for batch in stream:
-            last = perf_counter()
-            count += 1
-            if count == 1:
-                first = last
-                ends_at = min(ends_at, first + self._seconds)
-                if stream.training and self.first_batch is None:
-                    self.first_batch = batch
-            if count == each:
-                start = last
-            if last >= ends_at and (count > each or is_enough):
+            times.append(perf_counter())
+            if stream.training and self.first_batch is None:
+                self.first_batch = batch
+            is_over = times[-1] >= min(ends_at, times[0] + self._seconds)
+            if is_over and (len(times) > each or is_enough):
                 break
-        behind = max(0, count - each)
-        return _Arrivals(count, behind, first, start if behind else last, last)
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrivals:
-    """When the batches of a pass came: the first, the one from which on they were timed, the last."""
-
-    count: int
-    behind: int
-    first: float
-    start: float
-    last: float
+        return times
 
 
 def _seconds_of_a_step(model: Any, batch: Batch, stream: str, seconds: float) -> float:
@@ -312,11 +295,7 @@ def _seconds_of_a_step(model: Any, batch: Batch, stream: str, seconds: float) ->
     taken = []
     ends_at = perf_counter() + seconds
     for index in range(_UNTIMED_STEPS + _TIMED_STEPS):
-        began = perf_counter()
-        model.run(batch, train=True, stream=stream)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
-        taken.append(perf_counter() - began)
+        taken.append(timed_run(model, batch, True, stream)[1])
         if index >= _UNTIMED_STEPS and perf_counter() > ends_at:
             break
     return statistics.median(taken[_UNTIMED_STEPS:])
@@ -324,6 +303,4 @@ def _seconds_of_a_step(model: Any, batch: Batch, stream: str, seconds: float) ->
 
 def _cores() -> int:
     """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emrun.config.config import load_config
-from emrun.diagnosis.differences import PARTS, Causes, Difference, _varying, find_difference
+from emrun.diagnosis.differences import PARTS, Causes, Difference, find_difference, varying
 from emrun.diagnosis.recorded_trainings import Point, Recording, Trainings
 from emrun.errors import UsageError
 from emrun.randomness import draw_seed
@@ -92,7 +92,7 @@ def verify(
         notes = []
         _LOG.info("training without interruption")
         straight = trainings.run("straight", longest=None if full_epochs else _LONGEST)
-        if straight.is_long:
+        if straight.of("long"):  # it gave up, as its epochs are long
             arguments.append(f"main_loop.fixed_epoch_size={_SHORT}")
             notes.append(
                 f"epochs are longer than {_LONGEST} iterations: verified with main_loop.fixed_epoch_size={_SHORT}, so "
@@ -108,7 +108,7 @@ def verify(
         _LOG.info("again without interruption")
         again = trainings.run("again", end=straight.end)
         causes = Causes(straight, again, int(settings.get("buffer") or 0))
-        vary = {part: _varying(straight.final[part], again.final[part]) for part in _MAY_VARY}
+        vary = {part: varying(straight.final[part], again.final[part]) for part in _MAY_VARY}
         found = find_difference(straight, [again], vary)
         if found is not None:
             return Verification([Row(None, "", None, causes.explain(found, again))], straight.end, notes)
@@ -118,30 +118,20 @@ def verify(
             for name in sorted(names)
         ]
         rows = []
+        by = signal.SIGKILL if kill else signal.SIGTERM
         for number, point in enumerate(points):
             _LOG.info("interrupted at %s (iteration %d)", point.name, point.iteration)
-            rows.append(_verify_point(trainings, f"point-{number}", straight, point, kill, vary, causes))
+            name = f"point-{number}"
+            first = trainings.run(name, end=straight.end, point=point, by=by)
+            if not first.was_interrupted(kill):
+                missed = f"the training never came to {point.name}: it came to iteration {first.end}"
+                rows.append(Row(point, by.name, None, Difference(missed, "order")))
+                continue
+            second = trainings.run(name, end=straight.end, resume=True)
+            found = find_difference(straight, [first, second], vary)
+            difference = causes.explain(found, second) if found else None
+            rows.append(Row(point, by.name, second.one("begin").get("iteration"), difference))
         return Verification(rows, straight.end, notes)
-
-
-def _verify_point(
-    trainings: Trainings,
-    name: str,
-    straight: Recording,
-    point: Point,
-    kill: bool,
-    vary: Mapping[str, set[str]],
-    causes: Causes,
-) -> Row:
-    number = signal.SIGKILL if kill else signal.SIGTERM
-    first = trainings.run(name, end=straight.end, interrupt=(number, point))
-    if not first.was_interrupted(kill):
-        missed = Difference(f"the training never came to {point.name}: {first.told()}")
-        return Row(point, number.name, None, missed)
-    second = trainings.run(name, end=straight.end, resume=True)
-    found = find_difference(straight, [first, second], vary)
-    difference = None if found is None else causes.explain(found, second)
-    return Row(point, number.name, second.begin, difference)
 
 
 def _usual(straight: Recording) -> Iterator[Point]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from emrun.arguments import check_choice
+from emrun.arguments import check_choice, check_count
 from emrun.epoch_data import read_by
 from emrun.errors import StreamError
 from emrun.events import may_read_anything
@@ -28,22 +28,36 @@ class BatchChecks:
         model: its inputs are what a batch must have.
         hooks: what they read counts as used, and must be there.
         on_empty_batch: what to do about a batch without sources or of length 0.
+        on_empty_stream: what to do about a stream without any batch for the model.
         on_unused_sources: what to do about sources that nobody reads; warns once. Hooks that get the batches and do not
             say what they read may read all of them.
+        fixed_batch_size: batches of another length are skipped; None for none.
     """
 
     def __init__(
-        self, model: AbstractModel, hooks: Sequence[AbstractHook], on_empty_batch: Policy, on_unused_sources: Policy
+        self,
+        model: AbstractModel,
+        hooks: Sequence[AbstractHook],
+        *,
+        on_empty_batch: Policy = "error",
+        on_empty_stream: Policy = "error",
+        on_unused_sources: Policy = "warn",
+        fixed_batch_size: int | None = None,
     ) -> None:
         check_choice("on_empty_batch", on_empty_batch, Policy)
+        check_choice("on_empty_stream", on_empty_stream, Policy)
         check_choice("on_unused_sources", on_unused_sources, Policy)
+        if fixed_batch_size is not None:
+            check_count("fixed_batch_size", fixed_batch_size, minimum=1)
         self.batch_length = 0
         self.check_changed: Callable[[Batch], int] = len
         """Checks the batch that the stream's check has seen once more, when hooks may have changed it."""
         self._model = model
-        self.hooks = hooks
+        self._hooks = hooks
         self._on_empty_batch = on_empty_batch
+        self._on_empty_stream = on_empty_stream
         self._on_unused_sources = on_unused_sources
+        self._fixed_batch_size = fixed_batch_size
         self._warned: set[str] = set()
         self._checked: set[str] = set()
         self._stream = ""
@@ -60,6 +74,7 @@ class BatchChecks:
         """
         self._stream = stream
         self._changed_by = ""
+        fixed_batch_size = self._fixed_batch_size
         known: Any = None
         index = -1
         looks_at_sources = not changed_by
@@ -89,6 +104,9 @@ class BatchChecks:
             if length <= 0:
                 self._report_empty(batch, index)
                 return 0
+            if fixed_batch_size is not None and length != fixed_batch_size and not self._changed_by:
+                _LOG.debug("stream %r: dropped a batch of %d examples: %s", stream, length, ", ".join(batch))
+                return 0
             self.batch_length = length
             return length
 
@@ -117,7 +135,7 @@ class BatchChecks:
             message = f"{listed(overlap)}: a source and an output have the same name; rename one (model.outputs)"
             raise self._error(0, message)
         variables = [*self._sources, *outputs]
-        for hook in self.hooks:
+        for hook in self._hooks:
             for name in read_by(hook) or ():
                 if name not in variables:
                     message = (
@@ -127,16 +145,16 @@ class BatchChecks:
                     raise self._error(0, message)
         self._checked.add(self._stream)
 
-    def report_empty_stream(self, stream: str, policy: Policy) -> None:
-        """Do what the policy says about a stream that had no batch for the model.
+    def report_empty_stream(self, stream: str) -> None:
+        """Do what `on_empty_stream` says about a stream that had no batch for the model.
 
         Raises:
-            StreamError: the policy is `error`.
+            StreamError: it is `error`.
         """
         message = f"stream {stream!r} has no batch for the model (main_loop.on_empty_stream decides)"
-        if policy == "error":
+        if self._on_empty_stream == "error":
             raise StreamError(message, first_batch=True)
-        if policy == "warn":
+        if self._on_empty_stream == "warn":
             _LOG.warning("%s", message)
 
     def _check_sources(self, batch: Batch, index: int) -> None:
@@ -148,8 +166,8 @@ class BatchChecks:
             message = f"the model needs {listed(missing)}, which the batch does not have{hints} (it has {there})"
             raise self._error(index, message)
         used = {*self._model.input_names, *self._model.optional_input_names}
-        used.update(name for hook in self.hooks for name in read_by(hook) or ())
-        if any(map(may_read_anything, (*self.hooks, self._model))):
+        used.update(name for hook in self._hooks for name in read_by(hook) or ())
+        if any(map(may_read_anything, (*self._hooks, self._model))):
             return
         unused = [name for name in names if name not in used and name not in self._warned]
         if unused and self._on_unused_sources != "ignore":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +14,12 @@ from emrun.arguments import safe_component
 from emrun.epoch_data import declared
 from emrun.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_of
 from emrun.hook import AbstractHook
-from emrun.storage.checkpoint_names import Names, free_place, go_back_to, name_checkpoint
+from emrun.storage.checkpoint_names import Names, go_back_to
 from emrun.storage.checkpoints import commit
+from emrun.storage.contents import free_place
 from emrun.storage.files import storing
 from emrun.storage.manifest import is_directory_name
-from emrun.types import Policy
+from emrun.types import InsteadOf, Policy
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,11 +27,9 @@ _LATEST = "latest"  # the name that every training gives
 _STRICTNESS: tuple[Policy, ...] = ("ignore", "warn", "error")
 State = tuple[int, int, str]
 """What tells the states of a training apart: epochs done, iterations done, phase of the epoch."""
-InsteadOf = Iterable[str] | Callable[[Iterable[str]], Iterable[str]]
-"""Names that are given up, or what tells which: called with all names that there are when the checkpoint is saved."""
 
 
-class Checkpointing:
+class Saving:
     """Saves the checkpoints that hooks request, at the points where the loop has nothing left to do for an event.
 
     The loop waits only until the state is copied. One thread writes it, commits it and moves the names; at most one
@@ -38,7 +37,8 @@ class Checkpointing:
 
     Args:
         root: the directory of the run's checkpoints, None when there is no run.
-        stage: copies the state; returns what writes the copy into a directory, and whether another thread may do so.
+        snapshot: copies the state, with the names of the checkpoints that there will be, name -> directory; returns
+            what writes the copy into a directory, and whether another thread may do so.
         noticed: called in that thread when it fails, and when the first checkpoint is saved; must not block.
         first_saved: called when the first checkpoint is saved, by the thread of the loop.
     """
@@ -46,17 +46,15 @@ class Checkpointing:
     def __init__(
         self,
         root: Path | None,
-        stage: Callable[[], tuple[Callable[[Path], None], bool]],
+        snapshot: Callable[[Mapping[str, str]], tuple[Callable[[Path], None], bool]],
         noticed: Callable[[], None] = lambda: None,
         first_saved: Callable[[], None] = lambda: None,
     ) -> None:
         self.requested: dict[str, Policy] = {}
         self._root = root
-        self._stage = stage
+        self._snapshot = snapshot
         self._noticed = noticed
         self._first_saved = first_saved
-        self.names: dict[str, str] = {}
-        """Name -> directory, as it will be when the checkpoint that is staged at the moment is committed."""
         self._known = Names(root) if root is not None else None
         self._given_up: list[InsteadOf] = []
         self._latest_policy: Policy = "error"
@@ -108,11 +106,12 @@ class Checkpointing:
                 name for each in instead_of for name in (each(there) if callable(each) else each)
             } - names.keys()
             if place is not None and place.is_dir():
-                name_checkpoint(place, names, given_up, known=self._known)
+                self._known.move(dict.fromkeys(names, place.name), given_up)
                 return
             left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
-            self.names = {**left, **dict.fromkeys(names, free_place(self._root, iteration).name)}
-            write, in_background = self._stage()
+            write, in_background = self._snapshot(
+                {**left, **dict.fromkeys(names, free_place(self._root, iteration).name)}
+            )
             save = partial(
                 commit, self._root, write, epoch=epoch, iteration=iteration, names=names, given_up=given_up,
                 known=self._known,
@@ -128,10 +127,13 @@ class Checkpointing:
         saved.add_done_callback(lambda found: (found.exception() or self._newest is None) and self._noticed())
         self._in_flight = _Writing(state, names, saved)
 
-    def request_latest(self) -> None:
-        """Ask for the checkpoint `latest`, as whoever asked for it last; without a run, do nothing."""
-        if self._root is not None:
-            self._add(_LATEST, self._latest_policy)
+    def request_by_signal(self, iteration: int, *, is_training: bool) -> None:
+        """Ask for the checkpoint `latest` because a signal wants that."""
+        if self._root is None or not is_training:
+            _LOG.warning("SIGUSR1: there is no training to save a checkpoint of")
+            return
+        _LOG.info("SIGUSR1: saving a checkpoint at iteration %d", iteration)
+        self._add(_LATEST, self._latest_policy)
 
     def _add(self, name: str, on_failure: Policy) -> None:
         """Ask for a name; the strictest of those who ask for it decides."""
@@ -139,7 +141,8 @@ class Checkpointing:
 
     def save_latest(self, epoch: int, iteration: int, phase: str) -> None:
         """Save what was requested, and the state that the training ends with as `latest`; return when that is done."""
-        self.request_latest()
+        if self._root is not None:
+            self._add(_LATEST, self._latest_policy)  # as whoever asked for it last
         self.save_requested(epoch, iteration, phase)
         self.wait()
 
@@ -177,7 +180,7 @@ class Checkpointing:
         """The directory's name and the iteration of the checkpoint that was saved or loaded last."""
         return (self._newest[1].name, self._newest[0][1]) if self._newest is not None else None
 
-    def go_on_from(
+    def rewind(
         self, place: Path, epoch: int, iteration: int, phase: str, names: Mapping[str, str] | None = None
     ) -> Path:
         """Make the checkpoint that was loaded the latest one, under all its names, and restore those of its time.

@@ -27,7 +27,6 @@ from emrun.fields import (
     whole,
 )
 from emrun.hook import AbstractHook
-from emrun.loop.loss_watch import LossWatch
 from emrun.model import AbstractModel
 from emrun.storage.manifest import NAMES
 from emrun.storage.run import Run
@@ -79,11 +78,11 @@ _SINCE = ("epoch_began", "names", "metrics_digest", "metrics_first")  # what the
 class TrainingState:
     """Counts epochs and iterations, and collects and brings back what the parts of a training say of their states.
 
-    The loop moves `epochs_done`, `iterations_done` and `phase`.
+    Only this class moves where the training is, but for `iterations_done`, which the loop counts by hand.
 
     Args:
         model: its weights, and the rest of its state.
-        hooks: their states are matched by class and order; others may be set before the training begins.
+        hooks: their states are matched by class and order.
         streams: the positions of those that are trained on.
         run: whose metrics end with the state; None when there is none, and so no checkpoint.
     """
@@ -94,10 +93,7 @@ class TrainingState:
         self.epochs_done = 0
         self.iterations_done = 0
         self.phase = Phase.BEFORE
-        self.hooks = hooks
-        self.begins_again = False
-        """Whether `before_epoch` is called for an epoch that is resumed in its middle; nothing ends the run there."""
-        self.loss = LossWatch(model)
+        self._hooks = hooks
         self._model = model
         self._streams = streams
         self._run = run
@@ -105,7 +101,7 @@ class TrainingState:
         """The names of checkpoints, name -> directory, when the one was saved that was loaded; None when none knows."""
         self._copy: dict[str, Any] | None = None
         self._epoch_began: dict[str, Any] | None = None  # iterations done and random states then
-        self._loaded: tuple[Path, dict[str, Any]] | None = None  # until `go_on`: the checkpoint, its random states
+        self._loaded: tuple[Path, dict[str, Any]] | None = None  # until `resume`: the checkpoint, its random states
 
     @property
     def point(self) -> tuple[int, int, str]:
@@ -118,9 +114,26 @@ class TrainingState:
         return self.phase in (Phase.TRAIN, Phase.EVALUATE)
 
     def begin_epoch(self) -> None:
-        """Take note of what a training epoch begins with, for a resume in its middle; see `go_on`."""
+        """Take note of what a training epoch begins with, for a resume in its middle; see `resume`."""
         if self._run is not None:
             self._epoch_began = {"iterations_done": self.iterations_done, "random": random_state()}
+
+    def begin_train_streams(self) -> bool:
+        """Come to the train stream of an epoch; return False in one that is resumed behind the stream."""
+        if self.phase is Phase.EVALUATE:
+            return False
+        self.phase = Phase.TRAIN
+        return True
+
+    def end_train_streams(self) -> None:
+        """Come to the end of the last train stream of an epoch."""
+        self.phase = Phase.EVALUATE
+
+    def end_epoch(self, *, trained: bool) -> None:
+        """Come to the end of an epoch, in which checkpoints get the state of their moment again."""
+        self.epochs_done += trained
+        self.phase = Phase.BETWEEN
+        self._copy = None
 
     def start_from(self, epochs_done: int, iterations_done: int) -> None:
         """Count on from where a model that was loaded has come to."""
@@ -142,7 +155,7 @@ class TrainingState:
                 "occurrence": occurrence,
                 "state": encode(hook.state_dict(), f"state of hook {name}", copied=copied),
             }
-            for (name, occurrence), hook in _occurrences(self.hooks).items()
+            for (name, occurrence), hook in _occurrences(self._hooks).items()
         ]
         streams = {name: stream.state_dict() for name, stream in self._streams.trained.items()}  # has its own copies
         return {
@@ -160,15 +173,11 @@ class TrainingState:
         }
 
     def keep_copy(self) -> None:
-        """Keep the state as it is now for checkpoints of the evaluations that follow, until `drop_copy`."""
+        """Keep the state as it is now for checkpoints of the evaluations that follow, until the end of the epoch."""
         if self._run is not None:
             self._copy = self.encoded(copied=True)  # evaluations do not change the model's part
 
-    def drop_copy(self) -> None:
-        """Let checkpoints have the state of their moment again."""
-        self._copy = None
-
-    def stage(self, names: Mapping[str, str] | None = None) -> tuple[Callable[[Path], None], bool]:
+    def snapshot(self, names: Mapping[str, str] | None = None) -> tuple[Callable[[Path], None], bool]:
         """Return what writes the state as it is now, or as it was kept, and whether another thread may do so.
 
         Args:
@@ -190,10 +199,10 @@ class TrainingState:
         return write, in_background
 
     def load(self, place: Path) -> None:
-        """Bring weights, model, hooks, counters and metrics to a checkpoint; the rest follows in `go_on`.
+        """Bring weights, model, hooks, counters and metrics to a checkpoint; the rest follows in `resume`.
 
         Args:
-            place: the directory of the checkpoint, which must be there until `go_on`.
+            place: the directory of the checkpoint, which must be there until `resume`.
 
         Raises:
             StateError: it does not fit the model, the hooks or the streams.
@@ -210,7 +219,7 @@ class TrainingState:
         loop = state["loop"]
         self.epochs_done, self.iterations_done = loop["epochs_done"], loop["iterations_done"]
         self.phase = Phase(loop["phase"])
-        for (name, occurrence), hook in _occurrences(self.hooks).items():
+        for (name, occurrence), hook in _occurrences(self._hooks).items():
             found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
             if found:
                 with reading(f"{file}: state of hook {name}", ANOTHER_CHECKPOINT, hook.load_state_dict):
@@ -231,7 +240,7 @@ class TrainingState:
         if self._loaded is not None:
             self._loaded = place, self._loaded[1]
 
-    def go_on(self, before_epoch: Callable[[int], None]) -> None:
+    def resume(self, before_epoch: Callable[[int], None]) -> None:
         """Bring streams and random states to where the checkpoint that was loaded had them, if there was one.
 
         When the checkpoint lies in the middle of an epoch, that epoch begins once more, so that what was set up at its
@@ -263,7 +272,7 @@ class TrainingState:
         """Return what is known of a stream that did not come back as it was."""
         if not sources:
             return f"stream {name!r} has another length, or draws from global random states while it is read ahead"
-        changers = [type(each).__name__ for each in (*self.hooks, self._model) if may_change_batches(each)]
+        changers = [type(each).__name__ for each in (*self._hooks, self._model) if may_change_batches(each)]
         in_place = (
             f"{listed(changers)} (before_batch), the model or another hook" if changers else "the model or a hook"
         )
@@ -275,14 +284,14 @@ class TrainingState:
 
     def _begin_again(self, before_epoch: Callable[[int], None]) -> None:
         """Begin the epoch that the state lies in once more, with the counters and random states of its beginning."""
-        iterations_done, self.begins_again = self.iterations_done, True
+        iterations_done = self.iterations_done
         if self._epoch_began is not None:  # it was saved by a loop that takes note of them
             self.iterations_done = self._epoch_began["iterations_done"]
             set_random_state(self._epoch_began["random"])
         try:
             before_epoch(self.epochs_done + 1)
         finally:
-            self.iterations_done, self.begins_again = iterations_done, False
+            self.iterations_done = iterations_done
 
 
 @contextmanager

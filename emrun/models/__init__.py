@@ -1,8 +1,10 @@
 """`TorchModel`, and what it is put together from.
 
-Read `torch_model`, then in the order of a step: `inputs` (batches to tensors; `prefetching` copies them ahead),
-`updates` (gradients and traces), `optimizer` and `schedule` (`saved_values` checks what a checkpoint has of them).
-What is saved of a module: `structure`, `laziness`, `weights`; `built_apart` builds the structure once more.
+Read `torch_model`, which trains, and `module_model`, which runs the module. Then in the order of a step: `inputs`
+(batches to tensors; `prefetching` copies them ahead), `outputs` and `losses`, `updates` (gradients and traces),
+`optimizer` and `schedule`, whose saved states `saved_values` checks. Of the module itself: `structure`, `laziness`,
+`module_state`, `weights`; `loadable` tells whether a resume could load them, for which `built_apart` builds the
+structure once more.
 The engine finds models by name and does not import this package.
 
 May import: the root of emrun, `storage`.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from emrun.arguments import check_names
-from emrun.errors import ArgumentError, StreamError
+from emrun.errors import ArgumentError, StreamError, add_inputs
 from emrun.types import Batch
 from emrun.wording import did_you_mean, meant_of
 
@@ -29,12 +29,12 @@ class InputNames:
 
     Args:
         required: pairs of a source and the parameter of forward that gets it, None when it is passed by position.
-        optional: likewise, passed when a batch has it.
+        optional: sources that are passed by their names when a batch has them.
         dtypes: source -> the dtype that it gets, None when it keeps its own; the others are converted as usual.
     """
 
     required: tuple[tuple[str, str | None], ...]
-    optional: tuple[tuple[str, str | None], ...] = ()
+    optional: tuple[str, ...] = ()
     dtypes: Mapping[str, torch.dtype | None] = field(default_factory=dict)
 
     @classmethod
@@ -60,22 +60,18 @@ class InputNames:
         named = {name: p for name, p in parameters.items() if p.kind not in variable}
         takes_any = len(named) < len(parameters)
         kind = type(module).__name__
-        if inputs is not None and not isinstance(inputs, Mapping):
-            check_names("inputs", inputs)
         if inputs is None:
             if takes_any:
                 raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources it gets")
-            has_default = {name: p.default is not p.empty for name, p in named.items()}
-            return cls(
-                tuple((name, name) for name in named if not has_default[name]),
-                tuple((name, name) for name in named if has_default[name]),
-            )
+            optional = tuple(name for name, p in named.items() if p.default is not p.empty)
+            return cls(tuple((name, name) for name in named if name not in optional), optional)
         if isinstance(inputs, Mapping):
             unknown = [name for name in inputs if name not in named]
             if unknown and not takes_any:
                 message = f"{kind}.forward has no parameter {unknown[0]!r}{meant_of(unknown[0], named)}"
                 raise ArgumentError("inputs", message)
             return cls._by_name({parameter: _source(str(parameter), entry) for parameter, entry in inputs.items()})
+        check_names("inputs", inputs)
         if all(name in named for name in inputs) and len(set(inputs)) == len(inputs):
             return cls(tuple((name, name) for name in inputs))
         if len(inputs) > len(named) and not takes_any:
@@ -111,9 +107,8 @@ class Inputs:
         others: tuple[Sequence[str], Sequence[str]],
         device: torch.device,
     ) -> None:
-        required, optional = ([source for source, _ in pairs] for pairs in (names.required, names.optional))
-        self.required = list(dict.fromkeys((*required, *others[0])))
-        self.optional = [name for name in dict.fromkeys((*optional, *others[1])) if name not in self.required]
+        self.required = list(dict.fromkeys((*(source for source, _ in names.required), *others[0])))
+        self.optional = [name for name in dict.fromkeys((*names.optional, *others[1])) if name not in self.required]
         self._device = device
         self._on_cpu = device.type == "cpu"
         tensors = [*module.parameters(), *module.buffers()]
@@ -126,7 +121,7 @@ class Inputs:
         self._named = [(source, parameter) for parameter, source in named.items()]
         self._dtypes = names.dtypes
         self._usual = [name for name in self.required if name not in self._dtypes]
-        self._maybe = [(source, parameter) for source, parameter in names.optional if parameter is not None]
+        self._maybe = names.optional
 
     def needed(self, batch: Batch) -> list[str]:
         """Return the sources that are needed of a batch."""
@@ -150,23 +145,24 @@ class Inputs:
             tensors.update({name: self._convert(name, batch[name]) for name in self._dtypes})
         return tensors
 
-    def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> Any:
-        """Call the module's forward with its sources."""
+    def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor], *, is_lazy: bool = False) -> Any:
+        """Call the module's forward with its sources; an error of forward tells what it was called with."""
         positional = self._positional
-        if not (self._named or self._maybe):
-            if len(positional) == 1:
-                return module(tensors[positional[0]])
-            return module(*[tensors[source] for source in positional])
-        keywords = {parameter: tensors[source] for source, parameter in self._named}
-        for source, parameter in self._maybe:
-            if source in tensors:
-                keywords[parameter] = tensors[source]
-        return module(*[tensors[source] for source in positional], **keywords)
-
-    def passed(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Return the sources that forward is called with, as they are shown in messages."""
-        pairs = [*((name, name) for name in self._positional), *self._named, *self._maybe]
-        return [describe(name, tensors[name]) for name, _ in pairs if name in tensors]
+        try:
+            if not (self._named or self._maybe):
+                if len(positional) == 1:
+                    return module(tensors[positional[0]])
+                return module(*[tensors[source] for source in positional])
+            keywords = {parameter: tensors[source] for source, parameter in self._named}
+            for source in self._maybe:
+                if source in tensors:
+                    keywords[source] = tensors[source]
+            return module(*[tensors[source] for source in positional], **keywords)
+        except Exception as error:
+            names = [*positional, *(source for source, _ in self._named), *self._maybe]
+            what = f"forward of {type(module).__name__}{', which is lazy,' if is_lazy else ''}"
+            add_inputs(error, what, [describe(name, tensors[name]) for name in names if name in tensors])
+            raise
 
     def read(self, name: str, value: Any) -> tuple[Tensor, torch.dtype]:
         """Return a source as a tensor where it is, and the dtype that it gets on the device.

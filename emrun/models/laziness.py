@@ -1,12 +1,19 @@
-"""Lazy modules: which parts have no shapes yet, and the end of that."""
+"""Lazy modules: which parts have no shapes yet, how they get them from a batch or a checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
+
+from emrun.encoding import set_random_state
+from emrun.errors import ArgumentError
+from emrun.models.module_state import modes, set_modes
+from emrun.randomness import preserved_randomness
+from emrun.wording import listed
 
 
 def uninitialised(module: torch.nn.Module) -> list[str]:
@@ -31,6 +38,36 @@ def end_laziness(module: torch.nn.Module) -> None:
             delattr(part, name)
         if part.cls_to_become is not None:
             part.__class__ = part.cls_to_become
+
+
+def give_shapes(module: torch.nn.Module, forward: Callable[[], Any], random: dict[str, Any]) -> None:
+    """Give the lazy parts of a module their shapes and first values, and leave all else as it was.
+
+    Args:
+        module: runs in evaluation mode, without gradients. Its other buffers and all random states are put back.
+        forward: runs the module.
+        random: the random states with which the values are drawn.
+
+    Raises:
+        ArgumentError: forward does not use a lazy part in an evaluation.
+    """
+    before, missing = modes(module), uninitialised(module)
+    buffers = {name: each.clone() for name, each in module.named_buffers() if name not in missing}
+    module.eval()
+    try:
+        with preserved_randomness(), torch.no_grad():
+            set_random_state(random)
+            forward()
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in buffers and buffers[name].shape == buffer.shape:
+                    buffer.copy_(buffers[name])
+        set_modes(module, before)
+    missing = sorted(set(uninitialised(module)))
+    if missing:
+        message = f"{listed(missing)}: lazy, but forward does not use it in an evaluation; give its size"
+        raise ArgumentError("module", message)
 
 
 def _set_sizes(part: Any) -> None:

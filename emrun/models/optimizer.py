@@ -12,7 +12,7 @@ import torch
 
 from emrun.errors import ArgumentError, StateError
 from emrun.fields import ANYTHING, TEXT, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
-from emrun.models.saved_values import is_of_torch, is_one_number, like
+from emrun.models.saved_values import check_class, is_of_torch, is_one_number, like
 from emrun.wording import listed
 
 
@@ -37,18 +37,19 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
     if not groups:
         optimizer = form(list(parameters.values()))
     else:
-        owners: dict[str, list[str]] = {name: _matching(name, groups) for name in parameters}
-        for name, matches in owners.items():
+        members: list[list[torch.nn.Parameter]] = [[] for _ in range(len(groups) + 1)]  # the last: of no group
+        for name, parameter in parameters.items():
+            matches = _matching(name, groups)
             if len(matches) > 1:
-                raise ArgumentError("optimizer", f"groups: parameter {name!r} matches {' and '.join(matches)}")
-        rest = [parameters[name] for name, matches in owners.items() if not matches]
-        param_groups: list[dict[str, Any]] = [{"params": rest}] if rest else []
-        for group in groups:
-            members = [parameters[name] for name, matches in owners.items() if matches == [group["match"]]]
-            if not members:
+                regexes = " and ".join(groups[index]["match"] for index in matches)
+                raise ArgumentError("optimizer", f"groups: parameter {name!r} matches {regexes}")
+            members[matches[0] if matches else -1].append(parameter)
+        param_groups: list[dict[str, Any]] = [{"params": members[-1]}] if members[-1] else []
+        for group, own in zip(groups, members, strict=False):
+            if not own:
                 message = f"groups: {group['match']!r} matches none of the parameters {listed(list(parameters)[:20])}"
                 raise ArgumentError("optimizer", message)
-            param_groups.append({"params": members, **{k: v for k, v in group.items() if k != "match"}})
+            param_groups.append({"params": own, **{k: v for k, v in group.items() if k != "match"}})
         optimizer = form(param_groups)
         defaults = getattr(optimizer, "defaults", {})
         unknown = [k for group in groups for k in group if k != "match" and k not in defaults]
@@ -60,9 +61,9 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
     return optimizer
 
 
-def _matching(name: str, groups: list[Mapping[str, Any]]) -> list[str]:
+def _matching(name: str, groups: list[Mapping[str, Any]]) -> list[int]:
     try:
-        return [group["match"] for group in groups if re.search(group["match"], name)]
+        return [index for index, group in enumerate(groups) if re.search(group["match"], name)]
     except re.error as error:
         raise ArgumentError("optimizer", f"groups: {error.pattern!r} is no regular expression: {error}") from error
 
@@ -104,10 +105,7 @@ def load_optimizer_state(
             it cannot have.
     """
     record({"configured": sequence_of(record({"params": sequence_of(optional(TEXT))}))}).check(saved, "optimizer")
-    if saved["class"] != type(optimizer).__name__:
-        raise StateError(
-            f"model.optimizer was {saved['class']}, is {type(optimizer).__name__}; a resume cannot change it"
-        )
+    check_class(saved, "optimizer", type(optimizer).__name__)
     if [group["params"] for group in saved["configured"]] != [group["params"] for group in configured]:
         raise StateError("model.optimizer.groups puts the parameters into other groups; a resume cannot change that")
     _check_number_of_groups(optimizer, saved["state"])
@@ -179,9 +177,8 @@ def _check_optimizer_state(
             if isinstance(value, torch.Tensor) is not isinstance(first[name], torch.Tensor):
                 raise FieldError(f"{key}.{name}", f"is {shown(value)}", f"like the others: {shown(first[name])}")
             if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != shape:
-                raise FieldError(
-                    f"{key}.{name}", f"is {shown(value)}", f"of the shape of its parameter, {tuple(shape)}"
-                )
+                wanted = f"of the shape of its parameter, {tuple(shape)}"
+                raise FieldError(f"{key}.{name}", f"is {shown(value)}", wanted)
             if name == "step":
                 step.check(value, f"{key}.step")
 
@@ -197,6 +194,5 @@ def _check_options(
     try:
         type(optimizer)([torch.nn.Parameter(torch.zeros(1))], **{name: group[name] for name in parameters})
     except Exception as error:
-        raise FieldError(
-            key, f"has an argument that {type(optimizer).__name__} refuses ({error})", "one it takes"
-        ) from error
+        refused = f"has an argument that {type(optimizer).__name__} refuses ({error})"
+        raise FieldError(key, refused, "one it takes") from error

@@ -7,7 +7,21 @@ from typing import Any
 
 import torch
 
+from emrun.errors import StateError
 from emrun.fields import ANYTHING, FLAG, TEXT, Kind, mapping_of, optional, record, sequence_of
+
+CLASS_AND_STATE = record({"class": TEXT, "configured": ANYTHING, "state": ANYTHING})
+"""What is saved of an optimizer or a scheduler."""
+
+
+def check_class(saved: Mapping[str, Any], key: str, kind: str) -> None:
+    """Check that a saved optimizer or scheduler is of the class that the config has now.
+
+    Raises:
+        StateError: it is not.
+    """
+    if saved["class"] != kind:
+        raise StateError(f"model.{key} was {saved['class']}, is {kind}; a resume cannot change it")
 
 
 def like(own: Any, may_lack: Collection[str] = (), *, same_length: bool = False) -> Kind:
@@ -33,12 +47,10 @@ def like(own: Any, may_lack: Collection[str] = (), *, same_length: bool = False)
     if isinstance(own, list | tuple):
         parts = own[0] if own else None
         entries = sequence_of(mapping_of(ANYTHING) if isinstance(parts, Mapping) else like(parts))
-        words = f"a list of {len(own)} entries" if same_length else entries.allowed
-        return Kind(
-            words,
-            lambda value: isinstance(value, list | tuple) and (len(value) == len(own) or not same_length),
-            entries.look_inside,
-        )
+        if not same_length:
+            return entries
+        allowed = f"a list of {len(own)} entries"
+        return Kind(allowed, lambda value: entries.fits(value) and len(value) == len(own), entries.look_inside)
     return Kind(f"a {type(own).__name__}", lambda value: isinstance(value, type(own)))
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ConstantLR, LinearLR
 
-from emrun.errors import ArgumentError, StateError
+from emrun.errors import ArgumentError
 from emrun.fields import ANYTHING, mapping_of, record
-from emrun.models.saved_values import is_of_torch, like
+from emrun.models.saved_values import check_class, is_of_torch, like
 from emrun.types import EpochData, Factory
 from emrun.wording import listed
 
@@ -38,7 +38,8 @@ class Scheduler:
         self.on_update = on_update
         self.metric = metric
         self._configured = _plain(scheduler.state_dict())
-        self._ended: list[_End] | None = None
+        self._is_loaded = False
+        self._ended: list[_End] | None = None  # when it was loaded
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state with its class and configured arguments."""
@@ -51,20 +52,18 @@ class Scheduler:
         Raises:
             StateError: it is the state of another scheduler.
         """
-        kind = _class_of(self.scheduler)
-        if saved["class"] != kind:
-            raise StateError(f"model.scheduler was {saved['class']}, is {kind}; a resume cannot change it")
+        check_class(saved, "scheduler", _class_of(self.scheduler))
         record(dict.fromkeys(("configured", "state"), mapping_of(ANYTHING))).check(saved, "scheduler")
         if is_of_torch(self.scheduler):
             for part in ("configured", "state"):
                 own = {**self._configured, **_plain(self.scheduler.state_dict())}
                 lacks = own.keys() - saved["configured"].keys()
                 like(own, may_lack=lacks).check(saved[part], f"scheduler.{part}")
-        self._ended = _ends(self.scheduler, saved["state"])
+        self._is_loaded, self._ended = True, _ends(self.scheduler, saved["state"])
         old, new = saved["configured"], self._configured
         self.scheduler.load_state_dict(_updated(saved["state"], old, new))
         if old.get("_last_lr") != new.get("_last_lr"):
-            for each in (self.scheduler, *_parts(self.scheduler)):
+            for each in _all_in(self.scheduler):
                 each._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
 
     def step(self, epoch_data: EpochData | None) -> None:
@@ -93,21 +92,25 @@ class Scheduler:
         self.scheduler.step(value)
 
     def check_end(self) -> None:
-        """Warn when the training goes on though the schedule that was loaded is over, with the rates.
+        """Warn once when the training goes on though the schedule that was loaded is over, with the rates.
 
         Raises:
             ArgumentError: the scheduler cannot make another step.
         """
+        if not self._is_loaded:
+            return
+        self._is_loaded = False
         ended = _ends(self.scheduler, self.scheduler.state_dict())
         found = ended or self._ended
         if not found:
             return
-        made = "; ".join(f"{each.kind} has made {each.made} of its {each.end} steps ({each.key})" for each in found)
+        steps = "{} has made {} of its {} steps ({})"
+        made = "; ".join(steps.format(type(each.scheduler).__name__, each.made, each.end, each.key) for each in found)
         last = [each for each in ended or [] if isinstance(each.scheduler, torch.optim.lr_scheduler.OneCycleLR)]
         if last:
             message = f"the schedule is over: {made}, and torch makes no more"
             raise ArgumentError("scheduler", f"{message}; resume with {last[0].key}=N, the new end, as an override")
-        now, after = self._rates(), self._rates_after_a_step()
+        now, after = _rates(self.scheduler), self._rates_after_a_step()
         rates = f"the learning rate is {now}" + (f", after the next step {after}" if after is not None else "")
         if ended:
             advice = f"; {ended[0].key}=N as an override makes the schedule longer"
@@ -120,29 +123,17 @@ class Scheduler:
             )
         _LOG.warning("the run continues after the end of its schedule: %s; %s%s", made, rates, advice)
 
-    def _rates(self) -> str:
-        """Return the learning rates of the groups as they stand in a message."""
-        rates = [f"{float(group['lr']):g}" for group in self.scheduler.optimizer.param_groups]
-        return ", ".join(dict.fromkeys(rates))
-
     def _rates_after_a_step(self) -> str | None:
         """Return what the learning rates would be, None where a step of the scheduler may do anything else too."""
-        whole = (self.scheduler, *_parts(self.scheduler))
-        if not all(type(each).__module__ == torch.optim.lr_scheduler.__name__ for each in whole):
+        if not all(type(each).__module__ == torch.optim.lr_scheduler.__name__ for each in _all_in(self.scheduler)):
             return None
-        groups = self.scheduler.optimizer.param_groups
-        state = _plain(self.scheduler.state_dict())
-        before = [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"} for group in groups]
-        self.scheduler.step()
-        rates = self._rates()
-        self.scheduler.load_state_dict(state)
-        for group, values in zip(groups, before, strict=True):
-            for key, value in values.items():
-                if isinstance(group[key], torch.Tensor):
-                    group[key].copy_(value)
-                else:
-                    group[key] = value
-        return rates
+        optimizer = self.scheduler.optimizer
+        shared = [optimizer.state, *(parameter for group in optimizer.param_groups for parameter in group["params"])]
+        for each in _all_in(self.scheduler):  # functions of the user's may hold anything
+            shared += [*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None)]
+        copied = copy.deepcopy(self.scheduler, {id(each): each for each in shared})
+        copied.step()
+        return _rates(copied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +141,6 @@ class _End:
     """A scheduler whose steps are all made, and the key that says how many these are."""
 
     scheduler: Any
-    kind: str
     key: str
     made: int
     end: float
@@ -186,7 +176,7 @@ def _ends(scheduler: Any, state: Mapping[str, Any], key: str = "model.scheduler"
     first, last = state.get("start_factor", state.get("factor", 1.0)), state.get("end_factor", 1.0)
     if name == "total_iters" and last >= first and isinstance(scheduler, LinearLR | ConstantLR):
         return []
-    return [_End(scheduler, type(scheduler).__name__, f"{key}.{name}", made, state[name])]
+    return [_End(scheduler, f"{key}.{name}", made, state[name])]
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[..., Any]) -> Scheduler:
@@ -217,7 +207,7 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
         if not _is_raised_by_torch(error):
             raise
         raise ArgumentError("scheduler", str(error)) from error
-    for each in (scheduler, *_parts(scheduler)):
+    for each in _all_in(scheduler):
         later = each._schedulers[1:] if isinstance(each, torch.optim.lr_scheduler.SequentialLR) else []
         for part in later:
             if type(part).get_lr is torch.optim.lr_scheduler.LRScheduler.get_lr:
@@ -261,11 +251,17 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parts(scheduler: Any) -> Iterator[Any]:
-    """Yield the schedulers that a scheduler is made of, at any depth."""
+def _all_in(scheduler: Any) -> Iterator[Any]:
+    """Yield a scheduler and those that it is made of, at any depth."""
+    yield scheduler
     for part in getattr(scheduler, _PARTS, ()):
-        yield part
-        yield from _parts(part)
+        yield from _all_in(part)
+
+
+def _rates(scheduler: Any) -> str:
+    """Return the learning rates of the groups as they stand in a message."""
+    rates = [f"{float(group['lr']):g}" for group in scheduler.optimizer.param_groups]
+    return ", ".join(dict.fromkeys(rates))
 
 
 def _class_of(scheduler: Any) -> str:

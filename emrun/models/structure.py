@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
-from torch import Tensor
 from torch.nn.parameter import is_lazy
+
+from emrun.models.module_state import is_extra
 
 Structure = Mapping[str, tuple[tuple[int, ...] | None, torch.dtype]]
 """Name of a parameter or buffer -> its shape, None as long as a lazy module has not seen a batch, and its dtype."""
@@ -69,13 +69,3 @@ def _is_held(dtype: torch.dtype) -> bool:
 
 def _shown(kind: torch.dtype | torch.layout) -> str:
     return str(kind).removeprefix("torch.")
-
-
-def extra_state(module: torch.nn.Module) -> dict[str, Any]:
-    """Return what a module's state has beside tensors: what `get_extra_state` of its parts returned."""
-    return {name: value for name, value in module.state_dict().items() if is_extra(name, value)}
-
-
-def is_extra(name: str, value: Any) -> bool:
-    """Tell whether an entry of a module's state is what `get_extra_state` returned, and not a tensor of its own."""
-    return name.rpartition(".")[2] == "_extra_state" or not isinstance(value, Tensor)

@@ -89,8 +89,3 @@ class Traces:
             first, Traces._first = Traces._first, None
             first()
         Traces._steps += 1
-
-
-def has_optimizer(model: object) -> bool:
-    """Tell whether an attribute of a model is an optimizer of torch, whose steps leave traces."""
-    return any(isinstance(each, torch.optim.Optimizer) for each in vars(model).values())

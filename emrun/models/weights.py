@@ -1,36 +1,18 @@
-"""The weights of a module in a file that anything can read: safetensors."""
+"""The weights of a module: collected to be saved, each once, and loaded again."""
 
 from __future__ import annotations
 
-import errno
-import json
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from emrun.errors import StateError, StorageError, reason_of
+from emrun.errors import StateError
 from emrun.models.laziness import uninitialised
-from emrun.models.structure import is_extra
-from emrun.storage.files import refuse_timeout, storing
+from emrun.models.module_state import is_extra
+from emrun.storage.weights import FILE, Weights, read_weights
 from emrun.wording import listed
-
-FILE = "model.safetensors"
-_TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """A module's parameters and buffers on the CPU; names of tied ones -> the name under which they are."""
-
-    tensors: Mapping[str, Tensor]
-    tied: Mapping[str, str]
 
 
 def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> Weights:
@@ -53,47 +35,18 @@ def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> Weights
     for name, tensor in module.state_dict().items():
         if is_extra(name, tensor):
             continue  # what `get_extra_state` returned; see `extra_state`
-        place = (
-            tensor.untyped_storage().data_ptr(),
-            tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-        )
+        own_storage = tensor.untyped_storage().data_ptr()
+        place = own_storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
         if tensor.numel() and place in first_at:
             tied[name] = first_at[place]
             continue
         first_at[place] = name
         own = tensor.detach().cpu().contiguous()
         storage = own.untyped_storage().data_ptr()
-        is_shared = storage in storages or (copied and storage == place[0])
+        is_shared = storage in storages or (copied and storage == own_storage)
         weights[name] = own.clone() if is_shared else own  # safetensors refuses tensors that share memory
         storages.add(storage)
     return Weights(weights, tied)
-
-
-def write_weights(weights: Weights, directory: Path) -> None:
-    """Write weights to `model.safetensors`.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
-    path = directory / FILE
-    metadata = {_TIED: json.dumps(weights.tied, sort_keys=True)} if weights.tied else None
-    with suppress(OSError):  # `save_file` says why
-        path.touch()
-    try:
-        mode = path.stat().st_mode if path.exists() else None  # what the umask gives
-        save_file(dict(weights.tensors), path, metadata=metadata)  # makes a file that only its owner reads
-        with storing(path, "write"):
-            if mode is not None and path.stat().st_mode != mode:
-                path.chmod(mode)
-    except KeyError as error:
-        raise StorageError(errno.EINVAL, f"cannot write {path}: safetensors has no {error}") from error
-    except SafetensorError as error:
-        full = "No space left" in str(error)
-        code = errno.ENOSPC if full else errno.EIO
-        raise StorageError(code, f"cannot write {path}: {'the disk is full' if full else error}") from error
 
 
 def load_weights(module: torch.nn.Module, directory: Path) -> None:
@@ -103,15 +56,7 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
         StorageError: the file cannot be read.
         StateError: its names or shapes are not those of the module.
     """
-    path = directory / FILE
-    try:
-        with safe_open(path, framework="pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
-    except (SafetensorError, OSError, ValueError) as error:
-        refuse_timeout(error, path)
-        raise StorageError(errno.EIO, f"cannot read {path}: {reason_of(error)}") from error
-    state.update({name: state[first] for name, first in tied.items() if first in state})
+    state = read_weights(directory)
     expected = {name: value for name, value in module.state_dict().items() if not is_extra(name, value)}
     missing = sorted(expected.keys() - state.keys())
     extra = sorted(state.keys() - expected.keys())
@@ -122,8 +67,8 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
     ]
     if missing or extra or wrong:
         raise StateError(
-            f"{path} does not fit the module: missing {listed(missing)}; not in the module {listed(extra)}; "
-            f"of another shape {listed(wrong)}"
+            f"{directory / FILE} does not fit the module: missing {listed(missing)}; "
+            f"not in the module {listed(extra)}; of another shape {listed(wrong)}"
         )
     own_memory(module)
     module.load_state_dict({**module.state_dict(), **state})
@@ -139,10 +84,6 @@ def own_memory(module: torch.nn.Module) -> None:
         for name, tensor in tensors.items():
             if tensor is None or name in part._non_persistent_buffers_set or is_lazy(tensor):
                 continue
-            if tensor.layout is torch.strided and 0 in _strides(tensor):
+            axes = zip(tensor.stride(), tensor.shape, strict=True) if tensor.layout is torch.strided else ()
+            if any(stride == 0 and size > 1 for stride, size in axes):
                 tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
-
-
-def _strides(tensor: Tensor) -> list[int]:
-    """Return the strides of the axes that have more than one entry."""
-    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]

@@ -1,8 +1,9 @@
 """What is on disk: each file is whole or absent. Knows neither the loop nor configs.
 
-Read `files` (how a file is written), `manifest` and `checkpoints` (what a checkpoint is, how one is committed, found),
-`checkpoint_names` (its names), then `run` (the run directory, with its `trace`, `metrics` and `log`), `run_directories`
-(how one is made), `lock` (who may write it) and `capsules` (what is kept of a failed step, with `draws` and `packing`).
+Read `files` and `sealed` (how something is written whole), `checkpoints` (how one is committed and found) with its
+`manifest` and `checkpoint_names`, then `run` (the run directory) with its `trace`, `metrics` and `log`,
+`run_directories` (how one is made) and `lock` (who may write it). `capsules` keep what failed, with `draws` and
+`packing`; `state_file` and `weights` are two formats; `lines` is a file that only grows.
 
 May import: the root of emrun.
 """

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
 import shutil
 import traceback
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from emrun.encoding import GENERATORS, RANDOM, encode
 from emrun.errors import StorageError, UsageError, exit_status, reason_of
 from emrun.fields import (
     FILES,
-    FLAG,
     TEXT,
     FieldError,
     Kind,
     choice,
+    kinds_of,
     mapping_of,
     optional,
     reading,
@@ -35,19 +34,11 @@ from emrun.fields import (
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.model import AbstractModel
 from emrun.storage.draws import Draws
-from emrun.storage.files import (
-    describe,
-    flush_directory,
-    flush_file,
-    json_digest,
-    make_directory,
-    refuse_timeout,
-    storing,
-    write_atomically,
-)
-from emrun.storage.packing import check_packed, pack_all, unpack
+from emrun.storage.files import check_guards, make_directory, refuse_timeout, storing, written_aside
+from emrun.storage.packing import pack_all, unpack
 from emrun.storage.run import CONFIG
 from emrun.storage.run_directories import holds_run
+from emrun.storage.sealed import damaged_file, read_seal, seal
 from emrun.storage.state_file import FILE, load_state, save_state
 from emrun.types import Batch
 
@@ -112,20 +103,7 @@ class Capsule:
     state: dict[str, Any]
 
 
-_STEP = record(
-    {
-        "stream": TEXT,
-        "train": FLAG,
-        "evaluating": FLAG,
-        "epoch": whole(),
-        "iteration": whole(),
-        "pass_number": whole(),
-        "batch": whole(),
-        "event": optional(TEXT),
-        "hook": optional(whole()),
-        "hook_class": optional(TEXT),
-    }
-)
+_STEP = kinds_of(Step)
 _WEIGHTS = ("before the step", "after the update", "lost", "unknown")
 FACTS = {
     "format": whole(1),
@@ -133,7 +111,7 @@ FACTS = {
     "message": TEXT,
     "traceback": TEXT,
     "versions": mapping_of(TEXT),
-    "step": _STEP,
+    "step": record(_STEP),
     "random_before_step": sequence_of(choice(*GENERATORS)),
     "device": optional(TEXT),
     "checkpoint": optional(record({"name": TEXT, "iteration": whole()})),
@@ -145,7 +123,7 @@ FACTS = {
 
 
 _STATE = {
-    "batch": mapping_of(Kind("a pair", lambda value: True, check_packed)),
+    "batch": mapping_of(Kind("a pair", lambda value: True, unpack)),
     "random": RANDOM,
     "model": optional(record({})),
     "hook": optional(record({})),
@@ -228,9 +206,9 @@ def _write(
         make_directory(root, exist_ok=True)
         for left in root.glob(f"{_ASIDE}*"):  # by a process that was killed
             shutil.rmtree(left)
-        aside = root / f"{_ASIDE}{os.getpid()}"
-        aside.mkdir()
-        try:
+        place = root / str(max(_numbers(root), default=0) + 1)
+        with written_aside(place, root / f"{_ASIDE}{os.getpid()}") as aside:
+            aside.mkdir()
             packed, left_out = pack_all(batch)
             state: dict[str, Any] = {"batch": packed, "random": random, "model": None, "hook": None}
             facts["weights"] = _save_weights(model, facts["step"], state, aside)
@@ -243,16 +221,8 @@ def _write(
             save_state(state, aside)
             if (run_directory / CONFIG).exists():
                 shutil.copyfile(run_directory / CONFIG, aside / CONFIG)
-            for path in sorted(aside.iterdir()):
-                flush_file(path)
-            facts["files"] = {path.name: describe(path) for path in sorted(aside.iterdir())}
-            text = json.dumps({**facts, "sha256": json_digest(facts)}, indent=2) + "\n"
-            write_atomically(aside / _FACTS, text)
-            place = root / str(max(_numbers(root), default=0) + 1)
-            aside.rename(place)
-            flush_directory(root)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            check_guards(place)
+            seal(aside, _FACTS, facts)
         for number in sorted(_numbers(root))[:-MOST]:
             old = root / f"{_ASIDE}{number}"
             (root / str(number)).rename(old)
@@ -315,8 +285,8 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         StateError: a field has a value that it cannot have, though its checksum is right.
     """
     try:
-        facts = json.loads((place / _FACTS).read_text(encoding="utf-8"))
-        if not isinstance(facts, dict) or facts.pop("sha256", None) != json_digest(facts):
+        facts, intact = read_seal(place / _FACTS)
+        if not intact:
             raise ValueError("its checksum is another")
     except (OSError, ValueError, RecursionError) as error:
         refuse_timeout(error, place)
@@ -329,16 +299,14 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         record(FACTS).check(facts)
         if FILE not in facts["files"]:
             raise FieldError("files", f"is {shown(list(facts['files']))}", f"a mapping that has {FILE}")
-    for name, expected in facts["files"].items():
-        path = place / name
-        with storing(path, "read"):
-            if not path.is_file() or describe(path) != expected:
-                raise StorageError(f"capsule {place}: {name} is missing or differs; the capsule is damaged")
+    damage = damaged_file(place, facts["files"])
+    if damage is not None:
+        raise StorageError(f"capsule {place}: {damage[0]} is missing or differs; the capsule is damaged")
     state = load_state(place)
     with reading(f"{place / FILE}", ANOTHER_CAPSULE):
         record(_STATE).check(state)
-        batch = {name: unpack(value) for name, value in state["batch"].items()}
-        step = Step(**{each.name: facts["step"][each.name] for each in fields(Step)})
+        batch = {name: unpack(value, name) for name, value in state["batch"].items()}
+        step = Step(**{name: facts["step"][name] for name in _STEP})
     return Capsule(place, run_directory, step, facts, batch, state)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -11,14 +10,13 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
-from emrun.errors import ReadTimeout, StateError, StorageError
+from emrun.errors import StateError, StorageError
+from emrun.storage.contents import ASIDE, Contents, free_place
 from emrun.storage.files import flush_directory, link_atomically, storing
-from emrun.storage.manifest import FILE, Manifest, is_directory_name, read_manifest, verify
+from emrun.storage.manifest import is_directory_name, readable_manifest, verify
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
-
-ASIDE = ".tmp-"  # how the names begin of directories that are being written or deleted, or are to be
 
 
 def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known: Names | None = None) -> Path:
@@ -42,13 +40,14 @@ def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known:
     with storing(root, "move names in"):
         place = known.settle(root / place.name)  # the same place by the path that the run has, a link perhaps
         current = known.current()
-        manifests = {path.name: each for path, each in sorted(manifests_in(root), key=lambda pair: pair[1].commit)}
+        here = Contents.of(root)
+        known_ones = [(name, each) for name, each in here.manifests(root).items() if each is not None]
+        manifests = dict(sorted(known_ones, key=lambda pair: pair[1].commit))
         own = manifests[place.name]
-        there = {path.name for path in checkpoints_in(root)}
         later = {name for name, manifest in manifests.items() if manifest.commit > own.commit}
         then = {name: path for path, manifest in manifests.items() if path not in later for name in manifest.names}
         if recorded is not None:
-            found = {name: path for name, path in recorded.items() if path in there - later}
+            found = {name: path for name, path in recorded.items() if path in here.own and path not in later}
             then = {**{name: path for name, path in then.items() if name in recorded}, **found}
         moves = {name: path for name, path in then.items() if name not in current or current[name] in later}
         given_up = []
@@ -63,16 +62,6 @@ def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known:
         _LOG.info("names of checkpoints were missing in %s; they are there again: %s", root, listed(missing))
     known.move({**moves, **dict.fromkeys(("latest", *own.names), place.name)}, given_up)
     return place.resolve()
-
-
-def name_checkpoint(
-    place: Path, names: Iterable[str], given_up: Iterable[str] = (), *, known: Names | None = None
-) -> None:
-    """Move names to a checkpoint, remove those that are given up, and delete what has none left by that."""
-    known = Names(place.parent) if known is None else known
-    with storing(known.root, "read"):
-        known.look()
-    known.move(dict.fromkeys(names, place.name), given_up)
 
 
 class Names:
@@ -106,24 +95,13 @@ class Names:
         """Read the directory, unless it is as this process left it."""
         if self._seen is not None and self._seen == _times_of(self.root):
             return
-        self._of, self._asides, self._expected, self.commits = {}, [], None, 0
         self._seen = _times_of(self.root)
-        entries = entries_of(self.root)
-        directories = {each.name for each in entries if each.is_dir(follow_symlinks=False)}
-        for each in entries:
-            if each.name.startswith(ASIDE):
-                self._asides.append(each.name)
-            elif each.is_symlink() and not each.name.startswith("."):
-                target = Path(os.readlink(each)).name  # noqa: PTH115 - of thousands
-                if target in directories:
-                    self._of[each.name] = target
-            elif is_checkpoint(each) or is_named_directory(each):
-                with suppress(FileNotFoundError):  # somebody deletes it
-                    found = each.stat(follow_symlinks=False)
-                    number = _known_commit_of(self.root / each.name, found.st_ino, found.st_mtime_ns)
-                    self.commits = max(self.commits, number)
-                if not is_directory_name(each.name):
-                    self._of[each.name] = each.name
+        here = Contents.of(self.root)
+        there = {*here.own, *here.named}
+        self._of = {name: target for name, target in here.links.items() if target in there}
+        self._of.update({name: name for name in here.named})
+        self._asides, self._expected = here.asides, None
+        self.commits = max((_commit_of(self.root / name) for name in there), default=0)
 
     def expect(self, place: Path) -> None:
         """Take note that a checkpoint is about to be committed, which gets its names by the next move."""
@@ -189,24 +167,21 @@ class Names:
         under_names = sorted(
             (name for name, path in self._of.items() if name == path), key=lambda name: name != place.name
         )
-        there: dict[int, list[tuple[Path, Manifest]]] = {}
-        for each, manifest in manifests_in(self.root) if under_names else ():
-            there.setdefault(manifest.commit, []).append((each, manifest))
+        manifests = Contents.of(self.root).manifests(self.root) if under_names else {}
+        there = {name: each for name, each in manifests.items() if each is not None}
         for name in under_names:
-            path = self.root / name
-            try:
-                manifest = read_manifest(path)
-            except (StorageError, StateError):
+            path, manifest = self.root / name, there.pop(name, None)
+            if manifest is None:
                 continue  # `_make_way` for what gets this name
-            of_commit = there.setdefault(manifest.commit, [])
-            twin = next((each for each, other in of_commit if other == manifest and _is_intact(each)), None)
-            lies_at = twin or free_place(self.root, manifest.iteration)
+            twins = (each for each, other in there.items() if other == manifest and is_directory_name(each))
+            twin = next((each for each in twins if _is_intact(self.root / each)), None)
+            lies_at = self.root / twin if twin is not None else free_place(self.root, manifest.iteration)
             aside = self.root / f"{ASIDE}{name}"
             path.rename(lies_at if twin is None else aside)
             for link in [link for link, target in self._of.items() if target == name]:
                 link_atomically(self.root / link, lies_at.name)
             if twin is None:
-                of_commit.append((lies_at, manifest))
+                there[lies_at.name] = manifest
             else:
                 shutil.rmtree(aside)
             if path == place:
@@ -223,10 +198,11 @@ class Names:
         with suppress(OSError):
             path.rmdir()  # what some archives make of a link
             return
-        try:
-            place = free_place(self.root, read_manifest(path).iteration)
+        manifest = readable_manifest(path)
+        if manifest is not None:
+            place = free_place(self.root, manifest.iteration)
             self._of[name] = place.name
-        except (StorageError, StateError):
+        else:
             place = next(each for n in count(1) if not (each := path.with_name(f"{name}-replaced-{n}")).exists())
             _LOG.warning("%s is a directory that is not a checkpoint; it is now %s", path, place.name)
             self._of.pop(name, None)
@@ -235,8 +211,7 @@ class Names:
     def _delete(self, nameless: Iterable[str]) -> None:
         """Delete what lost its last name, unless a link that somebody else made points at it."""
         root = self.root
-        links = [each for each in entries_of(root) if each.is_symlink() and not each.name.startswith(".")]
-        named = {Path(os.readlink(each)).name for each in links}  # noqa: PTH115 - of thousands
+        named = set(Contents.of(root).links.values())
         unfinished = [name.removeprefix(ASIDE) for name in self._asides if _is_empty(root / name)]
         for each in (*nameless, *filter(is_directory_name, unfinished)):
             if each not in named and (root / each).is_dir():
@@ -249,11 +224,8 @@ class Names:
 
 def _make_aside(aside: Path) -> None:
     """Make the empty directory that says what is to be deleted, in whose place that is put."""
-    try:
-        aside.mkdir()
-    except FileExistsError:  # of a process that was killed
-        shutil.rmtree(aside)
-        aside.mkdir()
+    shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
+    aside.mkdir()
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -263,11 +235,9 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _is_intact(place: Path) -> bool:
-    try:
-        verify(place)
-    except (StorageError, StateError):
-        return False
-    return True
+    with suppress(StorageError, StateError):
+        return bool(verify(place))
+    return False
 
 
 def _is_empty(directory: Path) -> bool:
@@ -283,59 +253,16 @@ def _times_of(directory: Path) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
-def entries_of(root: Path) -> list[os.DirEntry[str]]:
-    """Return what is in a directory, nothing when it is not there."""
-    try:
-        with os.scandir(root) as found:
-            return list(found)
-    except FileNotFoundError:
-        return []
-
-
-def is_checkpoint(entry: os.DirEntry[str]) -> bool:
-    """Tell whether an entry is the directory of a checkpoint, but for those that stand under a name."""
-    return is_directory_name(entry.name) and entry.is_dir(follow_symlinks=False)
-
-
-def is_named_directory(entry: os.DirEntry[str]) -> bool:
-    """Tell whether a checkpoint lies under a name itself, in a copy that followed links."""
-    is_name = not (is_directory_name(entry.name) or entry.name.startswith("."))
-    return is_name and entry.is_dir(follow_symlinks=False) and Path(entry, FILE).exists()
-
-
-def checkpoints_in(root: Path) -> list[Path]:
-    """Return the directories of a run's checkpoints, but for those that stand under a name."""
-    return [root / each.name for each in entries_of(root) if is_checkpoint(each)]
-
-
-def commit_of(place: Path) -> int:
-    """Return the number of a checkpoint's commit, 0 where that cannot be read."""
-    try:
-        return read_manifest(place).commit
-    except ReadTimeout:
-        raise
-    except (StorageError, StateError):
-        return 0
+def _commit_of(place: Path) -> int:
+    """Return the number of a checkpoint's commit; 0 where it is damaged or somebody deletes it."""
+    with suppress(FileNotFoundError):
+        found = place.stat()
+        return _known_commit_of(place, found.st_ino, found.st_mtime_ns)
+    return 0
 
 
 @cache
 def _known_commit_of(place: Path, inode: int, changed: int) -> int:
-    """Likewise `_commit_of`; it is not read again while the directory is the same."""
-    return commit_of(place)
-
-
-def manifests_in(root: Path) -> Iterable[tuple[Path, Manifest]]:
-    """Yield a run's checkpoints with their manifests, those that can be read and do not stand under a name."""
-    for path in checkpoints_in(root):
-        with suppress(StorageError, StateError):
-            yield path, read_manifest(path)
-
-
-def free_place(root: Path, iteration: int) -> Path:
-    """Return where the next checkpoint of an iteration will lie."""
-    place = root / f"it-{iteration:08d}"
-    number = 1
-    while place.exists():
-        number += 1
-        place = root / f"it-{iteration:08d}-{number}"
-    return place
+    """Likewise; the manifest is not read again while the directory is the same."""
+    manifest = readable_manifest(place)
+    return 0 if manifest is None else manifest.commit

@@ -9,30 +9,13 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 
-from emrun.errors import ReadTimeout, StateError, StorageError, UsageError
-from emrun.storage.checkpoint_names import (
-    ASIDE,
-    Names,
-    checkpoints_in,
-    commit_of,
-    entries_of,
-    free_place,
-    is_checkpoint,
-    is_named_directory,
-)
-from emrun.storage.files import (
-    check_guards,
-    describe,
-    flush_directory,
-    flush_file,
-    flush_lines,
-    link_atomically,
-    storing,
-)
-from emrun.storage.manifest import FILE, FORMAT, Manifest, encoded, is_directory_name, read_manifest, verify
+from emrun.errors import ReadTimeout, StorageError, UsageError
+from emrun.storage.checkpoint_names import Names
+from emrun.storage.contents import ASIDE, Contents, free_place
+from emrun.storage.files import check_guards, flush_directory, flush_lines, link_atomically, storing, written_aside
+from emrun.storage.manifest import is_directory_name, read_manifest, seal_manifest, verify
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
@@ -79,26 +62,15 @@ def commit(
             root.mkdir()  # without those above it: a run that was removed does not come back as its checkpoints alone
             flush_directory(root.parent)
         known.look()
-        aside = root / f"{ASIDE}{os.getpid()}"
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        place = free_place(root, iteration)
         try:
-            save(aside)
-            files = {}
-            for path in sorted(aside.iterdir()):
-                flush_file(path)
-                files[path.name] = describe(path)
-            manifest = Manifest(FORMAT, known.commits + 1, epoch, iteration, names, files)
-            (aside / FILE).write_text(encoded(manifest), encoding="utf-8")  # whole: its directory has no name yet
-            flush_file(aside / FILE)
-            flush_directory(aside)
-            place = free_place(root, iteration)
-            check_guards(place)
-            known.expect(place)
-            aside.rename(place)
-            flush_directory(root)
+            with written_aside(place, root / f"{ASIDE}{os.getpid()}") as aside:
+                aside.mkdir()
+                save(aside)
+                seal_manifest(aside, known.commits + 1, epoch, iteration, names)
+                check_guards(place)
+                known.expect(place)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
             known.give_up_expecting()
     known.move(dict.fromkeys(names, place.name), given_up)
     return place
@@ -133,9 +105,20 @@ def newest(root: Path) -> Path | None:
         StorageError: all of them are damaged.
         StateError: a field of the newest manifest has a value that it cannot have.
     """
-    places = [root / each.name for each in entries_of(root) if is_checkpoint(each) or is_named_directory(each)]
+    manifests = Contents.of(root).manifests(root)
+
+    def order(name: str) -> tuple[int, bool, str]:
+        """Return what checkpoints are sorted by: the commit, of a damaged one the last before it by name."""
+        manifest, is_own = manifests[name], is_directory_name(name)
+        if manifest is not None:
+            return manifest.commit, is_own, name
+        before = [
+            each.commit for other, each in manifests.items() if each and is_directory_name(other) and other < name
+        ]
+        return max(before, default=0) if is_own else 0, is_own, name
+
     damaged: list[str] = []
-    for place in sorted(places, key=_order, reverse=True):
+    for place in [root / name for name in sorted(manifests, key=order, reverse=True)]:
         try:
             verify(place)
         except ReadTimeout:
@@ -167,22 +150,21 @@ def copy_up_to(place: Path, root: Path) -> Path:
     """
     root.mkdir()
     _copy(place, root / place.name)
-    own = commit_of(root / place.name)
-    for entry in entries_of(place.parent):
-        each = place.parent / entry.name
-        is_own = is_checkpoint(entry)
-        number = commit_of(each) if is_own or is_named_directory(entry) else 0
-        if number == own and not is_own and each.name != place.name:
-            link_atomically(root / each.name, place.name)  # a copy that followed links has it twice
-        elif 0 < number < own:
+    own = read_manifest(root / place.name).commit
+    here = Contents.of(place.parent)
+    for name, manifest in here.manifests(place.parent).items():
+        if manifest is None or manifest.commit > own or name == place.name:
+            continue
+        if manifest.commit < own:
             try:
-                _copy(each, root / each.name)
+                _copy(place.parent / name, root / name)
             except FileNotFoundError:
-                shutil.rmtree(root / each.name, ignore_errors=True)
-    for link in place.parent.iterdir():
-        with suppress(FileNotFoundError):  # the name is given up
-            if link.is_symlink() and not link.name.startswith(".") and (root / link.readlink().name).is_dir():
-                link_atomically(root / link.name, link.readlink().name)
+                shutil.rmtree(root / name, ignore_errors=True)
+        elif name in here.named:
+            link_atomically(root / name, place.name)  # a copy that followed links has it twice
+    for name, target in here.links.items():
+        if (root / target).is_dir():
+            link_atomically(root / name, target)
     return root / place.name
 
 
@@ -194,16 +176,4 @@ def _copy(place: Path, target: Path) -> None:
 
 def is_unfinished(root: Path) -> bool:
     """Tell whether a process was killed while it wrote a checkpoint."""
-    return root.is_dir() and any(path.name.startswith(ASIDE) for path in root.iterdir())
-
-
-def _order(place: Path) -> tuple[int, bool, str]:
-    """Return what checkpoints are sorted by: the number of the commit, or the name where that cannot be read."""
-    is_own = is_directory_name(place.name)
-    try:
-        return read_manifest(place).commit, is_own, place.name
-    except ReadTimeout:
-        raise
-    except (StorageError, StateError):
-        followers = [path for path in checkpoints_in(place.parent) if is_own and path.name < place.name]
-        return max((commit_of(path) for path in followers), default=0), is_own, place.name
+    return bool(Contents.of(root).asides)

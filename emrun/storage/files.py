@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
+import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from emrun.errors import TIMED_OUT, ReadTimeout, StorageError, is_timeout
 
-_CHUNK = 2**24  # large: between two of them a writer in a thread waits for the interpreter lock
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of those that are new
 # absolute directory with a / -> what raises when it is not ours to write any more, and what of it is not guarded
 _GUARDS: dict[str, tuple[Callable[[], None], str]] = {}
@@ -79,27 +77,44 @@ def check_guards(path: Path) -> None:
                 check()
 
 
-def write_atomically(path: Path, text: str | bytes, *, may_go_back: bool = False) -> None:
-    """Write a file aside, flush it to disk and rename it, so that it is never half a file.
+@contextmanager
+def written_aside(place: Path, aside: Path | None = None) -> Iterator[Path]:
+    """Put what the block writes, a file or a folder, in its place in one step; what fails leaves nothing behind.
+
+    The block flushes what it writes to disk; after it comes the rename, whose name is flushed too.
 
     Args:
-        path: the file.
-        text: its new content.
-        may_go_back: a loss of power soon after may bring the old file back; that is cheaper.
+        place: the place.
+        aside: where the block writes, in the same directory; by default a path that no other process has.
+
+    Returns:
+        A context with the path `aside`, where nothing is.
     """
+    aside = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp") if aside is None else aside
+    _delete(aside)
+    try:
+        yield aside
+        aside.rename(place)
+    finally:
+        _delete(aside)
+    flush_directory(place.parent)
+
+
+def _delete(path: Path) -> None:
+    """Delete a file or a folder, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def write_atomically(path: Path, text: str | bytes) -> None:
+    """Write a file aside, flush it to disk and rename it, so that it is never half a file."""
     check_guards(path)
-    with storing(path, "write"):
-        aside = path.with_name(f".{path.name}.tmp")
-        try:
-            with aside.open("wb") as file:
-                file.write(text.encode() if isinstance(text, str) else text)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
-        if not may_go_back:
-            flush_directory(path.parent)
+    with storing(path, "write"), written_aside(path, path.with_name(f".{path.name}.tmp")) as aside:
+        aside.write_bytes(text.encode() if isinstance(text, str) else text)
+        flush_file(aside)
 
 
 def make_directory(path: Path, *, exist_ok: bool = False) -> None:
@@ -112,20 +127,6 @@ def make_directory(path: Path, *, exist_ok: bool = False) -> None:
     path.mkdir(parents=True, exist_ok=exist_ok)
     for each in new:
         flush_directory(each.parent)
-
-
-def describe(path: Path) -> dict[str, Any]:
-    """Return what tells a file from a damaged one: `{"sha256": ..., "size": bytes}`."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            found.update(chunk)
-    return {"sha256": found.hexdigest(), "size": path.stat().st_size}
-
-
-def json_digest(content: dict[str, Any]) -> str:
-    """Return the checksum of what a JSON file holds, the order of its keys aside."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def append_line(path: Path, line: str) -> None:

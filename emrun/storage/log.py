@@ -73,6 +73,12 @@ class RunLog:
         with suppress(OSError):  # what could not be written was told of
             self._file.close()
 
+    def __enter__(self) -> None:
+        self.open()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close(error)
+
     def _passed_before(self, record: logging.LogRecord) -> bool:
         """Tell whether a record would have come to the root's handlers at the level that the root logger had."""
         logger = logging.getLogger(record.name)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from emrun.arguments import safe_component
-from emrun.errors import StorageError, reason_of
-from emrun.fields import ANOTHER_CHECKPOINT, FILES, Kind, mapping_of, reading, record, sequence_of, whole
-from emrun.storage.files import describe, json_digest, refuse_timeout, storing
+from emrun.errors import ReadTimeout, StateError, StorageError, reason_of
+from emrun.fields import ANOTHER_CHECKPOINT, FILES, Kind, kinds_of, mapping_of, reading, record, sequence_of, whole
+from emrun.storage.files import refuse_timeout
+from emrun.storage.sealed import damaged_file, read_seal, seal
 
 FORMAT = 1
 
@@ -66,14 +66,7 @@ NAMES = mapping_of(Kind("that of a directory such as 'it-00000120'", is_director
 """Name of a checkpoint -> its directory."""
 
 
-MANIFEST = {
-    "format": whole(1),
-    "commit": whole(),
-    "epoch": whole(),
-    "iteration": whole(),
-    "names": sequence_of(NAME),
-    "files": FILES,
-}
+MANIFEST = kinds_of(Manifest, format=whole(1), names=sequence_of(NAME), files=FILES)
 """Field of a manifest -> what it may hold. Checked where it is read, and the names before they are written."""
 
 
@@ -85,29 +78,25 @@ def verify(place: Path) -> Manifest:
         StateError: a field of the manifest has a value that it cannot have, though its checksum is right.
     """
     manifest = read_manifest(place)
-    for name, expected in manifest.files.items():
-        path = place / name
-        with storing(path, "read"):
-            found = describe(path) if name == Path(name).name and path.is_file() else None
-        if found is None:
-            raise StorageError(f"checkpoint {place}: {name} is missing; the checkpoint is damaged")
-        if found != expected:
-            raise StorageError(f"checkpoint {place}: {name} differs from its manifest; the checkpoint is damaged")
+    damage = damaged_file(place, manifest.files)
+    if damage is not None:
+        name, is_there = damage
+        what = "differs from its manifest" if is_there else "is missing"
+        raise StorageError(f"checkpoint {place}: {name} {what}; the checkpoint is damaged")
     return manifest
 
 
-def encoded(manifest: Manifest) -> str:
-    """Return what the file of a manifest holds."""
-    content = asdict(manifest)
+def seal_manifest(folder: Path, commit: int, epoch: int, iteration: int, names: list[str]) -> None:
+    """Flush the files of a checkpoint and write its manifest."""
+    content = {"format": FORMAT, "commit": commit, "epoch": epoch, "iteration": iteration, "names": names}
     record({name: kind for name, kind in MANIFEST.items() if name != "files"}).check(content)
-    return json.dumps({**content, "sha256": json_digest(content)}, indent=2) + "\n"
+    seal(folder, FILE, content)
 
 
 def read_manifest(place: Path) -> Manifest:
     """Return a checkpoint's manifest; errors as those of `verify`."""
     try:
-        content = json.loads((place / FILE).read_text(encoding="utf-8"))
-        intact = isinstance(content, dict) and content.pop("sha256", None) == json_digest(content)
+        content, intact = read_seal(place / FILE)
     except (OSError, ValueError, RecursionError) as error:
         refuse_timeout(error, place / FILE)
         raise StorageError(f"checkpoint {place}: {FILE} cannot be read ({reason_of(error)})") from error
@@ -119,8 +108,22 @@ def read_manifest(place: Path) -> Manifest:
         raise StorageError(f"checkpoint {place}: {FILE} is damaged")
     with reading(f"{place / FILE}", ANOTHER_CHECKPOINT):
         record(MANIFEST).check(content)
-        manifest = Manifest(**{each.name: content[each.name] for each in fields(Manifest)})
+        manifest = Manifest(**{name: content[name] for name in MANIFEST})
     directory = place.resolve().name
     if is_directory_name(directory) and directory.split("-")[1] != f"{manifest.iteration:08d}":
         raise StorageError(f"checkpoint {place}: {FILE} is that of another one; the checkpoint is damaged")
     return manifest
+
+
+def readable_manifest(place: Path) -> Manifest | None:
+    """Return a checkpoint's manifest, None where it is damaged or not there.
+
+    Raises:
+        ReadTimeout: the file system does not give it in time.
+    """
+    try:
+        return read_manifest(place)
+    except ReadTimeout:
+        raise
+    except (StorageError, StateError):
+        return None

@@ -15,34 +15,6 @@ from emrun.fields import FieldError, shown
 from emrun.types import Batch
 
 
-def check_packed(packed: Any, key: str) -> None:
-    """Check what `_pack` returned."""
-    kind: Any
-    value: Any
-    kind, value = packed if isinstance(packed, tuple) and len(packed) == 2 else (None, None)
-    parts: Any = ()
-    if kind in ("tensor", "array"):
-        fits = isinstance(value, torch.Tensor)
-    elif kind == "list":
-        fits, parts = isinstance(value, list), value
-    elif kind == "mapping":
-        fits = isinstance(value, tuple) and [*map(type, value)] == [list, list]
-        fits = fits and len(value[0]) == len(value[1]) and not any(map(_is_container, value[0]))
-        parts = value[1] if fits else ()
-    else:
-        fits = kind == "plain" or (kind == "text" and isinstance(value, str | list))
-    if not fits:
-        raise FieldError(
-            key, f"is {shown(packed)}", "a pair: a kind (tensor, array, text, plain, list, mapping), a value"
-        )
-    for index, each in enumerate(parts):
-        check_packed(each, f"{key}[{index}]")
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, list | dict | set)
-
-
 def pack_all(batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the sources in types that can be saved, and why others are left out."""
     packed: dict[str, Any] = {}
@@ -76,15 +48,32 @@ def _pack(value: Any, key: str) -> tuple[str, Any]:
     raise StateError(f"{key} is {type(value).__name__}, which cannot be saved safely")
 
 
-def unpack(packed: Any) -> Any:
-    """Return a value that was packed."""
-    kind, value = packed
-    if kind == "array":
-        return value.numpy()
-    if kind == "text":
+def unpack(packed: Any, key: str) -> Any:
+    """Return a value that was packed.
+
+    Raises:
+        FieldError: it is nothing that `pack_all` returns.
+    """
+    kind: Any
+    value: Any
+    kind, value = packed if isinstance(packed, tuple) and len(packed) == 2 else (None, None)
+    if kind in ("tensor", "array") and isinstance(value, torch.Tensor):
+        return value if kind == "tensor" else value.numpy()
+    if kind == "list" and isinstance(value, list):
+        return _unpack_all(value, key)
+    if kind == "mapping" and _are_names_and_values(value):
+        return dict(zip(value[0], _unpack_all(value[1], key), strict=True))
+    if kind == "text" and isinstance(value, str | list):
         return np.array(value)
-    if kind == "list":
-        return [unpack(entry) for entry in value]
-    if kind == "mapping":
-        return dict(zip(value[0], map(unpack, value[1]), strict=True))
-    return value
+    if kind == "plain":
+        return value
+    raise FieldError(key, f"is {shown(packed)}", "a pair: a kind (tensor, array, text, plain, list, mapping), a value")
+
+
+def _unpack_all(values: list[Any], key: str) -> list[Any]:
+    return [unpack(each, f"{key}[{index}]") for index, each in enumerate(values)]
+
+
+def _are_names_and_values(value: Any) -> bool:
+    fits = isinstance(value, tuple) and [*map(type, value)] == [list, list] and len(value[0]) == len(value[1])
+    return fits and not any(isinstance(name, list | dict | set) for name in value[0])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ class Run:
             self._lock.release()
 
     def record_epoch(self, epoch: int, iteration: int, seconds: float, epoch_data: EpochData) -> None:
-        """Append an epoch to `metrics.jsonl` and write its counters into the trace.
+        """Append an epoch to `metrics.jsonl` and count it in the trace, which is written now and then.
 
         Args:
             epoch: training epochs done; 0 for the zeroth.
@@ -127,7 +127,7 @@ class Run:
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
         self._lines.append(json.dumps(line, allow_nan=False))
         self.metrics.append(line)
-        self._trace.write(epochs_done=epoch, iterations_done=iteration, may_go_back=True)
+        self._trace.count(epoch, iteration)
 
     def end(self, status: str, exit_status: int, reason: str | None, iteration: int | None = None) -> None:
         """Write into the trace how the run ended; the first end counts.
@@ -148,16 +148,9 @@ class Run:
         finally:
             self.release()
 
-    @contextmanager
-    def logging(self) -> Iterator[None]:
+    def logging(self) -> AbstractContextManager[None]:
         """Write the log of the block, from every module, into `train.log`; an error that ends it with its traceback."""
-        self.open_log()
-        try:
-            yield
-        except BaseException as error:
-            self.close_log(error)
-            raise
-        self.close_log()
+        return self._log
 
     def open_log(self) -> None:
         """Write the log, from every module, into `train.log` until `close_log`; see `RunLog`.

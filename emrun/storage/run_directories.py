@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from emrun.arguments import safe_component
@@ -140,11 +141,9 @@ def no_run(place: Path) -> UsageError:
 def _make_free(candidates: Iterable[Path]) -> Path:
     """Make the first of these directories that does not exist."""
     for place in candidates:
-        try:
+        with suppress(FileExistsError):
             make_directory(place)
-        except FileExistsError:
-            continue
-        return place
+            return place
     raise AssertionError("candidates never end")
 
 

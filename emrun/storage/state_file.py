@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -19,34 +19,15 @@ def save_state(state: Mapping[str, Any], directory: Path) -> None:
     """Write an encoded state to `state.pt`.
 
     Raises:
-        StorageError: it cannot be written.
+        OSError: it cannot be written.
     """
     with (directory / FILE).open("wb") as file:
-        output = _Output(file)
         try:
-            torch.save(dict(state), output)  # type: ignore[arg-type]  # it needs no more
-        except Exception:
-            if output.error is not None:
-                raise output.error from None
+            torch.save(dict(state), file)
+        except RuntimeError as error:  # torch's, about the end of a file that a write which failed left behind
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
             raise
-
-
-class _Output:
-    """A file that keeps the error of a write, which torch reports as something else."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.error: OSError | None = None
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = self.error or error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
 
 
 def load_state(directory: Path) -> dict[str, Any]:

@@ -6,11 +6,10 @@ import io
 import logging
 import os
 import platform
-import re
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 TRACE = "trace.yaml"
 _MAY_HOLD_ANYTHING = ("reason", "command", "resumes", "forked_from")
+_INTERVAL = timedelta(seconds=10)
 _KEPT = ("train_begin", "epochs_done", "iterations_done", "seed", "forked_from", "has_checkpoints")
 _KINDS = {
     "train_begin": optional(TEXT),
@@ -87,7 +87,7 @@ class Trace:
             "pid": os.getpid(),
             "git_commit": _git_commit(),
         }
-        self._written: dict[str, tuple[Any, str]] = {}  # entry -> its value, and that in YAML
+        self._written_at: datetime | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -96,7 +96,8 @@ class Trace:
 
     def begin(self) -> None:
         """Write that the training begins."""
-        self.write(train_begin=self._now())
+        self._written_at = self._clock()
+        self.write(train_begin=_in_text(self._written_at))
 
     def begin_again(self, previous: Mapping[str, Any], resumed: Mapping[str, Any]) -> None:
         """Write that the training goes on.
@@ -105,7 +106,8 @@ class Trace:
             previous: the trace as it was.
             resumed: what to add to the list of resumes.
         """
-        now = self._now()
+        self._written_at = self._clock()
+        now = _in_text(self._written_at)
         entries = {"train_begin": now, **{key: previous[key] for key in _KEPT if previous.get(key) is not None}}
         if resumed.get("checkpoint"):
             entries["has_checkpoints"] = True
@@ -114,35 +116,35 @@ class Trace:
         resumes = previous.get("resumes")
         self.write(**entries, resumes=[*(resumes if isinstance(resumes, list) else []), entry])
 
+    def count(self, epochs_done: int, iterations_done: int) -> None:
+        """Take down how far the training is; this is written at most every ten seconds, as each epoch has its line."""
+        self._entries.update(epochs_done=epochs_done, iterations_done=iterations_done)
+        now = self._clock()
+        if self._written_at is None or not timedelta(0) <= now - self._written_at < _INTERVAL:  # it may be set back
+            self._written_at = now
+            self.write()
+
     def end(self, **entries: Any) -> None:
         """Take down when and how the run ended, to be written."""
-        self._entries.update(train_end=self._now(), **entries)
+        self._entries.update(train_end=_in_text(self._clock()), **entries)
 
-    def write(self, *, may_go_back: bool = False, **entries: Any) -> None:
-        """Add entries and write the file; if `may_go_back`, a loss of power soon after may bring the old one back."""
+    def write(self, **entries: Any) -> None:
+        """Add entries and write the file."""
         self._entries.update(entries)
-        written = self._written
-        new = {key: value for key, value in self._entries.items() if key not in written or written[key][0] != value}
-        shown = {key: self._censor.plain(value) if key in _MAY_HOLD_ANYTHING else value for key, value in new.items()}
-        written.update((key, (new[key], text)) for key, text in _in_yaml(shown).items())
-        text = "".join(written[key][1] for key in self._entries)
-        write_atomically(self._path, text, may_go_back=may_go_back)
+        shown = {
+            key: self._censor.plain(value) if key in _MAY_HOLD_ANYTHING else value
+            for key, value in self._entries.items()
+        }
+        yaml = YAML(typ="safe", pure=True)
+        yaml.default_flow_style = False
+        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+        text = io.StringIO()
+        yaml.dump(shown, text)
+        write_atomically(self._path, text.getvalue())
 
-    def _now(self) -> str:
-        return self._clock().isoformat(timespec="seconds")
 
-
-def _in_yaml(entries: Mapping[str, Any]) -> dict[str, str]:
-    """Return the lines of each entry."""
-    if all(type(value) is int for value in entries.values()):  # after an epoch, without the millisecond of a YAML
-        return {key: f"{key}: {value}\n" for key, value in entries.items()}
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    text = io.StringIO()
-    yaml.dump(entries, text)
-    lines = re.split(r"(?m)^(?=[^\s-])", text.getvalue())[1:]  # what goes on with an entry is indented, or in a list
-    return dict(zip(entries, lines, strict=True))
+def _in_text(time: datetime) -> str:
+    return time.isoformat(timespec="seconds")
 
 
 def last_status(trace: Mapping[str, Any]) -> str:
@@ -179,13 +181,7 @@ def read_trace(directory: Path) -> dict[str, Any]:
 
 def _git_commit() -> str | None:
     try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None if answer.returncode == 0 else None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError
+from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
-from emrun.types import Batch, Interval, Prefetch, StartMethod
+from emrun.types import Batch, Interval
 
 StreamLike = str | StreamWrapper | Iterable[Batch]
 
@@ -21,14 +23,10 @@ class DatasetStreams:
         train_stream_name: the stream that the model learns from.
         extra_streams: names of the streams that are evaluated after it; `{name: '5 epochs'}` for not each time. The
             train stream may be among them: it is evaluated as `train_eval`.
-        buffer: how many batches of a stream a thread reads ahead; 0 for none.
+        reading: how the streams are read.
         fixed_epoch_size: how many batches of the train stream make an epoch, None for a pass.
         seed: the seed of the streams.
         interrupted: tells whether to stop waiting for a batch.
-        workers: how many processes read a stream; 0 for none.
-        start_method: how they are started, None for Python's default.
-        timeout: seconds that the loop waits for one batch before that is an error, None for no limit.
-        prefetch: returns what prepares batches that are read ahead for the model, if anything does.
 
     Raises:
         ArgumentError: `extra_streams` is no list of streams, or names one twice; or a time limit without somebody who
@@ -41,16 +39,13 @@ class DatasetStreams:
         train_stream_name: str,
         extra_streams: Sequence[str | Mapping[str, Any]] = (),
         *,
-        buffer: int = 0,
+        reading: Reading | None = None,
         fixed_epoch_size: int | None = None,
         seed: int = 0,
         interrupted: Callable[[], bool] = lambda: False,
-        workers: int = 0,
-        start_method: StartMethod | None = None,
-        timeout: float | None = None,
-        prefetch: Callable[[], Prefetch | None] = lambda: None,
     ) -> None:
-        if timeout is not None and not (buffer or workers):
+        reading = reading or Reading()
+        if reading.timeout is not None and not reading.ahead:
             raise ArgumentError(
                 "stream_timeout", "without `buffer` or `workers` nothing can end the wait for a batch; set one of them"
             )
@@ -60,14 +55,10 @@ class DatasetStreams:
         evaluated after the training too, has a name of its own there, so that hooks do not mix the two."""
         self._dataset = dataset
         self._train_stream_name = train_stream_name
-        self._buffer = buffer
+        self._reading = reading
         self._fixed_epoch_size = fixed_epoch_size
         self._seed = seed
         self._interrupted = interrupted
-        self._workers = workers
-        self._start_method = start_method
-        self._timeout = timeout
-        self._prefetch = prefetch
         self._trained: dict[str, StreamWrapper] = {}
         self._evaluated: dict[str, StreamWrapper] = {}
 
@@ -88,16 +79,12 @@ class DatasetStreams:
             cut = self._fixed_epoch_size if source == self._train_stream_name else None
             wrappers[name] = StreamWrapper(
                 stream_function(self._dataset, source),
-                self._buffer,
-                cut or -1,
-                name,
+                epoch_size=cut or -1,
+                name=name,
                 seed=self._seed,
                 training=train,
                 interrupted=self._interrupted,
-                workers=self._workers,
-                start_method=self._start_method,
-                timeout=self._timeout,
-                prefetch=self._prefetch,
+                reading=self._reading,
                 context_name=source,
             )
         return wrappers[name]
@@ -113,16 +100,13 @@ class DatasetStreams:
             return self.get(stream, train=train)
         if isinstance(stream, StreamWrapper):
             return stream
-        timeout = self._timeout if self._buffer else None
-        return StreamWrapper(  # of what is here already, which worker processes would not have
+        return StreamWrapper(
             lambda: stream,
-            self._buffer,
             name=unnamed,
             seed=self._seed,
             training=train,
             interrupted=self._interrupted,
-            timeout=timeout,
-            prefetch=self._prefetch,
+            reading=replace(self._reading, workers=0),  # it is here already, and worker processes would not have it
         )
 
     def due(self, epoch_id: int) -> list[StreamWrapper]:

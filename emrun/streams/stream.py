@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import logging
 import tempfile
 from array import array
@@ -13,11 +12,13 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple, cast
 
-from emrun.encoding import digest, encode, random_digest, random_state, set_random_state
+from emrun.encoding import random_digest, random_state, set_random_state
 from emrun.errors import StreamError
 from emrun.randomness import preserved_randomness
 from emrun.stream_context import BeyondEnd, beyond_end
+from emrun.streams.bookmark import Bookmark, different
 from emrun.streams.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
+from emrun.streams.reading import Reading
 from emrun.streams.reuse import checked_for_reuse
 from emrun.streams.stream_pass import StreamPass, WithState, named
 from emrun.streams.workers import Workers
@@ -59,9 +60,11 @@ class StreamWrapper:
             or workers nobody looks at the clock, nor while a resume reads up to its position.
         prefetch: returns what prepares the batches that are read ahead, as `AbstractModel.prefetcher` does; called at
             the beginning of a pass.
+        reading: all of `buffer_size`, `workers`, `start_method`, `timeout` and `prefetch`, instead of them.
         context_name: the name of the stream in the `StreamContext`; by default `name`.
 
     Raises:
+        ArgumentError: a value of how the stream is read cannot be used.
         ValueError: on iteration outside a `with` block with a buffer or workers.
         StreamError: the stream function returns no iterable, or breaks the contract of `ctx.batches`; a worker process
             ended before its time, or no batch came in time.
@@ -83,6 +86,7 @@ class StreamWrapper:
         start_method: StartMethod | None = None,
         timeout: float | None = None,
         prefetch: Callable[[], Prefetch | None] = lambda: None,
+        reading: Reading | None = None,
         context_name: str | None = None,
     ) -> None:
         self.name = name
@@ -90,14 +94,10 @@ class StreamWrapper:
         self.profile: MutableMapping[str, Any] = {} if profile is None else profile
         self.training = training
         self._stream_fn = stream_fn
-        self._buffer_size = buffer_size
+        self._reading = reading or Reading(buffer_size, workers, start_method, timeout, prefetch)
         self._epoch_size = epoch_size
         self._seed = seed
         self._interrupted = interrupted
-        self._worker_count = workers
-        self._start_method = start_method
-        self._timeout = timeout
-        self._prefetch = prefetch
         self._workers: Workers | None = None
         self._has_state: bool | None = None  # not known yet
         self._pass_number = 1 if training else 0
@@ -107,10 +107,8 @@ class StreamWrapper:
         """Whether the epoch came to its end, and was not interrupted."""
         self.different: list[str] = []
         """The sources that came back different when the stream was restored."""
-        self._last: Batch | None = None
+        self._bookmark = Bookmark()
         self._end_of_pass: Callable[[], dict[str, Any]] | None = None
-        self._before_last: Any = None
-        self._began: dict[str, Any] | None = None
         self._to_restore: dict[str, Any] | None = None
         self._iterator: Iterator[Any] | None = None
         self._reader: ReadAhead | None = None
@@ -128,24 +126,14 @@ class StreamWrapper:
         if not self._batch:
             before = self._end_of_pass() if self._end_of_pass is not None else None
             return {**position, "end_of_pass": before}
-        return {**position, **self._describe_last(self._began, self._last, self._before_last)}
-
-    def _describe_last(self, began: Any, last: Any, before_last: Any) -> dict[str, Any]:
-        """Return the part of the state that tells how to make the last batch of a pass again."""
-        return {
-            "began": began,
-            "digest": _digests(last) if last is not None else None,
-            "before_last": encode(before_last, f"stream {self.name!r}"),
-        }
+        return {**position, **self._bookmark.state(self.name)}
 
     def _keep_end_of_pass(self) -> None:
         """Keep what brings a resume to the end of the pass, from where a stream with a memory begins the next one."""
-        if not self.training or not self._batch:
-            self._end_of_pass = None
-            return
-        position = {"pass": self._pass_number, "batch": self._batch}
-        last = partial(self._describe_last, self._began, self._last, self._before_last)
-        self._end_of_pass = lambda: {**position, **last()}
+        self._end_of_pass = None
+        if self.training and self._batch:
+            position, bookmark = {"pass": self._pass_number, "batch": self._batch}, self._bookmark
+            self._end_of_pass = lambda: {**position, **bookmark.state(self.name)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where another wrapper of the stream was, when `restore` is called or the stream is iterated."""
@@ -198,8 +186,8 @@ class StreamWrapper:
         in_thread = self._reader is not None and self._workers is None
         draws = in_thread and state["batch"] > 1 and before != random_digest()  # while the model does too
         self._batch = state["batch"]
-        self._last = self._opened(item)
-        self.different = _different(self._last, state["digest"])
+        self._bookmark.last = self._opened(item)
+        self.different = different(self._bookmark.last, state["digest"])
         return not draws and not self.different
 
     def seek(self, position: StreamPosition) -> None:
@@ -273,7 +261,7 @@ class StreamWrapper:
                 return
             if batch.__class__ is WithState:
                 batch = self._opened(batch)
-            self._last = batch
+            self._bookmark.last = batch
             self._batch += 1
             self._epoch_batches += 1
             left -= 1
@@ -284,7 +272,7 @@ class StreamWrapper:
 
     def _open(self) -> Callable[[], Any]:
         """Begin the pass or go on with it; return what returns its next batch, END or INTERRUPTED."""
-        if (self._buffer_size or self._worker_count) and not self._entered:
+        if self._reading.ahead and not self._entered:
             raise ValueError(
                 f"stream {self.name!r} is read ahead: iterate it inside `with stream:`, which ends its thread"
             )
@@ -305,7 +293,7 @@ class StreamWrapper:
     def _opened(self, item: Any) -> Batch:
         """Return the batch of what the iterator gave; of a stream with a state, that comes with the state before it."""
         if item.__class__ is WithState:
-            item, self._before_last = item
+            item, self._bookmark.before_last = item
         return item  # type: ignore[no-any-return]
 
     def _begin_pass(self, state: Any = None) -> None:
@@ -314,19 +302,16 @@ class StreamWrapper:
         Args:
             state: the state of a stream that has one, which brings it there.
         """
-        if self.training:
-            self._began = random_state()
-        self._before_last = None
+        self._bookmark = Bookmark(random_state() if self.training else None)
         stream_pass = StreamPass(self._stream_fn, self._context_name, self._seed, self._pass_number, self._batch, state)
         batches: Iterator[Any]
-        prefetch = self._prefetch()
-        if self._worker_count and not self._is_read_here(stream_pass):
-            each = max(1, -(-self._buffer_size // self._worker_count)) if self._buffer_size else 2
-            batches = self._workers = Workers(stream_pass, self._worker_count, each, self._start_method)
+        reading, prefetch = self._reading, self._reading.prefetch()
+        size = reading.ahead
+        if reading.workers and not self._is_read_here(stream_pass):
+            batches = self._workers = Workers(stream_pass, reading.workers, reading.ahead_of_each, reading.start_method)
             size = 1
         else:
             batches = stream_pass.read()
-            size = self._buffer_size or 2 * self._worker_count
             if size:
                 ahead = max(2, size) if prefetch is not None else size
                 batches = checked_for_reuse(batches, self.name, ahead, self._waiting)
@@ -349,40 +334,19 @@ class StreamWrapper:
         return self._has_state
 
     def _watch(self, seconds: float) -> None:
-        """Look what a wait for a batch waits for.
+        """Look at the clock in a wait for a batch.
 
         Raises:
-            StreamError: nothing will come, or it did not come in time.
+            StreamError: the batch did not come in time.
         """
-        if self._workers is not None:
-            self._workers.check()
-        if self._timeout is not None and seconds > self._timeout:
+        timeout = self._reading.timeout
+        if timeout is not None and seconds > timeout:
             stacks = self._workers.stacks() if self._workers is not None else _stacks()
             _LOG.error("stream %r hangs; what it is doing:\n%s", self.name, stacks)
             raise StreamError(
-                f"stream {self.name!r} gave no batch for {self._timeout:g} seconds (`main_loop.stream_timeout`); "
+                f"stream {self.name!r} gave no batch for {timeout:g} seconds (`main_loop.stream_timeout`); "
                 "where it hangs is in the log"
             )
-
-
-def _digests(batch: Any) -> str:
-    """Return a text with a checksum of each source of a batch."""
-    sources = batch.items() if hasattr(batch, "items") else [("", batch)]
-    return json.dumps({str(source): digest(values) for source, values in sources})
-
-
-def _different(batch: Any, digests: str | None) -> list[str]:
-    """Return the sources of a batch that are not those whose checksums a text has."""
-    if digests is None:
-        return []
-    now = json.loads(_digests(batch))
-    if not digests.startswith("{"):  # as it was written once: of all of them
-        return [] if digest(batch) == digests else list(now)
-    try:
-        before = json.loads(digests)
-    except ValueError:
-        return list(now)
-    return [source for source in {**before, **now} if before.get(source) != now.get(source)]
 
 
 def _stacks() -> str:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from emrun.config.plan import Plan, named_streams
 from emrun.config.recipe import Recipe
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError, ConfigError, HookError, Problem
 from emrun.hook import AbstractHook
+from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel, BuiltApart
 from emrun.randomness import seed_everything
@@ -57,21 +55,12 @@ def assemble(
     """
     seed = prepared.get("seed", 0)
     supplied: dict[str, Any] = {"output_dir": output_dir}
-    began = perf_counter()
-    seed_everything(seed, "dataset")
-    with NamedWhenSlow("building the dataset"):
-        supplied["dataset"] = prepared.dataset.build(supplied)
-    _LOG.debug("built the dataset in %.2f s", perf_counter() - began)
+    supplied["dataset"], _ = _built("dataset", prepared.dataset, seed, supplied)
     if not is_evaluation:
         _check_dataset(supplied["dataset"], prepared)
     apart = _build_apart(prepared, dict(supplied)) if is_new else None
     try:
-        began = perf_counter()
-        seed_everything(seed, "model")
-        with NamedWhenSlow("building the model"):
-            supplied["model"] = prepared.model.build(supplied)
-        seconds = perf_counter() - began
-        _LOG.debug("built the model in %.2f s", seconds)
+        supplied["model"], seconds = _built("model", prepared.model, seed, supplied)
     except BaseException:
         if apart is not None:
             apart.end()
@@ -96,6 +85,17 @@ def assemble(
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
 
 
+def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any]) -> tuple[Any, float]:
+    """Build the dataset or the model with random numbers of its own; return the seconds that it took, too."""
+    began = perf_counter()
+    seed_everything(seed, what)
+    with NamedWhenSlow(f"building the {what}"):
+        built = recipe.build(supplied)
+    seconds = perf_counter() - began
+    _LOG.debug("built the %s in %.2f s", what, seconds)
+    return built, seconds
+
+
 def _build_apart(prepared: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
     """Let the model begin to build once more what it would compare; call it before anything of the model is built."""
     target = prepared.model.target
@@ -108,22 +108,6 @@ def _build_apart(prepared: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
 
     recipes = {name: each for name, each in prepared.model.kwargs.items() if isinstance(each, Recipe)}
     return target.build_apart({name: partial(build, each) for name, each in recipes.items() if each.is_of_classes()})
-
-
-class DeterministicKernels(AbstractHook):
-    """Switches torch's deterministic algorithms on for a training, and back at its end."""
-
-    def before_training(self) -> None:
-        """Switch them on."""
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
-        self._before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-
-    def after_training(self, success: bool) -> None:
-        """Switch them back."""
-        torch.use_deterministic_algorithms(self._before[0])
-        torch.backends.cudnn.benchmark = self._before[1]
 
 
 def _check_dataset(dataset: Any, prepared: Plan) -> None:

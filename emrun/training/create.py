@@ -17,7 +17,7 @@ from emrun.config.interpolation import escaped
 from emrun.config.plan import Plan, code_directories
 from emrun.config.planner import Planner
 from emrun.config.sections import check_hooks
-from emrun.config.yaml_tree import dump
+from emrun.config.yaml_text import dump
 from emrun.errors import ConfigError, Problem, StateError, UsageError
 from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome

@@ -15,7 +15,7 @@ from emrun.config.config import Config, read_config
 from emrun.config.import_finder import Imported
 from emrun.config.places import copies_left
 from emrun.config.plan import Plan
-from emrun.config.yaml_tree import dump
+from emrun.config.yaml_text import dump
 from emrun.errors import StorageError, UsageError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.storage import checkpoints

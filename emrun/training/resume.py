@@ -15,7 +15,8 @@ from emrun.censor import Censor
 from emrun.config.config import Config, read_config
 from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
-from emrun.config.yaml_tree import Node, dump
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import Node
 from emrun.errors import StorageError, UsageError
 from emrun.storage import checkpoints
 from emrun.storage.files import storing, write_atomically
@@ -24,7 +25,7 @@ from emrun.storage.log import LOG
 from emrun.storage.manifest import verify
 from emrun.storage.metrics import recorded_epochs
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run
-from emrun.storage.run_directories import create_run, no_run
+from emrun.storage.run_directories import create_run, holds_run, is_failed_start, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
@@ -113,6 +114,11 @@ def resume_training(
             if fork is not None:
                 run.remove()  # it was not there before, or empty
         raise
+
+
+def is_begun(run_directory: Path) -> bool:
+    """Tell whether a directory holds a run that can be resumed: more than a start that failed."""
+    return holds_run(run_directory) and not is_failed_start(run_directory)
 
 
 def changes_to(run_directory: Path, config: Config) -> list[str]:

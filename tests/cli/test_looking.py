@@ -1,4 +1,4 @@
-"""The commands that look at a config without training: `config`, `dataset`, `hooks`."""
+"""The commands that look at a config without training: `config`, `dataset`, `bench`, `show`."""
 
 import json
 import re
@@ -159,9 +159,7 @@ def test_any_dataset_tells_of_its_streams(project, emrun):
 
 
 def test_bench_prints_a_table_of_streams_and_settings_and_what_to_choose(project, emrun):
-    done = emrun(
-        "dataset", "bench", "config.yaml", "main_loop.extra_streams=[valid]", "--seconds", "0.05", "--step-ms=9"
-    )
+    done = emrun("bench", "config.yaml", "main_loop.extra_streams=[valid]", "--seconds", "0.05", "--step-ms=9")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["stream", "read", "batches/s", "first", "batch", "training", "waits"]
@@ -172,7 +170,7 @@ def test_bench_prints_a_table_of_streams_and_settings_and_what_to_choose(project
     assert sorted(path.name for path in project.iterdir()) == ["base.yaml", "config.yaml"]
 
 
-def test_bench_of_a_dataset_alone_says_what_it_takes_to_choose(project, emrun):
+def test_bench_of_a_dataset_alone_says_what_it_takes_to_choose_also_by_the_old_words(project, emrun):
     (project / "mine.py").write_text(
         "class Mine:\n    def bench(self):\n        return 'my own'\n\n"
         "    def train_stream(self):\n        yield {'x': [1, 5]}\n\n    def test_stream(self):\n        return []\n"
@@ -192,7 +190,7 @@ def test_bench_ends_with_what_a_stream_raises(project, emrun):
         "class Mine:\n    def train_stream(self):\n        yield {'x': [1]}\n        1 / 0\n"
     )
     (project / "config.yaml").write_text("dataset: {class: mine.Mine}\n")
-    done = emrun("dataset", "bench", "config.yaml")
+    done = emrun("bench", "config.yaml")
     assert (done.returncode, done.stdout) == (1, "")
     assert "ZeroDivisionError" in done.stderr
 
@@ -200,7 +198,7 @@ def test_bench_ends_with_what_a_stream_raises(project, emrun):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["stream_info", "config.yaml", "--all"], "--seconds, --step-ms and --all go with bench"),
+        (["stream_info", "config.yaml", "--all"], "No such option '--all'"),
         (["bench", "config.yaml", "--seconds=0"], "x>0"),
         (["stream_inf", "config.yaml"], "no method 'stream_inf'; did you mean 'stream_info'?"),
         (["num_batches", "config.yaml"], "no method 'num_batches'"),
@@ -226,15 +224,23 @@ def test_a_dataset_can_be_made_in_python():
 
 
 def test_the_hooks_at_hand_are_listed_with_what_they_do(emrun):
-    done = emrun("hooks")
+    done = emrun("show")
     assert done.returncode == 0
+    assert emrun("show", "hooks").stdout == emrun("hooks").stdout == done.stdout
     assert [line.split()[0] for line in done.stdout.splitlines()] == short_names("hook")
     assert all(len(line.split()) > 4 for line in done.stdout.splitlines())
 
 
+def test_the_help_shows_no_old_words(emrun):
+    shown = [line.split()[0] for line in emrun("--help").stdout.partition("Commands:\n")[2].splitlines()]
+    assert {"bench", "dataset", "show"} <= set(shown)
+    assert "hooks" not in shown
+    assert "--seconds" not in emrun("dataset", "--help").stdout
+
+
 @pytest.mark.parametrize("name", short_names("hook"))
 def test_a_hook_is_explained_with_yaml_to_paste(emrun, name):
-    done = emrun("hooks", name.upper())
+    done = emrun("show", name.upper())
     assert done.returncode == 0
     assert f"- {name}" in done.stdout
     assert done.stdout.splitlines()[1] == ""
@@ -242,8 +248,8 @@ def test_a_hook_is_explained_with_yaml_to_paste(emrun, name):
 
 def test_a_hook_of_ones_own_is_explained(project, emrun):
     (project / "mine.py").write_text('class Mine:\n    """Does\n    it."""\n\n\nclass Silent:\n    pass\n')
-    assert emrun("hooks", "mine.Mine").stdout == "Does\nit.\n"
-    assert emrun("hooks", "mine.Silent").stdout == "mine.Silent has no docstring\n"
+    assert emrun("show", "mine.Mine").stdout == emrun("hooks", "mine.Mine").stdout == "Does\nit.\n"
+    assert emrun("show", "mine.Silent").stdout == "mine.Silent has no docstring\n"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +261,7 @@ def test_a_hook_of_ones_own_is_explained(project, emrun):
     ],
 )
 def test_an_unknown_hook_is_an_error(emrun, name, message):
-    done = emrun("hooks", name)
+    done = emrun("show", name)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr

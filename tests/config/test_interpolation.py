@@ -7,7 +7,8 @@ import pytest
 from emrun.config.config import Config
 from emrun.config.interpolation import escaped, interpolate, unread_vars
 from emrun.config.overrides import override
-from emrun.config.yaml_tree import MAX_DEPTH, dump, node_of, parse
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import MAX_DEPTH, node_of, parse
 from emrun.errors import ConfigError, Position
 
 

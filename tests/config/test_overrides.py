@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emrun.config.overrides import hook_entry, merge, override
-from emrun.config.yaml_tree import dump, parse
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import parse
 from emrun.errors import ConfigError
 
 

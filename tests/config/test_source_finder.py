@@ -19,7 +19,8 @@ from emrun.config.import_finder import Imported, locate
 from emrun.config.plan import Plan
 from emrun.config.planner import Planner
 from emrun.config.source_finder import Sources
-from emrun.config.yaml_tree import Node, dump, node_of, parse
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import Node, node_of, parse
 from emrun.errors import ConfigError, Position
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"

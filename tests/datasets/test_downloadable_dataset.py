@@ -246,6 +246,15 @@ def test_a_file_of_just_the_size_that_is_allowed_is_downloaded_and_unpacked(offe
     assert offered(packed, "all.zip", unpack=True, max_bytes=1000).download().endswith("downloaded, unpacked")
 
 
+def test_an_archive_with_a_negative_size_is_damaged_and_leaves_nothing(offered, tmp_path):
+    member = tarfile.TarInfo("a")
+    member.pax_headers = {"size": "-1"}
+    content = member.tobuf(tarfile.PAX_FORMAT) + bytes(1024)
+    with pytest.raises(DownloadError, match=r"data\.tar is damaged, nothing of it is kept: 'a' has a size of -1"):
+        offered(content, "data.tar", unpack=True).download()
+    assert names_in(tmp_path / "root") == ["data.tar"]
+
+
 def test_the_checksum_is_of_the_file_not_of_what_a_server_packs_on_the_way(offered, server):
     def answer(handler):
         handler.send_response(200)

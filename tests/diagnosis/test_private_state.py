@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from emrun.diagnosis.private_state import NOT_PERSISTENT, unsaved_state, varying
+from emrun.diagnosis.differences import NOT_PERSISTENT, varying
+from emrun.diagnosis.private_state import unsaved_state
 
 KINDS = {
     "number": (0, 1),
@@ -47,7 +48,7 @@ def state(module, **more):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_attribute_that_differs_is_named_with_its_module(kind):
     before, after = (state(nn.Sequential(nn.Identity(), Net(value))) for value in KINDS[kind])
-    assert varying(before, after) == {"module '1' (Net), attribute 'value'"}
+    assert varying(before, after) == ["module '1' (Net), attribute 'value'"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,14 +61,14 @@ def test_only_buffers_that_are_not_persistent_are_there():
     before = state(module)
     for tensor in (module.weight.data, module.saved, module.lost):
         tensor.add_(1)
-    assert varying(before, state(module)) == {f"module Net, buffer 'lost' {NOT_PERSISTENT}"}
+    assert varying(before, state(module)) == [f"module Net, buffer 'lost' {NOT_PERSISTENT}"]
 
 
 def test_a_loss_is_looked_at_with_all_its_buffers():
     loss = nn.BCELoss(weight=torch.ones(2))
     before = state(Net(), losses={"loss": loss})
     loss.weight.add_(1)
-    assert varying(before, state(Net(), losses={"loss": loss})) == {"loss BCELoss, buffer 'weight'"}
+    assert varying(before, state(Net(), losses={"loss": loss})) == ["loss BCELoss, buffer 'weight'"]
 
 
 def test_values_that_cannot_be_compared_are_left_out():

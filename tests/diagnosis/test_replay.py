@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from emrun import create_training
-from emrun.diagnosis.replay import halve, replay, report
+from emrun.cli.replay import report
+from emrun.diagnosis.replay import halve, replay
 from emrun.errors import StateError, StorageError, UsageError
 
 

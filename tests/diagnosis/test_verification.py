@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from emrun.diagnosis.differences import Causes, Found, _varying, find_difference
+from emrun.diagnosis.differences import Causes, Difference, find_difference, varying
 from emrun.diagnosis.recorded_trainings import Point, Recording
 from emrun.diagnosis.verification import _chosen, _usual
 from emrun.errors import UsageError
@@ -127,7 +127,7 @@ def test_every_part_of_the_end_is_compared(part, title, value):
 def test_what_differs_without_interruption_is_left_out():
     other = Recording([*straight().events[:-1], final(hooks={"x": "1", "Clock.time": "5"})], 0)
     assert find_difference(straight(), [other], {}) is not None
-    assert find_difference(straight(), [other], {"hooks": _varying({"x": "1"}, other.final["hooks"])}) is None
+    assert find_difference(straight(), [other], {"hooks": varying({"x": "1"}, other.final["hooks"])}) is None
 
 
 # where
@@ -222,7 +222,7 @@ def test_a_buffer_that_is_not_persistent_is_named_before_what_hooks_keep():
         0,
     )
     other = straight(attributes={name: "digest b", "hook Warmup, attribute 'steps'": "2"})
-    cause = causes.explain(Found("x", "weights"), other).cause
+    cause = causes.explain(Difference("x", "weights"), other).cause
     assert cause.startswith("a buffer with persistent=False changes in training")
     assert cause.partition(": ")[2].startswith(name)
 

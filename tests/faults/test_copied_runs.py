@@ -148,8 +148,8 @@ def test_names_come_back_from_the_manifests_alone(tmp_path, small, trials, monke
     """What SaveEvery had given up, and is there for another name, has its name again until SaveEvery saves the next."""
     from emrun.loop.state import TrainingState
 
-    stage = TrainingState.stage
-    monkeypatch.setattr(TrainingState, "stage", lambda state, names=None: stage(state))
+    snapshot = TrainingState.snapshot
+    monkeypatch.setattr(TrainingState, "snapshot", lambda state, names=None: snapshot(state))
     cases = [(keep, epochs, kept) for keep in (1, 2, "null") for epochs in (1, 2, 3) for kept in ("min", "max")]
     for trial in trials(cases, small=2):
         keep, epochs, condition = trial.case

@@ -12,8 +12,8 @@ import pytest
 
 from emrun import resume_training
 from emrun.errors import EmrunError, StorageError
-from emrun.storage.files import describe, json_digest
 from emrun.storage.manifest import FORMAT
+from emrun.storage.sealed import describe, json_digest
 from emrun.training.create import train
 
 FILES = ("model.safetensors", "state.pt", "manifest.json")

@@ -151,9 +151,9 @@ def stop_at(number):
 
 def stop_in_commit(number):
     """Let the process stop itself in the n-th commit of a checkpoint, when its files are written."""
-    from emrun.storage import checkpoints as checkpoint
+    from emrun.storage import sealed
 
-    describe, count = checkpoint.describe, 0
+    describe, count = sealed.describe, 0
 
     def counted(path):
         nonlocal count
@@ -163,7 +163,7 @@ def stop_in_commit(number):
             os.kill(os.getpid(), signal.SIGSTOP)
         return describe(path)
 
-    checkpoint.describe = counted
+    sealed.describe = counted
 
 
 def begun_and_stopped(small, project, prepare=None, arguments=TRAIN):
@@ -328,15 +328,19 @@ def test_a_run_at_work_is_forked_from_a_checkpoint_that_is_whole(project, small,
 
 def save_always():
     """Let a training save each batch, whose checkpoint is deleted with the next."""
-    from emrun.loop.main_loop import MainLoop
+    from emrun.loop.epochs import Epochs
 
-    handle = MainLoop._end_silence
+    handle = Epochs._end_silence
 
-    def saving(loop):
-        handle(loop)
-        loop._listeners["after_batch"].append(lambda **_: loop.request_checkpoint("latest"))
+    def save(epochs):
+        epochs.saving.request("latest", "error")
+        epochs.endings.take_notice()
 
-    MainLoop._end_silence = saving
+    def saving(epochs):
+        handle(epochs)
+        epochs.events.listeners["after_batch"].append(lambda **_: save(epochs))
+
+    Epochs._end_silence = saving
 
 
 def fork(project, name):
@@ -440,9 +444,9 @@ def test_the_folders_of_killed_groups_are_cleared_and_those_of_the_living_stay(p
 
 
 def in_a_group(temporary):
-    from emrun.storage import files
+    from emrun.temporary import _clear_temporary_folders
 
-    files._clear_temporary_folders.cache_clear()  # once in a process; this one stands for a new one
+    _clear_temporary_folders.cache_clear()  # once in a process; this one stands for a new one
     os.setpgid(0, 0)
     tempfile.tempdir = str(temporary)
     os.environ["TMPDIR"] = str(temporary)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from emrun.storage.files import describe, json_digest
+from emrun.storage.sealed import describe, json_digest
 
 WRONG = {
     "gone": None,

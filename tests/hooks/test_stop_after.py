@@ -190,7 +190,7 @@ def test_without_a_limit_of_batches_or_time_it_does_not_listen_to_batches(train)
     stop = StopAfter(epochs=2)
     loop, _ = train(stop)
     assert loop.training_epochs_done == 2
-    assert not [call for call in loop._listeners["after_batch"] if getattr(call, "__self__", None) is stop]
+    assert not [call for call in loop.epochs.events.listeners["after_batch"] if getattr(call, "__self__", None) is stop]
     assert StopAfter(epochs=2, minutes=1).after_batch is not None
     assert StopAfter(iterations=2).after_batch is not None
 

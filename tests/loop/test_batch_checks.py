@@ -43,8 +43,9 @@ class Reader(AbstractHook):
         self.reads = reads
 
 
-def checks_of(*inputs, hooks=(), optional=(), empty="error", unused="ignore"):
-    return BatchChecks(Model(*inputs, optional=optional), hooks, empty, unused)
+def checks_of(*inputs, hooks=(), optional=(), empty="error", unused="ignore", **options):
+    model = Model(*inputs, optional=optional)
+    return BatchChecks(model, hooks, on_empty_batch=empty, on_unused_sources=unused, **options)
 
 
 def messages(caplog):
@@ -194,13 +195,13 @@ def test_a_batch_without_sources_does_not_miss_any():
 def test_an_empty_stream_is_an_error():
     message = r"stream 'valid' has no batch for the model \(main_loop.on_empty_stream decides\)"
     with pytest.raises(StreamError, match=message) as raised:
-        checks_of().report_empty_stream("valid", "error")
+        checks_of().report_empty_stream("valid")
     assert raised.value.exit_status == 2
 
 
 @pytest.mark.parametrize(("policy", "count"), [("warn", 1), ("ignore", 0)])
 def test_an_empty_stream_can_be_allowed(policy, count, caplog):
-    checks_of().report_empty_stream("valid", policy)
+    checks_of(on_empty_stream=policy).report_empty_stream("valid")
     assert len(messages(caplog)) == count
     assert all("stream 'valid' has no batch" in message for message in messages(caplog))
 
@@ -268,11 +269,10 @@ def test_what_a_hook_reads_or_the_model_may_use_is_not_unused(options):
     assert checks_of("x", unused="error", **options).begin("train")({"x": [1], "y": [1]}) == 1
 
 
-@pytest.mark.parametrize("argument", ["on_empty_batch", "on_unused_sources"])
+@pytest.mark.parametrize("argument", ["on_empty_batch", "on_empty_stream", "on_unused_sources"])
 def test_a_policy_is_one_of_three(argument):
-    policies = {"on_empty_batch": "error", "on_unused_sources": "error", argument: "raise"}
     with pytest.raises(ArgumentError, match=f"{argument}: 'raise' is not one of error, warn, ignore"):
-        BatchChecks(Model(), (), **policies)
+        BatchChecks(Model(), (), **{argument: "raise"})
 
 
 # Outputs

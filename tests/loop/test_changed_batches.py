@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from emrun import AbstractHook, AbstractModel, MainLoop, create_training
-from emrun.diagnosis.replay import replay, report
+from emrun.cli.replay import report
+from emrun.diagnosis.replay import replay
 from emrun.errors import StreamError
 from emrun.hooks import StopAfter
 

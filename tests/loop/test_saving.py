@@ -12,7 +12,7 @@ import torch
 
 from emrun import TorchModel
 from emrun.errors import ArgumentError, HookError, StorageError
-from emrun.loop.saving import Checkpointing
+from emrun.loop.saving import Saving
 from emrun.storage.checkpoints import find
 from emrun.storage.manifest import verify
 from emrun.types import Factory
@@ -42,155 +42,155 @@ def background(request):
 
 
 @pytest.fixture
-def checkpointing(root, saved, background):
+def saving(root, saved, background):
     def note(directory):
         saved.append(directory)
         save(directory)
 
-    return Checkpointing(root, lambda: (note, background))
+    return Saving(root, lambda names: (note, background))
 
 
-def test_what_was_requested_becomes_one_checkpoint_with_all_the_names(checkpointing, root, saved):
-    checkpointing.request("latest", "error")
-    checkpointing.request("best", "error")
+def test_what_was_requested_becomes_one_checkpoint_with_all_the_names(saving, root, saved):
+    saving.request("latest", "error")
+    saving.request("best", "error")
     assert not root.exists()
-    checkpointing.save_requested(1, 10, "between")
-    checkpointing.wait()
+    saving.save_requested(1, 10, "between")
+    saving.wait()
     assert names_in(root) == ["best", "it-00000010", "latest"]
     assert len(saved) == 1
-    checkpointing.save_requested(1, 11, "between")
-    checkpointing.wait()
+    saving.save_requested(1, 11, "between")
+    saving.wait()
     assert len(saved) == 1
 
 
-def test_a_second_request_in_the_same_state_only_names_it(checkpointing, root, saved):
-    checkpointing.request("best", "error")
-    checkpointing.save_requested(1, 10, "between")
-    checkpointing.wait()
-    checkpointing.request("epoch-1", "error")
-    checkpointing.save_requested(1, 10, "between")
-    checkpointing.wait()
-    checkpointing.save_latest(1, 10, "between")
+def test_a_second_request_in_the_same_state_only_names_it(saving, root, saved):
+    saving.request("best", "error")
+    saving.save_requested(1, 10, "between")
+    saving.wait()
+    saving.request("epoch-1", "error")
+    saving.save_requested(1, 10, "between")
+    saving.wait()
+    saving.save_latest(1, 10, "between")
     assert len(saved) == 1
     assert {(root / name).readlink().name for name in ("best", "epoch-1", "latest")} == {"it-00000010"}
 
 
-def test_a_checkpoint_that_somebody_deleted_is_saved_again(checkpointing, root, saved):
-    checkpointing.request("best", "error")
-    checkpointing.save_requested(1, 10, "between")
-    checkpointing.wait()
+def test_a_checkpoint_that_somebody_deleted_is_saved_again(saving, root, saved):
+    saving.request("best", "error")
+    saving.save_requested(1, 10, "between")
+    saving.wait()
     shutil.rmtree(root / "it-00000010")
-    checkpointing.save_latest(1, 10, "between")
+    saving.save_latest(1, 10, "between")
     assert len(saved) == 2
     assert verify(find(root, "latest")).iteration == 10
 
 
-def test_a_name_that_is_given_up_and_requested_at_once_is_there(checkpointing, root):
-    checkpointing.request("epoch-1", "error", instead_of=["epoch-0"])
-    checkpointing.request("epoch-0", "error")
-    checkpointing.save_requested(1, 10, "between")
-    checkpointing.wait()
+def test_a_name_that_is_given_up_and_requested_at_once_is_there(saving, root):
+    saving.request("epoch-1", "error", instead_of=["epoch-0"])
+    saving.request("epoch-0", "error")
+    saving.save_requested(1, 10, "between")
+    saving.wait()
     assert names_in(root) == ["epoch-0", "epoch-1", "it-00000010"]
 
 
-def test_a_name_is_given_up_once_and_may_come_back(checkpointing, root):
+def test_a_name_is_given_up_once_and_may_come_back(saving, root):
     for iteration, (name, others) in enumerate([("a", []), ("b", ["a"]), ("a", []), ("c", [])]):
-        checkpointing.request(name, "error", instead_of=others)
-        checkpointing.save_requested(1, iteration, "between")
-    checkpointing.wait()
+        saving.request(name, "error", instead_of=others)
+        saving.save_requested(1, iteration, "between")
+    saving.wait()
     assert [name for name in names_in(root) if not name.startswith("it-")] == ["a", "b", "c"]
 
 
-def test_the_same_iteration_in_another_epoch_is_another_state(checkpointing, root, saved):
+def test_the_same_iteration_in_another_epoch_is_another_state(saving, root, saved):
     for epoch, name in ((0, "batch-10"), (1, "latest")):
-        checkpointing.request(name, "error")
-        checkpointing.save_requested(epoch, 10, "between")
-    checkpointing.wait()
+        saving.request(name, "error")
+        saving.save_requested(epoch, 10, "between")
+    saving.wait()
     assert len(saved) == 2
     assert names_in(root) == ["batch-10", "it-00000010", "it-00000010-2", "latest"]
 
 
-def test_the_state_at_the_end_is_saved_as_latest(checkpointing, root):
-    checkpointing.save_latest(2, 20, "between")
+def test_the_state_at_the_end_is_saved_as_latest(saving, root):
+    saving.save_latest(2, 20, "between")
     assert verify(find(root, "latest")).epoch == 2
 
 
-def test_a_name_is_made_safe(checkpointing, root):
-    checkpointing.request("../a b", "error")
-    checkpointing.save_requested(0, 1, "between")
-    checkpointing.wait()
+def test_a_name_is_made_safe(saving, root):
+    saving.request("../a b", "error")
+    saving.save_requested(0, 1, "between")
+    saving.wait()
     assert names_in(root) == ["_a_b", "it-00000001"]
 
 
 @pytest.mark.parametrize("name", ["it-00000001", "it-00000001-2", "it-123456789"])
-def test_a_name_cannot_be_that_of_a_directory(checkpointing, name):
+def test_a_name_cannot_be_that_of_a_directory(saving, name):
     with pytest.raises(ArgumentError, match="is how emrun names the directories themselves"):
-        checkpointing.request(name, "error")
+        saving.request(name, "error")
 
 
 @pytest.mark.parametrize("name", ["", "..", "x" * 101])
-def test_a_name_that_cannot_be_one_is_an_error(checkpointing, name):
+def test_a_name_that_cannot_be_one_is_an_error(saving, name):
     with pytest.raises(ArgumentError, match="cannot name a file"):
-        checkpointing.request(name, "error")
+        saving.request(name, "error")
 
 
 def test_without_a_run_a_request_is_an_error_and_the_end_is_not():
-    checkpointing = Checkpointing(None, lambda: (save, True))
+    saving = Saving(None, lambda names: (save, True))
     with pytest.raises(HookError, match="checkpoint 'best' cannot be saved: this main loop has no run directory"):
-        checkpointing.request("best", "error")
-    checkpointing.save_requested(1, 1, "between")
-    checkpointing.save_latest(1, 1, "between")
+        saving.request("best", "error")
+    saving.save_requested(1, 1, "between")
+    saving.save_latest(1, 1, "between")
 
 
 def broken(root):
     def fails(directory):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    return Checkpointing(root, lambda: (fails, False))
+    return Saving(root, lambda names: (fails, False))
 
 
 @pytest.mark.parametrize("policies", [["error"], ["ignore", "error"], ["error", "warn"]], ids=str)
 def test_a_checkpoint_that_cannot_be_saved_is_an_error_if_anyone_wants_it_so(root, policies):
-    checkpointing = broken(root)
+    saving = broken(root)
     for index, policy in enumerate(policies):
-        checkpointing.request(f"name-{index}", policy)
+        saving.request(f"name-{index}", policy)
     with pytest.raises(StorageError, match="the disk is full"):
-        checkpointing.save_requested(1, 1, "between")
+        saving.save_requested(1, 1, "between")
 
 
 @pytest.mark.parametrize("policies", [["error", "warn"], ["ignore", "error"], ["warn", "error", "ignore"]], ids=str)
 @pytest.mark.parametrize("at_the_end", [False, True])
 def test_the_strictest_of_those_who_ask_for_one_name_decides(root, policies, at_the_end):
-    checkpointing = broken(root)
+    saving = broken(root)
     for policy in policies:
-        checkpointing.request("latest", policy)
+        saving.request("latest", policy)
     with pytest.raises(StorageError, match="the disk is full"):
-        (checkpointing.save_latest if at_the_end else checkpointing.save_requested)(1, 1, "between")
+        (saving.save_latest if at_the_end else saving.save_requested)(1, 1, "between")
 
 
 @pytest.mark.parametrize(("policies", "count"), [(["ignore"], 0), (["warn"], 1), (["warn", "ignore", "warn"], 1)])
 def test_a_checkpoint_that_cannot_be_saved_may_be_a_warning_or_nothing(root, policies, count, caplog):
-    checkpointing = broken(root)
+    saving = broken(root)
     for index, policy in enumerate(policies):
-        checkpointing.request(f"name-{index}", policy)
+        saving.request(f"name-{index}", policy)
     with caplog.at_level(logging.INFO):
-        checkpointing.save_requested(1, 1, "between")
+        saving.save_requested(1, 1, "between")
     assert len(caplog.messages) == count
     assert all("no checkpoint was saved: " in message for message in caplog.messages)
-    checkpointing.save_requested(1, 2, "between")  # it is not tried again
+    saving.save_requested(1, 2, "between")  # it is not tried again
 
 
 def test_the_end_is_saved_with_the_policy_of_whoever_asked_for_the_latest_before(root, background, caplog):
     def fails(directory):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    checkpointing = Checkpointing(root, lambda: (fails, background))
+    saving = Saving(root, lambda names: (fails, background))
     with pytest.raises(StorageError, match="the disk is full"):
-        checkpointing.save_latest(1, 1, "between")
-    checkpointing.request("latest", "warn")
+        saving.save_latest(1, 1, "between")
+    saving.request("latest", "warn")
     for iteration in (2, 3):
-        checkpointing.save_latest(1, iteration, "between")
-        checkpointing.request("best", "ignore")
+        saving.save_latest(1, iteration, "between")
+        saving.request("best", "ignore")
     assert len(caplog.messages) == 2
 
 
@@ -202,29 +202,29 @@ def fails_halfway(directory):
 @pytest.mark.parametrize("policy", ["error", "warn", "ignore"])
 def test_what_a_model_raises_while_it_is_saved_follows_the_policy_and_leaves_nothing(root, background, caplog, policy):
     writers = [save, fails_halfway, save]
-    checkpointing = Checkpointing(root, lambda: (writers.pop(0), background))
-    checkpointing.request("latest", "error")
-    checkpointing.save_requested(1, 1, "between")
-    checkpointing.wait()
-    checkpointing.request("best", policy)
+    saving = Saving(root, lambda names: (writers.pop(0), background))
+    saving.request("latest", "error")
+    saving.save_requested(1, 1, "between")
+    saving.wait()
+    saving.request("best", policy)
     caplog.clear()
     with pytest.raises(RuntimeError, match="out of memory") if policy == "error" else nullcontext():
-        checkpointing.save_requested(1, 2, "between")
-        checkpointing.wait()
+        saving.save_requested(1, 2, "between")
+        saving.wait()
     warnings = ["no checkpoint was saved: RuntimeError: CUDA error: out of memory"] if policy == "warn" else []
     assert caplog.messages == warnings
     assert names_in(root) == ["it-00000001", "latest"]
-    checkpointing.save_latest(1, 3, "between")
+    saving.save_latest(1, 3, "between")
     assert verify(find(root, "latest")).iteration == 3
 
 
 def test_what_a_model_raises_while_it_is_copied_follows_the_policy(root, caplog):
-    def stage():
+    def snapshot(names):
         raise RuntimeError("CUDA error: out of memory")
 
-    checkpointing = Checkpointing(root, stage)
-    checkpointing.request("best", "warn")
-    checkpointing.save_requested(1, 1, "between")
+    saving = Saving(root, snapshot)
+    saving.request("best", "warn")
+    saving.save_requested(1, 1, "between")
     assert caplog.messages == ["no checkpoint was saved: RuntimeError: CUDA error: out of memory"]
 
 
@@ -277,22 +277,22 @@ def test_a_run_whose_model_cannot_be_saved_follows_on_save_failure(emrun, tmp_pa
     assert list((tmp_path / "run/checkpoints").iterdir()) == []
 
 
-def test_the_newest_is_the_last_that_was_saved_or_loaded(checkpointing, root):
-    assert checkpointing.newest is None
-    checkpointing.save_latest(1, 10, "between")
-    assert checkpointing.newest == ("it-00000010", 10)
+def test_the_newest_is_the_last_that_was_saved_or_loaded(saving, root):
+    assert saving.newest is None
+    saving.save_latest(1, 10, "between")
+    assert saving.newest == ("it-00000010", 10)
     other = broken(root)
-    other.go_on_from(find(root, "latest"), 1, 10, "between")
+    other.rewind(find(root, "latest"), 1, 10, "between")
     assert other.newest == ("it-00000010", 10)
     with pytest.raises(StorageError, match="the disk is full"):
         other.save_latest(1, 11, "between")
     assert other.newest == ("it-00000010", 10)
 
 
-def test_the_state_of_a_checkpoint_that_was_loaded_is_only_named(checkpointing, root):
-    checkpointing.save_latest(1, 10, "between")
+def test_the_state_of_a_checkpoint_that_was_loaded_is_only_named(saving, root):
+    saving.save_latest(1, 10, "between")
     other = broken(root)
-    other.go_on_from(find(root, "latest"), 1, 10, "between")
+    other.rewind(find(root, "latest"), 1, 10, "between")
     other.request("best", "error")
     other.save_latest(1, 10, "between")
     assert names_in(root) == ["best", "it-00000010", "latest"]
@@ -307,10 +307,10 @@ def test_after_a_failure_the_state_can_be_saved_again(root, background):
             raise OSError(errno.EIO, "Input/output error")
         save(directory)
 
-    checkpointing = Checkpointing(root, lambda: (save_the_second_time, background))
-    checkpointing.request("latest", "warn")
-    checkpointing.save_requested(1, 1, "between")
-    checkpointing.save_latest(1, 1, "between")
+    saving = Saving(root, lambda names: (save_the_second_time, background))
+    saving.request("latest", "warn")
+    saving.save_requested(1, 1, "between")
+    saving.save_latest(1, 1, "between")
     assert verify(find(root, "latest")).iteration == 1
 
 
@@ -332,13 +332,13 @@ class Gate:
 
 def test_the_loop_does_not_wait_for_what_is_written(root):
     gate = Gate()
-    checkpointing = Checkpointing(root, lambda: (gate, True))
-    checkpointing.request("latest", "error")
-    checkpointing.save_requested(1, 10, "between")
+    saving = Saving(root, lambda names: (gate, True))
+    saving.request("latest", "error")
+    saving.save_requested(1, 10, "between")
     assert gate.began.wait(60)
     assert [name for name in names_in(root) if not name.startswith(".")] == []  # nothing is there before the rename
     gate.open.set()
-    checkpointing.wait()
+    saving.wait()
     assert names_in(root) == ["it-00000010", "latest"]
 
 
@@ -351,11 +351,11 @@ def test_only_one_is_in_flight_and_the_next_one_waits_for_it(root):
         save(directory)
         running.pop()
 
-    checkpointing = Checkpointing(root, lambda: (write, True))
+    saving = Saving(root, lambda names: (write, True))
     for iteration in range(20):
-        checkpointing.request("latest", "error")
-        checkpointing.save_requested(1, iteration, "train")
-    checkpointing.save_latest(1, 20, "between")
+        saving.request("latest", "error")
+        saving.save_requested(1, iteration, "train")
+    saving.save_latest(1, 20, "between")
     assert most == [1] * 21
     assert names_in(root) == ["it-00000020", "latest"]
 
@@ -366,13 +366,13 @@ def test_the_thread_ends_when_all_is_written_and_another_checkpoint_gets_a_new_o
     def threads():
         return [each.name for each in threading.enumerate() if each not in others]
 
-    checkpointing = Checkpointing(root, lambda: (save, True))
-    checkpointing.close()
+    saving = Saving(root, lambda names: (save, True))
+    saving.close()
     for iteration in (1, 2):
-        checkpointing.request("latest", "error")
-        checkpointing.save_requested(0, iteration, "train")
+        saving.request("latest", "error")
+        saving.save_requested(0, iteration, "train")
         assert threads() == ["emrun checkpoint_0"]
-        checkpointing.close()
+        saving.close()
         assert threads() == []
         assert find(root, "latest").name == f"it-{iteration:08}"
 
@@ -380,49 +380,49 @@ def test_the_thread_ends_when_all_is_written_and_another_checkpoint_gets_a_new_o
 def test_what_goes_wrong_in_the_background_is_told_at_once_and_raised_by_the_next_call(root):
     told = threading.Event()
     gate = Gate(OSError(errno.ENOSPC, "No space left on device"))
-    checkpointing = Checkpointing(root, lambda: (gate, True), told.set)
-    checkpointing.request("best", "error")
-    checkpointing.save_requested(1, 10, "train")
+    saving = Saving(root, lambda names: (gate, True), told.set)
+    saving.request("best", "error")
+    saving.save_requested(1, 10, "train")
     gate.open.set()
     assert told.wait(60)
     with pytest.raises(StorageError, match="the disk is full"):
-        checkpointing.wait()
-    checkpointing.wait()  # it is raised once
+        saving.wait()
+    saving.wait()  # it is raised once
 
 
 def test_what_went_wrong_in_the_background_is_raised_although_nothing_is_requested(root):
     told = threading.Event()
     gate = Gate(OSError(errno.ENOSPC, "No space left on device"))
-    checkpointing = Checkpointing(root, lambda: (gate, True), told.set)
-    checkpointing.request("best", "error")
-    checkpointing.save_requested(1, 10, "train")
-    checkpointing.save_requested(1, 11, "train")  # which does not wait for it
+    saving = Saving(root, lambda names: (gate, True), told.set)
+    saving.request("best", "error")
+    saving.save_requested(1, 10, "train")
+    saving.save_requested(1, 11, "train")  # which does not wait for it
     gate.open.set()
     assert told.wait(60)
     with pytest.raises(StorageError, match="the disk is full"):
-        checkpointing.save_requested(1, 12, "train")
+        saving.save_requested(1, 12, "train")
 
 
 def test_an_error_of_the_model_is_raised_as_it_is(root):
     gate = Gate(ZeroDivisionError("in the model"))
-    checkpointing = Checkpointing(root, lambda: (gate, True))
-    checkpointing.request("latest", "error")
-    checkpointing.save_requested(1, 10, "train")
+    saving = Saving(root, lambda names: (gate, True))
+    saving.request("latest", "error")
+    saving.save_requested(1, 10, "train")
     gate.open.set()
     with pytest.raises(ZeroDivisionError, match="in the model"):
-        checkpointing.save_latest(1, 11, "train")
+        saving.save_latest(1, 11, "train")
 
 
 def test_the_same_state_is_only_named_also_while_it_is_written(root):
     gate = Gate()
-    checkpointing = Checkpointing(root, lambda: (gate, True))
-    checkpointing.request("latest", "error")
-    checkpointing.save_requested(1, 10, "between")
+    saving = Saving(root, lambda names: (gate, True))
+    saving.request("latest", "error")
+    saving.save_requested(1, 10, "between")
     assert gate.began.wait(60)
     gate.open.set()
     gate.began.clear()
-    checkpointing.request("best", "error")
-    checkpointing.save_latest(1, 10, "between")
+    saving.request("best", "error")
+    saving.save_latest(1, 10, "between")
     assert not gate.began.is_set()
     assert (root / "best").readlink() == (root / "latest").readlink()
 

@@ -75,7 +75,7 @@ def state_of(run=None, hooks=(), data=None):
 def written(state, place):
     """Write what is staged; return what was written."""
     place.mkdir()
-    write, _ = state.stage()
+    write, _ = state.snapshot()
     write(place)
     return load_state(place)
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_brings_another_state_to_the_same_point(tmp_path):
     other.load(tmp_path / "place")
     assert other.point == (1, 4, "train")
     random.seed(0)
-    other.go_on(lambda epoch_id: None)
+    other.resume(lambda epoch_id: None)
     assert random.random() == expected
     assert [batch["x"] for batch in its_streams.get("train", train=True)] == [[1], [2]]
 
@@ -106,7 +106,7 @@ def test_states_of_hooks_are_matched_by_class_and_order(tmp_path):
     written(state, tmp_path / "place")
     other, _ = state_of(hooks=[Other(), Count(), Count(), Count(9)])
     other.load(tmp_path / "place")
-    assert [hook.count for hook in other.hooks] == [2, 1, 3, 9]
+    assert [hook.count for hook in other._hooks] == [2, 1, 3, 9]
 
 
 def test_a_copy_is_what_checkpoints_get_until_it_is_dropped(tmp_path):
@@ -115,7 +115,7 @@ def test_a_copy_is_what_checkpoints_get_until_it_is_dropped(tmp_path):
     state.keep_copy()
     hook.count = state.iterations_done = 2
     kept = written(state, tmp_path / "kept")
-    state.drop_copy()
+    state.end_epoch(trained=False)
     now = written(state, tmp_path / "now")
     assert [each["hooks"][0]["state"]["count"] for each in (kept, now)] == [1, 2]
     assert [each["loop"]["iterations_done"] for each in (kept, now)] == [0, 2]
@@ -131,7 +131,7 @@ def test_without_a_run_no_copy_is_made():
 
 def test_what_is_staged_for_another_thread_does_not_change_any_more(tmp_path):
     model = Model(in_background=True)
-    write, in_background = TrainingState(model, (), DatasetStreams(Data(), "train"), None).stage()
+    write, in_background = TrainingState(model, (), DatasetStreams(Data(), "train"), None).snapshot()
     model.weights = model.momentum[0] = 5
     write(tmp_path)
     assert in_background
@@ -147,7 +147,7 @@ def test_tensors_that_are_staged_for_another_thread_are_copies(tmp_path, kept):
     state = TrainingState(model, [hook], DatasetStreams(Data(), "train"), Run(tmp_path))
     if kept:
         state.keep_copy()
-    write, _ = state.stage()
+    write, _ = state.snapshot()
     for each in (model.momentum[0], hook.count[0], hook.count[1]["sums"][0]):
         each += 1
     write(tmp_path / "place")
@@ -160,7 +160,7 @@ def test_tensors_that_are_staged_for_another_thread_are_copies(tmp_path, kept):
 
 
 def test_a_model_that_cannot_stage_is_saved_by_the_thread_that_waits():
-    _, in_background = state_of()[0].stage()
+    _, in_background = state_of()[0].snapshot()
     assert not in_background
 
 
@@ -192,13 +192,13 @@ def test_a_stream_that_gives_another_batch_is_told_of(tmp_path, caplog):
     other, _ = state_of(data=Data(first=5))
     other.load(tmp_path / "place")
     with caplog.at_level(logging.WARNING):
-        other.go_on(lambda epoch_id: None)
+        other.resume(lambda epoch_id: None)
     assert "this resume is not exact: stream 'train'" in caplog.text
 
 
-def test_to_go_on_without_a_checkpoint_leaves_the_random_states():
+def test_to_resume_without_a_checkpoint_leaves_the_random_states():
     before = random.getstate()
-    state_of()[0].go_on(pytest.fail)
+    state_of()[0].resume(pytest.fail)
     assert random.getstate() == before
 
 
@@ -206,10 +206,10 @@ def test_random_states_come_back_once(tmp_path):
     state, _ = state_of()
     written(state, tmp_path / "place")
     state.load(tmp_path / "place")
-    state.go_on(pytest.fail)
+    state.resume(pytest.fail)
     random.random()
     before = random.getstate()
-    state.go_on(pytest.fail)
+    state.resume(pytest.fail)
     assert random.getstate() == before
 
 

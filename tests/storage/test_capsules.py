@@ -11,10 +11,10 @@ from emrun import AbstractHook, AbstractModel, TrainingAborted, TrainingTerminat
 from emrun.censor import Censor
 from emrun.errors import ArgumentError, StorageError, UsageError
 from emrun.loop.main_loop import MainLoop
-from emrun.storage import capsules as capsule_module
 from emrun.storage.capsules import MOST, Step, find_capsule, keep_failure, kind_of, read_capsule
 from emrun.storage.draws import Draws
 from emrun.storage.run_directories import create_run
+from emrun.storage.sealed import json_digest
 
 STEP = Step("train", True, False, 1, 7, 2, 3, None, None, None)
 
@@ -123,8 +123,8 @@ def test_a_guard_leaves_one(run):
     "failing",
     [
         "capsules.save_state",
-        "capsules.write_atomically",
-        "capsules.flush_file",
+        "capsules.seal",
+        "sealed.flush_file",
         "capsules._facts",
         "draws.random_state",
     ],
@@ -179,7 +179,7 @@ def test_a_newer_format_is_refused(run):
     content = json.loads(path.read_text())
     del content["sha256"]
     content["format"] = 2
-    path.write_text(json.dumps({**content, "sha256": capsule_module.json_digest(content)}))
+    path.write_text(json.dumps({**content, "sha256": json_digest(content)}))
     with pytest.raises(StorageError, match="format 2 is newer than this emrun knows"):
         read_capsule(place, run.directory)
 

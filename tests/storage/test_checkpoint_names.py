@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from emrun.storage import checkpoint_names
 from emrun.storage.checkpoint_names import Names, go_back_to
 from emrun.storage.checkpoints import commit, copy_up_to, find, newest
+from emrun.storage.contents import Contents
 from emrun.storage.manifest import verify
 
 FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
@@ -152,8 +152,8 @@ def test_directories_under_names_are_settled_by_one_look_at_the_manifests(root, 
     for iteration in range(1, 9):
         commit_at(root, iteration, f"epoch-{iteration}")
     copied(root, *(f"epoch-{iteration}" for iteration in range(1, 9)))
-    looks, real = [], checkpoint_names.manifests_in
-    monkeypatch.setattr(checkpoint_names, "manifests_in", lambda root: looks.append(root) or real(root))
+    looks, real = [], Contents.manifests
+    monkeypatch.setattr(Contents, "manifests", lambda self, root: looks.append(root) or real(self, root))
     Names(root).settle(root / "it-00000008")
     assert len(looks) == 1
     assert links_in(root) == {f"epoch-{iteration}": f"it-{iteration:08d}" for iteration in range(1, 9)}

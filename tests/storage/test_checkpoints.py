@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from emrun.errors import StateError, StorageError, UsageError, exit_status
-from emrun.storage.checkpoint_names import Names, name_checkpoint
+from emrun.storage.checkpoint_names import Names
 from emrun.storage.checkpoints import commit, find
-from emrun.storage.files import json_digest
 from emrun.storage.manifest import FORMAT, verify
+from emrun.storage.sealed import json_digest
 
 FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
 
@@ -32,6 +32,12 @@ def root(tmp_path):
 
 def commit_at(root, iteration, *names, epoch=0, save=save):
     return commit(root, save, epoch=epoch, iteration=iteration, names=names or ("latest",))
+
+
+def name(place, *names):
+    known = Names(place.parent)
+    known.look()
+    known.move(dict.fromkeys(names, place.name))
 
 
 def tree(directory):
@@ -129,7 +135,7 @@ def test_iterations_of_more_than_eight_digits_are_checkpoints_too(root):
 def test_moving_a_name_deletes_what_lost_its_last_one(root):
     first = commit_at(root, 1, "latest")
     commit_at(root, 2, "best")
-    name_checkpoint(first, ["best"])
+    name(first, "best")
     assert names_in(root) == ["best", "it-00000001", "latest"]
 
 
@@ -317,7 +323,7 @@ def test_a_checkpoint_is_found_by_its_name_or_directory(named):
 
 def test_the_default_is_best_or_else_latest(named):
     assert find(named) == named / "it-00000002"
-    name_checkpoint(named / "it-00000001", ["best"])
+    name(named / "it-00000001", "best")
     assert find(named) == named / "it-00000001"
     assert find(named, "latest") == named / "it-00000002"
 

@@ -9,21 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from emrun import temporary
-from emrun.arguments import expanded, safe_component
-from emrun.errors import ArgumentError, StorageError, exit_status
+from emrun.errors import StorageError, exit_status
 from emrun.storage.files import (
     append_line,
-    describe,
     flush_directory,
     flush_file,
     flush_lines,
-    json_digest,
     link_atomically,
     make_directory,
     storing,
     truncate,
     write_atomically,
+    written_aside,
 )
 
 LONG = "x" * 100_000
@@ -106,19 +103,19 @@ def test_a_file_is_written_as_it_is(tmp_path, text):
 
 def test_a_file_is_flushed_before_it_gets_its_name_and_the_name_after(tmp_path, monkeypatch):
     steps = []
-    fsync, replace = os.fsync, os.replace
+    fsync, rename = os.fsync, os.rename
 
     def note_fsync(descriptor):
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         steps.append(("flush", path.name, path.stat().st_size if path.is_file() else None))
         fsync(descriptor)
 
-    def note_replace(source, target):
+    def note_rename(source, target):
         steps.append(("rename", Path(target).name))
-        replace(source, target)
+        rename(source, target)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "replace", note_replace)
+    monkeypatch.setattr(os, "rename", note_rename)
     write_atomically(tmp_path / "trace.yaml", "text")
     assert steps == [("flush", ".trace.yaml.tmp", 4), ("rename", "trace.yaml"), ("flush", tmp_path.name, None)]
 
@@ -136,17 +133,22 @@ def test_a_write_that_fails_midway_leaves_the_old_file_or_none(tmp_path, exists)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
-def test_a_write_to_a_disk_that_is_full_leaves_the_old_file(tmp_path):
-    path = tmp_path / "trace.yaml"
+def test_a_write_to_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
+    path, write = tmp_path / "trace.yaml", Path.write_bytes
     path.write_text("old")
-    (tmp_path / ".trace.yaml.tmp").symlink_to("/dev/full")
+
+    def write_to_full_disk(aside, content):
+        aside.symlink_to("/dev/full")
+        write(aside, content)
+
+    monkeypatch.setattr(Path, "write_bytes", write_to_full_disk)
     with pytest.raises(StorageError, match="the disk is full"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert entries(tmp_path) == ["trace.yaml"]
 
 
-@pytest.mark.parametrize("function", ["fsync", "replace"])
+@pytest.mark.parametrize("function", ["fsync", "rename"])
 def test_a_step_of_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch, function):
     path = tmp_path / "trace.yaml"
     path.write_text("old")
@@ -220,12 +222,23 @@ def test_lines_of_a_file_that_was_deleted_need_no_flush(tmp_path, flushed):
     assert sorted(flushed) == sorted([tmp_path, tmp_path / "there.csv"])
 
 
-def test_a_file_is_replaced_without_its_name_where_it_may_go_back(tmp_path, flushed):
-    write_atomically(tmp_path / "trace.yaml", "old", may_go_back=True)
-    assert [path.name for path in flushed] == [".trace.yaml.tmp"]
-    write_atomically(tmp_path / "trace.yaml", "new")
-    assert [path.name for path in flushed] == [".trace.yaml.tmp", ".trace.yaml.tmp", tmp_path.name]
-    assert (tmp_path / "trace.yaml").read_text() == "new"
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_a_process_that_was_killed_left_aside_is_replaced(tmp_path, is_folder):
+    left = tmp_path / "left"
+    left.mkdir() if is_folder else left.symlink_to("elsewhere")
+    with written_aside(tmp_path / "place", left) as aside:
+        assert not os.path.lexists(aside)
+        aside.mkdir()
+    assert entries(tmp_path) == ["place"]
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_fails_leaves_nothing_aside_and_nothing_in_its_place(tmp_path, is_folder):
+    with pytest.raises(KeyboardInterrupt), written_aside(tmp_path / "place") as aside:
+        assert aside.parent == tmp_path
+        (aside / "sub").mkdir(parents=True) if is_folder else aside.write_text("half")
+        raise KeyboardInterrupt
+    assert entries(tmp_path) == []
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -323,45 +336,6 @@ def test_flushing_what_is_not_there_is_an_error(tmp_path):
 # Names
 
 
-@pytest.mark.parametrize(
-    ("name", "safe"),
-    [
-        ("digits_convnet", "digits_convnet"),
-        ("epoch-10", "epoch-10"),
-        ("v1.2", "v1.2"),
-        ("größe", "größe"),
-        ("a b/c", "a_b_c"),
-        ("../../etc/passwd", "_.._etc_passwd"),
-        ("..\\x", "_x"),
-        (".hidden", "hidden"),
-        ("a\0b\nc", "a_b_c"),
-        ("~/x", "__x"),
-        ("$(rm -rf)", "__rm_-rf_"),
-        ("a" * 100, "a" * 100),
-    ],
-)
-def test_a_name_becomes_one_component_of_a_path(tmp_path, name, safe):
-    assert safe_component("name", name) == safe
-    assert (tmp_path / safe).parent == tmp_path
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "...", "a" * 101])
-def test_a_name_of_which_nothing_is_left_or_that_is_too_long_is_an_error(name):
-    with pytest.raises(ArgumentError, match=r"^stream: .* cannot name a file or a directory") as raised:
-        safe_component("stream", name)
-    assert raised.value.exit_status == 2
-
-
-def test_a_file_is_described_by_its_checksum_and_size(tmp_path):
-    (tmp_path / "a").write_bytes(b"abc")
-    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert describe(tmp_path / "a") == {"sha256": expected, "size": 3}
-
-
-def test_the_digest_of_json_does_not_depend_on_the_order_of_its_keys():
-    assert json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1}) != json_digest({"a": 1, "b": 3})
-
-
 def test_a_new_directory_is_flushed_with_those_above_it(tmp_path, monkeypatch):
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
@@ -371,49 +345,3 @@ def test_a_new_directory_is_flushed_with_those_above_it(tmp_path, monkeypatch):
         make_directory(tmp_path / "a" / "b")
     make_directory(tmp_path / "a" / "b", exist_ok=True)
     assert len(flushed) == 2
-
-
-@pytest.mark.parametrize(
-    "path, name",
-    [
-        ("~/a b", "HOME/a b"),
-        ("~", "HOME"),
-        ("a/~", "a/~"),
-        ("/x/~/y", "/x/~/y"),
-        ("~nobody-of-that-name/x", None),
-        ("", ""),
-    ],
-)
-def test_a_home_directory_is_expanded_at_the_beginning_only(monkeypatch, tmp_path, path, name):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert expanded(path) == Path((path if name is None else name).replace("HOME", str(tmp_path)))
-
-
-def folders(place):
-    return sorted(path.name for path in place.glob("emrun-*"))
-
-
-def test_a_temporary_folder_is_deleted_at_the_end_of_its_block(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with temporary.TemporaryFolder("check") as folder:
-        assert folders(tmp_path) == [folder.name]
-        assert folder.name.startswith("emrun-check-")
-    assert folders(tmp_path) == []
-
-
-def test_temporary_folders_that_nobody_holds_are_cleared_and_no_others(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    temporary._clear_temporary_folders.cache_clear()
-    for name in ("emrun-left", "emrun-notes", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
-    for name in ("emrun-left", "other"):
-        (tmp_path / name / ".emrun").touch()
-    (tmp_path / "emrun-link").symlink_to("other")
-    held = temporary.TemporaryFolder()
-    assert folders(tmp_path) == sorted(["emrun-link", "emrun-notes", held.path.name])
-    assert (tmp_path / "other" / "file").exists()
-    temporary._clear_temporary_folders.cache_clear()
-    temporary.TemporaryFolder().delete()
-    assert held.path.exists()
-    held.delete()

@@ -12,8 +12,8 @@ import pytest
 
 from emrun.errors import StateError, StorageError, exit_status
 from emrun.storage.checkpoints import commit, newest
-from emrun.storage.files import json_digest
 from emrun.storage.manifest import FORMAT, MANIFEST, Manifest, verify
+from emrun.storage.sealed import json_digest
 
 FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
 
@@ -120,7 +120,7 @@ def test_a_file_that_cannot_be_read_is_a_storage_error(place, monkeypatch):
     def fails(path):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("emrun.storage.manifest.describe", fails)
+    monkeypatch.setattr("emrun.storage.sealed.describe", fails)
     with pytest.raises(StorageError, match=r"cannot read .*: Input/output error"):
         verify(place)
 
@@ -185,7 +185,7 @@ def test_a_manifest_that_was_changed_is_noticed(place, changes):
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "sub/file"])
 def test_a_manifest_names_no_file_outside_of_its_checkpoint(place, name, monkeypatch):
-    monkeypatch.setattr("emrun.storage.manifest.json_digest", lambda content: "intact")  # as if emrun had written it
+    monkeypatch.setattr("emrun.storage.sealed.json_digest", lambda content: "intact")  # as if emrun had written it
     (place.parent / "secret").write_bytes(b"")
     empty = {"sha256": hashlib.sha256(b"").hexdigest(), "size": 0}
     rewrite(place, files={name: empty}, sha256="intact")

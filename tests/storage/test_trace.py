@@ -5,6 +5,7 @@ import os
 import platform
 import socket
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from ruamel.yaml import YAML
 
 import emrun
 from emrun.errors import StorageError
-from emrun.storage.files import flush_lines
 from emrun.storage.run import Run
 from emrun.storage.trace import read_trace
 
@@ -155,22 +155,69 @@ def test_a_trace_that_was_damaged_begins_with_the_resume(run, previous):
     assert [entry["before"]["status"] for entry in trace["resumes"]] == ["unknown"]
 
 
-def test_the_name_of_the_trace_is_flushed_when_a_training_begins_and_ends_and_not_after_each_epoch(run, monkeypatch):
+def test_the_trace_and_its_name_are_flushed(run, monkeypatch):
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
-
-    def counts(step):
+    for step in (run.begin, lambda: run.begin_again({}, {}), lambda: run.end("finished", 0, None)):
         flushed.clear()
         step()
-        return flushed.count(run.directory / ".trace.yaml.tmp"), flushed[-1] == run.directory
+        assert flushed == [run.directory / ".trace.yaml.tmp", run.directory]
 
-    assert counts(run.begin) == (1, True)
-    assert counts(lambda: run.begin_again({}, {})) == (1, True)
-    run.record_epoch(1, 10, 0.1, {})
-    flush_lines()
-    assert counts(lambda: run.record_epoch(2, 20, 0.1, {})) == (1, False)
-    flush_lines()
-    assert counts(lambda: run.end("finished", 0, None)) == (1, True)
+
+class SetClock:
+    """Tells the time that it was set to, in seconds after the begin."""
+
+    seconds = 0.0
+
+    def __call__(self):
+        return datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=self.seconds)
+
+
+@pytest.fixture
+def clock():
+    return SetClock()
+
+
+@pytest.fixture
+def timed(tmp_path, clock):
+    run = Run(tmp_path, clock=clock)
+    run.begin()
+    return run
+
+
+def epochs_in_traces(run, clock, times):
+    """Return how many epochs the trace tells of, after epochs that ended at these times."""
+    found = []
+    for epoch, clock.seconds in enumerate(times, start=1):
+        run.record_epoch(epoch, 10 * epoch, 0.1, {})
+        found.append(trace_of(run)["epochs_done"])
+    return found
+
+
+def test_the_trace_is_written_at_most_every_ten_seconds_while_epochs_pass(timed, clock):
+    assert epochs_in_traces(timed, clock, [1, 9.9, 10, 11, 19.9, 20, 300, 301]) == [0, 0, 3, 3, 3, 6, 7, 7]
+    assert len((timed.directory / "metrics.jsonl").read_text().splitlines()) == 8
+
+
+def test_the_trace_is_written_when_the_clock_was_set_back(timed, clock):
+    assert epochs_in_traces(timed, clock, [5, -3600, -3599, -3590]) == [0, 2, 2, 4]
+
+
+def test_after_a_resume_the_trace_is_written_every_ten_seconds_too(timed, clock):
+    clock.seconds = 100
+    timed.begin_again({"epochs_done": 2}, {})
+    assert epochs_in_traces(timed, clock, [101, 109, 110]) == [2, 2, 3]
+
+
+def test_the_end_of_a_run_and_that_it_has_checkpoints_are_in_the_trace_at_once(timed, clock):
+    timed.record_epoch(1, 10, 0.1, {})
+    timed.add_to_trace(has_checkpoints=True)
+    trace = trace_of(timed)
+    assert (trace["has_checkpoints"], trace["epochs_done"]) == (True, 1)
+    timed.record_epoch(2, 20, 0.1, {})
+    timed.end("interrupted", 130, None, 25)
+    trace = trace_of(timed)
+    assert (trace["status"], trace["epochs_done"], trace["iterations_done"]) == ("interrupted", 2, 25)
 
 
 @pytest.mark.parametrize(

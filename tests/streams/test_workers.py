@@ -231,6 +231,48 @@ def test_containers_and_dtypes_come_over_as_they_are():
     assert np.array_equal(came["nested"][0]["x"][0], np.zeros(2000))
 
 
+def test_an_array_that_is_in_a_batch_twice_is_one_array_in_the_loop_too():
+    x = np.zeros(2000)
+    with wrap(lambda: [{"x": x, "same": x}], 1) as stream:
+        (came,) = stream
+    assert came["x"] is came["same"]
+
+
+def test_batches_that_no_pipe_holds_are_read_ahead(tmp_path):
+    """What does not fit into a pipe waits there until the loop reads it, and the worker with it."""
+
+    def stream():
+        for index in range(3):
+            (tmp_path / str(index)).touch()
+            yield {"text": ["text" * 300_000]}
+
+    workers = Workers(StreamPass(stream, "train", 0, 1), 1, 3, "fork")
+    while not (tmp_path / "2").exists():
+        pass
+    assert [len(batch["text"][0]) for batch in workers] == [1_200_000] * 3
+    workers.close()
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_a_worker_makes_no_more_batches_ahead_of_the_loop_than_it_may(tmp_path, ahead):
+    def stream(ctx):
+        for rows in ctx.batches(20, 1):
+            (tmp_path / str(rows[0])).touch()
+            yield {"x": rows.tolist()}
+
+    def made():
+        return {int(path.name) for path in tmp_path.iterdir()}
+
+    workers = Workers(StreamPass(stream, "train", 0, 1), 2, ahead, "fork")
+    for taken in range(20):
+        while len(made()) < min(20, taken + 2 * ahead):
+            pass
+        assert made() == set(range(min(20, taken + 2 * ahead)))
+        assert next(workers) == {"x": [taken]}
+    assert list(workers) == []
+    workers.close()
+
+
 # What goes wrong
 
 
@@ -296,6 +338,21 @@ def test_a_worker_that_dies_is_an_error_with_its_pid_and_how(how, message, metho
     with stream, pytest.raises(StreamError, match=rf"worker process 1 \(pid \d+\) {message}"):
         list(stream)
     stream.close()
+
+
+def test_a_worker_that_dies_is_an_error_also_when_a_process_that_it_forked_lives_on(tmp_path):
+    """Such a process has a copy of all that is open, the end of the pipe to the loop too."""
+
+    def stream():
+        if child := os.fork():
+            (tmp_path / "child").write_text(str(child))
+            os._exit(3)
+        signal.pause()
+        yield
+
+    with wrap(stream, 1) as wrapper, pytest.raises(StreamError, match="ended by itself with exit status 3"):
+        list(wrapper)
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 
 class Hanging:
@@ -498,14 +555,15 @@ def test_a_worker_that_ends_long_before_another_one_gives_a_batch_is_no_error(tm
         yield {"x": [1]}
 
     workers = Workers(StreamPass(late, "train", 0, 1), 2, 2, "fork")
-    reader = threading.Thread(target=next, args=(workers,))
+    got = []
+    reader = threading.Thread(target=lambda: got.extend(workers))
     reader.start()
     second = max(multiprocessing.active_children(), key=lambda process: process.pid)
     second.join(60)
     assert second.exitcode == 0
-    workers.check()
     (tmp_path / "go on").touch()
     reader.join()
+    assert got == [{"x": [1]}]
     workers.close()
 
 

@@ -23,7 +23,7 @@ from emrun import AbstractHook, TrainingTerminated, create_training, resume_trai
 from emrun.encoding import encode
 from emrun.errors import ArgumentError, StateError, UsageError
 from emrun.storage.checkpoints import commit
-from emrun.storage.files import describe, json_digest
+from emrun.storage.sealed import describe, json_digest
 from emrun.training.create import train
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"

@@ -1,0 +1,84 @@
+"""`emrun bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from emrun.cli.console import config_arguments, terminal_log, users_code
+from emrun.cli.tables import table
+
+if TYPE_CHECKING:
+    from emrun.diagnosis.stream_bench import Bench, Reading, StreamBench
+
+
+@click.command(short_help="Measure how fast the streams of a config are read.")
+@config_arguments
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True,
+    help="How long a stream is read in each setting.",
+)  # fmt: skip
+@click.option(
+    "--step-ms", type=click.FloatRange(0, min_open=True),
+    help="Milliseconds that the model takes for a batch, instead of trying it here.",
+)  # fmt: skip
+@click.option("--all", "all_streams", is_flag=True, help="Read the streams that no training reads, too.")
+def bench(config: Path, overrides: tuple[str, ...], seconds: float, step_ms: float | None, all_streams: bool) -> int:
+    """Measure how fast the streams of CONFIG are read with nobody ahead, by a thread (buffer) and by worker processes.
+
+    It says which of them a training has to wait for least.
+    """
+    with terminal_log():
+        from emrun.diagnosis.stream_bench import bench as measure
+
+        step = None if step_ms is None else step_ms / 1000
+        with users_code():
+            found = measure(config, overrides, seconds=seconds, step=step, all_streams=all_streams)
+        click.echo(_shown(found))
+    return 0
+
+
+def _shown(found: Bench) -> str:
+    """Return what was measured as a table, what is to be said about it, and the setting to choose."""
+    rows = [
+        [stream.name, str(reading.setting), *_cells(stream, reading, found.step)]
+        for stream in found.streams
+        for reading in stream.readings
+    ]
+    headers = ["stream", "read", "batches/s", "first batch", "training waits"]
+    notes = [
+        f"stream {stream.name!r} does not get its rows from ctx.batches: one worker reads all of it, others have "
+        "nothing to do"
+        for stream in found.streams
+        if not stream.shares_rows
+    ]
+    return "\n".join([table(rows, headers, ("left", "left", "right", "right", "right")), "", *notes, _choice(found)])
+
+
+def _cells(stream: StreamBench, reading: Reading, step: float | None) -> list[str]:
+    if reading.first is None:
+        return ["no batches", "", ""]
+    rate = 1 / reading.seconds_per_batch if reading.seconds_per_batch else None
+    return [
+        "" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}",
+        f"{reading.first:.3f} s",
+        "" if step is None or not stream.trains else f"{stream.waiting(reading, step):.0%}",
+    ]
+
+
+def _choice(found: Bench) -> str:
+    """Return the line that says which setting to choose, and why."""
+    if found.step is None:
+        return f"what to choose depends on how long a step takes, which is not known: {found.no_step}"
+    stream = found.streams[0]
+    nobody, best = stream.readings[0], stream.chosen(found.step)
+    waits = f"{stream.waiting(best, found.step):.0%} of its time for stream {stream.name!r}"
+    why = f"with a step of {found.step * 1000:.3g} ms a training waits {waits}"
+    if best is nobody:
+        return f"choose neither `buffer` nor `workers`: {why}, and nothing gains on that"
+    return (
+        f"choose `{best.setting}`: {why}, with nobody ahead {stream.waiting(nobody, found.step):.0%}; "
+        "nothing simpler comes near"
+    )

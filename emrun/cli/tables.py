@@ -1,0 +1,50 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from emrun.epoch_data import statistics
+
+
+def table(rows: Iterable[Sequence[str]], headers: Sequence[str] = (), align: Sequence[str] | None = None) -> str:
+    """Return rows as a table, without headers one of mere columns."""
+    from tabulate import tabulate  # takes 75 ms
+
+    return tabulate(rows, headers, "simple" if headers else "plain", disable_numparse=True, colalign=align)
+
+
+def summary(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of a training's statistics: last, lowest and highest value with their epochs.
+
+    Args:
+        metrics: the lines of `metrics.jsonl`.
+    """
+    series: dict[tuple[str, str], list[tuple[int, Any]]] = {}
+    for line in metrics:
+        for stream, variables in line["streams"].items():
+            for name, value in statistics(variables):
+                series.setdefault((stream, name), []).append((line["epoch"], value))
+    rows = []
+    for (stream, name), values in series.items():
+        numbers = [(value, epoch) for epoch, value in values if isinstance(value, int | float)]
+        low, high = (min(numbers, key=lambda v: v[0]), max(numbers, key=lambda v: v[0])) if numbers else (None, None)
+        extremes = [f"{_short(each[0])} ({each[1]})" if each else "" for each in (low, high)]
+        rows.append([stream, name, _short(values[-1][1]), *extremes])
+    headers = ["stream", "variable", "last", "lowest (epoch)", "highest (epoch)"]
+    return table(rows, headers)
+
+
+def results(epoch_data: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a table of an evaluation's statistics."""
+    rows = [
+        [stream, name, _short(value)]
+        for stream, variables in epoch_data.items()
+        for name, value in statistics(variables)
+    ]
+    return table(rows, ["stream", "variable", "value"])
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

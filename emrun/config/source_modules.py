@@ -1,0 +1,201 @@
+"""Modules as their files have them: what each binds at its top, read with `ast`; nothing is imported.
+
+A file whose text shows that it may rewrite names, such as a call of `globals`, is given up whole: only importing it
+tells what it has. What another module changes in a module, while that one is imported, is all that reading cannot
+notice.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import importlib.util
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from emrun.config.names import INSTALLED, no_module
+
+TORCH = "torch"
+
+Binding = ast.AST | str | None
+"""What a name is bound to: a definition, an expression, the dotted path of what is imported, or None if unsure."""
+
+_REWRITES = re.compile(
+    rb"""
+      (?<![.\w]) (?: globals | locals | vars | exec | eval | __import__ ) \s* \(
+    | (?<![.\w]) (?: setattr | delattr ) \s* \( (?! self\b )
+    | \b __ (?: setattr | path ) __ | \b sys \s* \. \s* modules \b
+    | \b update_wrapper \b | (?<! @ ) (?<! @functools\. ) \b wraps \s* \(
+    | (?<! \bself ) \. \s* __ (?: init | new | call | bases | dict | signature | wrapped ) __ (?! \s* \( )
+    | \. \s* __ (?: code | (?:kw)?defaults | annotations ) __
+    | (?<! \bself ) \. \s* \w+_stream \s* = (?!=)
+    """,
+    re.VERBOSE,
+)
+_TRUSTED = frozenset((TORCH, "emrun"))  # whatever their texts show, nothing in them rewrites a constructor
+_LAZY = ("emrun", "emrun.hooks", "emrun.datasets")  # import, when asked, what they import for type checkers
+_IMPORTERS = frozenset(("sys", "site", "importlib", "pkgutil", "imp"))
+_HOMES = (*INSTALLED, Path(__file__).parents[1])
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModule:
+    """What a module has.
+
+    Args:
+        name: its dotted path.
+        file: where it stands; None of a folder without `__init__.py`.
+        folders: of a package, where its submodules stand.
+        bound: name -> what it is bound to, each of several things.
+    """
+
+    name: str
+    file: Path | None
+    folders: Sequence[str] | None
+    bound: dict[str, list[Binding]]
+
+
+class SourceModules:
+    """Reads modules, each once."""
+
+    def __init__(self) -> None:
+        self._modules: dict[str, SourceModule | None] = {}
+        self.may_find_more = False
+        """One of the modules, when it is imported, may change where others are looked for."""
+
+    def read(self, name: str) -> SourceModule | None:
+        """Return a module, None where only importing it would tell what it has.
+
+        Raises:
+            LookupError: there is no such module.
+        """
+        if name not in self._modules:
+            parent = name.rpartition(".")[0]
+            package = self.read(parent) if parent else None
+            if parent and package is None:
+                return None
+            self._modules[name] = module = self._read(name, package)
+            if module is not None and not all(self._add_all(star, module) for star in module.bound.pop("*", ())):
+                self._modules[name] = None
+        return self._modules[name]
+
+    def _read(self, name: str, package: SourceModule | None) -> SourceModule | None:
+        try:
+            if package is None:
+                spec = importlib.util.find_spec(name)
+            else:
+                spec = importlib.machinery.PathFinder.find_spec(name, package.folders or ())
+        except (ImportError, ValueError, AttributeError, KeyError):  # what a finder of another kind may say
+            return None
+        if spec is None:
+            raise no_module(name)
+        file = Path(spec.origin) if spec.has_location and spec.origin else None
+        module = SourceModule(name, file, spec.submodule_search_locations, {})
+        if name == TORCH or (spec.origin is None and module.folders):  # large, and what torch has is made in C
+            return module
+        if file is None or file.suffix != ".py":
+            return None
+        try:
+            text = file.read_bytes()
+            tree = ast.parse(text)
+            module.bound.update(bound_in(tree.body, spec.parent or "", with_types=name in _LAZY))
+        except (OSError, SyntaxError, ValueError, RecursionError, ImportError):  # importing it tells in the best way
+            return None
+        for node in ast.walk(tree):
+            names = node.names if isinstance(node, ast.Global) else []
+            for each in [node.target.id] if isinstance(node, ast.NamedExpr) else names:
+                module.bound.setdefault(each, []).append(None)
+        top = name.partition(".")[0]
+        if not self.may_find_more and not _is_installed(top):
+            self.may_find_more = any(each in _IMPORTERS or not _is_installed(each) for each in _imported(tree, top))
+        return module if top in _TRUSTED or not _REWRITES.search(text) else None
+
+    def _add_all(self, star: Binding, module: SourceModule) -> bool:
+        """Bind what `from star import *` brings; tell whether that could be read."""
+        try:
+            other = self.read(str(star))
+            names = [None] if other is None else other.bound["__all__"]
+            for each in ast.literal_eval(names[0]) if len(names) == 1 else [None]:
+                module.bound.setdefault(each, []).append(f"{star}.{each}")
+        except (LookupError, ValueError, TypeError):
+            return False
+        return True
+
+
+def _imported(tree: ast.Module, own: str) -> Iterator[str]:
+    """Yield the first parts of what a module imports anywhere; `own` is that of the module itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield own if node.level else str(node.module).partition(".")[0]
+
+
+def _is_installed(top: str) -> bool:
+    """Tell whether a module without a dot belongs to Python, an installed package or emrun, or is nowhere."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    origin = "built-in" if spec is None else spec.origin or ""
+    return origin in ("built-in", "frozen") or any(map(Path(origin).is_relative_to, _HOMES))
+
+
+def bound_in(body: Iterable[ast.stmt], package: str = "", *, with_types: bool = False) -> dict[str, list[Binding]]:
+    """Return the names that the statements of a module or class bind, each with what it is bound to; see `Binding`.
+
+    Args:
+        body: the statements.
+        package: what relative imports start from.
+        with_types: with what is imported for type checkers only.
+
+    Raises:
+        ImportError: a relative import leads out of all packages.
+    """
+    found: dict[str, list[Binding]] = {}
+    for statement in body:
+        for name, what in _bindings(statement, package, with_types):
+            if what is None or what not in found.setdefault(name, []):
+                found.setdefault(name, []).append(what)
+    return found
+
+
+def _bindings(statement: ast.stmt, package: str, with_types: bool) -> Iterator[tuple[str, Binding]]:
+    match statement:
+        case ast.ClassDef() | ast.FunctionDef():
+            yield statement.name, statement
+        case ast.Import():
+            for alias in statement.names:
+                top = alias.name.partition(".")[0]
+                yield (alias.asname, alias.name) if alias.asname else (top, top)
+        case ast.ImportFrom():
+            origin = statement.module or ""
+            if statement.level:
+                origin = importlib.util.resolve_name("." * statement.level + origin, package)
+            for alias in statement.names:
+                yield alias.asname or alias.name, origin if alias.name == "*" else f"{origin}.{alias.name}"
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            if statement.value is not None:
+                yield name, statement.value
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            for each in statement.body if with_types else ():
+                yield from _bindings(each, package, with_types)
+            for each in statement.orelse:
+                yield from _unsure(each)
+        case _:
+            yield from _unsure(statement)
+
+
+def _unsure(statement: ast.stmt) -> Iterator[tuple[str, None]]:
+    """Yield the names that a statement may bind in whatever way."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.alias):
+            yield node.asname or node.name.partition(".")[0], None
+        elif isinstance(node, ast.Name):
+            if not isinstance(node.ctx, ast.Load):
+                yield node.id, None
+        else:
+            names = (getattr(node, "name", None), getattr(node, "rest", None))  # of a definition, `except` or `case`
+            yield from ((name, None) for name in names if isinstance(name, str))

@@ -1,0 +1,97 @@
+"""A tree written as YAML, with the comments and the formatting of an earlier text as far as the two agree."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
+from emrun.config.yaml_tree import Node, parse
+
+
+def dump(node: Node, template: str | None = None) -> str:
+    """Return a tree as YAML.
+
+    Args:
+        node: the tree.
+        template: a text with comments and formatting to keep as far as the tree agrees with it.
+    """
+    plain = node.plain()
+    kept = None if template is None else _dump_like(plain, template)
+    return _write(_round_trip(), _escaped(plain)) if kept is None else kept
+
+
+def _round_trip() -> YAML:
+    yaml = YAML()
+    yaml.width = 10_000
+    yaml.preserve_quotes = True
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    return yaml
+
+
+def _write(yaml: YAML, data: Any) -> str:
+    text = io.StringIO()
+    yaml.dump(data, text)
+    return text.getvalue()
+
+
+def _escaped(plain: Any) -> Any:
+    """Return a tree whose texts with line breaks of Unicode will be escaped; ruamel would fold them into spaces."""
+    if isinstance(plain, dict):
+        return {_escaped(key): _escaped(value) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [_escaped(value) for value in plain]
+    if isinstance(plain, str) and re.search("[\x85\u2028\u2029\ufeff]", plain):
+        return DoubleQuotedScalarString(plain)
+    return plain
+
+
+def _dump_like(plain: Any, template: str) -> str | None:
+    """Change a text until it says `plain`; None when that cannot be done."""
+    yaml = _round_trip()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an anchor defined twice
+            data = yaml.load(template)
+            _adapt(data, plain)
+            text = _write(yaml, data)
+        return text if _same(parse(text, "config").plain(), plain) else None
+    except Exception:  # anchors, merge keys and misplaced comments make ruamel fail in many ways
+        return None
+
+
+def _adapt(data: Any, plain: Any) -> None:
+    if isinstance(plain, dict):
+        for key in [key for key in data if key not in plain]:
+            del data[key]
+    entries = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
+    for key, value in entries:
+        if (isinstance(plain, list) or key in data) and _alike(data[key], value):
+            _adapt(data[key], value)
+        else:
+            data[key] = value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Tell whether two plain trees are equal in types too; NaN equals itself."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return repr(one) == repr(other)
+
+
+def _alike(old: Any, new: Any) -> bool:
+    """Tell whether `old` can be changed into `new` in place."""
+    if isinstance(new, dict):
+        return isinstance(old, dict)
+    if isinstance(new, list):
+        return isinstance(old, list) and len(old) == len(new)
+    same_kind = isinstance(old, type(new)) and isinstance(old, bool) is isinstance(new, bool)
+    return same_kind and not isinstance(old, dict | list) and bool(old == new)

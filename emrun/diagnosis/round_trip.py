@@ -1,0 +1,132 @@
+"""Whether a model comes back from a checkpoint as it was, and what it keeps that no checkpoint has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from emrun.diagnosis.differences import DIGEST, NOT_PERSISTENT, varying
+from emrun.diagnosis.private_state import unsaved_state
+from emrun.encoding import encode
+from emrun.errors import StateError
+from emrun.loop.main_loop import MainLoop
+from emrun.model import AbstractModel
+from emrun.randomness import preserved_randomness, seed_everything
+from emrun.storage.state_file import load_state, save_state
+from emrun.types import Batch
+
+_WAYS = (
+    "keep it in a buffer (register_buffer), in get_extra_state() and set_extra_state() of the module, or in "
+    "state_dict() and load_state_dict() of the model"
+)
+
+
+class RoundTrip:
+    """Saves a model that was trained and loads it into another one, and compares what both make of the same batches.
+
+    Args:
+        trained: the model that is saved.
+        other: the one into which it is loaded, built in the same way.
+    """
+
+    def __init__(self, trained: AbstractModel, other: AbstractModel) -> None:
+        self._trained = trained
+        self._other = other
+        self._before: dict[str, str] = {}  # what no checkpoint may have, before the first update
+        self._batches: list[tuple[str, Batch]] = []
+
+    def begin(self) -> None:
+        """Note what the model keeps before its first update."""
+        self._before = unsaved_state(self._trained)
+
+    def add(self, stream: str, batch: Batch) -> None:
+        """Note a batch that the model is run on."""
+        self._batches.append((stream, batch))
+
+    def check(self, directory: Path) -> None:
+        """Save and load, and compare.
+
+        Args:
+            directory: where the checkpoint is made.
+
+        Raises:
+            StateError: it is not the same.
+        """
+        directory.mkdir()
+        self._trained.save(directory)
+        saved = encode(self._trained.state_dict(), "state of the model")
+        save_state({"model": saved}, directory)
+        self._other.load(directory)
+        self._other.load_state_dict(load_state(directory)["model"])
+        came_back = encode(self._other.state_dict(), "state of the model", copied=True)
+        for stream, batch in dict(reversed(self._batches)).items():  # the first batch of each stream
+            before, after = (_evaluated(each, batch, stream) for each in (self._trained, self._other))
+            for name, value in before.items():
+                if not _equal(value, after.get(name)):
+                    suspects = self._suspects()
+                    cause = f". In no checkpoint, but changed by training: {'; '.join(suspects)}" if suspects else ""
+                    raise StateError(
+                        f"the model does not come back from a checkpoint as it was: output {name!r} of stream "
+                        f"{stream!r} is another one; what its save(), load() and state_dict() leave out must be a "
+                        f"parameter or a buffer, or part of get_extra_state(){cause}"
+                    )
+        if not _equal(saved, came_back):
+            raise StateError("the model's state_dict() is another one after load_state_dict() of the same")
+
+    def lost_state(self, dataset: Any, train_stream_name: str) -> Iterator[str]:
+        """Yield what has changed in training and is in no checkpoint, nor made anew from any batch, as caches are.
+
+        Both models are run once more on the batches that the first one has seen: what is made from batches is equal
+        then.
+        """
+        if not self._changed():
+            return
+        loop = MainLoop(self._other, dataset, train_stream_name=train_stream_name)
+        loop.notify("before_training")
+        loop.notify("before_epoch", epoch_id=1)
+        for name, batch in self._batches:
+            for model in (self._other, self._trained):
+                with preserved_randomness():
+                    seed_everything(0, "training", name)
+                    model.run(batch, name == train_stream_name, name)
+        for what in self._suspects():
+            way = "register it without persistent=False" if what.endswith(NOT_PERSISTENT) else _WAYS
+            yield f"{what} changes in training, but is in no checkpoint: a resume would not be exact; {way}"
+
+    def _changed(self) -> list[str]:
+        """Return what has changed since the first update, and may be in no checkpoint."""
+        return varying(self._before, unsaved_state(self._trained))
+
+    def _suspects(self) -> list[str]:
+        """Return what has changed in training and is another in the model that has the checkpoint."""
+        one, other = unsaved_state(self._other), unsaved_state(self._trained)
+        names = sorted({*self._changed()} & {*varying(one, other)})
+        # of the model itself, numbers and texts: weights differ as soon as something else does
+        return [each for each in names if not (each.startswith("model") and one.get(each, DIGEST).startswith(DIGEST))]
+
+
+def _evaluated(model: AbstractModel, batch: Batch, stream: str) -> Mapping[str, Any]:
+    with preserved_randomness():
+        seed_everything(0, "evaluation", stream)
+        return model.run(batch, False, stream)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Tell whether two values are the same, numbers of tensors up to what kernels may differ by."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        return torch.allclose(one, other, equal_nan=True) if one.is_floating_point() else torch.equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, np.ndarray | np.generic) and isinstance(other, np.ndarray | np.generic):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        return np.allclose(one, other, equal_nan=True) if one.dtype.kind in "fc" else np.array_equal(one, other)
+    return bool(one == other) or repr(one) == repr(other)  # NaN is not equal to itself

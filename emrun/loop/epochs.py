@@ -1,0 +1,254 @@
+"""The training loop: an epoch, the streams in it, the batches of a stream."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from emrun.errors import UsageError
+from emrun.hook import TrainingTerminated
+from emrun.loop.batch_checks import BatchChecks
+from emrun.loop.dispatch import Events
+from emrun.loop.endings import Endings
+from emrun.loop.failures import Failures
+from emrun.loop.loss_watch import LossWatch
+from emrun.loop.saving import Saving
+from emrun.loop.state import TrainingState
+from emrun.model import AbstractModel
+from emrun.randomness import preserved_randomness, seed_everything
+from emrun.slow_start import NamedWhenSlow
+from emrun.storage.run import Run
+from emrun.streams.dataset_streams import DatasetStreams
+from emrun.streams.stream import StreamWrapper
+from emrun.types import Batch, EpochData, Profile
+
+
+@dataclass(eq=False)
+class Epochs:
+    """Runs a model on the streams of an epoch: those that it learns from, then those that are evaluated.
+
+    Args:
+        model: runs on the batches.
+        seed: of the run; an evaluation has random numbers of its own.
+        run: gets a line for each epoch; None for none.
+        streams: tells which streams read ahead over the end of an epoch.
+        state: where the training is; an epoch moves it on.
+        events: calls the hooks.
+        endings: tells whether something ends the training.
+        saving: saves the checkpoints that were asked for.
+        checks: looks at each batch.
+        failures: keeps the batch that makes the training fail.
+        loss: looks at the loss at the end of a stream and of an epoch.
+    """
+
+    model: AbstractModel
+    seed: int
+    run: Run | None
+    streams: DatasetStreams
+    state: TrainingState
+    events: Events
+    endings: Endings
+    saving: Saving
+    checks: BatchChecks
+    failures: Failures
+    loss: LossWatch
+    training: bool = field(default=False, init=False)
+    """Whether the model learns from the stream whose batches are run at the moment."""
+    current: StreamWrapper | None = field(default=None, init=False)
+    """The stream whose batches are run at the moment."""
+    began: float = field(default=0.0, init=False)
+    """When the epoch began, on the clock of `perf_counter`."""
+    _profile: Profile = field(default_factory=dict, init=False)
+    _silence: NamedWhenSlow | None = field(default=None, init=False)  # until the first batch of a session
+
+    def begin_session(self) -> None:
+        """Say what takes long until the first batch was run."""
+        self._silence = NamedWhenSlow("reading and running the first batch")
+
+    def wake(self) -> None:
+        """End the wait for a batch; called by the handler of a signal."""
+        if self.current is not None:
+            self.current.wake()
+
+    def resume(self) -> None:
+        """Bring everything to the checkpoint that was restored, if there is one; see `TrainingState.resume`."""
+
+        def begin_again(epoch_id: int) -> None:
+            with self.endings.beginning_again():
+                self.events.notify("before_epoch", epoch_id=epoch_id)
+
+        self.state.resume(begin_again)
+
+    def run_epoch(self, train: list[StreamWrapper], evaluated: list[StreamWrapper], epoch_id: int) -> EpochData:
+        """Run one epoch.
+
+        Args:
+            train: the streams that the model learns from; none in the zeroth epoch and in an evaluation.
+            evaluated: the streams that are evaluated after them.
+            epoch_id: the number that hooks get.
+
+        Returns:
+            What hooks wrote of the streams.
+
+        Raises:
+            UsageError: two streams have one name.
+            TrainingTerminated: a hook or a signal ends the training.
+        """
+        state = self.state
+        names = _different_names([*train, *evaluated])
+        self.began, self._profile = perf_counter(), {}
+        epoch_data: EpochData = {name: {} for name in names}
+        is_resumed = bool(train) and state.is_in_epoch
+        if not is_resumed:
+            if train:
+                state.begin_epoch()
+            elif not self.endings.evaluating:
+                state.keep_copy()
+            self.events.notify("before_epoch", epoch_id=epoch_id)
+        if train:
+            if state.begin_train_streams():
+                for stream in train:
+                    self._run_stream(stream, train=True, is_last=stream is train[-1], may_be_empty=is_resumed)
+            if evaluated:
+                state.keep_copy()
+            self.endings.raise_if_due(in_epoch=True)
+        for stream in evaluated:
+            with preserved_randomness():
+                seed_everything(self.seed, "evaluation", stream.name)
+                self._run_stream(stream, train=False)
+        if not self.endings.evaluating:
+            state.end_epoch(trained=bool(train))
+        hooks_began = perf_counter()
+        ended = [self._terminated_in("after_epoch", epoch_id=epoch_id, epoch_data=epoch_data)]
+        self._profile["after_epoch_hooks"] = array("d", [perf_counter() - hooks_began])
+        profile = {"profile": self._profile, "streams": names}
+        ended.append(self._terminated_in("after_epoch_profile", epoch_id=epoch_id, **profile))
+        self._record(epoch_data, [stream.name for stream in train])
+        self._save_requested()
+        for termination in filter(None, ended):
+            raise termination
+        self.endings.raise_if_due()
+        return epoch_data
+
+    def _terminated_in(self, event: str, **arguments: Any) -> TrainingTerminated | None:
+        """Call an event; return the termination with which hooks end the training, if they do."""
+        try:
+            self.events.notify(event, **arguments)
+        except TrainingTerminated as error:
+            return error
+        return None
+
+    def _run_stream(
+        self, stream: StreamWrapper, *, train: bool, is_last: bool = False, may_be_empty: bool = False
+    ) -> None:
+        """Run the model on the batches of one epoch of a stream, and tell the hooks that it is over."""
+        self.training = train
+        self.current = stream.__enter__()  # a train stream reads ahead during the evaluations too, see `Session.end`
+        try:
+            if self._silence is not None:
+                self._silence.__enter__()
+            batches_run = self._run_batches(stream, train)
+        finally:
+            self._end_silence()
+            self.training = False
+            self.current = None
+            if not (train and stream is self.streams.trained.get(stream.name)):  # `Session.end` ends the others
+                stream.__exit__(None, None, None)
+        if not (train and stream.epoch_ended):
+            self.endings.raise_if_due(in_epoch=True)  # otherwise a resume would begin the next pass in this epoch
+        if batches_run == 0 and not may_be_empty:
+            self.checks.report_empty_stream(stream.name)
+        if train and is_last:
+            self.state.end_train_streams()
+            self.loss.look(self.state.epochs_done + 1, self.state.iterations_done)
+        self.events.notify("after_stream", stream_name=stream.name)
+
+    def _run_batches(self, stream: StreamWrapper, train: bool) -> int:
+        """Run the model on the batches of a stream, return on how many. Each batch pays for every line in the loop."""
+        name = stream.name
+        seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
+        hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
+        stream.profile = self._profile
+        run, state, endings, clock = self.model.run, self.state, self.endings, perf_counter
+        checks, changers, draws = self.checks, self.events.changers, self.failures.draws
+        check_batch = checks.begin(name, ", ".join(changers))
+        announce, report = self.events.begin_stream()
+        note_randomness = draws.take_all if draws is not None else None
+        handled: Batch | None = None
+        batches_run = 0
+        try:
+            for batch in stream:
+                if check_batch(batch) == 0:
+                    continue
+                handled = batch
+                if note_randomness is not None:
+                    note_randomness()
+                if announce is not None and (changed := announce(stream_name=name, batch=batch)) is not None:
+                    handled = None
+                    if checks.check_changed(changed) == 0:
+                        continue
+                    handled = batch = changed  # noqa: PLW2901 - the stream keeps its own
+                began = clock()
+                outputs = run(batch, train, name)
+                seconds.append(clock() - began)
+                if batches_run == 0:
+                    self._end_silence()
+                    checks.check_outputs(outputs)
+                    note_randomness = draws.watch(of_whole_steps=not changers) if draws is not None else None
+                batches_run += 1
+                if train:
+                    state.iterations_done += 1  # by hand: a call would cost as much as a hook
+                if report is not None:
+                    began = clock()
+                    report(stream_name=name, batch_data={**batch, **outputs})
+                    hook_seconds.append(clock() - began)
+                handled = None
+                if endings.news:
+                    if endings.look():
+                        break
+                    self._save_requested()
+        except BaseException as error:  # the user's code may also have called sys.exit
+            if handled is not None:
+                self.failures.keep(error, handled, stream, train=train)
+            raise
+        return batches_run
+
+    def _end_silence(self) -> None:
+        """Take note that the first batch of the session is there, or will not come."""
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    def _record(self, epoch_data: EpochData, trained: Sequence[str]) -> None:
+        """Look at the losses of the streams that were trained on, and write the epoch into the run's metrics."""
+        state, seconds = self.state, perf_counter() - self.began
+        for name in trained:
+            self.loss.look_at_mean(name, epoch_data.get(name, {}), state.epochs_done, state.iterations_done)
+        self.loss.warn()
+        if self.run is None:
+            return
+        if trained and self.saving.newest is None:
+            self.saving.wait()  # a run that has recorded an epoch and has no checkpoint is one that lost it
+        self.run.record_epoch(state.epochs_done, state.iterations_done, seconds, epoch_data)
+
+    def _save_requested(self) -> None:
+        """Save the checkpoints that hooks or a signal asked for."""
+        if self.endings.wants_checkpoint():
+            self.saving.request_by_signal(self.state.iterations_done, is_training=self.endings.have_effect)
+        self.saving.save_requested(*self.state.point)
+
+
+def _different_names(streams: Sequence[StreamWrapper]) -> list[str]:
+    """Return the names of an epoch's streams.
+
+    Raises:
+        UsageError: two have the same.
+    """
+    names = [stream.name for stream in streams]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two streams of the epoch are named {name!r}")
+    return names

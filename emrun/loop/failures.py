@@ -1,0 +1,80 @@
+"""What is kept of a failed step: the batch, and what it takes to run the step again."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from emrun.errors import reason_of
+from emrun.loop.dispatch import Events
+from emrun.loop.endings import Endings
+from emrun.loop.saving import Saving
+from emrun.loop.state import TrainingState
+from emrun.model import AbstractModel
+from emrun.storage.capsules import Step, keep_failure
+from emrun.storage.draws import Draws
+from emrun.storage.run import Run
+from emrun.streams.stream import StreamWrapper
+from emrun.types import Batch
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Failures:
+    """Writes a capsule of the step that made a training fail, where there is a run directory.
+
+    Args:
+        run: the run.
+        model: its weights are kept.
+        state: tells where the training is.
+        events: tells which hook failed, and with which batch.
+        endings: tells whether nothing but an evaluation is done.
+        saving: tells which checkpoint is the newest.
+        draws: knows the random states before the step; None when there is no run.
+    """
+
+    run: Run | None
+    model: AbstractModel
+    state: TrainingState
+    events: Events
+    endings: Endings
+    saving: Saving
+    draws: Draws | None
+    capsule: Path | None = field(default=None, init=False)
+
+    def keep(self, error: BaseException, batch: Batch, stream: StreamWrapper, *, train: bool) -> None:
+        """Write a capsule of the batch that was being handled, unless the error is not one of a step."""
+        if self.run is None or self.draws is None:
+            return
+        event, hook = self.events.failed_call()
+        if event == "before_batch" and self.events.offered is not None:
+            batch = self.events.offered
+        step = Step(
+            stream=stream.name,
+            train=train,
+            evaluating=self.endings.evaluating,
+            epoch=self.state.epochs_done,
+            iteration=self.state.iterations_done - (train and event == "after_batch"),
+            pass_number=stream.position.pass_number,
+            batch=stream.position.batch - 1,
+            event=event,
+            hook=self.events.hooks.index(hook) if hook is not None else None,
+            hook_class=type(hook).__qualname__ if hook is not None else None,
+        )
+        try:
+            self.saving.wait()
+        except Exception as saving_error:  # the failure of the step is what the training ends with
+            _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
+        self.capsule = keep_failure(
+            self.run.directory,
+            error,
+            step,
+            batch,
+            self.model,
+            censor=self.run.censor,
+            draws=self.draws,
+            hook=hook,
+            checkpoint=self.saving.newest,
+        )

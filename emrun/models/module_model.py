@@ -1,0 +1,166 @@
+"""A model that runs a `torch.nn.Module` on batches: inputs, forward, outputs, and what is saved of the module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emrun.encoding import random_state
+from emrun.errors import ArgumentError
+from emrun.fields import ANOTHER_CHECKPOINT, ANYTHING, mapping_of, reading, record
+from emrun.model import AbstractModel
+from emrun.models.inputs import InputNames, Inputs, InputsForm
+from emrun.models.laziness import end_laziness, give_shapes, uninitialised
+from emrun.models.module_state import extra_state, load_extra_state, modes, set_modes
+from emrun.models.outputs import Outputs
+from emrun.models.weights import collect_weights, load_weights, own_memory
+from emrun.storage.state_file import FILE, load_state
+from emrun.storage.weights import write_weights
+from emrun.types import Batch
+
+EXTRA = mapping_of(ANYTHING)
+"""What `state_dict` returns as `extra`."""
+
+
+class ModuleModel(AbstractModel):
+    """Runs a `torch.nn.Module` and keeps its weights; `TorchModel`, which explains the arguments, trains it.
+
+    Raises:
+        ArgumentError: an argument does not fit the module.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        inputs: InputsForm | None,
+        outputs: Sequence[str] | None,
+        loss: Any,
+        metrics: Any,
+        device: str,
+    ) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise ArgumentError(
+                "module", f"{type(module).__name__} is no torch.nn.Module; write module: {{class: ...}}"
+            )
+        self.device = _find_device(device)
+        self._random_of_lazy = random_state() if uninitialised(module) else None  # with which a batch initialises it
+        self.module = module.to(self.device)
+        own_memory(module)
+        self._outputs = Outputs(outputs, loss, metrics, self.device)
+        self._inputs = Inputs(module, InputNames.read(module, inputs), self._outputs.sources(), self.device)
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """Names of the sources that every batch must have."""
+        return self._inputs.required
+
+    @property
+    def optional_input_names(self) -> Sequence[str]:  # type: ignore[override]
+        """Sources that are used when a batch has them."""
+        return self._inputs.optional
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """Names of the outputs, as far as they are known before the first batch."""
+        return self._outputs.names
+
+    @property
+    def losses(self) -> Mapping[str, Any]:
+        """The objects that calculate losses: their keys in the model's section -> object. No checkpoint has them."""
+        return self._outputs.losses
+
+    @property
+    def is_lazy(self) -> bool:  # type: ignore[override]
+        """Whether parts of the module have no shapes yet."""
+        return self._random_of_lazy is not None
+
+    def materialise(self, batch: Batch) -> None:
+        """Give the lazy parts of the module their shapes and first values.
+
+        The values are drawn as if the parts had been initialised when the module was built. The module runs on the
+        batch in evaluation mode, without gradients; its other buffers and all random states are put back afterwards.
+
+        Raises:
+            ArgumentError: `forward` does not use a lazy part in an evaluation.
+            StreamError: the batch does not fit the module.
+        """
+        if self._random_of_lazy is None:
+            return
+        inputs = self._inputs.tensors(batch)
+        forward = partial(self._inputs.call, self.module, inputs, is_lazy=True)
+        give_shapes(self.module, forward, self._random_of_lazy)
+        self._end_laziness()
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Run the module and calculate losses and metrics.
+
+        Args:
+            inputs: source name -> tensor on the model's device.
+
+        Returns:
+            Output name -> value, with gradients where they are enabled.
+        """
+        return self._outputs.of(self._inputs.call(self.module, inputs), inputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the module keeps beside its tensors."""
+        return {"extra": extra_state(self.module), "modes": modes(self.module)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back the modes of the module's parts; `load` reads what else `state_dict` returned."""
+        if "modes" in state:
+            set_modes(self.module, state["modes"])
+
+    def save(self, directory: Path) -> None:
+        """Write the weights to `model.safetensors`.
+
+        Raises:
+            StorageError: they cannot be written.
+        """
+        write_weights(collect_weights(self.module), directory)
+
+    def stage(self) -> Callable[[Path], None] | None:
+        """Copy the weights; return what writes them in any thread, None when a subclass saves in its own way."""
+        if getattr(self.save, "__func__", None) is not ModuleModel.save:
+            return None
+        return partial(write_weights, collect_weights(self.module, copied=True))
+
+    def load(self, directory: Path) -> None:
+        """Read the weights from `model.safetensors`, and what the module keeps beside them from `state.pt`.
+
+        Raises:
+            StorageError: they cannot be read, or are not those of this module.
+        """
+        load_weights(self.module, directory)
+        self.built_apart = None  # it fits
+        if self.is_lazy:
+            self._end_laziness()
+        if extra_state(self.module):
+            state = load_state(directory)
+            with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
+                record({"model": record({"extra": EXTRA})}).check(state)
+            load_extra_state(self.module, state["model"]["extra"])
+
+    def _end_laziness(self) -> None:
+        """Take note that the module has all shapes."""
+        self._random_of_lazy = None
+        end_laziness(self.module)
+        own_memory(self.module)
+
+
+def _find_device(name: str) -> torch.device:
+    if name == "auto":
+        kinds = (("cuda", torch.cuda.is_available), ("mps", torch.backends.mps.is_available))
+        return torch.device(next((kind for kind, available in kinds if available()), "cpu"))
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:  # torch without CUDA asserts
+        reason = str(error).splitlines()[0]
+        raise ArgumentError("device", f"{name!r} cannot be used here: {reason}") from error
+    return device

@@ -1,0 +1,114 @@
+"""A tree written as YAML: read back it is the same, and an earlier text keeps its comments and formatting."""
+
+import math
+import string
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import node_of, parse
+from emrun.errors import Position
+
+BOUNDED = settings(max_examples=200, derandomize=True, deadline=None, database=None)
+KEYS = st.text(max_size=8) | st.integers()
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.text(string.printable + "\x85\u2028\ufeff", max_size=8)
+    | st.sampled_from(["no", "1e3", "2020-01-01", "~", "<<", " x ", "a: b", "# c", "'", "${x}", "\n", "*a", "0x_"])
+)
+TREES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
+)
+
+
+def typed(value):
+    """Return a value in which 1, 1.0 and True differ."""
+    if isinstance(value, dict):
+        return {(type(key), key): typed(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [typed(child) for child in value]
+    return type(value), repr(value)
+
+
+@BOUNDED
+@given(TREES)
+@example({"\x85": "\u2028 \ufeff"})
+def test_a_dumped_tree_is_read_back_the_same(value):
+    assert typed(parse(dump(node_of(value, Position("x"))), "c.yaml").plain()) == typed(value)
+
+
+@BOUNDED
+@given(TREES, TREES)
+@example({"a": 1}, {"a": 1.0})
+@example({"a": 1}, {"a": True})
+@example({"a": math.nan}, {"a": math.nan})
+@example({"a": 0.0}, {"a": -0.0})
+def test_a_tree_dumped_like_another_text_is_read_back_the_same(old, new):
+    template = dump(node_of(old, Position("x")))
+    assert typed(parse(dump(node_of(new, Position("x")), template), "c.yaml").plain()) == typed(new)
+
+
+TEMPLATE = """\
+# what this is about
+model:
+  lr: 1.0e-3          # small
+  betas: [0.9, 0.999]
+  # a word on the class
+  class: 'Net'
+hooks:                # in this order
+  - A
+  - B: {x: 1}         # second
+"""
+
+
+def test_dumping_like_the_text_itself_changes_nothing():
+    assert dump(parse(TEMPLATE, "c.yaml"), TEMPLATE) == TEMPLATE
+
+
+def test_dumping_like_a_text_keeps_its_comments_where_values_change():
+    tree = parse(
+        TEMPLATE.replace("1.0e-3", "0.5").replace("x: 1", "x: 2, y: 3").replace("'Net'", "'Net'\nseed: 7"), "c.yaml"
+    )
+    text = dump(tree, TEMPLATE)
+    for comment in ("# what this is about", "# small", "# a word on the class", "# in this order", "# second"):
+        assert comment in text
+    assert parse(text, "c.yaml").plain() == tree.plain()
+
+
+def test_dumping_like_a_text_drops_what_the_tree_has_no_more():
+    text = dump(parse("model: {lr: 1}", "c.yaml"), "# kept\nmodel: {lr: 1, old: 2}\nseed: 4\n")
+    assert text == "# kept\nmodel: {lr: 1}\n"
+
+
+@pytest.mark.parametrize(
+    "template, changed",
+    [
+        ("a: &x {lr: 1}  # note\nb: *x\n", {"a": {"lr": 2}, "b": {"lr": 1}}),
+        ("a: &x {lr: 1}  # note\nb: {<<: *x, k: 1}\n", {"a": {"lr": 1}, "b": {"k": 1}}),
+        ("a: &x {lr: 1}  # note\nb: {<<: *x, k: 1}\n", {"a": {"lr": 5}, "b": {"lr": 1, "k": 1}}),
+    ],
+)
+def test_where_anchors_would_make_it_say_something_else_comments_are_given_up(template, changed):
+    text = dump(node_of(changed, Position("x")), template)
+    assert parse(text, "c.yaml").plain() == changed
+    assert "# note" not in text
+
+
+def test_an_anchor_defined_twice_in_the_template_is_no_obstacle():
+    template = "a: &x 1\nb: &x 2\nc: 2  # note\n"
+    assert dump(parse(template, "c.yaml"), template) == template
+
+
+@pytest.mark.parametrize("template", ["", "- a\n", "{", "a: 1\n---\nb: 2\n"])
+def test_a_template_that_is_of_no_use_is_ignored(template):
+    assert parse(dump(parse("a: 1", "c.yaml"), template), "c.yaml").plain() == {"a": 1}
+
+
+def test_values_that_share_an_anchor_are_dumped_without_it():
+    assert dump(parse("a: &x {b: 1}\nc: *x\n", "c.yaml")) == "a:\n  b: 1\nc:\n  b: 1\n"

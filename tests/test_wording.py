@@ -1,0 +1,25 @@
+"""What messages suggest and list."""
+
+import pytest
+
+from emrun.wording import did_you_mean, listed
+
+
+@pytest.mark.parametrize(
+    "name, allowed, hint",
+    [
+        ("epoch", ["epochs", "minutes"], "; did you mean 'epochs'?"),
+        ("stop_after", ["StopAfter"], "; did you mean 'StopAfter'?"),
+        ("LR", ["lr"], "; did you mean 'lr'?"),
+        ("zzz", ["epochs"], ""),
+        ("", ["epochs"], ""),
+        ("epochs", [], ""),
+    ],
+)
+def test_the_nearest_name_is_suggested(name, allowed, hint):
+    assert did_you_mean(name, allowed) == hint
+
+
+def test_names_are_listed_in_a_message():
+    assert listed(["a", "b"]) == "a, b"
+    assert listed([]) == "nothing"
