@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from emrun.arguments import check_count
+from emrun.arguments import check_count, check_flag
 from emrun.dataset import AbstractDataset
-from emrun.errors import ArgumentError, MissingExtra
+from emrun.errors import MissingExtra
 from emrun.stream_context import StreamContext
 
 _TEST_EVERY = 5  # every fifth example is held out, half of them for `valid`, half for `test`
@@ -41,8 +41,7 @@ class Digits(AbstractDataset):
     def __init__(self, batch_size: int = 32, flat: bool = False, shift: int = 0) -> None:
         check_count("batch_size", batch_size, minimum=1)
         check_count("shift", shift)
-        if not isinstance(flat, bool):
-            raise ArgumentError("flat", f"{flat!r} is neither true nor false")
+        check_flag("flat", flat)
         self._batch_size = batch_size
         self._flat = flat
         self._shift = shift

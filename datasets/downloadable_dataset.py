@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
-from emrun.arguments import check_count, expanded, safe_component
+from emrun.arguments import check_count, check_flag, expanded, safe_component
 from emrun.dataset import AbstractDataset
 from emrun.datasets._archives import ENDINGS, folder_of, is_unpacked, unpack
 from emrun.errors import ArgumentError, DownloadError, MissingExtra, StreamError
@@ -71,8 +71,7 @@ class DownloadableDataset(AbstractDataset):
         max_bytes: int = 64_000_000_000,
         timeout: float = 30.0,
     ) -> None:
-        if not isinstance(unpack, bool):
-            raise ArgumentError("unpack", f"{unpack!r} is neither true nor false")
+        check_flag("unpack", unpack)
         check_count("max_bytes", max_bytes, minimum=1)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e6:
             raise ArgumentError("timeout", f"{timeout!r} is no number of seconds above 0")

@@ -15,7 +15,7 @@ from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, MissingExtra, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
-from emrun.wording import did_you_mean, listed
+from emrun.wording import listed, meant_of
 
 _FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 _SPLITS = {"train": ("train",), "valid": ("valid", "validation"), "test": ("test",)}
@@ -84,9 +84,8 @@ class _Rows:
     def __init__(self, argument: str, rows: Any, columns: list[str] | None) -> None:
         for name in columns or ():
             if name not in rows.column_names:
-                near = did_you_mean(name, rows.column_names)
-                there = listed(rows.column_names)
-                raise ArgumentError("columns", f"{argument!r} has no column {name!r}{near} (it has {there})")
+                meant = meant_of(name, rows.column_names)
+                raise ArgumentError("columns", f"{argument!r} has no column {name!r}{meant}")
         chosen = rows.select_columns(columns) if columns else rows
         if bad := unreadable_columns(chosen.features.arrow_schema):
             raise ArgumentError("columns", f"{argument!r} has columns that cannot be sources: {bad}; name others")

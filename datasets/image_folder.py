@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from emrun.arguments import check_choice, expanded
+from emrun.arguments import check_choice, check_flag, expanded
 from emrun.datasets._examples import ExampleReader, OnBadExample
 from emrun.datasets._images import check_pillow, check_size, read_image, write_floats
 from emrun.datasets._splits import Splits
@@ -74,8 +74,7 @@ class ImageFolder(Splits):
         on_bad_example: Literal["error", "skip"] = "error",
     ) -> None:
         check_choice("mode", mode, Literal["RGB", "L"])
-        if not isinstance(flip, bool):
-            raise ArgumentError("flip", f"{flip!r} is neither true nor false")
+        check_flag("flip", flip)
         sides = check_size("size", size)
         self._reader = ExampleReader(on_bad_example)
         check_pillow("ImageFolder")

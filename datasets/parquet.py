@@ -14,7 +14,7 @@ from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, MissingExtra, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
-from emrun.wording import did_you_mean, listed
+from emrun.wording import meant_of
 
 _KEPT = 2  # row groups: a batch at the border of two needs both
 
@@ -162,8 +162,7 @@ def _chosen(path: Path, schema: Any, columns: Sequence[str] | None, argument: st
 
     for name in columns or ():
         if name not in schema.names:
-            near = did_you_mean(name, schema.names)
-            raise ArgumentError(argument, f"{str(path)!r} has no column {name!r}{near} (it has {listed(schema.names)})")
+            raise ArgumentError(argument, f"{str(path)!r} has no column {name!r}{meant_of(name, schema.names)}")
     fields = [schema.field(name) for name in columns or schema.names]
     chosen = pa.schema([pa.field(field.name, field.type) for field in fields])
     if not fields:

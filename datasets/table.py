@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from emrun.arguments import expanded
+from emrun.arguments import check_flag, expanded
 from emrun.datasets._paths import identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
-from emrun.wording import did_you_mean, listed
+from emrun.wording import listed, meant_of
 
 _Array = np.ndarray[Any, Any]
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
@@ -69,8 +69,7 @@ class Table(Splits):
         columns: Mapping[str, str | Sequence[str]] | None = None,
         memory_map: bool = False,
     ) -> None:
-        if not isinstance(memory_map, bool):
-            raise ArgumentError("memory_map", f"{memory_map!r} is neither true nor false")
+        check_flag("memory_map", memory_map)
         _check_columns(columns)
         parts: dict[str, _Sources] = {}
         for name, files in (("train", train), ("valid", valid), ("test", test)):
@@ -264,8 +263,7 @@ def _place(argument: str, path: Path, header: Sequence[str], name: str) -> int:
     if not name:
         raise ArgumentError(argument, f"{path}: a column has no name; say by `columns` which ones are sources")
     if name not in header:
-        near = did_you_mean(name, header)
-        raise ArgumentError("columns", f"{path} has no column {name!r}{near} (it has {listed(header)})")
+        raise ArgumentError("columns", f"{path} has no column {name!r}{meant_of(name, header)}")
     if header.count(name) > 1:
         raise ArgumentError(argument, f"{path}: {header.count(name)} columns are named {name!r}")
     return header.index(name)

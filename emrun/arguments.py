@@ -35,6 +35,12 @@ def check_exit_status(argument: str, value: object) -> None:
         raise ArgumentError(argument, f"{value!r} is no exit status; it is a whole number from 0 to 255")
 
 
+def check_flag(argument: str, value: object) -> None:
+    """Raise `ArgumentError` unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise ArgumentError(argument, f"{value!r} is neither true nor false")
+
+
 def check_names(argument: str, value: object) -> None:
     """Raise `ArgumentError` unless `value` is a list of texts."""
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):

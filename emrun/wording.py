@@ -16,6 +16,12 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     return f"; did you mean {near!r}?" if near is not None else ""
 
 
+def meant_of(name: object, names: Iterable[str]) -> str:
+    """Return `; did you mean 'valid'? (it has train, valid)`: the name that was meant, if any, and all there are."""
+    names = list(names)
+    return f"{did_you_mean(str(name), names)} (it has {listed(names)})"
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """Return the name nearest to `name`, None when none is near; see `did_you_mean`."""
     found = sure(name, allowed := list(allowed))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from emrun.arguments import check_choice
+from emrun.arguments import check_choice, check_flag
 from emrun.errors import ArgumentError, HookError
 from emrun.hook import AbstractHook, TrainingAborted
 from emrun.types import EpochData
@@ -67,8 +67,7 @@ class StopOnNaN(AbstractHook):
         if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
             raise ArgumentError("variables", f"{variables!r} is no list of variables")
         for name, value in (("stop_on_inf", stop_on_inf), ("after_batch", after_batch), ("after_epoch", after_epoch)):
-            if not isinstance(value, bool):
-                raise ArgumentError(name, f"{value!r} is neither true nor false")
+            check_flag(name, value)
         if not (after_batch or after_epoch):
             raise ArgumentError("after_epoch", "with after_batch false too there is nothing to look at")
         addresses = [name for name in variables or () if "/" in name and not after_batch]

@@ -21,7 +21,7 @@ def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
     from emrun.dataset import AbstractDataset, describe_streams
     from emrun.errors import exit_status
     from emrun.training.create import create_dataset
-    from emrun.wording import did_you_mean, listed
+    from emrun.wording import meant_of
 
     with terminal_log():
         with users_code():
@@ -38,9 +38,8 @@ def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
             statuses = {exit_status(error) for _, error in broken}
             return (statuses.pop() if len(statuses) == 1 else 1) if broken else 0
         if method not in methods:
-            hint = did_you_mean(method, methods)
             kind = type(built).__name__
-            raise click.UsageError(f"dataset {kind} has no method {method!r}{hint} (it has {listed(methods)})")
+            raise click.UsageError(f"dataset {kind} has no method {method!r}{meant_of(method, methods)}")
         with users_code():
             found = getattr(built, method)()
         if found is not None:

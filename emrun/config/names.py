@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from emrun.wording import did_you_mean, nearest, sure
 
@@ -196,12 +197,14 @@ def dotted_path(name: str, kind: str) -> str | None:
     return f"{home}.{found}" if found else None
 
 
-def same_class(one: str, other: str) -> bool:
-    """Tell whether two names name the same class, as far as that is known without importing anything.
+def same_class(one: Any, other: Any) -> bool:
+    """Tell whether two values of `class` name the same class, as far as that is known without importing anything.
 
     Short names are compared without regard to case and underscores, dotted paths as they are. A dotted path is the same
     as a short name when the name can only mean that path: a class of emrun, of `torch.optim` or of a plugin.
     """
+    if not (isinstance(one, str) and isinstance(other, str)):
+        return bool(one == other)
     dotted = [name for name in (one, other) if "." in name]
     if len(dotted) == 2:
         return one == other

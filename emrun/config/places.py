@@ -27,12 +27,10 @@ def children_of(node: Node) -> Mapping[str, Node]:
 
 def at(node: Node, path: Sequence[Any]) -> Node | None:
     """Return what stands at a path below a node, None when nothing does."""
+    found: Node | None = node
     for part in path:
-        entries = dict(entries_of(node))
-        if part not in entries:
-            return None
-        node = entries[part]
-    return node
+        found = children_of(found).get(str(part)) if found is not None else None
+    return found
 
 
 def places(node: Node, path: tuple[Any, ...] = (), alias: Position | None = None) -> Iterator[_Place]:

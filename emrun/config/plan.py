@@ -22,7 +22,7 @@ from emrun.config.source_finder import Sources
 from emrun.config.yaml_tree import Node
 from emrun.errors import ConfigError, Problem
 from emrun.user_modules import find_user_modules
-from emrun.wording import did_you_mean, listed, same
+from emrun.wording import meant_of, same
 
 _LOG = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ def _check_streams(config: Node, dataset: Any, finder: Finder) -> list[Problem]:
     kind = str(config.value["dataset"].value["class"].shown()).rpartition(".")[2]
     for name, node in named_streams(config):
         if name not in there:
-            message = f"{kind} has no stream {name!r}{did_you_mean(name, there)} (it has {listed(there)})"
+            message = f"{kind} has no stream {name!r}{meant_of(name, there)}"
             problems.append(Problem(node.position, "main_loop", config.censored(message)))
     return problems
 

@@ -32,7 +32,7 @@ from emrun.stream_context import StreamContext
 from emrun.temporary import TemporaryFolder
 from emrun.training.build import Training, assemble
 from emrun.types import Batch
-from emrun.wording import did_you_mean, listed
+from emrun.wording import meant_of
 
 _BATCHES = 2
 _MOST_BATCHES = 100  # are looked at to find two that the loop would run
@@ -106,7 +106,7 @@ def _streams_of_no_dataset(plan: Plan, dataset: Any) -> list[str]:
     there = stream_names(dataset)
     named = plan.get("eval", {})
     return [
-        f"eval.{name}: the dataset has no stream {name!r}{did_you_mean(str(name), there)} (it has {listed(there)})"
+        f"eval.{name}: the dataset has no stream {name!r}{meant_of(name, there)}"
         for name in named
         if name not in there and not hasattr(dataset, f"{name}_stream")
     ]

@@ -15,7 +15,7 @@ from torch import Tensor
 from emrun.arguments import check_names
 from emrun.errors import ArgumentError, StreamError, add_inputs
 from emrun.types import Batch
-from emrun.wording import did_you_mean, listed
+from emrun.wording import did_you_mean, meant_of
 
 InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype]]
 """Sources, or parameter of forward -> a source, or `{source: NAME, dtype: keep or a name}`."""
@@ -68,8 +68,7 @@ class InputNames:
         if isinstance(inputs, Mapping):
             unknown = [name for name in inputs if name not in named]
             if unknown and not takes_any:
-                hint = did_you_mean(str(unknown[0]), named)
-                message = f"{kind}.forward has no parameter {unknown[0]!r}{hint} (it has {listed(list(named))})"
+                message = f"{kind}.forward has no parameter {unknown[0]!r}{meant_of(unknown[0], named)}"
                 raise ArgumentError("inputs", message)
             return cls._by_name({parameter: _source(str(parameter), entry) for parameter, entry in inputs.items()})
         check_names("inputs", inputs)
