@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from emrun.dataset import stream_function
@@ -57,8 +58,7 @@ class DatasetStreams:
         self._train_stream_name = train_stream_name
         self._reading = reading
         self._fixed_epoch_size = fixed_epoch_size
-        self._seed = seed
-        self._interrupted = interrupted
+        self._wrapped = partial(StreamWrapper, seed=seed, interrupted=interrupted)
         self._trained: dict[str, StreamWrapper] = {}
         self._evaluated: dict[str, StreamWrapper] = {}
 
@@ -77,13 +77,11 @@ class DatasetStreams:
         if name not in wrappers:
             source = self.source_of(name)
             cut = self._fixed_epoch_size if source == self._train_stream_name else None
-            wrappers[name] = StreamWrapper(
+            wrappers[name] = self._wrapped(
                 stream_function(self._dataset, source),
                 epoch_size=cut or -1,
                 name=name,
-                seed=self._seed,
                 training=train,
-                interrupted=self._interrupted,
                 reading=self._reading,
                 context_name=source,
             )
@@ -100,14 +98,8 @@ class DatasetStreams:
             return self.get(stream, train=train)
         if isinstance(stream, StreamWrapper):
             return stream
-        return StreamWrapper(
-            lambda: stream,
-            name=unnamed,
-            seed=self._seed,
-            training=train,
-            interrupted=self._interrupted,
-            reading=replace(self._reading, workers=0),  # it is here already, and worker processes would not have it
-        )
+        here = replace(self._reading, workers=0)  # it is here already, and worker processes would not have it
+        return self._wrapped(lambda: stream, name=unnamed, training=train, reading=here)
 
     def due(self, epoch_id: int) -> list[StreamWrapper]:
         """Return the extra streams that are evaluated in an epoch."""

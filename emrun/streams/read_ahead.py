@@ -131,14 +131,6 @@ class ReadAhead:
             return False
         return True
 
-    def leave(self) -> None:
-        """Let the reader end, whose batches have come to an end already."""
-        thread, self._thread = self._thread, None
-        self._stopping = True
-        _wake(self._space)
-        if thread is not None:
-            thread.join(_PATIENCE)
-
     def _read(self) -> None:
         queue, batches, size = self._queue, self._batches, self._size
         while not self._stopping:

@@ -137,8 +137,7 @@ class StreamWrapper:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where another wrapper of the stream was, when `restore` is called or the stream is iterated."""
-        self.close()
-        self._pass_number, self._batch = state["pass"], state["batch"]
+        self.seek(StreamPosition(state["pass"], state["batch"]))
         self._epoch_batches = state["epoch_batches"]
         self._to_restore = state
 
@@ -215,10 +214,7 @@ class StreamWrapper:
         reader, iterator, workers = self._reader, self._iterator, self._workers
         self._reader = self._iterator = self._read = self._workers = None
         if workers is not None:
-            workers.close()
-            if reader is not None:
-                reader.leave()
-            return
+            workers.close()  # which ends what the reader waits for
         stopped = reader is None or reader.stop()
         close = getattr(iterator, "close", None)
         if stopped and close is not None:

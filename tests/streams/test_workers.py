@@ -201,6 +201,19 @@ def test_only_the_first_worker_reads_a_stream_without_rows(tmp_path):
     assert str(os.getpid()) not in pids
 
 
+def test_a_dataset_that_shares_its_items_among_workers_of_torch_is_read_whole():
+    """One worker reads all of it; it was told of others, and lost what it left to them."""
+
+    class Shared(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            info = torch.utils.data.get_worker_info()
+            first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+            return ({"x": [number]} for number in range(first, 6, step))
+
+    with wrap(Shared, 2) as stream:
+        assert [batch["x"] for batch in stream] == [[number] for number in range(6)]
+
+
 # What comes over
 
 
