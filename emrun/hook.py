@@ -33,7 +33,6 @@ from typing import Any, Protocol
 from emrun.model import AbstractModel
 from emrun.types import Batch, EpochData, InsteadOf, Names, Policy, Profile, evaluated
 
-
 EVENTS: dict[str, tuple[str, ...]] = {
     "register_mainloop": ("main_loop",),
     "before_training": (),
