@@ -262,8 +262,7 @@ class MainLoop:
             place: the directory of the checkpoint, or its name's link; the directory must be there until then.
 
         Returns:
-            Where the checkpoint lies now: a directory under a name, as in a copy that followed links, is put where
-            checkpoints lie.
+            Where it lies now: a directory under a name, as in a copy that followed links, is put with the others.
 
         Raises:
             StateError: it does not fit the model, the hooks or the streams.
@@ -282,10 +281,8 @@ class MainLoop:
     def check_hooks(self, *, any_stream: bool = False) -> None:
         """Check that what hooks read of the epoch's data is written by a hook before them, in a stream that is run.
 
-        Where the loop will train, also check the model, and that no two hooks save under one name.
-
-        Args:
-            any_stream: the streams that will be run are not known, as for an evaluation; see `check_monitors`.
+        Also check the model, and that no two hooks save under one name, unless with `any_stream` the streams that will
+        be run are not known, as for an evaluation.
 
         Raises:
             HookError: something is wrong; the message says what to do.
@@ -380,10 +377,7 @@ class MainLoop:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Save what is to be saved, call `after_training` of every hook, restore the signal handlers, close the log.
-
-        A `TrainingTerminated`, a signal's too, ends here.
-        """
+        """Save, call `after_training` of every hook, restore the signal handlers; a `TrainingTerminated` ends here."""
         return self._session.end(error)
 
 
