@@ -242,7 +242,7 @@ def _flat(value: Any, key: str) -> dict[str, str]:
 def _draws(training: Training) -> dict[str, list[str]]:
     """Return the global generators that each stream draws from behind its first batch."""
     loop, found = training.main_loop, {}
-    for name in loop.dataset_streams:
+    for name in loop.streams.sources:
         context = StreamContext(name, seed=loop.seed, epoch=int(name == loop.train_stream_name))
         changed: dict[str, None] = {}
         with preserved_randomness():

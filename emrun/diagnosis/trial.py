@@ -130,7 +130,7 @@ class _Trial:
 
     def run(self) -> None:
         """Try all streams: those of the loop, then the others, of which only the sources are looked at."""
-        own = self._loop.dataset_streams
+        own = self._loop.streams.sources
         hooks = [each for each in self._changers if each is not self._model]
         for hook in hooks:
             _call(hook, "before_training")

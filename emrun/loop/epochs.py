@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 from emrun.errors import UsageError
 from emrun.hook import TrainingTerminated
@@ -16,7 +16,7 @@ from emrun.loop.endings import Endings
 from emrun.loop.failures import Failures
 from emrun.loop.loss_watch import LossWatch
 from emrun.loop.saving import Saving
-from emrun.loop.state import TrainingState
+from emrun.loop.state import Phase, TrainingState
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.slow_start import NamedWhenSlow
@@ -81,6 +81,23 @@ class Epochs:
                 self.events.notify("before_epoch", epoch_id=epoch_id)
 
         self.state.resume(begin_again)
+
+    def run_training(self, train_stream: str, *, skip_zeroth_epoch: bool) -> NoReturn:
+        """Run epoch after epoch, from the checkpoint that was restored, if there is one.
+
+        Raises:
+            TrainingTerminated: a hook or a signal ends the training.
+        """
+        state, streams = self.state, self.streams
+        self.endings.raise_if_due()
+        if self.run is not None:
+            state.encoded()  # what cannot be saved is found before the first batch
+        self.resume()
+        if state.phase is Phase.BEFORE and not skip_zeroth_epoch:
+            self.run_epoch([], [streams.get(train_stream, train=False), *streams.due(0)], 0)
+        while True:
+            number = state.epochs_done + 1
+            self.run_epoch([streams.get(train_stream, train=True)], streams.due(number), number)
 
     def run_epoch(self, train: list[StreamWrapper], evaluated: list[StreamWrapper], epoch_id: int) -> EpochData:
         """Run one epoch.

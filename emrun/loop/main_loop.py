@@ -26,7 +26,7 @@ from emrun.loop.loss_watch import LossWatch
 from emrun.loop.outcome import Outcome, warn_of_no_end
 from emrun.loop.saving import Saving, check_saved_names
 from emrun.loop.session import Session
-from emrun.loop.state import Phase, TrainingState
+from emrun.loop.state import TrainingState
 from emrun.model import AbstractModel
 from emrun.storage.draws import Draws
 from emrun.storage.run import Run
@@ -157,6 +157,8 @@ class MainLoop:
         self._session = Session(self.epochs, self.first_batch, prefetches, preempt_exit_code)
         self.notify, self.listens = events.notify, events.listens
         """Call an event of all who listen to it; tell whether anybody does. See `Loop`."""
+        self.wait_for_checkpoints = saving.wait
+        """Return when what was requested before this event is on disk. See `Loop`."""
         self.change_hooks(hooks)
         self.notify("register_mainloop", main_loop=self)
 
@@ -189,11 +191,6 @@ class MainLoop:
     def extra_streams(self) -> list[str]:
         """Names of the streams that are evaluated after the train stream; that itself is `train_eval` there."""
         return list(self.streams.intervals)
-
-    @property
-    def dataset_streams(self) -> list[str]:
-        """Names of the dataset's streams that are run, the train stream first."""
-        return list(dict.fromkeys([self.train_stream_name, *map(self.streams.source_of, self.streams.intervals)]))
 
     @property
     def has_run(self) -> bool:
@@ -236,10 +233,6 @@ class MainLoop:
             self._saving.request(name, on_failure, instead_of)
             self._endings.take_notice()
 
-    def wait_for_checkpoints(self) -> None:
-        """Return when what was requested before this event is on disk; see `Loop`."""
-        self._saving.wait()
-
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
         """Check the outputs for the first batch of a stream; see `Loop`."""
         self.checks.check_outputs(outputs)
@@ -279,13 +272,10 @@ class MainLoop:
         self._events.change_hooks(hooks, self)
 
     def check_hooks(self, *, any_stream: bool = False) -> None:
-        """Check that what hooks read of the epoch's data is written by a hook before them, in a stream that is run.
-
-        Also check the model, and that no two hooks save under one name, unless with `any_stream` the streams that will
-        be run are not known, as for an evaluation.
+        """Check that hooks write what later ones read, and, unless `any_stream`, whether the loop can train with them.
 
         Raises:
-            HookError: something is wrong; the message says what to do.
+            HookError: something is wrong; the message says what to do. See `check_monitors`, `check_saved_names`.
         """
         if any_stream:
             check_monitors(self.hooks, None)
@@ -302,23 +292,12 @@ class MainLoop:
         Raises:
             BaseException: what made it fail, after `on_error` and `after_training` of every hook.
         """
-        state, streams = self._state, self.streams
         self.check_hooks()
-        for name in self.dataset_streams:
+        for name in self.streams.sources:
             stream_function(self.dataset, name)
         with self:
             warn_of_no_end(self.hooks)
-            self._endings.raise_if_due()
-            if self.run is not None:
-                state.encoded()  # what cannot be saved is found before the first batch
-            self.epochs.resume()
-            if state.phase is Phase.BEFORE and not self._skip_zeroth_epoch:
-                evaluated = [streams.get(self.train_stream_name, train=False), *streams.due(0)]
-                self.epochs.run_epoch([], evaluated, 0)
-            while True:
-                train = streams.get(self.train_stream_name, train=True)
-                number = state.epochs_done + 1
-                self.epochs.run_epoch([train], streams.due(number), number)
+            self.epochs.run_training(self.train_stream_name, skip_zeroth_epoch=self._skip_zeroth_epoch)
         self.close()
         return cast(Outcome, self.outcome)
 

@@ -87,6 +87,11 @@ class DatasetStreams:
             )
         return wrappers[name]
 
+    @property
+    def sources(self) -> list[str]:
+        """Names of the dataset's streams that are run, the train stream first."""
+        return list(dict.fromkeys([self._train_stream_name, *map(self.source_of, self.intervals)]))
+
     def source_of(self, name: str) -> str:
         """Return the dataset's stream that is run under a name."""
         is_train = name == self._evaluated_train and name in self.intervals
