@@ -1,6 +1,7 @@
 """TorchDataset: map-style and iterable datasets, samplers and data loaders of torch, read like any other stream."""
 
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -344,5 +345,6 @@ def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch, train_docstring
         "        return self.x[index], int(self.x[index].sum() > 0)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_data", raising=False)  # that of a sample config
     last = train_docstring(TorchDataset, "x", "label", 2, 2, epochs=5)[-1]
     assert last["valid"]["accuracy"]["mean"] > 0.8
