@@ -34,7 +34,7 @@ class Events:
         """The classes of the hooks, and of the model, that may change batches before they are run."""
         self.offered: Batch | None = None
         """A batch as the hook got it that was the last that may have changed it."""
-        self.listeners: dict[str, list[Callable[..., Any]]] = {}
+        self.listeners: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
         """Event -> what is called: the hooks that override it, in their order, then the model."""
         self._model = model
         self._endings = endings

@@ -116,7 +116,8 @@ class Epochs:
         """
         state = self.state
         names = _different_names([*train, *evaluated])
-        self.began, self._profile = perf_counter(), {}
+        began = self.began = perf_counter()
+        self._profile = {}
         epoch_data: EpochData = {name: {} for name in names}
         is_resumed = bool(train) and state.is_in_epoch
         if not is_resumed:
@@ -129,6 +130,7 @@ class Epochs:
             if state.begin_train_streams():
                 for stream in train:
                     self._run_stream(stream, train=True, is_last=stream is train[-1], may_be_empty=is_resumed)
+            state.end_train_streams()  # also where a hook ran an epoch by hand in `after_stream`
             if evaluated:
                 state.keep_copy()
             self.endings.raise_if_due(in_epoch=True)
@@ -143,7 +145,7 @@ class Epochs:
         self._profile["after_epoch_hooks"] = array("d", [perf_counter() - hooks_began])
         profile = {"profile": self._profile, "streams": names}
         ended.append(self._terminated_in("after_epoch_profile", epoch_id=epoch_id, **profile))
-        self._record(epoch_data, [stream.name for stream in train])
+        self._record(epoch_data, [stream.name for stream in train], perf_counter() - began)
         self._save_requested()
         for termination in filter(None, ended):
             raise termination
@@ -239,9 +241,9 @@ class Epochs:
             self._silence.cancel()
             self._silence = None
 
-    def _record(self, epoch_data: EpochData, trained: Sequence[str]) -> None:
+    def _record(self, epoch_data: EpochData, trained: Sequence[str], seconds: float) -> None:
         """Look at the losses of the streams that were trained on, and write the epoch into the run's metrics."""
-        state, seconds = self.state, perf_counter() - self.began
+        state = self.state
         for name in trained:
             self.loss.look_at_mean(name, epoch_data.get(name, {}), state.epochs_done, state.iterations_done)
         self.loss.warn()

@@ -15,6 +15,7 @@ from emrun import AbstractHook, AbstractModel, MainLoop, TrainingAborted, Traini
 from emrun.errors import ArgumentError, HookError, StreamError, UsageError
 from emrun.hook import EVENTS
 from emrun.hooks import StopAfter
+from emrun.loop.state import Phase
 from emrun.storage.run import Run
 
 
@@ -790,3 +791,47 @@ def test_a_model_gets_the_events_that_it_defines_after_the_hooks():
 
     trained(Hook(), model=Listening(), epochs=1)
     assert order == [("hook", 0), ("model", 0), ("hook", 1), ("model", 1)]
+
+
+class RunsBetween(AbstractHook):
+    """Does something with the loop when the train stream of an epoch is over."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+        self.phases = []
+
+    def after_stream(self, stream_name):
+        if stream_name == "train" and self.main_loop.training_epochs_done == 0 and self.main_loop.iterations_done:
+            self.act(self.main_loop)
+
+    def after_batch(self, stream_name):
+        if stream_name == "valid":
+            self.phases.append(self.main_loop.epochs.state.phase)
+
+
+def test_the_seconds_of_an_epoch_hold_those_of_an_evaluation_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("emrun.loop.epochs.perf_counter", map(float, range(10**6)).__next__)
+    hook = RunsBetween(lambda loop: loop.run_evaluation("test"))
+    run = Run(tmp_path, seed=1, command=["emrun"])
+    loop = MainLoop(Model(), Data(), [hook, StopAfter(epochs=1)], run=run, skip_zeroth_epoch=True)
+    loop.run_training()
+    evaluation, epoch = run.metrics
+    assert epoch["epoch"] == 1
+    assert epoch["seconds"] > evaluation["seconds"] + 6  # readings of the clock, two for each of the train batches
+
+
+def test_an_epoch_by_hand_after_the_train_stream_leaves_the_loop_in_its_evaluations():
+    hook = RunsBetween(lambda loop: loop.epoch([], ["test"]))
+    loop = MainLoop(Model(), Data(), [hook, StopAfter(epochs=1)], extra_streams=["valid"], skip_zeroth_epoch=True)
+    loop.run_training()
+    assert hook.phases == [Phase.EVALUATE] * 2
+
+
+def test_a_hook_may_ask_who_listens_when_it_is_registered():
+    class Asks(AbstractHook):
+        def register_mainloop(self, main_loop):
+            super().register_mainloop(main_loop)
+            assert not main_loop.listens("before_update")
+
+    MainLoop(Model(), Data(), [Asks()])
