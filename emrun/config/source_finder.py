@@ -65,7 +65,8 @@ _TYPES: dict[str, Any] = {
 }
 _NO_BASES = frozenset(each for each in _TYPES.values() if isinstance(each, type)) - frozenset(_BASES.values())
 _RUNNING = frozenset(("__init_subclass__", "__class_getitem__"))  # would run when a class is made or named
-_SURE = _RUNNING | {"__init__", "__new__"}  # to be known for certain
+_SURE = _RUNNING | {"__init__", "__new__", "__getattr__", "__getattribute__"}  # to be known for certain
+_MAKES_NO_STREAM = frozenset(("property", "staticmethod", "classmethod"))
 
 
 class Sources(Imported):
@@ -196,7 +197,7 @@ class Sources(Imported):
                 case [ast.FunctionDef(decorator_list=[]) as method] if name not in _RUNNING:
                     methods[name] = _literal(method)
                 case [*several] if name not in _SURE and all(map(_is_decorated, several)):
-                    others[name] = property()  # has several definitions
+                    others[name] = property() if all(map(_makes_no_stream, several)) else UNREAD
                 case [ast.AST() | str() as value] if name not in _SURE:
                     others[name] = _value(value)
                 case _:
@@ -318,3 +319,11 @@ def _value(expression: Any) -> Any:
 
 def _is_decorated(bound: Binding) -> bool:
     return isinstance(bound, ast.FunctionDef) and bool(bound.decorator_list)
+
+
+def _makes_no_stream(bound: Binding) -> bool:
+    """Tell whether a decorated method surely is none that a constructor calls to give a dataset another stream."""
+    decorators = bound.decorator_list if isinstance(bound, ast.FunctionDef) else []
+    names = [each.value if isinstance(each, ast.Attribute) else each for each in decorators]  # `@size.setter`
+    own = getattr(bound, "name", None)
+    return all(isinstance(each, ast.Name) and each.id in {*_MAKES_NO_STREAM, own} for each in names)

@@ -27,9 +27,11 @@ _REWRITES = re.compile(
     rb"""
       (?<![.\w]) (?: globals | locals | vars | exec | eval | __import__ ) \s* \(
     | (?<![.\w]) (?: setattr | delattr ) \s* \( (?! self\b )
-    | \b __ (?: setattr | path ) __ | \b AbstractModel \s* \. \s* register \b | \b sys \s* \. \s* modules \b
+    | \b __ (?: setattr | path ) __ | \b sys \s* \. \s* modules \b
+    | \b AbstractModel \s* (?: \. \s* register | \s as ) \b
     | \b update_wrapper \b | (?<! @ ) (?<! @functools\. ) \b wraps \s* \(
-    | (?<! \bself ) \. \s* __ (?: init | new | call | bases | dict | signature | wrapped ) __ (?! \s* \( )
+    | (?<! \bself ) \. \s* __ (?: init | new | call | getattr (?: ibute )? | bases | dict | signature | wrapped ) __
+      (?! \s* \( )
     | \. \s* __ (?: code | (?:kw)?defaults | annotations ) __
     | (?<! \bself ) \. \s* \w+_stream \s* = (?!=)
     """,

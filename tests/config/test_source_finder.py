@@ -559,11 +559,29 @@ def test_a_member_that_another_way_of_finding_it_may_have_is_left_to_the_import(
         ("def add(self): self.valid_stream = 1", None),
         ("def __getattr__(self, name): pass", None),
         ("train_stream = print", None),
+        ("def train_stream(self): pass\n    @override\n    def add(self): self.valid_stream = 1", None),
+        ("def train_stream(self): pass\n    @property\n    def size(self): return 3", ["train"]),
     ],
 )
 def test_streams_are_read_where_they_are_methods(body, streams):
     with modules(data=f"from emrun import AbstractDataset\nclass Data(AbstractDataset):\n    {body}\n"):
         assert Sources().streams(Sources().find("data.Data")) == streams
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class Data:\n    def train_stream(self): pass\n    __getattr__ = missing",
+        "class Data:\n    def train_stream(self): pass\nData.__getattr__ = missing",
+        "class Data:\n    @missing\n    def __getattr__(self, name): pass",
+    ],
+)
+def test_a_class_that_finds_streams_by_other_means_is_left_to_the_import(code):
+    assert found(f"def missing(self, name): pass\n{code}", "Data") is None
+
+
+def test_a_class_that_is_registered_as_a_model_is_left_to_the_import():
+    assert found("from emrun import AbstractModel as M\nclass Mine: pass\nM.register(Mine)", "Mine") is None
 
 
 # torch, which is never imported
