@@ -225,38 +225,24 @@ class _Reader:
         with contextlib.closing(wrapper), wrapper:
             while perf_counter() < ends_at:
                 began = perf_counter()
-                times = self._read_pass(wrapper, each, ends_at, is_enough=behind > 0)
+                times: list[float] = []
+                for batch in wrapper:
+                    times.append(perf_counter())
+                    if stream.trains and self.first_batch is None:
+                        self.first_batch = batch
+                    ends_at = min(ends_at, times[0] + self.seconds)
+                    if times[-1] >= ends_at and (behind or len(times) > each):  # until something was timed
+                        break
                 self.passes += 1
                 if not times:
                     stream.length = 0
                     return Speed(setting, None, None)
-                if not firsts:
-                    ends_at = times[0] + self.seconds
                 firsts.append(times[0] - began)
                 if len(times) > each:
                     behind, taken = behind + len(times) - each, taken + times[-1] - times[each - 1]
                 if wrapper.epoch_ended:
                     stream.length = len(times)
         return Speed(setting, statistics.median(firsts), taken / behind if behind else None)
-
-    def _read_pass(self, stream: StreamWrapper, each: int, ends_at: float, *, is_enough: bool) -> list[float]:
-        """Read a pass, or what of it comes in time; return when its batches came.
-
-        Args:
-            stream: where it comes from.
-            each: how many batches come before reading is timed.
-            ends_at: when to stop; infinite for `seconds` after the first batch.
-            is_enough: whether to stop then, even if nothing was timed in this pass.
-        """
-        times: list[float] = []
-        for batch in stream:
-            times.append(perf_counter())
-            if stream.training and self.first_batch is None:
-                self.first_batch = batch
-            is_over = times[-1] >= min(ends_at, times[0] + self.seconds)
-            if is_over and (len(times) > each or is_enough):
-                break
-        return times
 
 
 def _seconds_of_a_step(model: Any, batch: Batch, stream: str, seconds: float) -> float:
