@@ -62,7 +62,7 @@ def try_out(config: Config) -> dict[str, Any]:
         BaseException: what the dataset, the model or a hook raises.
     """
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
-    with _unchanged_process(), TemporaryFolder("check") as place, _notes() as notes:
+    with _apart() as notes, TemporaryFolder("check") as place:
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
         warn_of_no_end(training.hooks)
@@ -167,7 +167,7 @@ class _Trial:
             for source, values in {**batch, **changed}.items():
                 sources.setdefault(source, SourceInfo()).add(values)
             if is_run:
-                self._round_trip.add(name, changed)
+                self._round_trip.batches.append((name, changed))
                 self._seconds[name] = seconds + self._run_model(name, changed, usable)
             usable += 1
             if usable == _BATCHES:
@@ -283,32 +283,25 @@ def _gaps(seen: Mapping[str, SourceInfo]) -> list[str]:
 
 
 @contextmanager
-def _unchanged_process() -> Iterator[None]:
-    """Put back what building a training changes in the process: random states and variables of the environment."""
-    before = set(os.environ)
-    try:
-        with preserved_randomness():
-            yield
-    finally:
-        for name in os.environ.keys() - before:
-            del os.environ[name]
+def _apart() -> Iterator[list[str]]:
+    """Collect the warnings of emrun's log, and put back what building a training changes in the process.
 
-
-@contextmanager
-def _notes() -> Iterator[list[str]]:
-    """Collect the warnings of emrun's log."""
+    That is random states and variables of the environment.
+    """
     found: list[str] = []
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             found.append(record.getMessage())
 
-    handler = Collect(logging.WARNING)
-    log = logging.getLogger("emrun")
+    before, handler, log = set(os.environ), Collect(logging.WARNING), logging.getLogger("emrun")
     propagates, log.propagate = log.propagate, False  # they are in the report
     log.addHandler(handler)
     try:
-        yield found
+        with preserved_randomness():
+            yield found
     finally:
         log.removeHandler(handler)
         log.propagate = propagates
+        for name in os.environ.keys() - before:
+            del os.environ[name]
