@@ -60,18 +60,14 @@ def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
 def with_terminal_log(command: Callable[..., int]) -> Callable[..., int]:
     """Show the log while a command runs, as much of it as the options say that this adds."""
 
+    @click.option("-v", "--verbose", is_flag=True, help="Show debug messages.")
+    @click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only, and no bars.")
+    @click.option("--no-progress", "progress", flag_value=False, default=True, help="Show no bars.")
     @wraps(command)
     def run(*, verbose: bool, quiet: bool, progress: bool, **parameters: Any) -> int:
         with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
             return command(**parameters)
 
-    options = (
-        click.option("-v", "--verbose", is_flag=True, help="Show debug messages."),
-        click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only, and no bars."),
-        click.option("--no-progress", "progress", flag_value=False, default=True, help="Show no bars."),
-    )
-    for option in reversed(options):
-        run = option(run)
     return run
 
 
