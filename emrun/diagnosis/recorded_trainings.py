@@ -129,8 +129,7 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            errors="replace",  # it is text
             check=False,
         )
         lines = self.record.read_text(encoding="utf-8").splitlines() if self.record.exists() else []

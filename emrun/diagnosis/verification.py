@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -100,8 +100,7 @@ def verify(
                 "that the end of a pass may not be reached (--full-epochs leaves them as they are)"
             )
             straight = job("straight-short").run()
-        settings = loaded.get("main_loop")
-        settings = settings if isinstance(settings, Mapping) else {}
+        settings = loaded.get("main_loop") or {}
         last = straight.epoch_ends[-1] if settings.get("on_interrupt") == "epoch" and not kill else straight.end - 1
         points = _chosen(straight, at, last) if at else list(_usual(straight))
         if not points:
@@ -124,14 +123,14 @@ def verify(
             _LOG.info("interrupted at %s (iteration %d)", point.name, point.iteration)
             name = f"point-{number}"
             first = job(name, end=straight.end, point=point, by=by).run()
-            if not first.was_interrupted(kill):
+            if first.was_interrupted(kill):
+                second = job(name, end=straight.end, resume=True).run()
+                found = find_difference(straight, [first, second], vary)
+                difference = causes.explain(found, second) if found else None
+                rows.append(Row(point, by.name, second.one("begin").get("iteration"), difference))
+            else:
                 missed = f"the training never came to {point.name}: it came to iteration {first.end}"
                 rows.append(Row(point, by.name, None, Difference(missed, "order")))
-                continue
-            second = job(name, end=straight.end, resume=True).run()
-            found = find_difference(straight, [first, second], vary)
-            difference = causes.explain(found, second) if found else None
-            rows.append(Row(point, by.name, second.one("begin").get("iteration"), difference))
         return Verification(rows, straight.end, notes)
 
 
