@@ -118,12 +118,10 @@ def users_code() -> Iterator[None]:
     """
     try:
         yield
-    except (click.ClickException, click.exceptions.Exit, click.Abort, EOFError) as error:
-        raise UsersCodeFailed(error) from None
-    except OSError as error:
-        if error.errno == errno.EPIPE or isinstance(error, BrokenPipeError):  # else of emrun's own output
-            raise UsersCodeFailed(error) from None
-        raise
+    except (click.ClickException, click.exceptions.Exit, click.Abort, EOFError, OSError) as error:
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and error.errno != errno.EPIPE:
+            raise
+        raise UsersCodeFailed(error) from None  # outside of the block EPIPE is one of emrun's own output
 
 
 def fail(error: BaseException, *, has_log: bool = True) -> int:
