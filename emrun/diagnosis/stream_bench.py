@@ -135,9 +135,7 @@ def bench(
     whole = loaded.tree
     with preserved_randomness():
         dataset = create_dataset(loaded)
-        names = list(dict.fromkeys(name for name, _ in named_streams(whole)))
-        trained = names[0]
-        names = list(dict.fromkeys(names + (stream_names(dataset) if all_streams else [])))
+        names = [name for name, _ in named_streams(whole)] + (stream_names(dataset) if all_streams else [])
         seed, method = loaded.get("seed"), whole.get("main_loop", "start_method")
         start_method = None if method is None else method.value
         if start_method is not None:
@@ -147,8 +145,8 @@ def bench(
         except AttributeError as error:
             raise UsageError(str(error)) from error
         reader = _Reader(seconds, seed if isinstance(seed, int) else 0, start_method)
-        streams = [reader.read(functions[name], StreamBench(name, name == trained)) for name in names]
-        no_step = None
+        streams = [reader.read(function, StreamBench(name, name == names[0])) for name, function in functions.items()]
+        trained, no_step = names[0], None
         if reader.first_batch is None:
             step, no_step = None, f"stream {trained!r} has no batches"
         elif step is None and whole.get("model") is None:
