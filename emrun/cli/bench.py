@@ -11,7 +11,7 @@ from emrun.cli.console import config_arguments, terminal_log, users_code
 from emrun.cli.tables import table
 
 if TYPE_CHECKING:
-    from emrun.diagnosis.stream_bench import Bench, Reading, StreamBench
+    from emrun.diagnosis.stream_bench import Bench, Speed, StreamBench
 
 
 @click.command(short_help="Measure how fast the streams of a config are read.")
@@ -57,7 +57,7 @@ def _shown(found: Bench) -> str:
     return "\n".join([table(rows, headers, ("left", "left", "right", "right", "right")), "", *notes, _choice(found)])
 
 
-def _cells(stream: StreamBench, reading: Reading, step: float | None) -> list[str]:
+def _cells(stream: StreamBench, reading: Speed, step: float | None) -> list[str]:
     if reading.first is None:
         return ["no batches", "", ""]
     rate = 1 / reading.seconds_per_batch if reading.seconds_per_batch else None

@@ -10,10 +10,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -33,12 +32,8 @@ class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
             if record.getMessage() in self._told:
                 return
             self._told.add(record.getMessage())
-        if "tqdm" not in sys.modules:
-            super().emit(record)
-            return
-        from tqdm import tqdm
-
-        with tqdm.external_write_mode(file=self.stream):
+        tqdm = sys.modules.get("tqdm")  # nobody shows a bar without it
+        with tqdm.tqdm.external_write_mode(file=self.stream) if tqdm else nullcontext():
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -65,18 +60,14 @@ def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
 def with_terminal_log(command: Callable[..., int]) -> Callable[..., int]:
     """Show the log while a command runs, as much of it as the options say that this adds."""
 
+    @click.option("-v", "--verbose", is_flag=True, help="Show debug messages.")
+    @click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only, and no bars.")
+    @click.option("--no-progress", "progress", flag_value=False, default=True, help="Show no bars.")
     @wraps(command)
     def run(*, verbose: bool, quiet: bool, progress: bool, **parameters: Any) -> int:
         with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
             return command(**parameters)
 
-    options = (
-        click.option("-v", "--verbose", is_flag=True, help="Show debug messages."),
-        click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only, and no bars."),
-        click.option("--no-progress", "progress", flag_value=False, default=True, help="Show no bars."),
-    )
-    for option in reversed(options):
-        run = option(run)
     return run
 
 
@@ -127,12 +118,10 @@ def users_code() -> Iterator[None]:
     """
     try:
         yield
-    except (click.ClickException, click.exceptions.Exit, click.Abort, EOFError) as error:
-        raise UsersCodeFailed(error) from None
-    except OSError as error:
-        if error.errno == errno.EPIPE or isinstance(error, BrokenPipeError):  # else of emrun's own output
-            raise UsersCodeFailed(error) from None
-        raise
+    except (click.ClickException, click.exceptions.Exit, click.Abort, EOFError, OSError) as error:
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and error.errno != errno.EPIPE:
+            raise
+        raise UsersCodeFailed(error) from None  # outside of the block EPIPE is one of emrun's own output
 
 
 def fail(error: BaseException, *, has_log: bool = True) -> int:
@@ -180,17 +169,15 @@ def _own_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Return where the user's code was last, or else that of a library other than torch and emrun."""
     from emrun.config.names import INSTALLED
 
-    frames: list[tuple[bool, int, FrameType, int]] = []
+    last: dict[bool, traceback.FrameSummary] = {}  # whether it is installed -> where it was last
     for frame, line in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in ("torch", "emrun"):
-            file = Path(frame.f_code.co_filename)
-            installed = not file.is_file() or any(file.resolve().is_relative_to(home) for home in INSTALLED)
-            frames.append((not installed, len(frames), frame, line))
-    if not frames:
-        return None
-    _, _, frame, line = max(frames, key=lambda each: each[:2])
-    return traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
+            code = frame.f_code
+            file = Path(code.co_filename)
+            is_installed = not file.is_file() or any(file.resolve().is_relative_to(home) for home in INSTALLED)
+            last[is_installed] = traceback.FrameSummary(code.co_filename, line, code.co_name)
+    return last.get(False) or last.get(True)
 
 
 def print_error(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,17 +73,17 @@ def _compare_batches(one: Event, other: Event) -> Difference | None:
     where = _told(other)
     if one["batch"] != other["batch"]:
         return Difference(f"{where}: another batch", "batch", other["stream"])
-    before, after = (varying(one[key], other[key]) for key in ("random_before", "random"))
-    if not before and one["outputs"] != other["outputs"]:
+    for name in varying(one["random_before"], other["random_before"]):
+        return Difference(f"{where}: random state of {name} before the batch", "random", name)
+    if one["outputs"] != other["outputs"]:
         names = [name for name in varying(one["outputs"], other["outputs"]) if name in one["outputs"]]
         name = "loss" if "loss" in names else (names or ["(other names)"])[0]
         values = _both(one["shown"].get(name), other["shown"].get(name))
         return Difference(f"{where}: output {name}{values}", "outputs", name)
-    if not before and one["rates"] != other["rates"]:
+    if one["rates"] != other["rates"]:
         return Difference(f"{where}: learning rate{_both(', '.join(one['rates']), ', '.join(other['rates']))}", "rates")
-    if before or after:
-        name, when = (before or after)[0], "before" if before else "after"
-        return Difference(f"{where}: random state of {name} {when} the batch", "random", name)
+    for name in varying(one["random"], other["random"]):
+        return Difference(f"{where}: random state of {name} after the batch", "random", name)
     return None
 
 
@@ -108,6 +108,7 @@ def varying(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
 
+@dataclass(frozen=True, slots=True)
 class Causes:
     """Looks for what is likely to be the reason of a difference.
 
@@ -117,13 +118,9 @@ class Causes:
         buffer: how many batches are read ahead.
     """
 
-    def __init__(self, straight: Recording, again: Recording, buffer: int) -> None:
-        self._straight = straight
-        self._again = again
-        self._buffer = buffer
-        self._private: dict[str, str] = straight.one("private").get("attributes", {})
-        repeated = again.one("private").get("attributes", {})
-        self._vary = varying(self._private, repeated)
+    straight: Recording
+    again: Recording
+    buffer: int
 
     def explain(self, found: Difference, other: Recording) -> Difference:
         """Return the difference with its cause.
@@ -133,18 +130,18 @@ class Causes:
             other: the training that differs.
         """
         cause = self._of_reading_ahead(found)
-        if cause is None and other is self._again:
+        if cause is None and other is self.again:
             cause = self._of_repetition(found)
         return replace(found, cause=cause or self._of_state(found, other))
 
     def _of_reading_ahead(self, found: Difference) -> str | None:
-        draws = self._straight.one("private").get("draws", {})
+        draws = self.straight.one("private").get("draws", {})
         names = [found.detail] if found.part == "batch" and draws.get(found.detail) else list(draws)
         for name in names:
-            if draws[name] and self._buffer and found.part in ("batch", "random", "outputs", "generators", "weights"):
+            if draws[name] and self.buffer and found.part in ("batch", "random", "outputs", "generators", "weights"):
                 return (
                     f"stream {name!r} draws from the global random state of {' and '.join(draws[name])} in a "
-                    f"read-ahead thread (main_loop.buffer: {self._buffer}); let it draw from ctx.rng instead"
+                    f"read-ahead thread (main_loop.buffer: {self.buffer}); let it draw from ctx.rng instead"
                 )
         return None
 
@@ -163,8 +160,9 @@ class Causes:
 
     def _of_state(self, found: Difference, other: Recording) -> str | None:
         """Name what is kept in attributes that no checkpoint has."""
-        now = other.one("private").get("attributes", {})
-        different = sorted(name for name in varying(self._private, now) if now and name not in self._vary)
+        recordings = (self.straight, self.again, other)
+        kept, repeated, now = (each.one("private").get("attributes", {}) for each in recordings)
+        different = sorted({*varying(kept, now)} - {*varying(kept, repeated)}) if now else []
         order = {"batch": "dataset", "rates": "hook"}.get(found.part, "module")
         different.sort(key=lambda name: not name.startswith(order))
         keep = "register_buffer, or get_extra_state() and set_extra_state() of the module, keep it"
@@ -177,13 +175,12 @@ class Causes:
         }
         if different:
             kind = different[0].split()[0]
-            shown = [f"{name}{_both(self._private.get(name), now.get(name))}" for name in different[:3]]
+            shown = [f"{name}{_both(kept.get(name), now.get(name))}" for name in different[:3]]
             hint = hints[kind]
             if different[0].endswith(NOT_PERSISTENT):
                 hint = "a buffer with persistent=False changes in training; no checkpoint has it, make it persistent"
             return f"{hint}: {'; '.join(shown)}"
         if found.part == "batch":
             return f"stream {found.detail!r} depends on more than ctx and the random state that a pass begins with"
-        forgetful: Iterable[str] = self._straight.one("private").get("forgetful", ())
-        names = ", ".join(forgetful)
+        names = ", ".join(self.straight.one("private").get("forgetful", ()))
         return f"something keeps state that no checkpoint has; hooks without state_dict: {names}" if names else None

@@ -21,21 +21,19 @@ def parameters(model: AbstractModel) -> Iterator[dict[str, Any]]:
     module = getattr(model, "module", None)
     if not isinstance(module, torch.nn.Module):
         return
-    seen: set[int] = set()
-    for name, part in module.named_modules():
-        own = [(key, each) for key, each in part.named_parameters(recurse=False) if id(each) not in seen]
-        seen.update(id(each) for _, each in own)
-        if own:
-            trained = sum(each.numel() for _, each in own if each.requires_grad)
-            count = sum(each.numel() for _, each in own)
-            yield {
-                "module": name or "(itself)",
-                "class": type(part).__name__,
-                "shapes": {key: list(each.shape) for key, each in own},
-                "count": count,
-                "bytes": sum(_bytes(each) for _, each in own),
-                "trained": trained,
-            }
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for path, each in module.named_parameters():
+        part, _, name = path.rpartition(".")
+        parts.setdefault(part, {})[name] = each
+    for part, own in parts.items():
+        yield {
+            "module": part or "(itself)",
+            "class": type(module.get_submodule(part)).__name__,
+            "shapes": {name: list(each.shape) for name, each in own.items()},
+            "count": sum(each.numel() for each in own.values()),
+            "bytes": sum(map(_bytes, own.values())),
+            "trained": sum(each.numel() for each in own.values() if each.requires_grad),
+        }
 
 
 def memory(model: AbstractModel) -> dict[str, int]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.parameter import is_lazy
 
 from emrun.diagnosis.differences import DIGEST, NOT_PERSISTENT
 from emrun.encoding import digest
@@ -22,10 +23,8 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module
 
 def private_state(model: Any, hooks: Iterable[AbstractHook], dataset: Any) -> dict[str, str]:
     """Return what the objects of a training keep in attributes of their own, as `unsaved_state` does for a model."""
-    found = unsaved_state(model)
-    for hook in hooks:
-        found |= attributes(hook, f"hook {_kind(hook)}")
-    return found | attributes(dataset, f"dataset {_kind(dataset)}")
+    own = [*(_kept([("", hook)], "hook") for hook in hooks), _kept([("", dataset)], "dataset")]
+    return unsaved_state(model) | _texts(itertools.chain.from_iterable(own))
 
 
 def forgetful(hooks: Iterable[AbstractHook]) -> list[str]:
@@ -45,98 +44,76 @@ def unsaved_state(model: Any) -> dict[str, str]:
         `module 'encoder' (Encoder), attribute 'count'` -> the number, or a digest of anything longer. What is in
         `get_extra_state()` or in the model's `state_dict()` is there too.
     """
-    found: dict[str, str] = {}
+    found: list[Iterable[tuple[str, Any]]] = [_kept([("", model)], "model")]
     module = getattr(model, "module", None)
     if isinstance(module, torch.nn.Module):
-        found |= _of_modules(module, "module")
+        found.append(_kept(module.named_modules(), "module"))
     for key, loss in getattr(model, "losses", {}).items():
-        if isinstance(loss, torch.nn.Module):
-            found |= _of_modules(loss, key)
-            found |= _texts((f"{key} {_kind(loss)}, buffer {name!r}", each) for name, each in loss.named_buffers())
-        else:
-            found |= attributes(loss, f"{key} {_kind(loss)}")
-    return found | attributes(model, f"model {_kind(model)}")
+        is_module = isinstance(loss, torch.nn.Module)
+        found.append(_kept(loss.named_modules() if is_module else [("", loss)], key))
+        if is_module:
+            found.append([(f"{key} {_kind(loss)}, buffer {name!r}", each) for name, each in loss.named_buffers()])
+    return _texts(itertools.chain.from_iterable(found))
 
 
-def attributes(owner: Any, what: str) -> dict[str, str]:
-    """Return the attributes of an object that can be compared, unless emrun or torch defines its class.
+def _kept(owners: Iterable[tuple[str, Any]], what: str) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of objects, unless emrun or torch defines their classes, and the buffers that are not saved.
 
     Args:
-        owner: the object.
-        what: what it is called.
+        owners: a module's parts with their names, or one object with none.
+        what: what the whole is called.
     """
-    if type(owner).__module__.startswith(_TRUSTED):
-        return {}
-    own = list(getattr(owner, "__dict__", {}).items())
-    return _texts((f"{what}, attribute {name!r}", value) for name, value in own if name not in _OF_MODULES)
-
-
-def _of_modules(root: torch.nn.Module, what: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, part in root.named_modules():
-        place = f"{what} {name!r} ({_kind(part)})" if name else f"{what} {_kind(part)}"
-        found |= attributes(part, place)
-        found |= _texts((f"{place}, buffer {key!r} {NOT_PERSISTENT}", each) for key, each in _not_persistent(part))
-    return found
-
-
-def _not_persistent(part: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in sorted(part._non_persistent_buffers_set):
-        buffer = part._buffers.get(name)
-        if buffer is not None and not is_lazy(buffer):
-            yield name, buffer
+    for name, owner in owners:
+        place = f"{what} {name!r} ({_kind(owner)})" if name else f"{what} {_kind(owner)}"
+        if not type(owner).__module__.startswith(_TRUSTED):
+            own = list(getattr(owner, "__dict__", {}).items())
+            yield from ((f"{place}, attribute {key!r}", value) for key, value in own if key not in _OF_MODULES)
+        if isinstance(owner, torch.nn.Module):
+            lost = owner._non_persistent_buffers_set
+            buffers = [(key, each) for key, each in owner.named_buffers(recurse=False) if key in lost]
+            yield from ((f"{place}, buffer {key!r} {NOT_PERSISTENT}", each) for key, each in buffers)
 
 
 def _texts(values: Iterable[tuple[str, Any]]) -> dict[str, str]:
     """Return the texts of values under their names, without those that cannot be compared."""
     found = {}
     for name, value in values:
-        try:
-            text = _text(value)
-        except Exception:  # objects of the user's, and tensors of kinds that torch can do little with
-            continue
-        if text is not None:
-            found[name] = text
+        with suppress(Exception):  # also of objects of the user's, and of tensors that torch can do little with
+            found[name] = _text(value)
     return found
 
 
-def _digest(value: Any) -> str:
-    return f"{DIGEST} {digest(value)}"
+def _text(value: Any, depth: int = 0) -> str:
+    """Return a text for a value that can be compared between processes.
 
-
-def _text(value: Any, depth: int = 0) -> str | None:
-    """Return a text for a value that can be compared between processes, None for any other."""
+    Raises:
+        TypeError: it is of another kind, or a container in too many others, such as one that holds itself.
+    """
     if value is None or isinstance(value, bool | int | float | str | np.generic):
         return repr(value)
-    if isinstance(value, torch.Tensor):
-        is_readable = not is_lazy(value) and value.layout is torch.strided and not value.is_meta
-        return _digest(value.detach().resolve_conj().resolve_neg()) if is_readable else None
-    if isinstance(value, np.ndarray):
-        return None if value.dtype.hasobject else _digest(value)
-    if isinstance(value, Mapping | list | tuple | deque | set | frozenset):
-        if depth == _DEEPEST:  # or a container that holds itself
-            return None
-        entries = list(value.values()) if isinstance(value, Mapping) else list(value)
-        parts = []
-        for entry in entries:
-            part = _text(entry, depth + 1)
-            if part is None:
-                return None
-            parts.append(part)
-        return _digest(sorted(parts) if isinstance(value, set | frozenset) else parts)
-    state = _state_of_generator(value)
-    return None if state is None else _digest(state)
+    if isinstance(value, Mapping | list | tuple | deque | set | frozenset) and depth < _DEEPEST:
+        parts = [_text(entry, depth + 1) for entry in (value.values() if isinstance(value, Mapping) else value)]
+        return f"{DIGEST} {digest(sorted(parts) if isinstance(value, set | frozenset) else parts)}"
+    return f"{DIGEST} {digest(_content(value))}"
 
 
-def _state_of_generator(value: Any) -> Any:
-    """Return the state of a random generator, None of anything else."""
+def _content(value: Any) -> Any:
+    """Return the numbers of a tensor or an array, or the state of a random generator.
+
+    Raises:
+        TypeError: it is anything else.
+    """
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return value.detach().resolve_conj().resolve_neg()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
     if isinstance(value, np.random.RandomState | torch.Generator):
         return value.get_state()
-    return None
+    raise TypeError(type(value).__name__)
 
 
 def _kind(value: Any) -> str:

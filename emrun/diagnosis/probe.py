@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from safetensors.torch import load_file
 from emrun.dataset import open_stream
 from emrun.diagnosis.model_facts import lengths
 from emrun.diagnosis.private_state import forgetful, private_state
-from emrun.encoding import digest, random_state
+from emrun.diagnosis.recorded_trainings import Job, Point
+from emrun.encoding import GENERATORS, digest, random_state
 from emrun.errors import exit_status
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
@@ -41,18 +44,16 @@ _WEIGHTS = ".safetensors"
 
 
 def main(job_text: str) -> None:
-    """Run a training and write down what happens in it, each time as a line of JSON.
+    """Run a training and write down what happens in it.
 
     Args:
-        job_text: JSON with `record` (the file), `directory` (of the run), `resume` (whether to go on with it, or to
-            begin it from `config` and `overrides`), `end` (the iteration that ends it; null for the first ones of the
-            third epoch), `longest` (give up when an epoch is longer), `point` (null, or the fields of a `Point`),
-            `signal` (the number of the one that comes there; some iterations before SIGKILL a checkpoint is saved).
+        job_text: the `Job` as JSON.
     """
-    job = json.loads(job_text)
+    fields = json.loads(job_text)
+    job = Job(**{**fields, "point": fields["point"] and Point(**fields["point"])})
 
     def record(kind: str, **values: Any) -> None:
-        with Path(job["record"]).open("a", encoding="utf-8") as file:  # its lines outlive the process
+        with job.record.open("a", encoding="utf-8") as file:  # its lines outlive the process
             file.write(json.dumps({"kind": kind, **values}) + "\n")
 
     try:
@@ -65,18 +66,17 @@ def main(job_text: str) -> None:
         record("error", status=status, text=text)
 
 
-def _run(job: Mapping[str, Any], record: _Record) -> None:
-    directory = Path(job["directory"])
-    if job["resume"]:
-        training = resume_training(directory)
+def _run(job: Job, record: _Record) -> None:
+    if job.resume:
+        training = resume_training(job.directory)
     else:
-        training = create_training(job["config"], output_dir=directory, overrides=job["overrides"])
+        training = create_training(job.config, output_dir=job.directory, overrides=job.overrides)
     if training is None:  # ended by one of its hooks, not by the signal
-        record("final", **_final(directory))
+        record("final", **_final(job.directory))
         return
     loop = training.main_loop
     known_length = loop.fixed_epoch_size or lengths(training.dataset).get(loop.train_stream_name, 0)
-    if job["longest"] is not None and known_length > job["longest"]:
+    if job.longest is not None and known_length > job.longest:
         record("long")
         return
     probe = Probe(record, job)
@@ -86,7 +86,7 @@ def _run(job: Mapping[str, Any], record: _Record) -> None:
     if not probe.is_too_long:
         attributes = private_state(training.model, hooks, training.dataset)
         record("private", attributes=attributes, draws=_draws(training), forgetful=forgetful(hooks))
-        record("final", **_final(directory))
+        record("final", **_final(job.directory))
 
 
 class Probe(AbstractHook):
@@ -94,20 +94,20 @@ class Probe(AbstractHook):
 
     Args:
         record: writes an event down: its kind, and its values.
-        job: see `main`.
+        job: says where to interrupt or to end the training.
     """
 
     main_loop: MainLoop  # of which it asks more than other hooks
     changes_batches = False
     reads = ()
 
-    def __init__(self, record: _Record, job: Mapping[str, Any]) -> None:
+    def __init__(self, record: _Record, job: Job) -> None:
         super().__init__()
         self._record = record
         self._job = job
         self._batch = 0  # of the stream's pass, in an evaluation
         self._before: dict[str, Any] = {}
-        self._second_end: int | None = None
+        self._end = job.end
         self.is_too_long = False
 
     def before_training(self) -> None:
@@ -138,7 +138,7 @@ class Probe(AbstractHook):
         if loop.training:
             entry["pass"] = loop.get_stream(stream_name).position.pass_number
         self._record("batch", **entry)
-        self._act(stream_name)
+        self._act(stream_name, entry["number"])
 
     def after_stream(self, stream_name: str) -> None:
         """Count the batches of the next stream from the beginning."""
@@ -147,31 +147,26 @@ class Probe(AbstractHook):
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Write down where an epoch ends."""
         loop = self.main_loop
-        if loop.training_epochs_done == 2 and self._second_end is None:
-            self._second_end = loop.iterations_done
+        if loop.training_epochs_done == 2 and self._end is None:
+            self._end = loop.iterations_done + _TAIL
         self._record("epoch", epoch=loop.training_epochs_done, iteration=loop.iterations_done)
 
-    def _act(self, stream_name: str) -> None:
-        loop, job = self.main_loop, self._job
+    def _act(self, stream_name: str, number: int | None) -> None:
+        loop, job, point = self.main_loop, self._job, self._job.point
         done = loop.iterations_done
-        point = job["point"]
         if point is not None:
-            if loop.training and job["signal"] == signal.SIGKILL and done == point["iteration"] - _BEFORE_KILL:
+            if loop.training and job.by == signal.SIGKILL and done == point.iteration - _BEFORE_KILL:
                 loop.request_checkpoint("verify-resume")
-            here = (done, stream_name, None if loop.training else self._batch)
-            if here == (point["iteration"], point["stream"], point["batch"]):
+            if (done, stream_name, number) == (point.iteration, point.stream, point.batch):
                 loop.wait_for_checkpoints()  # so that a killed training goes on from the same one every time
-                os.kill(os.getpid(), job["signal"])
+                os.kill(os.getpid(), job.by)
         if not loop.training:
             return
-        if job["longest"] is not None and loop.training_epochs_done == 0 and done > job["longest"]:
+        if job.longest is not None and loop.training_epochs_done == 0 and done > job.longest:
             self.is_too_long = True
             self._record("long")
             raise TrainingTerminated("the epoch is long")
-        end = job["end"]
-        if end is None and self._second_end is not None:
-            end = self._second_end + _TAIL
-        if end is not None and done >= end:
+        if self._end is not None and done >= self._end:
             raise TrainingTerminated(f"{done} iterations are verified")
 
 
@@ -201,10 +196,12 @@ def _final(directory: Path) -> dict[str, Any]:
             weights |= {name: digest(value) for name, value in load_file(path).items()}
         elif path.name not in (FILE, "manifest.json"):
             weights[path.name] = digest(np.fromfile(path, dtype=np.uint8))
-    hooks: dict[str, str] = {}
+    hooks = {}
     for each in state["hooks"]:
         number = f" ({each['occurrence'] + 1})" if each["occurrence"] else ""
-        hooks |= _flat(each["state"], f"{each['class'].rpartition('.')[2]}{number}")
+        hooks[f"{each['class'].rpartition('.')[2]}{number}"] = each["state"]
+    began = state["epoch_began"] or {"random": {}}
+    at_first = {f"{name} as the epoch began": each for name, each in began["random"].items()}
     metrics: dict[str, str] = {}
     for line in recorded_epochs(directory):
         epoch = f"epoch {line['epoch']}"
@@ -212,20 +209,14 @@ def _final(directory: Path) -> dict[str, Any]:
     return {
         "weights": weights,
         "model": _flat(state["model"], ""),
-        "hooks": hooks,
+        "hooks": _flat(hooks, ""),
         "loop": _flat(state["loop"], ""),
         # without the random states in which passes began: a resume has them only as far as it needs them
         "streams": {name: text for name, text in _flat(state["streams"], "").items() if ".began" not in name},
-        "generators": _generators(state),
+        # those with which the epoch began that the training ended in, too
+        "generators": _digests({**state["random"], **at_first}),
         "metrics": metrics,
     }
-
-
-def _generators(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the random states, and those with which the epoch began that the training ended in."""
-    began = state["epoch_began"]
-    at_first = _digests(began["random"]) if began else {}
-    return {**_digests(state["random"]), **{f"{name} as the epoch began": each for name, each in at_first.items()}}
 
 
 def _flat(value: Any, key: str) -> dict[str, str]:
@@ -244,17 +235,12 @@ def _draws(training: Training) -> dict[str, list[str]]:
     loop, found = training.main_loop, {}
     for name in loop.streams.sources:
         context = StreamContext(name, seed=loop.seed, epoch=int(name == loop.train_stream_name))
-        changed: dict[str, None] = {}
+        seen: dict[str, set[str]] = {each: set() for each in GENERATORS}
         with preserved_randomness():
             stream = iter(open_stream(training.dataset, name, context))
-            before = None
-            for _ in range(_TRIED):
-                try:
-                    next(stream)
-                except Exception:  # also a stream that has come to its end
-                    break
-                after = _digests(random_state())
-                changed |= dict.fromkeys(key for key in after if before is not None and after[key] != before[key])
-                before = after
-        found[name] = list(changed)
+            with suppress(Exception):  # a failure of the stream is not what this is about
+                for _ in itertools.islice(stream, _TRIED):
+                    for key, state in random_state().items():
+                        seen[key].add(digest(state))
+        found[name] = [key for key, states in seen.items() if len(states) > 1]
     return found

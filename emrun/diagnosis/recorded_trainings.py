@@ -79,66 +79,65 @@ class Recording:
         return self._exit_code == -signal.SIGKILL if kill else self.one("outcome").get("status") == "interrupted"
 
 
-class Trainings:
-    """Runs trainings in processes of their own.
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training of the verification, run in a process of its own.
 
     Args:
-        place: the directory for all that they write.
+        place: the directory for all that the trainings write.
         config: the config.
-        overrides: a list that may grow.
+        overrides: for the config.
+        name: the name of the run's directory.
+        resume: whether to go on with the run, or to begin it.
+        end: the iteration that ends it; None for the first ones of the third epoch.
+        longest: give up when an epoch is longer.
+        point: where to interrupt it; None for nowhere.
+        by: the number of the signal that comes there; some iterations before SIGKILL a checkpoint is saved.
     """
 
-    def __init__(self, place: Path, config: str, overrides: list[str]) -> None:
-        self._place = place
-        self._config = config
-        self._overrides = overrides
-        self._temporary = place / "temporary"  # torch leaves a directory in it
-        self._temporary.mkdir()
+    place: str
+    config: str
+    overrides: list[str]
+    name: str
+    resume: bool = False
+    end: int | None = None
+    longest: int | None = None
+    point: Point | None = None
+    by: int = signal.SIGTERM
 
-    def run(
-        self,
-        name: str,
-        *,
-        end: int | None = None,
-        longest: int | None = None,
-        point: Point | None = None,
-        by: signal.Signals = signal.SIGTERM,
-        resume: bool = False,
-    ) -> Recording:
-        """Run a training, or go on with it.
+    @property
+    def directory(self) -> Path:
+        """The directory of the run."""
+        return Path(self.place, self.name)
+
+    @property
+    def record(self) -> Path:
+        """The file for what happens in the training: each event a line of JSON."""
+        return Path(self.place, f"{self.name}-{'resumed' if self.resume else 'begun'}.jsonl")
+
+    def run(self) -> Recording:
+        """Run the training.
 
         Raises:
             VerificationFailed: it failed.
         """
-        record = self._place / f"{name}-{'resumed' if resume else 'begun'}.jsonl"
-        job = {
-            "record": str(record),
-            "directory": str(self._place / name),
-            "resume": resume,
-            "config": self._config,
-            "overrides": self._overrides,
-            "end": end,
-            "longest": longest,
-            "point": point and asdict(point),
-            "signal": by,
-        }
+        temporary = Path(self.place, "temporary")  # torch leaves a directory in it
+        temporary.mkdir(exist_ok=True)
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _CHILD.format(path=sys.path), json.dumps(job)],
-            env={**os.environ, **_SETTINGS, "TMPDIR": str(self._temporary)},
+            [sys.executable, "-P", "-c", _CHILD.format(path=sys.path), json.dumps(asdict(self))],
+            env={**os.environ, **_SETTINGS, "TMPDIR": str(temporary)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            errors="replace",  # it is text
             check=False,
         )
-        lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-        events = [json.loads(line) for line in lines]
-        for event in events:
-            if event["kind"] == "error":
-                raise VerificationFailed(event["text"].replace(str(self._place / name), "RUN_DIR"), event["status"])
-        was_killed = by == signal.SIGKILL and done.returncode == -signal.SIGKILL
-        if not was_killed and (done.returncode or not {"final", "long"} & {event["kind"] for event in events}):
+        lines = self.record.read_text(encoding="utf-8").splitlines() if self.record.exists() else []
+        found = Recording([json.loads(line) for line in lines], done.returncode)
+        for event in found.of("error"):
+            raise VerificationFailed(event["text"].replace(str(self.directory), "RUN_DIR"), event["status"])
+        was_killed = self.by == signal.SIGKILL and done.returncode == -signal.SIGKILL
+        if not was_killed and (done.returncode or not (found.final or found.of("long"))):
             last = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
             raise VerificationFailed(f"a training ended by itself, with status {done.returncode}{last}", 1)
-        return Recording(events, done.returncode)
+        return found

@@ -172,21 +172,18 @@ class _Attempt:
 
     def _hooks(self) -> list[AbstractHook]:
         """Return the hook that failed, as it was then, and what makes kernels deterministic."""
-        hooks: list[AbstractHook] = []
-        if self._hook_recipe is not None:
-            seed_everything(self._seed, "hooks")
-            hook = self._hook_recipe.build(self._supplied)
-            if self._capsule.step.event != "before_batch":
-                hook.before_batch = None  # the batch has what it made of it
-            if self._capsule.state["hook"]:
-                with reading(
-                    f"{self._capsule.place / FILE}: hook {type(hook).__name__}", ANOTHER_CAPSULE, hook.load_state_dict
-                ):
-                    hook.load_state_dict(self._capsule.state["hook"])
-            hooks.append(hook)
-        if self._plan.get("deterministic", False):
-            hooks.append(DeterministicKernels())
-        return hooks
+        kernels = [DeterministicKernels()] if self._plan.get("deterministic", False) else []
+        if self._hook_recipe is None:
+            return [*kernels]
+        seed_everything(self._seed, "hooks")
+        hook = self._hook_recipe.build(self._supplied)
+        if self._capsule.step.event != "before_batch":
+            hook.before_batch = None  # the batch has what it made of it
+        if self._capsule.state["hook"]:
+            what = f"{self._capsule.place / FILE}: hook {type(hook).__name__}"
+            with reading(what, ANOTHER_CAPSULE, hook.load_state_dict):
+                hook.load_state_dict(self._capsule.state["hook"])
+        return [hook, *kernels]
 
     def is_same(self, error: BaseException, *, exactly: bool) -> bool:
         """Tell whether an error is the one of then: class and message, or, not exactly, the message without numbers."""
@@ -195,10 +192,8 @@ class _Attempt:
             return False
         if _is_out_of_memory(error):
             return True  # its message says how much was free
-        messages = [self.censor(str(error)), self.censor(facts["message"])]
-        if not exactly:
-            messages = [re.sub(r"\d+", "0", message) for message in messages]
-        return bool(messages[0] == messages[1])
+        messages = (self.censor(text) for text in (str(error), facts["message"]))
+        return len({each if exactly else re.sub(r"\d+", "0", each) for each in messages}) == 1
 
     def look_for_anomaly(self) -> str:
         """Do the step with `torch.autograd.detect_anomaly`; return what that found."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +26,24 @@ _WAYS = (
 )
 
 
+@dataclass(slots=True)
 class RoundTrip:
     """Saves a model that was trained and loads it into another one, and compares what both make of the same batches.
 
     Args:
         trained: the model that is saved.
         other: the one into which it is loaded, built in the same way.
+        batches: the batches that the first one is run on, each with its stream.
     """
 
-    def __init__(self, trained: AbstractModel, other: AbstractModel) -> None:
-        self._trained = trained
-        self._other = other
-        self._before: dict[str, str] = {}  # what no checkpoint may have, before the first update
-        self._batches: list[tuple[str, Batch]] = []
+    trained: AbstractModel
+    other: AbstractModel
+    batches: list[tuple[str, Batch]] = field(default_factory=list)
+    _before: dict[str, str] = field(default_factory=dict)  # what no checkpoint may have, before the first update
 
     def begin(self) -> None:
         """Note what the model keeps before its first update."""
-        self._before = unsaved_state(self._trained)
-
-    def add(self, stream: str, batch: Batch) -> None:
-        """Note a batch that the model is run on."""
-        self._batches.append((stream, batch))
+        self._before = unsaved_state(self.trained)
 
     def check(self, directory: Path) -> None:
         """Save and load, and compare.
@@ -57,14 +55,14 @@ class RoundTrip:
             StateError: it is not the same.
         """
         directory.mkdir()
-        self._trained.save(directory)
-        saved = encode(self._trained.state_dict(), "state of the model")
+        self.trained.save(directory)
+        saved = encode(self.trained.state_dict(), "state of the model")
         save_state({"model": saved}, directory)
-        self._other.load(directory)
-        self._other.load_state_dict(load_state(directory)["model"])
-        came_back = encode(self._other.state_dict(), "state of the model", copied=True)
-        for stream, batch in dict(reversed(self._batches)).items():  # the first batch of each stream
-            before, after = (_evaluated(each, batch, stream) for each in (self._trained, self._other))
+        self.other.load(directory)
+        self.other.load_state_dict(load_state(directory)["model"])
+        came_back = encode(self.other.state_dict(), "state of the model", copied=True)
+        for stream, batch in dict(reversed(self.batches)).items():  # the first batch of each stream
+            before, after = (_run(each, batch, stream, train=False) for each in (self.trained, self.other))
             for name, value in before.items():
                 if not _equal(value, after.get(name)):
                     suspects = self._suspects()
@@ -85,34 +83,32 @@ class RoundTrip:
         """
         if not self._changed():
             return
-        loop = MainLoop(self._other, dataset, train_stream_name=train_stream_name)
+        loop = MainLoop(self.other, dataset, train_stream_name=train_stream_name)
         loop.notify("before_training")
         loop.notify("before_epoch", epoch_id=1)
-        for name, batch in self._batches:
-            for model in (self._other, self._trained):
-                with preserved_randomness():
-                    seed_everything(0, "training", name)
-                    model.run(batch, name == train_stream_name, name)
+        for name, batch in self.batches:
+            for model in (self.other, self.trained):
+                _run(model, batch, name, train=name == train_stream_name)
         for what in self._suspects():
             way = "register it without persistent=False" if what.endswith(NOT_PERSISTENT) else _WAYS
             yield f"{what} changes in training, but is in no checkpoint: a resume would not be exact; {way}"
 
     def _changed(self) -> list[str]:
         """Return what has changed since the first update, and may be in no checkpoint."""
-        return varying(self._before, unsaved_state(self._trained))
+        return varying(self._before, unsaved_state(self.trained))
 
     def _suspects(self) -> list[str]:
         """Return what has changed in training and is another in the model that has the checkpoint."""
-        one, other = unsaved_state(self._other), unsaved_state(self._trained)
+        one, other = unsaved_state(self.other), unsaved_state(self.trained)
         names = sorted({*self._changed()} & {*varying(one, other)})
         # of the model itself, numbers and texts: weights differ as soon as something else does
         return [each for each in names if not (each.startswith("model") and one.get(each, DIGEST).startswith(DIGEST))]
 
 
-def _evaluated(model: AbstractModel, batch: Batch, stream: str) -> Mapping[str, Any]:
+def _run(model: AbstractModel, batch: Batch, stream: str, *, train: bool) -> Mapping[str, Any]:
     with preserved_randomness():
-        seed_everything(0, "evaluation", stream)
-        return model.run(batch, False, stream)
+        seed_everything(0, "round trip", stream)
+        return model.run(batch, train, stream)
 
 
 def _equal(one: Any, other: Any) -> bool:

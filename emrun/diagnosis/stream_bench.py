@@ -21,6 +21,7 @@ from emrun.diagnosis.model_facts import timed_run
 from emrun.errors import StreamError, UsageError, reason_of
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.stream_context import StreamContext
+from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamPosition, StreamWrapper
 from emrun.training.create import create_dataset, create_model
 from emrun.types import Batch, StartMethod
@@ -31,12 +32,8 @@ _UNTIMED_STEPS = 3
 _TIMED_STEPS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Reading):
     """Who reads ahead, in the words of `main_loop`."""
-
-    buffer: int = 0
-    workers: int = 0
 
     def __str__(self) -> str:
         named = (("buffer", self.buffer), ("workers", self.workers))
@@ -44,7 +41,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Speed:
     """How fast a stream is read.
 
     Args:
@@ -74,9 +71,9 @@ class StreamBench:
     trains: bool
     shares_rows: bool = False
     length: int | None = None
-    readings: list[Reading] = field(default_factory=list)
+    readings: list[Speed] = field(default_factory=list)
 
-    def waiting(self, reading: Reading, step: float) -> float:
+    def waiting(self, reading: Speed, step: float) -> float:
         """Return the share of its time that a training waits for batches, if they do not hinder each other.
 
         The first batch of a pass, and with it the start of processes, counts where the length of a pass is known.
@@ -85,14 +82,13 @@ class StreamBench:
             reading: one of the readings, of a stream that has batches.
             step: seconds that the model takes for a batch.
         """
-        is_ahead = reading.setting != Setting()
-        each = max(0.0, (reading.seconds_per_batch or 0.0) - (step if is_ahead else 0.0))
+        each = max(0.0, (reading.seconds_per_batch or 0.0) - (step if reading.setting.ahead else 0.0))
         if self.length is None:
             return each / (each + step)
         waited = (reading.first or 0.0) + (self.length - 1) * each
         return waited / (waited + self.length * step)
 
-    def chosen(self, step: float) -> Reading:
+    def chosen(self, step: float) -> Speed:
         """Return the reading with the setting to choose: the first that waits hardly longer than the best one."""
         least = min(self.waiting(reading, step) for reading in self.readings)
         return next(reading for reading in self.readings if self.waiting(reading, step) <= least + _GAIN)
@@ -139,116 +135,87 @@ def bench(
     whole = loaded.tree
     with preserved_randomness():
         dataset = create_dataset(loaded)
-        names = list(dict.fromkeys(name for name, _ in named_streams(whole)))
-        seed, method = whole.get("seed"), whole.get("main_loop", "start_method")
-        reader = _Reader(
-            dataset,
-            seconds,
-            seed.value if seed is not None and isinstance(seed.value, int) else 0,
-            None if method is None else method.value,
-        )
-        trained = names[0]
-        names = list(dict.fromkeys(names + (stream_names(dataset) if all_streams else [])))
-        for name in names:
-            reader.function(name)  # a name that is wrong is told before anything is measured
-        streams = [reader.read(name, trains=name == trained) for name in names]
-        batch = reader.first_batch
-        if batch is None:
-            return Bench(streams, None, f"stream {trained!r} has no batches")
-        if step is not None:
-            return Bench(streams, step)
-        if whole.get("model") is None:
-            return Bench(streams, None, "the config has no model: give --step-ms")
-        try:
-            return Bench(streams, _seconds_of_a_step(create_model(loaded, dataset=dataset), batch, trained, seconds))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # of a model that is for another machine, or not written yet
-            return Bench(
-                streams,
-                None,
-                f"the model does not train here: give --step-ms ({type(error).__name__}: {reason_of(error)})",
-            )
+        names = [name for name, _ in named_streams(whole)] + (stream_names(dataset) if all_streams else [])
+        seed, method = loaded.get("seed"), whole.get("main_loop", "start_method")
+        start_method = None if method is None else method.value
+        if start_method is not None:
+            check_choice("main_loop.start_method", start_method, StartMethod)
+        try:  # a name that is wrong is told before anything is measured
+            functions = {name: stream_function(dataset, name) for name in names}
+        except AttributeError as error:
+            raise UsageError(str(error)) from error
+        reader = _Reader(seconds, seed if isinstance(seed, int) else 0, start_method)
+        streams = [reader.read(function, StreamBench(name, name == names[0])) for name, function in functions.items()]
+        trained, no_step = names[0], None
+        if reader.first_batch is None:
+            step, no_step = None, f"stream {trained!r} has no batches"
+        elif step is None and whole.get("model") is None:
+            no_step = "the config has no model: give --step-ms"
+        elif step is None:
+            try:
+                step = _seconds_of_a_step(create_model(loaded, dataset=dataset), reader.first_batch, trained, seconds)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # of a model that is for another machine, or not written yet
+                reason = f"{type(error).__name__}: {reason_of(error)}"
+                no_step = f"the model does not train here: give --step-ms ({reason})"
+        return Bench(streams, step, no_step)
 
 
-def settings(cores: int) -> list[Setting]:
+def settings(cores: int, start_method: StartMethod | None = None) -> list[Setting]:
     """Return what is tried, the simplest first: workers are doubled up to the number of cores."""
     counts = {1, 2, cores} | {2**power for power in range(cores.bit_length()) if 2**power <= cores}
-    return [Setting(), Setting(buffer=4), *(Setting(workers=count) for count in sorted(counts))]
+    workers = [Setting(workers=count, start_method=start_method) for count in sorted(counts)]
+    return [Setting(), Setting(buffer=4), *workers]
 
 
+@dataclass(slots=True)
 class _Reader:
     """Reads streams for a while.
 
     Args:
-        dataset: has the streams.
         seconds: how long.
         seed: the seed of the run.
         start_method: how processes are started; None for Python's default.
     """
 
-    def __init__(self, dataset: Any, seconds: float, seed: int, start_method: StartMethod | None) -> None:
-        if start_method is not None:
-            check_choice("main_loop.start_method", start_method, StartMethod)
-        self._dataset = dataset
-        self._seconds = seconds
-        self._seed = seed
-        self._start_method = start_method
-        self._passes = 0
-        self.first_batch: Batch | None = None
-        """The first batch of the stream that the model learns from."""
+    seconds: float
+    seed: int
+    start_method: StartMethod | None
+    first_batch: Batch | None = None
+    """The first batch of the stream that the model learns from."""
+    passes: int = 0
+    """How many passes of the stream that is being measured were read."""
 
-    def function(self, name: str) -> Callable[..., Any]:
-        """Return a stream's function.
-
-        Raises:
-            UsageError: there is none.
-        """
-        try:
-            found: Callable[..., Any] = stream_function(self._dataset, name)
-        except AttributeError as error:
-            raise UsageError(str(error)) from error
-        return found
-
-    def read(self, name: str, *, trains: bool) -> StreamBench:
+    def read(self, function: Callable[..., Any], found: StreamBench) -> StreamBench:
         """Read a stream in every setting that makes sense, after a while in which files and imports get warm."""
-        found = StreamBench(name, trains)
-        function = self.function(name)
         contexts: list[StreamContext] = []
 
         def watched(ctx: StreamContext) -> Any:
             contexts.append(ctx)
             return function(ctx)
 
-        self._passes = 0
-        _LOG.info("stream %r: warming up", name)
+        self.passes = 0
+        _LOG.info("stream %r: warming up", found.name)
         self._measure(watched if takes_context(function) else function, found, Setting())
         found.shares_rows = any(context.skips for context in contexts)
-        for setting in settings(_cores()):
+        for setting in settings(_cores(), self.start_method):
             if setting.workers < 2 or found.shares_rows:
-                _LOG.info("stream %r: %s", name, setting)
+                _LOG.info("stream %r: %s", found.name, setting)
                 try:
                     found.readings.append(self._measure(function, found, setting))
                 except StreamError as error:
                     if not setting.workers:
                         raise
-                    _LOG.warning("stream %r: %s is left out: %s", name, setting, error)
+                    _LOG.warning("stream %r: %s is left out: %s", found.name, setting, error)
         return found
 
-    def _measure(self, function: Callable[..., Any], stream: StreamBench, setting: Setting) -> Reading:
+    def _measure(self, function: Callable[..., Any], stream: StreamBench, setting: Setting) -> Speed:
         """Read passes until the time is over; each is another one, so that no setting finds its files read already."""
-        seed_everything(self._seed, "bench", stream.name)
-        wrapper = StreamWrapper(
-            function,
-            setting.buffer,
-            name=stream.name,
-            seed=self._seed,
-            training=stream.trains,
-            workers=setting.workers,
-            start_method=self._start_method,
-        )
+        seed_everything(self.seed, "bench", stream.name)
+        wrapper = StreamWrapper(function, name=stream.name, seed=self.seed, training=stream.trains, reading=setting)
         if stream.trains:
-            wrapper.seek(StreamPosition(self._passes + 1, 0))
+            wrapper.seek(StreamPosition(self.passes + 1, 0))
         firsts: list[float] = []
         behind, taken = 0, 0.0
         ends_at = math.inf
@@ -256,38 +223,24 @@ class _Reader:
         with contextlib.closing(wrapper), wrapper:
             while perf_counter() < ends_at:
                 began = perf_counter()
-                times = self._read_pass(wrapper, each, ends_at, is_enough=behind > 0)
-                self._passes += 1
+                times: list[float] = []
+                for batch in wrapper:
+                    times.append(perf_counter())
+                    if stream.trains and self.first_batch is None:
+                        self.first_batch = batch
+                    ends_at = min(ends_at, times[0] + self.seconds)
+                    if times[-1] >= ends_at and (behind or len(times) > each):  # until something was timed
+                        break
+                self.passes += 1
                 if not times:
                     stream.length = 0
-                    return Reading(setting, None, None)
-                if not firsts:
-                    ends_at = times[0] + self._seconds
+                    return Speed(setting, None, None)
                 firsts.append(times[0] - began)
                 if len(times) > each:
                     behind, taken = behind + len(times) - each, taken + times[-1] - times[each - 1]
                 if wrapper.epoch_ended:
                     stream.length = len(times)
-        return Reading(setting, statistics.median(firsts), taken / behind if behind else None)
-
-    def _read_pass(self, stream: StreamWrapper, each: int, ends_at: float, *, is_enough: bool) -> list[float]:
-        """Read a pass, or what of it comes in time; return when its batches came.
-
-        Args:
-            stream: where it comes from.
-            each: how many batches come before reading is timed.
-            ends_at: when to stop; infinite for `seconds` after the first batch.
-            is_enough: whether to stop then, even if nothing was timed in this pass.
-        """
-        times: list[float] = []
-        for batch in stream:
-            times.append(perf_counter())
-            if stream.training and self.first_batch is None:
-                self.first_batch = batch
-            is_over = times[-1] >= min(ends_at, times[0] + self._seconds)
-            if is_over and (len(times) > each or is_enough):
-                break
-        return times
+        return Speed(setting, statistics.median(firsts), taken / behind if behind else None)
 
 
 def _seconds_of_a_step(model: Any, batch: Batch, stream: str, seconds: float) -> float:

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -62,7 +62,7 @@ def try_out(config: Config) -> dict[str, Any]:
         BaseException: what the dataset, the model or a hook raises.
     """
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
-    with _unchanged_process(), TemporaryFolder("check") as place, _notes() as notes:
+    with _apart() as notes, TemporaryFolder("check") as place:
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
         warn_of_no_end(training.hooks)
@@ -104,10 +104,9 @@ def _build_model(plan: Plan, training: Training) -> AbstractModel:
 def _streams_of_no_dataset(plan: Plan, dataset: Any) -> list[str]:
     """Return what is to be said about streams under `eval` that a dataset does not have."""
     there = stream_names(dataset)
-    named = plan.get("eval", {})
     return [
         f"eval.{name}: the dataset has no stream {name!r}{meant_of(name, there)}"
-        for name in named
+        for name in plan.get("eval", {})
         if name not in there and not hasattr(dataset, f"{name}_stream")
     ]
 
@@ -138,16 +137,12 @@ class _Trial:
         for name in [*own, *(each for each in stream_names(self._dataset) if each not in own)]:
             try:
                 self._try_stream(name, is_run=name in own)
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:  # the user's code may also have called sys.exit
-                if name not in own:
-                    self._notes.append(
-                        f"stream {name!r}, which main_loop does not run: {type(error).__name__}: {reason_of(error)}"
-                    )
-                    continue
-                error.add_note(f"while trying the first batches of stream {name!r}")
-                raise
+                if name in own or isinstance(error, KeyboardInterrupt):
+                    error.add_note(f"while trying the first batches of stream {name!r}")
+                    raise
+                what = f"{type(error).__name__}: {reason_of(error)}"
+                self._notes.append(f"stream {name!r}, which main_loop does not run: {what}")
         for hook in hooks:
             _call(hook, "after_training", success=True)
 
@@ -167,7 +162,7 @@ class _Trial:
             for source, values in {**batch, **changed}.items():
                 sources.setdefault(source, SourceInfo()).add(values)
             if is_run:
-                self._round_trip.add(name, changed)
+                self._round_trip.batches.append((name, changed))
                 self._seconds[name] = seconds + self._run_model(name, changed, usable)
             usable += 1
             if usable == _BATCHES:
@@ -199,8 +194,7 @@ class _Trial:
 
     def _batches(self, name: str) -> Generator[tuple[Batch, float], None, None]:
         """Yield the batches of a stream, each with the seconds it took to make."""
-        training = name == self._loop.train_stream_name
-        context = StreamContext(name, seed=self._loop.seed, epoch=int(training))
+        context = StreamContext(name, seed=self._loop.seed, epoch=int(name == self._loop.train_stream_name))
         began = perf_counter()
         batches = iter(open_stream(self._dataset, name, context))
         try:
@@ -237,12 +231,8 @@ class _Trial:
 
     def report(self) -> dict[str, Any]:
         """Return what was seen."""
-        lengths: dict[str, float] = dict(self._lengths)
-        if self._loop.fixed_epoch_size is not None:
-            lengths[self._loop.train_stream_name] = self._loop.fixed_epoch_size
-        for name, interval in self._loop.streams.intervals.items():
-            if name in lengths:
-                lengths[name] /= interval or 1
+        fixed, intervals = self._loop.fixed_epoch_size, self._loop.streams.intervals
+        lengths = self._lengths | ({} if fixed is None else {self._loop.train_stream_name: fixed})
         self._notes += [f"output {name!r} has values that are not finite" for name in _gaps(self._outputs)]
         return {
             "streams": self._streams,
@@ -250,7 +240,9 @@ class _Trial:
             "parameters": list(parameters(self._model)),
             "memory": memory(self._model),
             "seconds_per_epoch": {
-                name: seconds * lengths[name] for name, seconds in self._seconds.items() if lengths.get(name)
+                name: seconds * lengths[name] / (intervals.get(name) or 1)
+                for name, seconds in self._seconds.items()
+                if lengths.get(name)
             },
             "notes": self._notes,
         }
@@ -260,10 +252,9 @@ def _call(listening: Any, event: str, **arguments: Any) -> None:
     """Call an event of a hook or a model as the loop would; one that ends the training has no effect."""
     call = listener(listening, event)
     try:
-        if call is not None:
-            call(**arguments)
-    except TrainingTerminated:
-        pass
+        with suppress(TrainingTerminated):
+            if call is not None:
+                call(**arguments)
     except BaseException as error:
         error.add_note(f"in {event} of {type(listening).__name__}")
         raise
@@ -283,32 +274,25 @@ def _gaps(seen: Mapping[str, SourceInfo]) -> list[str]:
 
 
 @contextmanager
-def _unchanged_process() -> Iterator[None]:
-    """Put back what building a training changes in the process: random states and variables of the environment."""
-    before = set(os.environ)
-    try:
-        with preserved_randomness():
-            yield
-    finally:
-        for name in os.environ.keys() - before:
-            del os.environ[name]
+def _apart() -> Iterator[list[str]]:
+    """Collect the warnings of emrun's log, and put back what building a training changes in the process.
 
-
-@contextmanager
-def _notes() -> Iterator[list[str]]:
-    """Collect the warnings of emrun's log."""
+    That is random states and variables of the environment.
+    """
     found: list[str] = []
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             found.append(record.getMessage())
 
-    handler = Collect(logging.WARNING)
-    log = logging.getLogger("emrun")
+    before, handler, log = set(os.environ), Collect(logging.WARNING), logging.getLogger("emrun")
     propagates, log.propagate = log.propagate, False  # they are in the report
     log.addHandler(handler)
     try:
-        yield found
+        with preserved_randomness():
+            yield found
     finally:
         log.removeHandler(handler)
         log.propagate = propagates
+        for name in os.environ.keys() - before:
+            del os.environ[name]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import logging
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from emrun.config.config import load_config
 from emrun.diagnosis.differences import PARTS, Causes, Difference, find_difference, varying
-from emrun.diagnosis.recorded_trainings import Point, Recording, Trainings
+from emrun.diagnosis.recorded_trainings import Job, Point, Recording
 from emrun.errors import UsageError
 from emrun.randomness import draw_seed
 from emrun.temporary import TemporaryFolder
@@ -88,25 +89,24 @@ def verify(
     loaded = load_config(config, overrides)
     arguments = [*overrides, *([f"seed={draw_seed()}"] if loaded.get("seed") is None else [])]
     with TemporaryFolder("verify") as place:
-        trainings = Trainings(place, str(config), arguments)
+        job = partial(Job, str(place), str(config), arguments)
         notes = []
         _LOG.info("training without interruption")
-        straight = trainings.run("straight", longest=None if full_epochs else _LONGEST)
+        straight = job("straight", longest=None if full_epochs else _LONGEST).run()
         if straight.of("long"):  # it gave up, as its epochs are long
             arguments.append(f"main_loop.fixed_epoch_size={_SHORT}")
             notes.append(
                 f"epochs are longer than {_LONGEST} iterations: verified with main_loop.fixed_epoch_size={_SHORT}, so "
                 "that the end of a pass may not be reached (--full-epochs leaves them as they are)"
             )
-            straight = trainings.run("straight-short")
-        settings = loaded.get("main_loop")
-        settings = settings if isinstance(settings, Mapping) else {}
+            straight = job("straight-short").run()
+        settings = loaded.get("main_loop") or {}
         last = straight.epoch_ends[-1] if settings.get("on_interrupt") == "epoch" and not kill else straight.end - 1
         points = _chosen(straight, at, last) if at else list(_usual(straight))
         if not points:
             raise UsageError(f"the training ends after {straight.end} iterations, too early to be interrupted")
         _LOG.info("again without interruption")
-        again = trainings.run("again", end=straight.end)
+        again = job("again", end=straight.end).run()
         causes = Causes(straight, again, int(settings.get("buffer") or 0))
         vary = {part: varying(straight.final[part], again.final[part]) for part in _MAY_VARY}
         found = find_difference(straight, [again], vary)
@@ -122,15 +122,15 @@ def verify(
         for number, point in enumerate(points):
             _LOG.info("interrupted at %s (iteration %d)", point.name, point.iteration)
             name = f"point-{number}"
-            first = trainings.run(name, end=straight.end, point=point, by=by)
-            if not first.was_interrupted(kill):
+            first = job(name, end=straight.end, point=point, by=by).run()
+            if first.was_interrupted(kill):
+                second = job(name, end=straight.end, resume=True).run()
+                found = find_difference(straight, [first, second], vary)
+                difference = causes.explain(found, second) if found else None
+                rows.append(Row(point, by.name, second.one("begin").get("iteration"), difference))
+            else:
                 missed = f"the training never came to {point.name}: it came to iteration {first.end}"
                 rows.append(Row(point, by.name, None, Difference(missed, "order")))
-                continue
-            second = trainings.run(name, end=straight.end, resume=True)
-            found = find_difference(straight, [first, second], vary)
-            difference = causes.explain(found, second) if found else None
-            rows.append(Row(point, by.name, second.one("begin").get("iteration"), difference))
         return Verification(rows, straight.end, notes)
 
 

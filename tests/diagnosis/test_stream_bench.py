@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from emrun.diagnosis.stream_bench import Reading, Setting, StreamBench, bench, settings
+from emrun.diagnosis.stream_bench import Setting, Speed, StreamBench, bench, settings
 from emrun.encoding import random_digest
 from emrun.errors import ArgumentError, StreamError, UsageError
 from emrun.randomness import seed_everything
@@ -80,7 +80,7 @@ def of(dataset, **rest):
 
 def measured(*seconds_per_batch, first=0.0, length=None):
     readings = [
-        Reading(setting, first if setting.workers else 0.0, each)
+        Speed(setting, first if setting.workers else 0.0, each)
         for setting, each in zip(settings(4), seconds_per_batch, strict=False)
     ]
     return StreamBench("train", True, True, length, readings)
@@ -229,5 +229,5 @@ def test_workers_whose_start_takes_longer_than_they_save_are_not_chosen():
 def test_the_share_of_waiting_is_that_of_reading_which_is_not_hidden():
     stream = measured(0.3, 0.3, 0.15, 0.1)
     assert [round(stream.waiting(reading, 0.1), 3) for reading in stream.readings] == [0.75, 0.667, 0.333, 0.0]
-    pass_of_one = StreamBench("train", True, True, 1, [Reading(Setting(), 0.1, None)])
+    pass_of_one = StreamBench("train", True, True, 1, [Speed(Setting(), 0.1, None)])
     assert pass_of_one.waiting(pass_of_one.readings[0], 0.1) == 0.5
