@@ -17,14 +17,21 @@ from emrun.model import AbstractModel
 
 
 class Imported:
-    """Finds what a config names by importing it: phase two of the check, and what is built."""
+    """Finds what a config names by importing it: phase two of the check, and what is built.
+
+    Phase one has a subclass that does not import; it says None of what only importing would tell.
+    """
 
     def find(self, path: str) -> Any:
-        """Return what a dotted path names; see `locate`."""
+        """Return what a dotted path names.
+
+        Raises:
+            LookupError: there is no such thing.
+        """
         return locate(path)
 
-    def classes(self, package: str) -> list[str]:
-        """Return the names of the classes that a package defines."""
+    def classes(self, package: str) -> list[str] | None:
+        """Return the names of the classes that a package defines, None where only importing it would tell."""
         members = vars(importlib.import_module(package))
         return [
             name
@@ -37,7 +44,7 @@ class Imported:
         return parameters_of(target)
 
     def refusal(self, target: Any, kind: str) -> str | None:
-        """Return why a target cannot be what a config names it for, None when it can."""
+        """Return why a target cannot be a `dataset`, a `model`, a `hook`, or called at all; None when it can."""
         if not callable(target):
             return "is no class or function to call; 'import' names other objects"
         if kind == "hook" and not (inspect.isclass(target) and issubclass(target, AbstractHook)):

@@ -11,7 +11,7 @@ from typing import Any
 
 from emrun.arguments import expanded
 from emrun.config.config import Config
-from emrun.config.finder import Finder
+from emrun.config.import_finder import Imported
 from emrun.config.names import normalised
 from emrun.config.overrides import hook_entry
 from emrun.config.planner import Planner
@@ -37,7 +37,7 @@ class Plan:
     hooks: list[Recipe]
 
     @classmethod
-    def of(cls, config: Config, finder: Finder, base: Plan | None = None) -> Plan:
+    def of(cls, config: Config, finder: Imported, base: Plan | None = None) -> Plan:
         """Check a config and find what it names.
 
         Args:
@@ -67,7 +67,7 @@ class Plan:
         return cls(tree, dataset, model, hooks)
 
     @classmethod
-    def with_evaluations(cls, config: Config, finder: Finder) -> Plan:
+    def with_evaluations(cls, config: Config, finder: Imported) -> Plan:
         """Check a config as `of` does and, laid over it, each of its sections under `eval`."""
         problems: list[Problem] = []
         plans: list[Plan] = []
@@ -161,12 +161,12 @@ def _entries(config: Node, *added: str) -> list[Node]:
     return [*entries, *(Node(name, config.position) for name in added if normalised(name) not in names)]
 
 
-def _main_loop_parameters(finder: Finder) -> Parameters | None:
+def _main_loop_parameters(finder: Imported) -> Parameters | None:
     main_loop = finder.find("emrun.loop.main_loop.MainLoop")
     return finder.parameters(main_loop) if main_loop is not None else None
 
 
-def _check_streams(config: Node, dataset: Any, finder: Finder) -> list[Problem]:
+def _check_streams(config: Node, dataset: Any, finder: Imported) -> list[Problem]:
     """Return the streams of the main loop that the dataset's class does not have."""
     there = finder.streams(dataset)
     if there is None:
@@ -183,7 +183,7 @@ def _check_streams(config: Node, dataset: Any, finder: Finder) -> list[Problem]:
 class _Places:
     """Tells where else in a config a key has its place; looked for when the first unknown key comes up."""
 
-    def __init__(self, config: Node, finder: Finder) -> None:
+    def __init__(self, config: Node, finder: Imported) -> None:
         self._config = config
         self._finder = finder
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from emrun.config.calls import Elsewhere, check_call, nowhere
-from emrun.config.finder import Finder
+from emrun.config.import_finder import Imported
 from emrun.config.names import (
     METRICS,
     NotThere,
@@ -42,7 +42,7 @@ class Planner:
         elsewhere: returns where else in the config a key has its place, for messages.
     """
 
-    def __init__(self, finder: Finder, elsewhere: Elsewhere = nowhere) -> None:
+    def __init__(self, finder: Imported, elsewhere: Elsewhere = nowhere) -> None:
         self.problems: list[Problem] = []
         self.defaults: list[tuple[str, Any, str]] = []
         self.places: set[tuple[str, str]] = set()

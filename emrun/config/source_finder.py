@@ -90,8 +90,8 @@ class Sources(Imported):
             return found
         return anything if path.startswith(f"{TORCH}.") else None  # whatever it takes, it takes no `Factory`
 
-    def classes(self, package: str) -> list[str] | None:  # type: ignore[override]  # as the protocol has it
-        """Return the names of the classes that a package defines, None where only importing it would tell."""
+    def classes(self, package: str) -> list[str] | None:
+        """Return the names of the classes that a package defines, None where they cannot be read."""
         module = self._modules.read(package)
         if module is None or "*" in module.bound:
             return None
