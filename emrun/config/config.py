@@ -176,7 +176,7 @@ class _Extending:
 
     def _extended(self, node: Node, path: Path, readers: tuple[Path, ...]) -> tuple[Node, int]:
         if not isinstance(node.value, dict):
-            raise ConfigError(Problem(node.position, "", "a config is a mapping with the keys dataset, model, ..."))
+            raise node.error("a config is a mapping with the keys dataset, model, ...")
         extends = node.value.get("extends")
         if extends is None:
             return node, 0
@@ -188,7 +188,7 @@ class _Extending:
         for name in names:
             other = self._file(name, path)
             if other in readers:
-                raise ConfigError(Problem(name.position, "extends", f"{name.value} extends itself"))
+                raise name.error(f"{name.value} extends itself", "extends")
             if other not in self._read and len(readers) <= _MAX_EXTENDS:
                 _, text = _read_text(other, _shown(other))
                 self._read[other] = self._extended(parse(text, _shown(other)), other, readers)
@@ -196,21 +196,19 @@ class _Extending:
             deepest = max(deepest, depth + 1)
             if len(readers) - 1 + deepest > _MAX_EXTENDS:
                 message = f"more than {_MAX_EXTENDS} files in a row extend one another, up to {_shown(other)}"
-                raise ConfigError(Problem(name.position, "extends", message))
+                raise name.error(message, "extends")
             merged = base if merged is None else merge(merged, base)
         return (node if merged is None else merge(merged, node)), deepest
 
     def _file(self, name: Node, path: Path) -> Path:
         """Return the file that is extended."""
         if not isinstance(name.value, str):
-            raise ConfigError(Problem(name.position, "extends", f"{name.shown()!r} is no file name"))
+            raise name.error(f"{name.shown()!r} is no file name", "extends")
         try:
             other = (path.parent / expanded(name.value)).resolve(strict=True)
             return (other / "config.yaml").resolve(strict=True) if other.is_dir() else other
         except (OSError, RuntimeError, ValueError) as error:  # not there; a circle of links; a null byte
-            raise ConfigError(
-                Problem(name.position, "extends", f"there is no file {str(path.parent / expanded(name.value))!r}")
-            ) from error
+            raise name.error(f"there is no file {str(path.parent / expanded(name.value))!r}", "extends") from error
 
 
 def _shown(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,19 +55,11 @@ class Node:
 
     def plain(self) -> Any:
         """Return the value in plain Python types."""
-        if isinstance(self.value, dict):
-            return {key: child.plain() for key, child in self.value.items()}
-        if isinstance(self.value, list):
-            return [child.plain() for child in self.value]
-        return self.value
+        return of_each(self.value, Node.plain)
 
     def shown(self) -> Any:
         """Return the value as messages show it, without what came from the environment."""
-        if isinstance(self.value, dict):
-            return {key: child.shown() for key, child in self.value.items()}
-        if isinstance(self.value, list):
-            return [child.shown() for child in self.value]
-        return self.value if self.spelling is None else self.spelling
+        return of_each(self.value, Node.shown) if self.spelling is None else self.spelling
 
     def secrets(self) -> Iterator[tuple[str, str]]:
         """Yield the texts that came from the environment, whole and in parts, each with what the config says.
@@ -83,23 +75,20 @@ class Node:
 
     def _from_environment(self) -> Iterator[tuple[Node, str]]:
         """Yield the scalars that came from there, each with its spelling."""
-        if isinstance(self.value, dict | list):
-            for child in self.value.values() if isinstance(self.value, dict) else self.value:
-                yield from child._from_environment()
-        elif self.spelling is not None:
+        if self.spelling is not None:
             yield self, self.spelling
+        for _, child in self.entries():
+            yield from child._from_environment()
 
     def _names(self, key: str = "") -> Iterator[str]:
         """Yield keys, and the names that are values; `key` is that of this value, or of the list it is in."""
-        if isinstance(self.value, dict):
-            for name, child in self.value.items():
-                yield from (str(name), *str(name).split("."))
-                yield from child._names(str(name))
-        elif isinstance(self.value, list):
-            for child in self.value:
-                yield from child._names(key)
-        elif key in _NAMING and isinstance(self.value, str):
-            yield from (self.value, *self.value.split("."))
+        named = [str(each) for each in self.value] if isinstance(self.value, dict) else []
+        if key in _NAMING and isinstance(self.value, str):
+            named = [self.value]
+        for name in named:
+            yield from (name, *name.split("."))
+        for name, child in self.entries():
+            yield from child._names(key if isinstance(self.value, list) else str(name))
 
     def censored(self, message: str) -> str:
         """Return a message about this tree without what came from the environment, however short it is."""
@@ -109,19 +98,38 @@ class Node:
                 message = re.sub(whole, spelling.replace("\\", r"\\"), message) if text else message
         return message
 
-    def get(self, *path: str) -> Node | None:
-        """Return the node below, None when there is none."""
-        node = self
+    def entries(self) -> Iterable[tuple[Any, Node]]:
+        """Return the keys, or indices, and what is there; a scalar has none."""
+        if isinstance(self.value, dict):
+            return self.value.items()
+        return enumerate(self.value) if isinstance(self.value, list) else ()
+
+    def children(self) -> Mapping[str, Node]:
+        """Return what is there by the texts of the keys or indices."""
+        return {str(key): child for key, child in self.entries()}
+
+    def get(self, *path: Any) -> Node | None:
+        """Return what stands at a path below the node, None when nothing does."""
+        node: Node | None = self
         for part in path:
-            if not isinstance(node.value, dict) or part not in node.value:
-                return None
-            node = node.value[part]
+            node = node.children().get(str(part)) if node is not None else None
         return node
+
+    def error(self, message: str, key: str = "") -> ConfigError:
+        """Return the error for a single problem with the node."""
+        return ConfigError(Problem(self.position, key, message))
 
     @property
     def key_position(self) -> Position:
         """The position of the node's key, or of itself where it has none."""
         return self.key or self.position
+
+
+def of_each(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a mapping or a list with what a function returns for each of its values; others as they are."""
+    if isinstance(value, dict):
+        return {key: function(child) for key, child in value.items()}
+    return [function(child) for child in value] if isinstance(value, list) else value
 
 
 def node_of(value: Any, position: Position) -> Node:
