@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from emrun.config.names import (
 )
 from emrun.config.overrides import hook_entry
 from emrun.config.recipe import Recipe
-from emrun.config.sections import DEFAULT_MODEL, SUPPLIED
+from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, SUPPLIED_TO_LOOP, check_main_loop
 from emrun.config.signatures import UNREAD
 from emrun.config.type_hints import allows_mapping, form_in
 from emrun.config.yaml_tree import Node
@@ -49,6 +49,34 @@ class Planner:
         """What can be written: (key of the call, name of the argument)."""
         self._finder = finder
         self._elsewhere = elsewhere
+
+    def config(self, tree: Node, hooks: Sequence[Node], known: Mapping[str, Any]) -> dict[str, Any]:
+        """Prepare the sections of a config: section -> its recipe, recipes or nothing.
+
+        Args:
+            tree: the config.
+            hooks: the entries of its list of hooks, with those that are added to it.
+            known: what was made of sections already.
+        """
+        made = dict(known)
+        if "main_loop" not in made:
+            self._main_loop(tree.get("main_loop"))
+        for kind in ("dataset", "model"):
+            if kind not in made:
+                made[kind] = self.section(tree.get(kind), kind)
+        if "hooks" not in made:
+            made["hooks"] = self.hooks(hooks)
+        return made
+
+    def _main_loop(self, section: Node | None) -> None:
+        main_loop = self._finder.find("emrun.loop.main_loop.MainLoop")
+        parameters = self._finder.parameters(main_loop) if main_loop is not None else None
+        self.problems += check_main_loop(section, parameters, self._elsewhere)
+        for name, parameter in (parameters.named if parameters is not None else {}).items():
+            if name not in SUPPLIED_TO_LOOP:
+                self.places.add(("main_loop", name))
+                if section is None or section.get(name) is None:
+                    self.defaults.append((f"main_loop.{name}", parameter.default, "MainLoop"))
 
     def section(self, node: Node | None, kind: str) -> Any:
         """Prepare the section `dataset` or `model`; None of one that is no mapping, which `check_sections` reports."""
