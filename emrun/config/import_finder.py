@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-from emrun.config.names import CONFIGURE, no_dotted_path, no_member, no_model, no_module, not_configured
+from emrun.config.names import no_dotted_path, no_member, no_module
 from emrun.config.signatures import Parameters, parameters_of
 from emrun.errors import HookError
 from emrun.events import check_events
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
+
+_CONFIGURE = "_configure_dataset"
+"""The method of emloop's datasets that took the keys of their section."""
 
 
 class Imported:
@@ -50,11 +53,14 @@ class Imported:
         if kind == "hook" and not (inspect.isclass(target) and issubclass(target, AbstractHook)):
             return f"{_called(target)} is no subclass of emrun.AbstractHook"
         if kind == "model" and inspect.isclass(target) and not issubclass(target, AbstractModel):
-            is_module = "torch.nn.modules.module.Module" in [_called(base) for base in target.__mro__]
-            return no_model(_called(target), is_module=is_module)
-        if kind == "dataset" and inspect.isclass(target) and hasattr(target, CONFIGURE):
-            takes_nothing = parameters_of(target) == parameters_of(object)
-            return not_configured(_called(target)) if takes_nothing and CONFIGURE not in _names_of(target) else None
+            if "torch.nn.modules.module.Module" in [_called(base) for base in target.__mro__]:
+                called = _called(target)
+                return f"{called} is a torch.nn.Module; write it under model.module: {{class: {called}, ...}}"
+            return f"{_called(target)} is no subclass of emrun.AbstractModel"
+        is_configured = kind == "dataset" and inspect.isclass(target) and hasattr(target, _CONFIGURE)
+        if is_configured and parameters_of(target) == parameters_of(object) and _CONFIGURE not in _names_of(target):
+            hint = "which emrun does not call; rename it to __init__, with the same parameters"
+            return f"{_called(target)} has {_CONFIGURE}, {hint}"
         return None
 
     def mistaken_event(self, target: Any) -> str | None:
