@@ -5,23 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    DocumentEndEvent,
-    DocumentStartEvent,
-    Event,
-    MappingEndEvent,
-    MappingStartEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-    StreamEndEvent,
-    StreamStartEvent,
-)
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.reader import ReaderError
 
@@ -185,15 +172,15 @@ class _Parser:
             raise self._error(Position(self._source), f"is larger than {_MAX_CHARACTERS} characters")
         node: Node | None = None
         try:
-            events = iter(self._yaml.parse(self._text))
-            for event in events:
-                if isinstance(event, DocumentStartEvent) and event.version not in (None, (1, 2)):
+            rest = iter(self._yaml.parse(self._text))
+            for event in rest:
+                if isinstance(event, events.DocumentStartEvent) and event.version not in (None, (1, 2)):
                     raise self._error(self._position(event), "another version of YAML; a config is YAML 1.2")
-                if isinstance(event, StreamStartEvent | StreamEndEvent | DocumentStartEvent | DocumentEndEvent):
+                if not isinstance(event, events.NodeEvent):
                     continue
                 if node is not None:
                     raise self._error(self._position(event), "a second document; a config has one")
-                node = self._node(event, events, None)
+                node = self._node(event, rest, None)
         except MarkedYAMLError as error:
             line, column, message = Slip(error, self._lines).explained()
             raise self._error(self._at(line, column), message) from error
@@ -203,9 +190,9 @@ class _Parser:
             raise self._error(position, f"character U+{ord(self._text[error.position]):04X} is not allowed") from error
         return node or Node(None, self._at(0, 0))
 
-    def _node(self, event: Event, events: Iterator[Event], key: Position | None) -> Node:
+    def _node(self, event: events.Event, rest: Iterator[events.Event], key: Position | None) -> Node:
         position = self._position(event)
-        if isinstance(event, AliasEvent):
+        if isinstance(event, events.AliasEvent):
             return self._alias(str(event.anchor), position, key)
         if getattr(event, "tag", None) is not None:
             raise self._error(position, f"tag {event.tag} is not allowed; a config has plain values only")  # type: ignore[attr-defined]
@@ -218,12 +205,12 @@ class _Parser:
         self._deepest = self._depth
         self._check_depth(position)
         value: Any
-        if isinstance(event, MappingStartEvent):
-            value = self._mapping(events, is_flow=bool(event.flow_style))
-        elif isinstance(event, SequenceStartEvent):
+        if isinstance(event, events.MappingStartEvent):
+            value = self._mapping(rest, is_flow=bool(event.flow_style))
+        elif isinstance(event, events.SequenceStartEvent):
             value = []
-            while not isinstance(item := next(events), SequenceEndEvent):
-                value.append(self._node(item, events, None))
+            while not isinstance(item := next(rest), events.SequenceEndEvent):
+                value.append(self._node(item, rest, None))
         else:
             value = self._scalar(event, position)
         self._depth -= 1
@@ -234,16 +221,16 @@ class _Parser:
         self._deepest = max(self._deepest, deepest)
         return node
 
-    def _mapping(self, events: Iterator[Event], is_flow: bool) -> dict[Any, Node]:
+    def _mapping(self, rest: Iterator[events.Event], is_flow: bool) -> dict[Any, Node]:
         entries: dict[Any, Node] = {}
         merged: dict[Any, Node] = {}
         merge_position: Position | None = None
-        while not isinstance(event := next(events), MappingEndEvent):
+        while not isinstance(event := next(rest), events.MappingEndEvent):
             position = self._position(event)
-            is_merge = isinstance(event, ScalarEvent) and event.value == "<<" and event.implicit[0]
-            name = "<<" if is_merge else self._node(event, events, None).value
-            following = next(events)
-            child = self._node(following, events, position)
+            is_merge = _is_plain(event) and event.value == "<<"
+            name = "<<" if is_merge else self._node(event, rest, None).value
+            following = next(rest)
+            child = self._node(following, rest, position)
             found = re.fullmatch(r"([\w.]+):(\S+)", name) if is_flow and isinstance(name, str) else None
             if found and _is_plain(event) and _is_plain(following) and child.value is None:
                 raise self._error(position, f"write a space after the colon: {found[1]}: {found[2]}")
@@ -281,8 +268,8 @@ class _Parser:
         self._check_depth(position)
         return Node(node.value, node.position, key, alias=position)
 
-    def _scalar(self, event: Event, position: Position) -> Any:
-        assert isinstance(event, ScalarEvent)
+    def _scalar(self, event: events.Event, position: Position) -> Any:
+        assert isinstance(event, events.ScalarEvent)
         if not event.implicit[0]:  # in quotes
             return str(event.value)
         try:
@@ -299,7 +286,7 @@ class _Parser:
         if self._deepest > MAX_DEPTH:
             raise self._error(position, f"is nested more than {MAX_DEPTH} levels deep")
 
-    def _position(self, event: Event) -> Position:
+    def _position(self, event: events.Event) -> Position:
         return self._at(event.start_mark.line, event.start_mark.column)
 
     def _at(self, line: int, column: int) -> Position:
@@ -310,8 +297,8 @@ class _Parser:
         return ConfigError(Problem(position, "", message))
 
 
-def _is_plain(event: Event) -> bool:
-    return isinstance(event, ScalarEvent) and bool(event.implicit[0])
+def _is_plain(event: events.Event) -> TypeGuard[events.ScalarEvent]:
+    return isinstance(event, events.ScalarEvent) and bool(event.implicit[0])
 
 
 def _copied(entries: Mapping[Any, Node], alias: Position) -> dict[Any, Node]:
