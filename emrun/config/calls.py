@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from emrun.config.names import instead
-from emrun.config.signatures import UNREAD, Parameters
+from emrun.config.signatures import Parameters
 from emrun.config.type_hints import form_in, mismatch
 from emrun.config.yaml_tree import Node
 from emrun.errors import Problem
@@ -93,9 +93,7 @@ def _left_over(value: Node, key: str, name: str, call: Node) -> Problem | None:
 
 def check_type(value: Node, parameter: inspect.Parameter | None) -> str | None:
     """Return why a value cannot be that of a parameter, None when it may be."""
-    if parameter is None or parameter.annotation is UNREAD or parameter.default is UNREAD:
-        return None
-    if form_in(parameter.annotation) is not None:
+    if parameter is None or form_in(parameter.annotation) is not None:
         return None
     return mismatch(value, parameter.annotation, parameter.default)
 

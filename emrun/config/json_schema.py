@@ -62,10 +62,8 @@ def hint_schema(parameter: inspect.Parameter) -> Schema:
     Args:
         parameter: its `annotation` is a type, None or `UNREAD`, and so may be its `default`.
     """
-    hint, default = parameter.annotation, parameter.default
-    if hint is None or hint is UNREAD or default is UNREAD:
-        return _ANYTHING
-    return _ANYTHING if contradicts(default, hint) else _of_hint(hint)
+    is_wrong = contradicts(parameter.default, parameter.annotation)
+    return _ANYTHING if is_wrong else _of_hint(parameter.annotation)
 
 
 def _reference(name: str) -> Schema:
@@ -233,8 +231,7 @@ class _Writer:
         return {"properties": {**properties, **own}, "additionalProperties": parameters.takes_any}
 
     def _argument(self, parameter: inspect.Parameter) -> Schema:
-        is_read = parameter.annotation is not UNREAD and parameter.default is not UNREAD
-        form = form_in(parameter.annotation) if is_read else None
+        form = form_in(parameter.annotation) if parameter.default is not UNREAD else None
         if form is None:
             return hint_schema(parameter)
         one = self._form(form)

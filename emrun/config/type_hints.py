@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from emrun.config.signatures import UNREAD
 from emrun.config.yaml_tree import Node, node_of
 from emrun.errors import Position
 from emrun.types import Factory, Form
@@ -28,10 +29,10 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty) -> s
 
     Args:
         node: the value.
-        hint: the type of the parameter; None when it is not known.
+        hint: the type of the parameter; None or `UNREAD` when it is not known.
         default: the parameter's default; a hint that this contradicts counts for nothing.
     """
-    if hint is None or _accepts(node, hint) or default is node.value or contradicts(default, hint):
+    if _accepts(node, hint) or default is node.value or contradicts(default, hint):
         return None
     value = node.value
     allowed = _describe(hint)
@@ -49,9 +50,11 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty) -> s
 
 
 def contradicts(default: Any, hint: Any) -> bool:
-    """Tell whether the default of a parameter is not what its hint says; such a hint counts for nothing."""
+    """Tell whether a default is not, or may not be, what the hint of its parameter says: that counts for nothing."""
+    if default is UNREAD or default is inspect.Parameter.empty:
+        return default is UNREAD
     value = list(default) if isinstance(default, set | frozenset) else default
-    return default is not inspect.Parameter.empty and not _accepts(node_of(value, Position("default")), hint)
+    return not _accepts(node_of(value, Position("default")), hint)
 
 
 def alternatives(hint: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
