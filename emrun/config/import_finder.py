@@ -73,19 +73,16 @@ class Imported:
 
     def streams(self, target: Any) -> list[str] | None:
         """Return the streams of a dataset's class, None when only a built dataset shows them."""
-        if not inspect.isclass(target) or hasattr(target, "__getattr__") or _may_make_streams(target):
+        if not inspect.isclass(target) or hasattr(target, "__getattr__"):
+            return None
+        used = _names_of(target)  # of attributes that may be streams: then only a built dataset shows what it has
+        if any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in used):
             return None
         return [name.removesuffix("_stream") for name in dir(target) if name.endswith("_stream")] or None
 
 
 def _called(target: Any) -> str:
     return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', target)}"
-
-
-def _may_make_streams(dataset: type) -> bool:
-    """Tell whether a class's code names attributes that may be streams; then only a built dataset shows what it has."""
-    names = _names_of(dataset)
-    return any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in names)
 
 
 def _names_of(dataset: type) -> set[str]:

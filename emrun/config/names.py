@@ -16,9 +16,6 @@ _HOUSE = Path(__file__).parents[1]
 _FILES = {"hook": "hooks/[!_]*.py", "dataset": "datasets/[!_]*.py", "model": "models/torch_model.py"}
 """What has short names -> the files of the built-ins."""
 
-METRICS = ("accuracy", "errors", "top_k")
-"""The functions of `emrun.metrics`."""
-
 _OWN_HOOK = "a hook of your own can"
 _SCHEDULER = "set model.scheduler, e.g. {class: ExponentialLR, gamma: 0.98}"
 _PLATEAU = "set model.scheduler, e.g. {class: ReduceLROnPlateau, metric: valid/loss/mean}"

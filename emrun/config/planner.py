@@ -8,16 +8,7 @@ from typing import Any
 
 from emrun.config.calls import Elsewhere, check_call, nowhere
 from emrun.config.import_finder import Imported
-from emrun.config.names import (
-    METRICS,
-    NotThere,
-    beside_config,
-    dotted_path,
-    instead,
-    nearest_class,
-    normalised,
-    short_names,
-)
+from emrun.config.names import NotThere, beside_config, dotted_path, instead, nearest_class, normalised, short_names
 from emrun.config.overrides import hook_entry
 from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, SUPPLIED_TO_LOOP, check_main_loop
@@ -29,6 +20,7 @@ from emrun.types import Form
 from emrun.wording import did_you_mean, listed
 
 _KEYS = ("class", "import", "args")
+_METRICS = ("accuracy", "errors", "top_k")  # the functions of `emrun.metrics`
 
 
 class Planner:
@@ -169,7 +161,7 @@ class Planner:
         """Return how a form is written, with the class that a name may mean."""
         text = value if isinstance(value, str) else ""
         rest = "inputs: [NAME, ...]" if "inputs" in form.keys else "argument: value"
-        if not form.package and text.lower() in METRICS:
+        if not form.package and text.lower() in _METRICS:
             return f"{{import: emrun.metrics.{text.lower()}, {rest}}}"
         members = [each for each in self._classes(form) if form.package or each.endswith("Loss")]
         near = nearest_class(text, members)
@@ -260,32 +252,30 @@ class Planner:
 
     def _find(self, name: Node, key: str, kind: str, form: Form | None) -> Any:
         """Return what a name means, None when that is a problem."""
-        if not isinstance(name.value, str) or not name.value:
+        path: str | None = name.value
+        if not isinstance(path, str) or not path:
             self._problem(name, key, f"{name.shown()!r} is no name of a class")
             return None
-        text: str = name.value
-        if "." not in text:
-            path = self._short_name(name, key, kind, form)
-            if path is None:
-                return None
-            text = path
         try:
-            return self._finder.find(text)
+            path = path if "." in path else self._short_name(path, kind, form)
+            return self._finder.find(path) if path is not None else None
         except NotThere as error:
             message = f"{error}{beside_config(error, name.position.source)}"
-            whole = name.spelling is None  # otherwise a part of it is somebody's secret
+            whole = name.spelling is None or "." not in str(path)  # otherwise a part of it is somebody's secret
             self._problem(name, key, message if whole else f"{name.spelling} names nothing that is there")
-            return None
         except MissingExtra as error:
             self._problem(name, key, str(error))
-            return None
         except BaseException as error:
-            error.add_note(f"while importing {text} for {key} ({name.position})")
+            error.add_note(f"while importing {path} for {key} ({name.position})")
             raise
+        return None
 
-    def _short_name(self, name: Node, key: str, kind: str, form: Form | None) -> str | None:
-        """Return the dotted path of what a name without a dot means, None when that is a problem."""
-        text: str = name.value
+    def _short_name(self, text: str, kind: str, form: Form | None) -> str | None:
+        """Return the dotted path of what a name without a dot means, None where only importing would tell.
+
+        Raises:
+            NotThere: it means nothing, or several things.
+        """
         if form is not None and form.package:
             members = self._finder.classes(form.package)
             if members is None:
@@ -294,26 +284,20 @@ class Planner:
             if found is None:
                 near = nearest_class(text, members)
                 hint = f"; did you mean {near!r}?" if near else f"; it has {listed(sorted(members))}."
-                self._problem(name, key, f"{form.package} has no class {text!r}{hint} Another class has a dotted path")
-                return None
+                raise NotThere(f"{form.package} has no class {text!r}{hint} Another class has a dotted path")
             return f"{form.package}.{found}"
-        try:
-            path = dotted_path(text, kind)
-        except NotThere as error:
-            self._problem(name, key, str(error))
-            return None
+        path = dotted_path(text, kind)
+        if path is not None:
+            return path
         advice = instead(text, "hook") if kind == "hook" else None
-        if path is None and advice is not None:
-            self._problem(name, key, f"emrun has no hook {text!r}: {advice}")
-        elif path is None:
-            names = short_names(kind)
-            hint = did_you_mean(text, names) or (f"; built-in: {listed(names)}." if names else ".")
-            if not kind and (near := nearest_class(text, self._classes(None))) is not None:
-                hint = f"; did you mean 'torch.nn.{near}'?"
-            noun = f"{kind} " if kind else "class "
-            message = f"unknown {noun}{text!r}{hint} A class of your own has a dotted path: my_module.{text}"
-            self._problem(name, key, message)
-        return path
+        if advice is not None:
+            raise NotThere(f"emrun has no hook {text!r}: {advice}")
+        names = short_names(kind)
+        hint = did_you_mean(text, names) or (f"; built-in: {listed(names)}." if names else ".")
+        if not kind and (near := nearest_class(text, self._classes(None))) is not None:
+            hint = f"; did you mean 'torch.nn.{near}'?"
+        own = f"A class of your own has a dotted path: my_module.{text}"
+        raise NotThere(f"unknown {kind or 'class'} {text!r}{hint} {own}")
 
     def _problem(self, node: Node, key: str, message: str) -> None:
         self.problems.append(Problem(node.key_position, key, node.censored(message)))

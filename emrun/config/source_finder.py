@@ -195,7 +195,7 @@ class Sources(Imported):
             match bound:
                 case [ast.FunctionDef(decorator_list=[]) as method] if name not in _RUNNING:
                     methods[name] = _literal(method)
-                case [*several] if name not in _SURE and all(map(_is_decorated, several)):
+                case [*several] if name not in _SURE and all(getattr(each, "decorator_list", ()) for each in several):
                     others[name] = property()  # has several definitions
                 case [ast.AST() | str() as value] if name not in _SURE:
                     others[name] = _value(value)
