@@ -198,12 +198,11 @@ class _Parser:
             raise self._error(position, f"tag {event.tag} is not allowed; a config has plain values only")  # type: ignore[attr-defined]
         anchor = getattr(event, "anchor", None)
         before, deepest = self._count, self._deepest
-        self._add(1, position)
         if anchor is not None:
             self._open.add(anchor)
         self._depth += 1
         self._deepest = self._depth
-        self._check_depth(position)
+        self._add(position)
         value: Any
         if isinstance(event, events.MappingStartEvent):
             value = self._mapping(rest, is_flow=bool(event.flow_style))
@@ -263,9 +262,7 @@ class _Parser:
             hint = f"if it is a text, put it in quotes: '*{anchor}'"
             raise self._error(position, f"alias *{anchor} has no anchor &{anchor} before it; {hint}")
         node, size, levels = self._anchors[anchor]
-        self._add(size, position)
-        self._deepest = max(self._deepest, self._depth + levels)
-        self._check_depth(position)
+        self._add(position, size, levels)
         return Node(node.value, node.position, key, alias=position)
 
     def _scalar(self, event: events.Event, position: Position) -> Any:
@@ -277,12 +274,12 @@ class _Parser:
         except ValueError as error:  # `0x_`, or more digits than Python reads
             raise self._error(position, f"{event.value[:20]!r} is no number; quote it to make it a text") from error
 
-    def _add(self, count: int, position: Position) -> None:
+    def _add(self, position: Position, count: int = 1, levels: int = 0) -> None:
+        """Count values that are here, and how deep they are."""
         self._count += count
+        self._deepest = max(self._deepest, self._depth + levels)
         if self._count > MAX_NODES:
             raise self._error(position, f"has more than {MAX_NODES} values once its aliases are expanded")
-
-    def _check_depth(self, position: Position) -> None:
         if self._deepest > MAX_DEPTH:
             raise self._error(position, f"is nested more than {MAX_DEPTH} levels deep")
 
