@@ -10,8 +10,6 @@ from typing import Any
 
 from emrun.config.names import no_dotted_path, no_member, no_module
 from emrun.config.signatures import Parameters, parameters_of
-from emrun.errors import HookError
-from emrun.events import check_events
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
 
@@ -61,14 +59,6 @@ class Imported:
         if is_configured and parameters_of(target) == parameters_of(object) and _CONFIGURE not in _names_of(target):
             hint = "which emrun does not call; rename it to __init__, with the same parameters"
             return f"{_called(target)} has {_CONFIGURE}, {hint}"
-        return None
-
-    def mistaken_event(self, target: Any) -> str | None:
-        """Return what is wrong with the events of a hook's class."""
-        try:
-            check_events(target)
-        except HookError as error:
-            return str(error)
         return None
 
     def streams(self, target: Any) -> list[str] | None:

@@ -15,7 +15,8 @@ from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, SUPPLIED_TO_LOOP, che
 from emrun.config.signatures import UNREAD
 from emrun.config.type_hints import allows_mapping, form_in
 from emrun.config.yaml_tree import Node
-from emrun.errors import MissingExtra, Problem
+from emrun.errors import HookError, MissingExtra, Problem
+from emrun.events import check_events
 from emrun.types import Form
 from emrun.wording import did_you_mean, listed
 
@@ -79,7 +80,7 @@ class Planner:
         if "class" not in node.value:
             self._problem(node, kind, f"missing key 'class'; built-in: {listed(short_names(kind))}")
             return None
-        return self._call(self._without_supplied(node, kind, SUPPLIED[kind]), kind, kind, SUPPLIED[kind])
+        return self._whole(node, kind, kind)
 
     def hooks(self, entries: Sequence[Node]) -> list[Any]:
         """Prepare the entries of the list of hooks; one that `check_hooks` reports is None."""
@@ -93,7 +94,6 @@ class Planner:
 
     def hook(self, name: str, arguments: Node | None, entry: Node, key: str) -> Any:
         """Prepare an entry of the list of hooks."""
-        supplied = SUPPLIED["hook"]
         entries = dict(arguments.value) if arguments is not None and isinstance(arguments.value, dict) else {}
         for argument in ("class", "import"):
             if argument in entries:
@@ -101,18 +101,21 @@ class Planner:
                 self._problem(entries.pop(argument), key, message)
         position = arguments.key_position if arguments is not None else entry.position
         node = Node({"class": Node(name, position, position), **entries}, position, position)
-        recipe = self._call(self._without_supplied(node, key, supplied), key, "hook", supplied)
-        mistake = self._finder.mistaken_event(recipe.target) if recipe is not None else None
-        if mistake is not None:
-            self._problem(node, key, mistake)
+        recipe = self._whole(node, key, "hook")
+        try:
+            if recipe is not None:
+                check_events(recipe.target)
+        except HookError as error:
+            self._problem(node, key, str(error))
         return recipe
 
-    def _without_supplied(self, node: Node, key: str, supplied: tuple[str, ...]) -> Node:
-        """Report the arguments of a call that emrun supplies itself, and return it without them."""
-        for name in supplied:
+    def _whole(self, node: Node, key: str, kind: str) -> Recipe | None:
+        """Prepare what emrun itself calls; an argument that emrun supplies is a problem."""
+        for name in SUPPLIED[kind]:
             if name in node.value:
                 self._problem(node.value[name], key, f"{name!r} is supplied by emrun; remove it")
-        return replace(node, value={name: child for name, child in node.value.items() if name not in supplied})
+        given = {name: child for name, child in node.value.items() if name not in SUPPLIED[kind]}
+        return self._call(replace(node, value=given), key, kind, SUPPLIED[kind])
 
     def value(
         self, node: Node, key: str, supplied: tuple[str, ...], hint: Any = None, outer: Form | None = None
