@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -72,8 +71,8 @@ def check_call(
         needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
         if needed and args is not None and name not in arguments and name not in supplied:
             problems.append(Problem(node.key_position, key, f"missing argument {name!r}"))
-    by_position = zip(taken[first:], itertools.count(), args or (), strict=False)
-    values = [(name, f"{key}.args[{index}]", value) for name, index, value in by_position]
+    by_position = enumerate(zip(taken[first:], args or (), strict=False))
+    values = [(name, f"{key}.args[{index}]", value) for index, (name, value) in by_position]
     for name, where, value in [*values, *((name, f"{key}.{name}", value) for name, value in arguments.items())]:
         problem = check_type(value, named.get(name))
         if problem is not None:
