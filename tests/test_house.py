@@ -203,7 +203,6 @@ def test_every_file_has_its_test():
         "models/saved_values": "training/test_resume",
         "config/yaml_slips": "config/test_yaml_tree",
         "config/planner": "config/test_recipe",
-        "config/finder": "config/test_source_finder",
         "diagnosis/probe": "diagnosis/test_verification",
         "diagnosis/recorded_trainings": "diagnosis/test_verification",
         "diagnosis/differences": "diagnosis/test_verification",

@@ -22,14 +22,14 @@ def show(name: str) -> int:
     from emrun.wording import did_you_mean, listed
 
     if name == "hooks":
-        rows = [(each, documentation(each, "hook").partition("\n")[0]) for each in short_names("hook", installed=False)]
+        rows = [(each, documentation(each).partition("\n")[0]) for each in short_names("hook", installed=False)]
         for each, paths in plugins("hook").items():
             is_hidden = normalised(each) in built_ins("hook")
             rows.append((each, f"{' or '.join(paths)}{', by its dotted path only' * (is_hidden or len(paths) > 1)}"))
         click.echo(table(rows))
         return 0
     if normalised(name) in built_ins("hook"):
-        click.echo(documentation(name, "hook"))
+        click.echo(documentation(name))
         return 0
     from emrun.config.import_finder import locate
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from emrun.config.names import instead
-from emrun.config.signatures import UNREAD, Parameters
+from emrun.config.signatures import Parameters
 from emrun.config.type_hints import form_in, mismatch
 from emrun.config.yaml_tree import Node
 from emrun.errors import Problem
@@ -72,8 +71,8 @@ def check_call(
         needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
         if needed and args is not None and name not in arguments and name not in supplied:
             problems.append(Problem(node.key_position, key, f"missing argument {name!r}"))
-    by_position = zip(taken[first:], itertools.count(), args or (), strict=False)
-    values = [(name, f"{key}.args[{index}]", value) for name, index, value in by_position]
+    by_position = enumerate(zip(taken[first:], args or (), strict=False))
+    values = [(name, f"{key}.args[{index}]", value) for index, (name, value) in by_position]
     for name, where, value in [*values, *((name, f"{key}.{name}", value) for name, value in arguments.items())]:
         problem = check_type(value, named.get(name))
         if problem is not None:
@@ -93,9 +92,7 @@ def _left_over(value: Node, key: str, name: str, call: Node) -> Problem | None:
 
 def check_type(value: Node, parameter: inspect.Parameter | None) -> str | None:
     """Return why a value cannot be that of a parameter, None when it may be."""
-    if parameter is None or parameter.annotation is UNREAD or parameter.default is UNREAD:
-        return None
-    if form_in(parameter.annotation) is not None:
+    if parameter is None or form_in(parameter.annotation) is not None:
         return None
     return mismatch(value, parameter.annotation, parameter.default)
 

@@ -122,7 +122,7 @@ def read_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     path, text = _read_text(expanded(source))
     node = parse(text, str(path))
     extends = isinstance(node.value, dict) and node.get("extends") is not None
-    root = _Extending().read(node, path, ())
+    root, _ = _extended(node, path, {})
     return Config(root, Path(source).resolve().stem, None if extends else text).overridden(overrides)
 
 
@@ -158,59 +158,52 @@ def _is_descriptor(path: Path) -> bool:
     return str(path) == "/dev/stdin" or str(path.parent) in ("/dev/fd", "/proc/self/fd")
 
 
-class _Extending:
-    """Reads what configs extend, each file once, however many others extend it."""
+def _extended(
+    node: Node, path: Path, known: dict[Path, tuple[Node, int]], readers: tuple[Path, ...] = ()
+) -> tuple[Node, int]:
+    """Return what a file says, merged with what it extends, and how deep that is.
 
-    def __init__(self) -> None:
-        self._read: dict[Path, tuple[Node, int]] = {}  # file -> what it says with what it extends, and how deep that is
+    Args:
+        node: what it says.
+        path: the file.
+        known: what was returned for files that were read already: each is read once, however many others extend it.
+        readers: the files that extend it, directly or not.
+    """
+    if not isinstance(node.value, dict):
+        raise node.error("a config is a mapping with the keys dataset, model, ...")
+    extends = node.value.get("extends")
+    if extends is None:
+        return node, 0
+    node = replace(node, value={key: value for key, value in node.value.items() if key != "extends"})
+    names = extends.value if isinstance(extends.value, list) else [extends]
+    merged: Node | None = None
+    deepest = 0
+    readers = (*readers, path.resolve())
+    for name in names:
+        other = _extended_file(name, path)
+        if other in readers:
+            raise name.error(f"{name.value} extends itself", "extends")
+        if other not in known and len(readers) <= _MAX_EXTENDS:
+            _, text = _read_text(other, _shown(other))
+            known[other] = _extended(parse(text, _shown(other)), other, known, readers)
+        base, depth = known.get(other, (node, 0))
+        deepest = max(deepest, depth + 1)
+        if len(readers) - 1 + deepest > _MAX_EXTENDS:
+            message = f"more than {_MAX_EXTENDS} files in a row extend one another, up to {_shown(other)}"
+            raise name.error(message, "extends")
+        merged = base if merged is None else merge(merged, base)
+    return (node if merged is None else merge(merged, node)), deepest
 
-    def read(self, node: Node, path: Path, readers: tuple[Path, ...]) -> Node:
-        """Return what a file says, merged with what it extends.
 
-        Args:
-            node: what it says.
-            path: the file.
-            readers: the files that extend it, directly or not.
-        """
-        return self._extended(node, path, readers)[0]
-
-    def _extended(self, node: Node, path: Path, readers: tuple[Path, ...]) -> tuple[Node, int]:
-        if not isinstance(node.value, dict):
-            raise ConfigError(Problem(node.position, "", "a config is a mapping with the keys dataset, model, ..."))
-        extends = node.value.get("extends")
-        if extends is None:
-            return node, 0
-        node = replace(node, value={key: value for key, value in node.value.items() if key != "extends"})
-        names = extends.value if isinstance(extends.value, list) else [extends]
-        merged: Node | None = None
-        deepest = 0
-        readers = (*readers, path.resolve())
-        for name in names:
-            other = self._file(name, path)
-            if other in readers:
-                raise ConfigError(Problem(name.position, "extends", f"{name.value} extends itself"))
-            if other not in self._read and len(readers) <= _MAX_EXTENDS:
-                _, text = _read_text(other, _shown(other))
-                self._read[other] = self._extended(parse(text, _shown(other)), other, readers)
-            base, depth = self._read.get(other, (node, 0))
-            deepest = max(deepest, depth + 1)
-            if len(readers) - 1 + deepest > _MAX_EXTENDS:
-                message = f"more than {_MAX_EXTENDS} files in a row extend one another, up to {_shown(other)}"
-                raise ConfigError(Problem(name.position, "extends", message))
-            merged = base if merged is None else merge(merged, base)
-        return (node if merged is None else merge(merged, node)), deepest
-
-    def _file(self, name: Node, path: Path) -> Path:
-        """Return the file that is extended."""
-        if not isinstance(name.value, str):
-            raise ConfigError(Problem(name.position, "extends", f"{name.shown()!r} is no file name"))
-        try:
-            other = (path.parent / expanded(name.value)).resolve(strict=True)
-            return (other / "config.yaml").resolve(strict=True) if other.is_dir() else other
-        except (OSError, RuntimeError, ValueError) as error:  # not there; a circle of links; a null byte
-            raise ConfigError(
-                Problem(name.position, "extends", f"there is no file {str(path.parent / expanded(name.value))!r}")
-            ) from error
+def _extended_file(name: Node, path: Path) -> Path:
+    """Return the file that is extended."""
+    if not isinstance(name.value, str):
+        raise name.error(f"{name.shown()!r} is no file name", "extends")
+    try:
+        other = (path.parent / expanded(name.value)).resolve(strict=True)
+        return (other / "config.yaml").resolve(strict=True) if other.is_dir() else other
+    except (OSError, RuntimeError, ValueError) as error:  # not there; a circle of links; a null byte
+        raise name.error(f"there is no file {str(path.parent / expanded(name.value))!r}", "extends") from error
 
 
 def _shown(path: Path) -> str:

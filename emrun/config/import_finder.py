@@ -8,23 +8,31 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-from emrun.config.names import CONFIGURE, no_dotted_path, no_member, no_model, no_module, not_configured
+from emrun.config.names import no_dotted_path, no_member, no_module
 from emrun.config.signatures import Parameters, parameters_of
-from emrun.errors import HookError
-from emrun.events import check_events
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
 
+_CONFIGURE = "_configure_dataset"
+"""The method of emloop's datasets that took the keys of their section."""
+
 
 class Imported:
-    """Finds what a config names by importing it: phase two of the check, and what is built."""
+    """Finds what a config names by importing it: phase two of the check, and what is built.
+
+    Phase one has a subclass that does not import; it says None of what only importing would tell.
+    """
 
     def find(self, path: str) -> Any:
-        """Return what a dotted path names; see `locate`."""
+        """Return what a dotted path names.
+
+        Raises:
+            LookupError: there is no such thing.
+        """
         return locate(path)
 
-    def classes(self, package: str) -> list[str]:
-        """Return the names of the classes that a package defines."""
+    def classes(self, package: str) -> list[str] | None:
+        """Return the names of the classes that a package defines, None where only importing it would tell."""
         members = vars(importlib.import_module(package))
         return [
             name
@@ -37,42 +45,34 @@ class Imported:
         return parameters_of(target)
 
     def refusal(self, target: Any, kind: str) -> str | None:
-        """Return why a target cannot be what a config names it for, None when it can."""
+        """Return why a target cannot be a `dataset`, a `model`, a `hook`, or called at all; None when it can."""
         if not callable(target):
             return "is no class or function to call; 'import' names other objects"
         if kind == "hook" and not (inspect.isclass(target) and issubclass(target, AbstractHook)):
             return f"{_called(target)} is no subclass of emrun.AbstractHook"
         if kind == "model" and inspect.isclass(target) and not issubclass(target, AbstractModel):
-            is_module = "torch.nn.modules.module.Module" in [_called(base) for base in target.__mro__]
-            return no_model(_called(target), is_module=is_module)
-        if kind == "dataset" and inspect.isclass(target) and hasattr(target, CONFIGURE):
-            takes_nothing = parameters_of(target) == parameters_of(object)
-            return not_configured(_called(target)) if takes_nothing and CONFIGURE not in _names_of(target) else None
-        return None
-
-    def mistaken_event(self, target: Any) -> str | None:
-        """Return what is wrong with the events of a hook's class."""
-        try:
-            check_events(target)
-        except HookError as error:
-            return str(error)
+            if "torch.nn.modules.module.Module" in [_called(base) for base in target.__mro__]:
+                called = _called(target)
+                return f"{called} is a torch.nn.Module; write it under model.module: {{class: {called}, ...}}"
+            return f"{_called(target)} is no subclass of emrun.AbstractModel"
+        is_configured = kind == "dataset" and inspect.isclass(target) and hasattr(target, _CONFIGURE)
+        if is_configured and parameters_of(target) == parameters_of(object) and _CONFIGURE not in _names_of(target):
+            hint = "which emrun does not call; rename it to __init__, with the same parameters"
+            return f"{_called(target)} has {_CONFIGURE}, {hint}"
         return None
 
     def streams(self, target: Any) -> list[str] | None:
         """Return the streams of a dataset's class, None when only a built dataset shows them."""
-        if not inspect.isclass(target) or hasattr(target, "__getattr__") or _may_make_streams(target):
+        if not inspect.isclass(target) or hasattr(target, "__getattr__"):
+            return None
+        used = _names_of(target)  # of attributes that may be streams: then only a built dataset shows what it has
+        if any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in used):
             return None
         return [name.removesuffix("_stream") for name in dir(target) if name.endswith("_stream")] or None
 
 
 def _called(target: Any) -> str:
     return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', target)}"
-
-
-def _may_make_streams(dataset: type) -> bool:
-    """Tell whether a class's code names attributes that may be streams; then only a built dataset shows what it has."""
-    names = _names_of(dataset)
-    return any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in names)
 
 
 def _names_of(dataset: type) -> set[str]:

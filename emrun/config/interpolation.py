@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from emrun.censor import hide_on_terminal
-from emrun.config.places import children_of, places
-from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, read_scalar
-from emrun.errors import ConfigError, Problem
+from emrun.config.places import places
+from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, of_each, read_scalar
 from emrun.wording import did_you_mean
 
 _INTERPOLATION = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<name>[^{}]*)\}|\$\{")
@@ -82,11 +81,9 @@ class _Interpolation:
         self._count += 1
         if self._count > MAX_NODES or depth > MAX_DEPTH:
             limit = f"{MAX_NODES} values" if self._count > MAX_NODES else f"{MAX_DEPTH} levels"
-            raise ConfigError(Problem(node.position, "", f"has more than {limit} once its references are followed"))
-        if isinstance(node.value, dict):
-            return replace(node, value={key: self.of(child, active, depth + 1) for key, child in node.value.items()})
-        if isinstance(node.value, list):
-            return replace(node, value=[self.of(child, active, depth + 1) for child in node.value])
+            raise node.error(f"has more than {limit} once its references are followed")
+        if isinstance(node.value, dict | list):
+            return replace(node, value=of_each(node.value, lambda child: self.of(child, active, depth + 1)))
         if not isinstance(node.value, str) or "${" not in node.value:
             return node
         whole = _INTERPOLATION.fullmatch(node.value)
@@ -106,11 +103,10 @@ class _Interpolation:
             if match["escape"]:
                 return "${"
             if match["name"] is None:
-                raise ConfigError(Problem(node.position, "", "'${' without '}'; '$${' stands for a plain '${'"))
+                raise node.error("'${' without '}'; '$${' stands for a plain '${'")
             found = self._named(match["name"], node, active, depth)
             if isinstance(found.value, dict | list):
-                message = f"{match.group()} is no single value, so it cannot be part of a text"
-                raise ConfigError(Problem(node.position, "", message))
+                raise node.error(f"{match.group()} is no single value, so it cannot be part of a text")
             if found.spelling is not None:
                 spelling = node.value
                 environment.extend(found.environment)
@@ -125,16 +121,15 @@ class _Interpolation:
             return _environment(name, node)
         if name in active:
             circle = " -> ".join((*active[active.index(name) :], name))
-            raise ConfigError(Problem(node.position, "", f"${{{name}}} refers to itself: {circle}"))
+            raise node.error(f"${{{name}}} refers to itself: {circle}")
         active = (*active, name)
         found = self._root
         for part in name.split("."):
             if isinstance(found.value, str):
                 found = self.of(found, active, depth + 1)
-            children = children_of(found)
+            children = found.children()
             if part not in children:
-                near = did_you_mean(part, children)
-                raise ConfigError(Problem(node.position, "", f"${{{name}}}: the config has no {part!r} there{near}"))
+                raise node.error(f"${{{name}}}: the config has no {part!r} there{did_you_mean(part, children)}")
             found = children[part]
         return self.of(found, active, depth + 1)
 
@@ -146,8 +141,7 @@ def _environment(name: str, node: Node) -> Node:
     if value is not None:
         return replace(node, value=value, spelling=node.value, environment=((value, f"${{{name}}}"),))
     if not comma:
-        message = f"the environment has no {variable}; set it, or write ${{{name},default}}"
-        raise ConfigError(Problem(node.position, "", message))
+        raise node.error(f"the environment has no {variable}; set it, or write ${{{name},default}}")
     return replace(node, value=default)
 
 

@@ -7,13 +7,9 @@ file that is merged over another one need not be complete, so what a class requi
 
 from __future__ import annotations
 
-import collections.abc
 import inspect
 import json
-import os
 import re
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,9 +18,7 @@ from emrun.config.names import NotThere, dotted_path, short_names
 from emrun.config.sections import DEFAULT_MODEL, OVERLAY, REQUIRED, SECTIONS, SUPPLIED, SUPPLIED_TO_LOOP
 from emrun.config.signatures import UNREAD
 from emrun.config.source_finder import Sources
-from emrun.config.type_hints import NO_TEXT, SCALARS, SEQUENCES, allows_mapping, form_in, mismatch
-from emrun.config.yaml_tree import node_of
-from emrun.errors import Position
+from emrun.config.type_hints import allows_mapping, alternatives, contradicts, form_in
 from emrun.types import Form
 
 Schema = dict[str, Any]
@@ -68,12 +62,8 @@ def hint_schema(parameter: inspect.Parameter) -> Schema:
     Args:
         parameter: its `annotation` is a type, None or `UNREAD`, and so may be its `default`.
     """
-    hint, default = parameter.annotation, parameter.default
-    if hint is None or hint is UNREAD or default is UNREAD:
-        return _ANYTHING
-    if default is not parameter.empty and mismatch(node_of(default, Position("default")), hint) is not None:
-        return _ANYTHING  # the check takes the hint for wrong
-    return _of_hint(hint)
+    is_wrong = contradicts(parameter.default, parameter.annotation)
+    return _ANYTHING if is_wrong else _of_hint(parameter.annotation)
 
 
 def _reference(name: str) -> Schema:
@@ -87,46 +77,37 @@ def _typed(*kinds: str) -> Schema:
 
 
 def _of_hint(hint: Any) -> Schema:
-    alternatives = _alternatives(hint)
-    if not all(alternatives):
+    allowed = [schema for each in alternatives(hint) for schema in _schemas(*each)]
+    if not all(allowed):
         return _ANYTHING
-    kinds = [kind for each in alternatives if list(each) == ["type"] for kind in each["type"]]
-    others = [each for each in alternatives if "enum" in each or not set(kinds).issuperset(each["type"])]
+    kinds = [kind for each in allowed if list(each) == ["type"] for kind in each["type"]]
+    others = [each for each in allowed if "enum" in each or not set(kinds).issuperset(each["type"])]
     inner: Schema = others.pop() if len(others) == 1 and "enum" not in others[0] else {}
     rest = {**inner, **_typed(*inner.get("type", ()), *kinds, "object"), **_ANYTHING}
     return {"anyOf": [*others, rest]} if others else rest
 
 
-def _alternatives(hint: Any) -> list[Schema]:
-    """Return what a hint allows, as `emrun.config.type_hints` reads it; an empty schema allows anything."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        return _alternatives(arguments[0])
-    if origin in (typing.Union, types.UnionType):
-        return [each for argument in arguments for each in _alternatives(argument)]
-    if origin is typing.Literal:
-        choices = [each for each in arguments if isinstance(each, _WRITTEN)]
-        return [{"enum": choices}] if choices else []
-    if hint in SCALARS:
-        return [{"type": [_TYPES[hint]]}]
-    kind = origin or hint
-    if not inspect.isclass(kind):
-        return [{}]
-    if issubclass(kind, os.PathLike):
-        return [{"type": ["string"]}]
-    if issubclass(kind, collections.abc.Mapping):
-        return [{"type": ["object"]}]
-    if kind in SEQUENCES or issubclass(kind, collections.abc.Sequence):
-        return [_array(kind, arguments), *([{"type": ["string"]}] if inspect.isabstract(kind) else [])]
-    is_text = NO_TEXT.isdisjoint(f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
-    return [{}] if is_text else [{"type": list(_NOT_TEXT)}]
-
-
-def _array(kind: type, arguments: tuple[Any, ...]) -> Schema:
-    if kind is tuple and arguments and arguments[-1] is not Ellipsis:
-        items = [_of_hint(each) for each in arguments]
-        return {"type": ["array"], "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
-    return {"type": ["array"], "items": _of_hint(arguments[0]) if arguments else _ANYTHING}
+def _schemas(sort: str, kind: Any, arguments: tuple[Any, ...]) -> list[Schema]:
+    """Return the schemas of an alternative of a hint; an empty schema allows anything."""
+    match sort:
+        case "literal":
+            choices = [each for each in arguments if isinstance(each, _WRITTEN)]
+            return [{"enum": choices}] if choices else []
+        case "scalar":
+            return [{"type": [_TYPES[kind]]}]
+        case "path":
+            return [{"type": ["string"]}]
+        case "mapping":
+            return [{"type": ["object"]}]
+        case "tuple":
+            items = [_of_hint(each) for each in arguments]
+            return [{"type": ["array"], "prefixItems": items, "minItems": len(items), "maxItems": len(items)}]
+        case "sequence":
+            array = {"type": ["array"], "items": _of_hint(arguments[0]) if arguments else _ANYTHING}
+            return [array, *([{"type": ["string"]}] if inspect.isabstract(kind) else [])]
+        case "no text":
+            return [{"type": list(_NOT_TEXT)}]
+    return [{}]
 
 
 class _Writer:
@@ -250,8 +231,7 @@ class _Writer:
         return {"properties": {**properties, **own}, "additionalProperties": parameters.takes_any}
 
     def _argument(self, parameter: inspect.Parameter) -> Schema:
-        is_read = parameter.annotation is not UNREAD and parameter.default is not UNREAD
-        form = form_in(parameter.annotation) if is_read else None
+        form = form_in(parameter.annotation) if parameter.default is not UNREAD else None
         if form is None:
             return hint_schema(parameter)
         one = self._form(form)

@@ -13,13 +13,8 @@ from typing import Any
 from emrun.wording import did_you_mean, nearest, sure
 
 _HOUSE = Path(__file__).parents[1]
-_FOLDERS = {"hook": "hooks", "dataset": "datasets"}
-KINDS = ("hook", "dataset", "model")
-"""What has short names."""
-_MODELS = {"torchmodel": "emrun.models.torch_model.TorchModel"}
-
-METRICS = ("accuracy", "errors", "top_k")
-"""The functions of `emrun.metrics`."""
+_FILES = {"hook": "hooks/[!_]*.py", "dataset": "datasets/[!_]*.py", "model": "models/torch_model.py"}
+"""What has short names -> the files of the built-ins."""
 
 _OWN_HOOK = "a hook of your own can"
 _SCHEDULER = "set model.scheduler, e.g. {class: ExponentialLR, gamma: 0.98}"
@@ -125,19 +120,14 @@ def normalised(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-def built_ins(kind: str) -> dict[str, str]:
-    """Return the built-ins of a kind: short name in the form of `normalised` -> dotted path of the class.
+def built_ins(kind: str) -> dict[str, Path]:
+    """Return the built-ins of a kind: short name in the form of `normalised` -> the file that is named for its class.
 
     Args:
         kind: `hook`, `dataset` or `model`; other kinds have none.
     """
-    if kind == "model":
-        return _MODELS
-    if kind not in _FOLDERS:
-        return {}
-    folder = _FOLDERS[kind]
-    files = sorted((_HOUSE / folder).glob("[!_]*.py"))
-    return {normalised(path.stem): f"emrun.{folder}.{path.stem}" for path in files}
+    files = sorted(_HOUSE.glob(_FILES[kind])) if kind in _FILES else []
+    return {normalised(path.stem): path for path in files}
 
 
 def class_in(path: Path) -> str | None:
@@ -146,10 +136,9 @@ def class_in(path: Path) -> str | None:
     return found.name if found else None
 
 
-def documentation(name: str, kind: str) -> str:
-    """Return the docstring of a built-in, read from its file."""
-    home = built_ins(kind)[normalised(name)]
-    found = _class_definition(_HOUSE / _FOLDERS[kind] / f"{home.rpartition('.')[2]}.py")
+def documentation(hook: str) -> str:
+    """Return the docstring of a built-in hook, read from its file."""
+    found = _class_definition(built_ins("hook")[normalised(hook)])
     return (found and ast.get_docstring(found)) or ""
 
 
@@ -166,7 +155,7 @@ def plugins(kind: str) -> dict[str, list[str]]:
     They do so by the entry-point groups `emrun.hooks`, `emrun.datasets` and `emrun.models`; nothing is imported. A
     name that several packages provide has several paths.
     """
-    if kind not in KINDS:
+    if kind not in _FILES:
         return {}
     from importlib.metadata import entry_points  # takes 65 ms, and most configs have no use for it
 
@@ -185,16 +174,13 @@ def dotted_path(name: str, kind: str) -> str | None:
     Raises:
         NotThere: several packages provide it.
     """
-    home = built_ins(kind).get(normalised(name))
-    if home is None:
-        paths = next((paths for each, paths in plugins(kind).items() if normalised(each) == normalised(name)), [])
-        if len(paths) > 1:
-            raise NotThere(f"several packages provide {kind} {name!r}: {', '.join(paths)}; write the dotted path")
-        return paths[0] if paths else None
-    if kind not in _FOLDERS:
-        return home
-    found = class_in(_HOUSE / _FOLDERS[kind] / f"{home.rpartition('.')[2]}.py")
-    return f"{home}.{found}" if found else None
+    file = built_ins(kind).get(normalised(name))
+    if file is not None:
+        return f"{_HOUSE.name}.{file.parent.name}.{file.stem}.{class_in(file)}"
+    paths = next((paths for each, paths in plugins(kind).items() if normalised(each) == normalised(name)), [])
+    if len(paths) > 1:
+        raise NotThere(f"several packages provide {kind} {name!r}: {', '.join(paths)}; write the dotted path")
+    return paths[0] if paths else None
 
 
 def same_class(one: Any, other: Any) -> bool:
@@ -213,7 +199,7 @@ def same_class(one: Any, other: Any) -> bool:
     short = normalised(next(name for name in (one, other) if name not in dotted))
     if dotted[0].startswith(("emrun.", "torch.optim.")):
         return normalised(dotted[0].rpartition(".")[2]) == short
-    found = (entry for kind in KINDS for entry in plugins(kind).items())
+    found = (entry for kind in _FILES for entry in plugins(kind).items())
     return any(normalised(name) == short and paths == dotted for name, paths in found)
 
 
@@ -224,24 +210,7 @@ def short_names(kind: str, *, installed: bool = True) -> list[str]:
         kind: `hook`, `dataset` or `model`.
         installed: with those of installed packages, which come last.
     """
-    paths = [dotted_path(name, kind) for name in built_ins(kind)]
-    return [*(path.rpartition(".")[2] for path in paths if path), *(plugins(kind) if installed else ())]
-
-
-CONFIGURE = "_configure_dataset"
-"""The method of emloop's datasets that took the keys of their section."""
-
-
-def not_configured(name: str) -> str:
-    """Return what is wrong with a dataset of emloop's: a class without a constructor that has this method."""
-    return f"{name} has {CONFIGURE}, which emrun does not call; rename it to __init__, with the same parameters"
-
-
-def no_model(name: str, *, is_module: bool) -> str:
-    """Return what is wrong with a class that is not a model."""
-    if is_module:
-        return f"{name} is a torch.nn.Module; write it under model.module: {{class: {name}, ...}}"
-    return f"{name} is no subclass of emrun.AbstractModel"
+    return [*filter(None, map(class_in, built_ins(kind).values())), *(plugins(kind) if installed else ())]
 
 
 def no_dotted_path(path: str) -> NotThere:

@@ -9,7 +9,7 @@ from typing import Any
 
 from emrun.config.interpolation import name_of, unread_values
 from emrun.config.names import normalised, same_class
-from emrun.config.places import at, children_of, entries_of, places
+from emrun.config.places import places
 from emrun.config.yaml_tree import MAX_DEPTH, Node, parse
 from emrun.errors import ConfigError, Position, Problem
 from emrun.wording import did_you_mean
@@ -97,10 +97,10 @@ class _Overriding:
     def check_vars(self, before: Node) -> None:
         """Check that overrides add no free values that nothing reads: such a mistake would be silent."""
         for path, node in unread_values(self.tree):
-            if node.position.source in self._earlier and at(before, path) is None:
+            if node.position.source in self._earlier and before.get(*path) is None:
                 self._position = node.position
-                owner = at(before, path[:-1])
-                near = did_you_mean(str(path[-1]), children_of(owner) if owner else [])
+                owner = before.get(*path[:-1])
+                near = did_you_mean(str(path[-1]), owner.children() if owner else [])
                 raise self._error(".".join(map(str, path[:-1])), f"nothing reads ${{{name_of(path)}}}{near}")
 
     def _changed(self, base: Node, path: Sequence[Any], new: Node | None, above: tuple[str, ...]) -> Node:
@@ -112,7 +112,7 @@ class _Overriding:
             if new is not None and base.position.source in self._earlier:
                 raise self._error("", f"{'.'.join(above)} is also set to {base.shown()!r} by {base.position}")
             base = Node({}, self._position, base.key or self._position)
-        entries = dict(entries_of(base))
+        entries = dict(base.entries())
         key = self._index(base.value, str(part), above, new) if is_list else self._key(entries, part, above, new)
         if new is None and not rest:
             del entries[key]
@@ -151,7 +151,7 @@ class _Overriding:
                 base = self._changed(base, [part], node, where)
             return base
         for path, lost, _ in places(base):
-            if at(new, path) is None and self._earlier.get(lost.position.source, self._path) != self._path:
+            if new.get(*path) is None and self._earlier.get(lost.position.source, self._path) != self._path:
                 raise self._error("", f"would undo {lost.position}; leave one of the two out, or write this one first")
         return new
 

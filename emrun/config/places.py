@@ -13,29 +13,9 @@ from emrun.errors import Position
 _Place = tuple[tuple[Any, ...], Node, Position | None]  # a path, what is there, and the alias that brought it there
 
 
-def entries_of(node: Node) -> Iterable[tuple[Any, Node]]:
-    """Return the keys, or indices, of a node and what is there; a scalar has none."""
-    if isinstance(node.value, dict):
-        return node.value.items()
-    return enumerate(node.value) if isinstance(node.value, list) else ()
-
-
-def children_of(node: Node) -> Mapping[str, Node]:
-    """Return what is in a node by the texts of its keys or indices."""
-    return {str(key): child for key, child in entries_of(node)}
-
-
-def at(node: Node, path: Sequence[Any]) -> Node | None:
-    """Return what stands at a path below a node, None when nothing does."""
-    found: Node | None = node
-    for part in path:
-        found = children_of(found).get(str(part)) if found is not None else None
-    return found
-
-
 def places(node: Node, path: tuple[Any, ...] = (), alias: Position | None = None) -> Iterator[_Place]:
     """Yield all nodes below one with their paths, and the alias that brought them there."""
-    for key, child in entries_of(node):
+    for key, child in node.entries():
         outermost = alias or child.alias
         yield (*path, key), child, outermost
         yield from places(child, (*path, key), outermost)
@@ -59,8 +39,8 @@ def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",))
         kept = {other: each for other, each in left.get(node.position, {}).items() if other[0] not in unread}
         was_copied = len(there.get(node.position, ())) > max(1, len(left.get(node.position, ())))
         is_below = any(path[: len(other)] == other for other in reported)
-        is_there = at(after, path[:-1]) is not None  # otherwise more was deleted than the copy
-        new = at(after, path)
+        is_there = after.get(*path[:-1]) is not None  # otherwise more was deleted than the copy
+        new = after.get(*path)
         is_same = new is not None and new.plain() == node.plain()
         if was_copied and kept and path not in left[node.position] and is_there and not (is_below or is_same):
             reported.append(path)

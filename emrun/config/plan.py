@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from emrun.arguments import expanded
+from emrun.config.calls import Elsewhere
 from emrun.config.config import Config
-from emrun.config.finder import Finder
+from emrun.config.import_finder import Imported
 from emrun.config.names import normalised
 from emrun.config.overrides import hook_entry
 from emrun.config.planner import Planner
 from emrun.config.recipe import Recipe
-from emrun.config.sections import SECTIONS, SUPPLIED_TO_LOOP, check_main_loop, check_sections
-from emrun.config.signatures import Parameters
+from emrun.config.sections import SECTIONS, check_sections
 from emrun.config.source_finder import Sources
 from emrun.config.yaml_tree import Node
 from emrun.errors import ConfigError, Problem
@@ -37,7 +35,7 @@ class Plan:
     hooks: list[Recipe]
 
     @classmethod
-    def of(cls, config: Config, finder: Finder, base: Plan | None = None) -> Plan:
+    def of(cls, config: Config, finder: Imported, base: Plan | None = None) -> Plan:
         """Check a config and find what it names.
 
         Args:
@@ -51,23 +49,19 @@ class Plan:
         """
         tree = config.tree
         find_user_modules(*code_directories(tree))
-        elsewhere = _Places(tree, finder)
+        elsewhere = _elsewhere(tree, finder)
         planner = Planner(finder, elsewhere)
         planner.problems += check_sections(tree, elsewhere)
         known = {} if base is None else base._recipes_for(tree)
-        if "main_loop" not in known:
-            planner.problems += check_main_loop(tree.get("main_loop"), _main_loop_parameters(finder), elsewhere)
-        dataset = known["dataset"] if "dataset" in known else planner.section(tree.get("dataset"), "dataset")
-        model = known["model"] if "model" in known else planner.section(tree.get("model"), "model")
-        hooks = known["hooks"] if "hooks" in known else planner.hooks(_entries(tree, "SaveLatest"))
-        if dataset is not None:
-            planner.problems += _check_streams(tree, dataset.target, finder)
+        made = planner.config(tree, _entries(tree, "SaveLatest"), known)
+        if made["dataset"] is not None:
+            planner.problems += _check_streams(tree, made["dataset"].target, finder)
         if planner.problems:
             raise ConfigError(planner.problems)
-        return cls(tree, dataset, model, hooks)
+        return cls(tree, made["dataset"], made["model"], made["hooks"])
 
     @classmethod
-    def with_evaluations(cls, config: Config, finder: Finder) -> Plan:
+    def with_evaluations(cls, config: Config, finder: Imported) -> Plan:
         """Check a config as `of` does and, laid over it, each of its sections under `eval`."""
         problems: list[Problem] = []
         plans: list[Plan] = []
@@ -108,16 +102,8 @@ def defaults_of(config: Config) -> list[tuple[str, Any, str]]:
     except ConfigError:  # a name of the environment that is not set here
         tree = config.root
     find_user_modules(*code_directories(tree))
-    finder = Sources()
-    planner = Planner(finder)
-    planner.section(tree.get("dataset"), "dataset")
-    planner.section(tree.get("model"), "model")
-    planner.hooks(_entries(tree))
-    main_loop = _main_loop_parameters(finder)
-    given = tree.get("main_loop")
-    for name, parameter in (main_loop.named if main_loop is not None else {}).items():
-        if name not in SUPPLIED_TO_LOOP and (given is None or given.get(name) is None):
-            planner.defaults.append((f"main_loop.{name}", parameter.default, "MainLoop"))
+    planner = Planner(Sources())
+    planner.config(tree, _entries(tree), {})
     return [(re.sub(r"\[(\d+)\]", r".\1", key), value, kind) for key, value, kind in planner.defaults]
 
 
@@ -161,12 +147,7 @@ def _entries(config: Node, *added: str) -> list[Node]:
     return [*entries, *(Node(name, config.position) for name in added if normalised(name) not in names)]
 
 
-def _main_loop_parameters(finder: Finder) -> Parameters | None:
-    main_loop = finder.find("emrun.loop.main_loop.MainLoop")
-    return finder.parameters(main_loop) if main_loop is not None else None
-
-
-def _check_streams(config: Node, dataset: Any, finder: Finder) -> list[Problem]:
+def _check_streams(config: Node, dataset: Any, finder: Imported) -> list[Problem]:
     """Return the streams of the main loop that the dataset's class does not have."""
     there = finder.streams(dataset)
     if there is None:
@@ -180,44 +161,35 @@ def _check_streams(config: Node, dataset: Any, finder: Finder) -> list[Problem]:
     return problems
 
 
-class _Places:
-    """Tells where else in a config a key has its place; looked for when the first unknown key comes up."""
+def _elsewhere(config: Node, finder: Imported) -> Elsewhere:
+    """Return what tells where else in a config a key has its place; looked for when the first unknown key comes up."""
+    paths: set[str] = set()
 
-    def __init__(self, config: Node, finder: Finder) -> None:
-        self._config = config
-        self._finder = finder
-
-    def __call__(self, name: str) -> str | None:
+    def elsewhere(name: str) -> str | None:
         """Return the path of the key of this name, or else of one that means the same; None where several may be meant.
 
         Of several, the one that is nearest to the top counts: `model.device`, not that of a module's layer.
         """
+        paths.update(() if paths else _paths(config, finder))
         for each in (normalised(name), *same(name)):
-            found = sorted((path for path in self._paths if normalised(path.rpartition(".")[2]) == each), key=_depth)
-            if found and (len(found) == 1 or _depth(found[0]) < _depth(found[1])):
-                return found[0]
+            found = sorted((path.count("."), path) for path in paths if normalised(path.rpartition(".")[2]) == each)
+            if found and (len(found) == 1 or found[0][0] < found[1][0]):
+                return found[0][1]
         return None
 
-    @cached_property
-    def _paths(self) -> set[str]:
-        """The paths of all keys that can be written."""
-        planner = Planner(self._finder)
-        loop: Iterable[str] = ()
-        try:
-            main_loop = _main_loop_parameters(self._finder)
-            loop = main_loop.named if main_loop is not None else ()
-            planner.section(self._config.get("dataset"), "dataset")
-            planner.section(self._config.get("model"), "model")
-            for entry in _entries(self._config, "StopAfter"):  # which an override may add
-                name, arguments = hook_entry(entry)
-                planner.hook(str(name), arguments, entry, f"hooks.{name}")
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # what importing a module raises is reported where the module is needed
-            _LOG.debug("cannot look for where keys have their place", exc_info=True)
-        places = planner.places | {("main_loop", name) for name in loop if name not in SUPPLIED_TO_LOOP}
-        return {*(re.sub(r"\[(\d+)\]", r".\1", f"{key}.{name}") for key, name in places), *SECTIONS}
+    return elsewhere
 
 
-def _depth(path: str) -> int:
-    return path.count(".")
+def _paths(config: Node, finder: Imported) -> set[str]:
+    """Return the paths of all keys that can be written."""
+    planner = Planner(finder)
+    try:
+        planner.config(config, (), {"hooks": ()})
+        for entry in _entries(config, "StopAfter"):  # which an override may add
+            name, arguments = hook_entry(entry)
+            planner.hook(str(name), arguments, entry, f"hooks.{name}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # what importing a module raises is reported where the module is needed
+        _LOG.debug("cannot look for where keys have their place", exc_info=True)
+    return {*(re.sub(r"\[(\d+)\]", r".\1", f"{key}.{name}") for key, name in planner.places), *SECTIONS}

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from emrun.config.calls import Elsewhere, check_call, nowhere
-from emrun.config.finder import Finder
-from emrun.config.names import (
-    METRICS,
-    NotThere,
-    beside_config,
-    dotted_path,
-    instead,
-    nearest_class,
-    normalised,
-    short_names,
-)
+from emrun.config.import_finder import Imported
+from emrun.config.names import NotThere, beside_config, dotted_path, instead, nearest_class, normalised, short_names
 from emrun.config.overrides import hook_entry
 from emrun.config.recipe import Recipe
-from emrun.config.sections import DEFAULT_MODEL, SUPPLIED
+from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, SUPPLIED_TO_LOOP, check_main_loop
 from emrun.config.signatures import UNREAD
 from emrun.config.type_hints import allows_mapping, form_in
 from emrun.config.yaml_tree import Node
-from emrun.errors import MissingExtra, Problem
+from emrun.errors import HookError, MissingExtra, Problem
+from emrun.events import check_events
 from emrun.types import Form
 from emrun.wording import did_you_mean, listed
 
 _KEYS = ("class", "import", "args")
+_METRICS = ("accuracy", "errors", "top_k")  # the functions of `emrun.metrics`
 
 
 class Planner:
@@ -42,13 +35,41 @@ class Planner:
         elsewhere: returns where else in the config a key has its place, for messages.
     """
 
-    def __init__(self, finder: Finder, elsewhere: Elsewhere = nowhere) -> None:
+    def __init__(self, finder: Imported, elsewhere: Elsewhere = nowhere) -> None:
         self.problems: list[Problem] = []
         self.defaults: list[tuple[str, Any, str]] = []
         self.places: set[tuple[str, str]] = set()
         """What can be written: (key of the call, name of the argument)."""
         self._finder = finder
         self._elsewhere = elsewhere
+
+    def config(self, tree: Node, hooks: Sequence[Node], known: Mapping[str, Any]) -> dict[str, Any]:
+        """Prepare the sections of a config: section -> its recipe, recipes or nothing.
+
+        Args:
+            tree: the config.
+            hooks: the entries of its list of hooks, with those that are added to it.
+            known: what was made of sections already.
+        """
+        made = dict(known)
+        if "main_loop" not in made:
+            self._main_loop(tree.get("main_loop"))
+        for kind in ("dataset", "model"):
+            if kind not in made:
+                made[kind] = self.section(tree.get(kind), kind)
+        if "hooks" not in made:
+            made["hooks"] = self.hooks(hooks)
+        return made
+
+    def _main_loop(self, section: Node | None) -> None:
+        main_loop = self._finder.find("emrun.loop.main_loop.MainLoop")
+        parameters = self._finder.parameters(main_loop) if main_loop is not None else None
+        self.problems += check_main_loop(section, parameters, self._elsewhere)
+        for name, parameter in (parameters.named if parameters is not None else {}).items():
+            if name not in SUPPLIED_TO_LOOP:
+                self.places.add(("main_loop", name))
+                if section is None or section.get(name) is None:
+                    self.defaults.append((f"main_loop.{name}", parameter.default, "MainLoop"))
 
     def section(self, node: Node | None, kind: str) -> Any:
         """Prepare the section `dataset` or `model`; None of one that is no mapping, which `check_sections` reports."""
@@ -59,7 +80,7 @@ class Planner:
         if "class" not in node.value:
             self._problem(node, kind, f"missing key 'class'; built-in: {listed(short_names(kind))}")
             return None
-        return self._call(self._without_supplied(node, kind, SUPPLIED[kind]), kind, kind, SUPPLIED[kind])
+        return self._whole(node, kind, kind)
 
     def hooks(self, entries: Sequence[Node]) -> list[Any]:
         """Prepare the entries of the list of hooks; one that `check_hooks` reports is None."""
@@ -73,7 +94,6 @@ class Planner:
 
     def hook(self, name: str, arguments: Node | None, entry: Node, key: str) -> Any:
         """Prepare an entry of the list of hooks."""
-        supplied = SUPPLIED["hook"]
         entries = dict(arguments.value) if arguments is not None and isinstance(arguments.value, dict) else {}
         for argument in ("class", "import"):
             if argument in entries:
@@ -81,18 +101,21 @@ class Planner:
                 self._problem(entries.pop(argument), key, message)
         position = arguments.key_position if arguments is not None else entry.position
         node = Node({"class": Node(name, position, position), **entries}, position, position)
-        recipe = self._call(self._without_supplied(node, key, supplied), key, "hook", supplied)
-        mistake = self._finder.mistaken_event(recipe.target) if recipe is not None else None
-        if mistake is not None:
-            self._problem(node, key, mistake)
+        recipe = self._whole(node, key, "hook")
+        try:
+            if recipe is not None:
+                check_events(recipe.target)
+        except HookError as error:
+            self._problem(node, key, str(error))
         return recipe
 
-    def _without_supplied(self, node: Node, key: str, supplied: tuple[str, ...]) -> Node:
-        """Report the arguments of a call that emrun supplies itself, and return it without them."""
-        for name in supplied:
+    def _whole(self, node: Node, key: str, kind: str) -> Recipe | None:
+        """Prepare what emrun itself calls; an argument that emrun supplies is a problem."""
+        for name in SUPPLIED[kind]:
             if name in node.value:
                 self._problem(node.value[name], key, f"{name!r} is supplied by emrun; remove it")
-        return replace(node, value={name: child for name, child in node.value.items() if name not in supplied})
+        given = {name: child for name, child in node.value.items() if name not in SUPPLIED[kind]}
+        return self._call(replace(node, value=given), key, kind, SUPPLIED[kind])
 
     def value(
         self, node: Node, key: str, supplied: tuple[str, ...], hint: Any = None, outer: Form | None = None
@@ -141,7 +164,7 @@ class Planner:
         """Return how a form is written, with the class that a name may mean."""
         text = value if isinstance(value, str) else ""
         rest = "inputs: [NAME, ...]" if "inputs" in form.keys else "argument: value"
-        if not form.package and text.lower() in METRICS:
+        if not form.package and text.lower() in _METRICS:
             return f"{{import: emrun.metrics.{text.lower()}, {rest}}}"
         members = [each for each in self._classes(form) if form.package or each.endswith("Loss")]
         near = nearest_class(text, members)
@@ -232,32 +255,30 @@ class Planner:
 
     def _find(self, name: Node, key: str, kind: str, form: Form | None) -> Any:
         """Return what a name means, None when that is a problem."""
-        if not isinstance(name.value, str) or not name.value:
+        path: str | None = name.value
+        if not isinstance(path, str) or not path:
             self._problem(name, key, f"{name.shown()!r} is no name of a class")
             return None
-        text: str = name.value
-        if "." not in text:
-            path = self._short_name(name, key, kind, form)
-            if path is None:
-                return None
-            text = path
         try:
-            return self._finder.find(text)
+            path = path if "." in path else self._short_name(path, kind, form)
+            return self._finder.find(path) if path is not None else None
         except NotThere as error:
             message = f"{error}{beside_config(error, name.position.source)}"
-            whole = name.spelling is None  # otherwise a part of it is somebody's secret
+            whole = name.spelling is None or "." not in str(path)  # otherwise a part of it is somebody's secret
             self._problem(name, key, message if whole else f"{name.spelling} names nothing that is there")
-            return None
         except MissingExtra as error:
             self._problem(name, key, str(error))
-            return None
         except BaseException as error:
-            error.add_note(f"while importing {text} for {key} ({name.position})")
+            error.add_note(f"while importing {path} for {key} ({name.position})")
             raise
+        return None
 
-    def _short_name(self, name: Node, key: str, kind: str, form: Form | None) -> str | None:
-        """Return the dotted path of what a name without a dot means, None when that is a problem."""
-        text: str = name.value
+    def _short_name(self, text: str, kind: str, form: Form | None) -> str | None:
+        """Return the dotted path of what a name without a dot means, None where only importing would tell.
+
+        Raises:
+            NotThere: it means nothing, or several things.
+        """
         if form is not None and form.package:
             members = self._finder.classes(form.package)
             if members is None:
@@ -266,26 +287,20 @@ class Planner:
             if found is None:
                 near = nearest_class(text, members)
                 hint = f"; did you mean {near!r}?" if near else f"; it has {listed(sorted(members))}."
-                self._problem(name, key, f"{form.package} has no class {text!r}{hint} Another class has a dotted path")
-                return None
+                raise NotThere(f"{form.package} has no class {text!r}{hint} Another class has a dotted path")
             return f"{form.package}.{found}"
-        try:
-            path = dotted_path(text, kind)
-        except NotThere as error:
-            self._problem(name, key, str(error))
-            return None
+        path = dotted_path(text, kind)
+        if path is not None:
+            return path
         advice = instead(text, "hook") if kind == "hook" else None
-        if path is None and advice is not None:
-            self._problem(name, key, f"emrun has no hook {text!r}: {advice}")
-        elif path is None:
-            names = short_names(kind)
-            hint = did_you_mean(text, names) or (f"; built-in: {listed(names)}." if names else ".")
-            if not kind and (near := nearest_class(text, self._classes(None))) is not None:
-                hint = f"; did you mean 'torch.nn.{near}'?"
-            noun = f"{kind} " if kind else "class "
-            message = f"unknown {noun}{text!r}{hint} A class of your own has a dotted path: my_module.{text}"
-            self._problem(name, key, message)
-        return path
+        if advice is not None:
+            raise NotThere(f"emrun has no hook {text!r}: {advice}")
+        names = short_names(kind)
+        hint = did_you_mean(text, names) or (f"; built-in: {listed(names)}." if names else ".")
+        if not kind and (near := nearest_class(text, self._classes(None))) is not None:
+            hint = f"; did you mean 'torch.nn.{near}'?"
+        own = f"A class of your own has a dotted path: my_module.{text}"
+        raise NotThere(f"unknown {kind or 'class'} {text!r}{hint} {own}")
 
     def _problem(self, node: Node, key: str, message: str) -> None:
         self.problems.append(Problem(node.key_position, key, node.censored(message)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emrun.config.signatures import parameters_of
-from emrun.config.yaml_tree import Node
+from emrun.config.yaml_tree import Node, of_each
 from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem
 from emrun.types import Factory, Form
 from emrun.wording import did_you_mean
@@ -108,11 +108,7 @@ def build(value: Any, supplied: Mapping[str, Any]) -> Any:
     """Build all recipes in a value."""
     if isinstance(value, Recipe):
         return value.build(supplied)
-    if isinstance(value, dict):
-        return {key: build(child, supplied) for key, child in value.items()}
-    if isinstance(value, list):
-        return [build(child, supplied) for child in value]
-    return value
+    return of_each(value, lambda child: build(child, supplied))
 
 
 def _recipes(value: Any) -> Iterator[Recipe]:

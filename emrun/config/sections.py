@@ -52,9 +52,8 @@ def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> list[Problem
     if not isinstance(config.value, dict):
         return [Problem(config.position, "", "a config is a mapping with the keys dataset, model, ...")]
     problems = _check_kinds(config, "", tuple(SECTIONS), elsewhere)
-    problems += [
-        Problem(config.position, "", f"missing section {name!r}") for name in REQUIRED if config.get(name) is None
-    ]
+    missing = [name for name in REQUIRED if config.get(name) is None]
+    problems += [Problem(config.position, "", f"missing section {name!r}") for name in missing]
     problems += check_hooks(config.get("hooks"), "hooks")
     seed = config.get("seed")
     if seed is not None and isinstance(seed.value, int) and seed.value < 0:
@@ -71,9 +70,8 @@ def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> list[Problem
             problems += _check_kinds(overlay, f"eval.{stream}", OVERLAY, elsewhere)
             problems += check_hooks(overlay.get("hooks"), f"eval.{stream}.hooks")
         elif overlay.value is not None:
-            problems.append(
-                Problem(overlay.position, f"eval.{stream}", f"{overlay.shown()!r} is no mapping of sections")
-            )
+            message = f"{overlay.shown()!r} is no mapping of sections"
+            problems.append(Problem(overlay.position, f"eval.{stream}", message))
     return problems
 
 

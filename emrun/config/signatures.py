@@ -68,9 +68,12 @@ def handed_on(function: ast.FunctionDef) -> Share:
     All of it is handed on by a plain statement `super().__init__(..., **kwargs)` that nothing can pass by, where
     `kwargs` is used for nothing else.
     """
-    name = function.args.kwarg.arg if function.args.kwarg is not None else None
-    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_constructor(node.func)]
-    handing = [call for call in calls if any(_is_spread(each, name) for each in call.keywords)]
+    if function.args.kwarg is None:
+        return Share.NONE
+    name = function.args.kwarg.arg
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    constructors = [call for call in calls if ast.unparse(call.func).endswith(".__init__")]
+    handing = [call for call in constructors if f"**{name}" in map(ast.unparse, call.keywords)]
     uses = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name]
     if not handing:
         return Share.NONE
@@ -81,14 +84,6 @@ def handed_on(function: ast.FunctionDef) -> Share:
         if any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(statement)):
             break
     return Share.SOME
-
-
-def _is_constructor(called: ast.expr) -> bool:
-    return isinstance(called, ast.Attribute) and called.attr == "__init__"
-
-
-def _is_spread(keyword: ast.keyword, name: str | None) -> bool:
-    return keyword.arg is None and isinstance(keyword.value, ast.Name) and keyword.value.id == name
 
 
 def parameters_of(target: Callable[..., Any]) -> Parameters | None:

@@ -91,8 +91,8 @@ class Sources(Imported):
             return found
         return anything if path.startswith(f"{TORCH}.") else None  # whatever it takes, it takes no `Factory`
 
-    def classes(self, package: str) -> list[str] | None:  # type: ignore[override]  # as the protocol has it
-        """Return the names of the classes that a package defines, None where only importing it would tell."""
+    def classes(self, package: str) -> list[str] | None:
+        """Return the names of the classes that a package defines, None where they cannot be read."""
         module = self._modules.read(package)
         if module is None or "*" in module.bound:
             return None
@@ -196,7 +196,7 @@ class Sources(Imported):
             match bound:
                 case [ast.FunctionDef(decorator_list=[]) as method] if name not in _RUNNING:
                     methods[name] = _literal(method)
-                case [*several] if name not in _SURE and all(map(_is_decorated, several)):
+                case [*several] if name not in _SURE and all(getattr(each, "decorator_list", ()) for each in several):
                     others[name] = property() if all(map(_makes_no_stream, several)) else UNREAD
                 case [ast.AST() | str() as value] if name not in _SURE:
                     others[name] = _value(value)
@@ -317,13 +317,9 @@ def _value(expression: Any) -> Any:
         return UNREAD
 
 
-def _is_decorated(bound: Binding) -> bool:
-    return isinstance(bound, ast.FunctionDef) and bool(bound.decorator_list)
-
-
 def _makes_no_stream(bound: Binding) -> bool:
     """Tell whether a decorated method surely is none that a constructor calls to give a dataset another stream."""
-    decorators = bound.decorator_list if isinstance(bound, ast.FunctionDef) else []
+    decorators = getattr(bound, "decorator_list", [])
     names = [each.value if isinstance(each, ast.Attribute) else each for each in decorators]  # `@size.setter`
     own = getattr(bound, "name", None)
     return all(isinstance(each, ast.Name) and each.id in {*_MAKES_NO_STREAM, own} for each in names)

@@ -7,23 +7,19 @@ import inspect
 import os
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any
 
-from emrun.config.yaml_tree import Node
+from emrun.config.signatures import UNREAD
+from emrun.config.yaml_tree import Node, node_of
+from emrun.errors import Position
 from emrun.types import Factory, Form
 from emrun.wording import listed
 
-SCALARS: dict[Any, tuple[type, ...]] = {
-    bool: (bool,),
-    int: (int,),
-    float: (int, float),
-    complex: (int, float),
-    str: (str,),
-    type(None): (type(None),),
-}
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", complex: "a number", str: "a text"}
-NO_TEXT = frozenset(("torch.Tensor", "torch.nn.modules.module.Module", "numpy.ndarray"))
-SEQUENCES = (list, tuple, set, frozenset, collections.abc.Iterable, collections.abc.Collection)
+_WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", str: "a text", type(None): "null", None: "null"}
+_WORDS |= dict.fromkeys((float, complex), "a number")
+_NO_TEXT = frozenset(("torch.Tensor", "torch.nn.modules.module.Module", "numpy.ndarray"))
+_SEQUENCES = (list, tuple, set, frozenset, collections.abc.Iterable, collections.abc.Collection)
 
 
 def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty) -> str | None:
@@ -33,109 +29,120 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty) -> s
 
     Args:
         node: the value.
-        hint: the type of the parameter; None when it is not known.
+        hint: the type of the parameter; None or `UNREAD` when it is not known.
         default: the parameter's default; a hint that this contradicts counts for nothing.
     """
-    if hint is None or _accepts(node, hint):
-        return None
-    if default is not inspect.Parameter.empty and (default is node.value or not _accepts(_as_node(default), hint)):
+    if _accepts(node, hint) or default is node.value or contradicts(default, hint):
         return None
     value = node.value
     allowed = _describe(hint)
     if allowed.startswith("one of "):
         return f"{node.shown()!r} is not {allowed}"
     hint_to_fix = ""
-    if isinstance(value, str) and not _accepts_kind(hint, str) and _is_number(value):
+    takes_text = any(kind is str for _, kind, _ in alternatives(hint))
+    if isinstance(value, str) and not takes_text and _is_number(value):
         hint_to_fix = "; write it without quotes"
-    elif isinstance(value, int | float) and not isinstance(value, bool) and _accepts_kind(hint, str):
+    elif isinstance(value, int | float) and not isinstance(value, bool) and takes_text:
         hint_to_fix = "; write it in quotes"
     shown = node.shown()
     kind = "a mapping" if isinstance(shown, dict) else "a list" if isinstance(shown, list) else repr(shown)
     return f"{kind} is not {allowed}{hint_to_fix}"
 
 
+def contradicts(default: Any, hint: Any) -> bool:
+    """Tell whether a default is not, or may not be, what the hint of its parameter says: that counts for nothing."""
+    if default is UNREAD or default is inspect.Parameter.empty:
+        return default is UNREAD
+    value = list(default) if isinstance(default, set | frozenset) else default
+    return not _accepts(node_of(value, Position("default")), hint)
+
+
+def alternatives(hint: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    """Yield what a hint allows: sort, type and arguments of each alternative.
+
+    The sorts are `literal`, `scalar`, `path`, `mapping`, `tuple` (of a fixed length), `sequence`, `no text` (a class
+    that no text can stand for) and `anything`.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    kind = origin or hint
+    cls, sort = kind if inspect.isclass(kind) else object, "anything"
+    if origin is typing.Annotated or origin in (typing.Union, types.UnionType):
+        for each in arguments[:1] if origin is typing.Annotated else arguments:
+            yield from alternatives(each)
+        return
+    if origin is typing.Literal:
+        sort = "literal"
+    elif hint in _WORDS and hint is not None:
+        sort = "scalar"
+    elif issubclass(cls, os.PathLike):
+        sort = "path"
+    elif issubclass(cls, collections.abc.Mapping):
+        sort = "mapping"
+    elif kind is tuple and arguments and arguments[-1] is not Ellipsis:
+        sort = "tuple"
+    elif cls in _SEQUENCES or issubclass(cls, collections.abc.Sequence):
+        sort = "sequence"
+    elif not _NO_TEXT.isdisjoint(f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__):
+        sort = "no text"
+    yield sort, kind, arguments
+
+
 def _accepts(node: Node, hint: Any) -> bool:
     value = node.value
-    if isinstance(value, dict) and ("class" in value or "import" in value):
-        return True  # an object that is not built yet
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        return _accepts(node, arguments[0])
-    if origin in (typing.Union, types.UnionType):
-        return any(_accepts(node, each) for each in arguments)
-    if origin is typing.Literal:
-        return any(value == each and type(value) is type(each) for each in arguments)
-    if hint in SCALARS:
-        return isinstance(value, SCALARS[hint]) and (hint is bool or not isinstance(value, bool))
-    kind = origin or hint
-    if not inspect.isclass(kind):
-        return True
-    if issubclass(kind, os.PathLike):
-        return isinstance(value, str)
-    if issubclass(kind, collections.abc.Mapping):
-        inner = arguments[1] if len(arguments) == 2 else Any
-        return isinstance(value, dict) and all(_accepts(child, inner) for child in value.values())
-    if kind in SEQUENCES or (kind is not str and issubclass(kind, collections.abc.Sequence)):
-        return _accepts_sequence(value, kind, arguments)
-    if isinstance(value, str):
-        return NO_TEXT.isdisjoint(f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
+    is_form = isinstance(value, dict) and ("class" in value or "import" in value)  # an object that is not built yet
+    return is_form or any(_is_one(value, *each) for each in alternatives(hint))
+
+
+def _is_one(value: Any, sort: str, kind: Any, arguments: tuple[Any, ...]) -> bool:
+    """Tell whether a value may be one of those that an alternative allows."""
+    match sort:
+        case "literal":
+            return any(value == each and type(value) is type(each) for each in arguments)
+        case "scalar":
+            is_kind = isinstance(value, int | float if kind in (float, complex) else kind)
+            return is_kind and (kind is bool or not isinstance(value, bool))
+        case "path":
+            return isinstance(value, str)
+        case "mapping":
+            inner = arguments[1] if len(arguments) == 2 else Any
+            return isinstance(value, dict) and all(_accepts(child, inner) for child in value.values())
+        case "tuple":
+            return isinstance(value, list) and len(value) == len(arguments) and all(map(_accepts, value, arguments))
+        case "sequence" if isinstance(value, list):
+            return all(_accepts(child, arguments[0] if arguments else Any) for child in value)
+        case "sequence":  # a text is a sequence of texts, a mapping is an iterable of keys
+            is_one = isinstance(value, str) or (
+                isinstance(value, dict) and not issubclass(kind, collections.abc.Sequence)
+            )
+            return is_one and inspect.isabstract(kind)
+        case "no text":
+            return not isinstance(value, str)
     return True
 
 
-def _accepts_sequence(value: Any, kind: type, arguments: tuple[Any, ...]) -> bool:
-    if isinstance(value, str | dict):  # a text is a sequence of texts, a mapping is an iterable of keys
-        return inspect.isabstract(kind) and not (isinstance(value, dict) and issubclass(kind, collections.abc.Sequence))
-    if not isinstance(value, list):
-        return False
-    if kind is tuple and arguments and arguments[-1] is not Ellipsis:
-        return len(value) == len(arguments) and all(map(_accepts, value, arguments))
-    inner = arguments[0] if arguments else Any
-    return all(_accepts(child, inner) for child in value)
-
-
-def _accepts_kind(hint: Any, kind: type) -> bool:
-    """Tell whether a hint has a type at its top."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType, typing.Annotated):
-        return any(_accepts_kind(each, kind) for each in typing.get_args(hint))
-    return hint is kind
-
-
 def _describe(hint: Any) -> str:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        return _describe(arguments[0])
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_describe(each) for each in arguments))
-    if origin is typing.Literal:
-        return f"one of {listed([str(each) for each in arguments])}"
-    if hint in (None, type(None)):
-        return "null"
-    if hint in _WORDS:
-        return _WORDS[hint]
-    kind = origin or hint
-    if inspect.isclass(kind) and issubclass(kind, os.PathLike):
-        return "a path"
-    if inspect.isclass(kind) and issubclass(kind, collections.abc.Mapping):
-        return "a mapping" + (f" whose values are {_plural(arguments[1])}" if len(arguments) == 2 else "")
-    if kind is tuple and arguments and arguments[-1] is not Ellipsis:
-        return f"a list of {len(arguments)}: {', '.join(map(_describe, arguments))}"
-    if kind in SEQUENCES or (inspect.isclass(kind) and issubclass(kind, collections.abc.Sequence)):
-        return "a list" + (f" of {_plural(arguments[0])}" if arguments else "")
-    return str(getattr(kind, "__name__", kind))
+    return " or ".join(dict.fromkeys(_described(*each) for each in alternatives(hint)))
+
+
+def _described(sort: str, kind: Any, arguments: tuple[Any, ...]) -> str:
+    match sort:
+        case "literal":
+            return f"one of {listed([str(each) for each in arguments])}"
+        case "path":
+            return "a path"
+        case "mapping":
+            return "a mapping" + (f" whose values are {_plural(arguments[1])}" if len(arguments) == 2 else "")
+        case "tuple":
+            return f"a list of {len(arguments)}: {', '.join(map(_describe, arguments))}"
+        case "sequence":
+            return "a list" + (f" of {_plural(arguments[0])}" if arguments else "")
+    return _WORDS[kind] if kind in _WORDS else str(getattr(kind, "__name__", kind))
 
 
 def _plural(hint: Any) -> str:
     described = _describe(hint)
-    return described.removeprefix("a ") + "s" if described in _WORDS.values() and hint is not bool else described
-
-
-def _as_node(value: Any) -> Node:
-    if isinstance(value, dict):
-        return Node({key: _as_node(child) for key, child in value.items()}, None)  # type: ignore[arg-type]
-    if isinstance(value, list | tuple | set | frozenset):
-        return Node([_as_node(child) for child in value], None)  # type: ignore[arg-type]
-    return Node(value, None)  # type: ignore[arg-type]
+    is_counted = described.startswith("a ") and described in _WORDS.values()
+    return f"{described.removeprefix('a ')}s" if is_counted else described
 
 
 def _is_number(text: str) -> bool:

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    DocumentEndEvent,
-    DocumentStartEvent,
-    Event,
-    MappingEndEvent,
-    MappingStartEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-    StreamEndEvent,
-    StreamStartEvent,
-)
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.reader import ReaderError
 
@@ -55,19 +42,11 @@ class Node:
 
     def plain(self) -> Any:
         """Return the value in plain Python types."""
-        if isinstance(self.value, dict):
-            return {key: child.plain() for key, child in self.value.items()}
-        if isinstance(self.value, list):
-            return [child.plain() for child in self.value]
-        return self.value
+        return of_each(self.value, Node.plain)
 
     def shown(self) -> Any:
         """Return the value as messages show it, without what came from the environment."""
-        if isinstance(self.value, dict):
-            return {key: child.shown() for key, child in self.value.items()}
-        if isinstance(self.value, list):
-            return [child.shown() for child in self.value]
-        return self.value if self.spelling is None else self.spelling
+        return of_each(self.value, Node.shown) if self.spelling is None else self.spelling
 
     def secrets(self) -> Iterator[tuple[str, str]]:
         """Yield the texts that came from the environment, whole and in parts, each with what the config says.
@@ -83,23 +62,20 @@ class Node:
 
     def _from_environment(self) -> Iterator[tuple[Node, str]]:
         """Yield the scalars that came from there, each with its spelling."""
-        if isinstance(self.value, dict | list):
-            for child in self.value.values() if isinstance(self.value, dict) else self.value:
-                yield from child._from_environment()
-        elif self.spelling is not None:
+        if self.spelling is not None:
             yield self, self.spelling
+        for _, child in self.entries():
+            yield from child._from_environment()
 
     def _names(self, key: str = "") -> Iterator[str]:
         """Yield keys, and the names that are values; `key` is that of this value, or of the list it is in."""
-        if isinstance(self.value, dict):
-            for name, child in self.value.items():
-                yield from (str(name), *str(name).split("."))
-                yield from child._names(str(name))
-        elif isinstance(self.value, list):
-            for child in self.value:
-                yield from child._names(key)
-        elif key in _NAMING and isinstance(self.value, str):
-            yield from (self.value, *self.value.split("."))
+        named = [str(each) for each in self.value] if isinstance(self.value, dict) else []
+        if key in _NAMING and isinstance(self.value, str):
+            named = [self.value]
+        for name in named:
+            yield from (name, *name.split("."))
+        for name, child in self.entries():
+            yield from child._names(key if isinstance(self.value, list) else str(name))
 
     def censored(self, message: str) -> str:
         """Return a message about this tree without what came from the environment, however short it is."""
@@ -109,19 +85,38 @@ class Node:
                 message = re.sub(whole, spelling.replace("\\", r"\\"), message) if text else message
         return message
 
-    def get(self, *path: str) -> Node | None:
-        """Return the node below, None when there is none."""
-        node = self
+    def entries(self) -> Iterable[tuple[Any, Node]]:
+        """Return the keys, or indices, and what is there; a scalar has none."""
+        if isinstance(self.value, dict):
+            return self.value.items()
+        return enumerate(self.value) if isinstance(self.value, list) else ()
+
+    def children(self) -> Mapping[str, Node]:
+        """Return what is there by the texts of the keys or indices."""
+        return {str(key): child for key, child in self.entries()}
+
+    def get(self, *path: Any) -> Node | None:
+        """Return what stands at a path below the node, None when nothing does."""
+        node: Node | None = self
         for part in path:
-            if not isinstance(node.value, dict) or part not in node.value:
-                return None
-            node = node.value[part]
+            node = node.children().get(str(part)) if node is not None else None
         return node
+
+    def error(self, message: str, key: str = "") -> ConfigError:
+        """Return the error for a single problem with the node."""
+        return ConfigError(Problem(self.position, key, message))
 
     @property
     def key_position(self) -> Position:
         """The position of the node's key, or of itself where it has none."""
         return self.key or self.position
+
+
+def of_each(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a mapping or a list with what a function returns for each of its values; others as they are."""
+    if isinstance(value, dict):
+        return {key: function(child) for key, child in value.items()}
+    return [function(child) for child in value] if isinstance(value, list) else value
 
 
 def node_of(value: Any, position: Position) -> Node:
@@ -177,15 +172,15 @@ class _Parser:
             raise self._error(Position(self._source), f"is larger than {_MAX_CHARACTERS} characters")
         node: Node | None = None
         try:
-            events = iter(self._yaml.parse(self._text))
-            for event in events:
-                if isinstance(event, DocumentStartEvent) and event.version not in (None, (1, 2)):
+            rest = iter(self._yaml.parse(self._text))
+            for event in rest:
+                if isinstance(event, events.DocumentStartEvent) and event.version not in (None, (1, 2)):
                     raise self._error(self._position(event), "another version of YAML; a config is YAML 1.2")
-                if isinstance(event, StreamStartEvent | StreamEndEvent | DocumentStartEvent | DocumentEndEvent):
+                if not isinstance(event, events.NodeEvent):
                     continue
                 if node is not None:
                     raise self._error(self._position(event), "a second document; a config has one")
-                node = self._node(event, events, None)
+                node = self._node(event, rest, None)
         except MarkedYAMLError as error:
             line, column, message = Slip(error, self._lines).explained()
             raise self._error(self._at(line, column), message) from error
@@ -195,27 +190,26 @@ class _Parser:
             raise self._error(position, f"character U+{ord(self._text[error.position]):04X} is not allowed") from error
         return node or Node(None, self._at(0, 0))
 
-    def _node(self, event: Event, events: Iterator[Event], key: Position | None) -> Node:
+    def _node(self, event: events.Event, rest: Iterator[events.Event], key: Position | None) -> Node:
         position = self._position(event)
-        if isinstance(event, AliasEvent):
+        if isinstance(event, events.AliasEvent):
             return self._alias(str(event.anchor), position, key)
         if getattr(event, "tag", None) is not None:
             raise self._error(position, f"tag {event.tag} is not allowed; a config has plain values only")  # type: ignore[attr-defined]
         anchor = getattr(event, "anchor", None)
         before, deepest = self._count, self._deepest
-        self._add(1, position)
         if anchor is not None:
             self._open.add(anchor)
         self._depth += 1
         self._deepest = self._depth
-        self._check_depth(position)
+        self._add(position)
         value: Any
-        if isinstance(event, MappingStartEvent):
-            value = self._mapping(events, is_flow=bool(event.flow_style))
-        elif isinstance(event, SequenceStartEvent):
+        if isinstance(event, events.MappingStartEvent):
+            value = self._mapping(rest, is_flow=bool(event.flow_style))
+        elif isinstance(event, events.SequenceStartEvent):
             value = []
-            while not isinstance(item := next(events), SequenceEndEvent):
-                value.append(self._node(item, events, None))
+            while not isinstance(item := next(rest), events.SequenceEndEvent):
+                value.append(self._node(item, rest, None))
         else:
             value = self._scalar(event, position)
         self._depth -= 1
@@ -226,16 +220,16 @@ class _Parser:
         self._deepest = max(self._deepest, deepest)
         return node
 
-    def _mapping(self, events: Iterator[Event], is_flow: bool) -> dict[Any, Node]:
+    def _mapping(self, rest: Iterator[events.Event], is_flow: bool) -> dict[Any, Node]:
         entries: dict[Any, Node] = {}
         merged: dict[Any, Node] = {}
         merge_position: Position | None = None
-        while not isinstance(event := next(events), MappingEndEvent):
+        while not isinstance(event := next(rest), events.MappingEndEvent):
             position = self._position(event)
-            is_merge = isinstance(event, ScalarEvent) and event.value == "<<" and event.implicit[0]
-            name = "<<" if is_merge else self._node(event, events, None).value
-            following = next(events)
-            child = self._node(following, events, position)
+            is_merge = _is_plain(event) and event.value == "<<"
+            name = "<<" if is_merge else self._node(event, rest, None).value
+            following = next(rest)
+            child = self._node(following, rest, position)
             found = re.fullmatch(r"([\w.]+):(\S+)", name) if is_flow and isinstance(name, str) else None
             if found and _is_plain(event) and _is_plain(following) and child.value is None:
                 raise self._error(position, f"write a space after the colon: {found[1]}: {found[2]}")
@@ -268,13 +262,11 @@ class _Parser:
             hint = f"if it is a text, put it in quotes: '*{anchor}'"
             raise self._error(position, f"alias *{anchor} has no anchor &{anchor} before it; {hint}")
         node, size, levels = self._anchors[anchor]
-        self._add(size, position)
-        self._deepest = max(self._deepest, self._depth + levels)
-        self._check_depth(position)
+        self._add(position, size, levels)
         return Node(node.value, node.position, key, alias=position)
 
-    def _scalar(self, event: Event, position: Position) -> Any:
-        assert isinstance(event, ScalarEvent)
+    def _scalar(self, event: events.Event, position: Position) -> Any:
+        assert isinstance(event, events.ScalarEvent)
         if not event.implicit[0]:  # in quotes
             return str(event.value)
         try:
@@ -282,16 +274,16 @@ class _Parser:
         except ValueError as error:  # `0x_`, or more digits than Python reads
             raise self._error(position, f"{event.value[:20]!r} is no number; quote it to make it a text") from error
 
-    def _add(self, count: int, position: Position) -> None:
+    def _add(self, position: Position, count: int = 1, levels: int = 0) -> None:
+        """Count values that are here, and how deep they are."""
         self._count += count
+        self._deepest = max(self._deepest, self._depth + levels)
         if self._count > MAX_NODES:
             raise self._error(position, f"has more than {MAX_NODES} values once its aliases are expanded")
-
-    def _check_depth(self, position: Position) -> None:
         if self._deepest > MAX_DEPTH:
             raise self._error(position, f"is nested more than {MAX_DEPTH} levels deep")
 
-    def _position(self, event: Event) -> Position:
+    def _position(self, event: events.Event) -> Position:
         return self._at(event.start_mark.line, event.start_mark.column)
 
     def _at(self, line: int, column: int) -> Position:
@@ -302,8 +294,8 @@ class _Parser:
         return ConfigError(Problem(position, "", message))
 
 
-def _is_plain(event: Event) -> bool:
-    return isinstance(event, ScalarEvent) and bool(event.implicit[0])
+def _is_plain(event: events.Event) -> TypeGuard[events.ScalarEvent]:
+    return isinstance(event, events.ScalarEvent) and bool(event.implicit[0])
 
 
 def _copied(entries: Mapping[Any, Node], alias: Position) -> dict[Any, Node]:

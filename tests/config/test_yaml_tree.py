@@ -299,7 +299,8 @@ def test_get_finds_what_is_below_or_nothing():
     tree = parse("a: {b: 1}\nc: [1]", "c.yaml")
     assert tree.get("a", "b").value == 1
     assert tree.get("a", "x") is None
-    assert tree.get("c", "0") is None
+    assert tree.get("c", "0").value == tree.get("c", 0).value == 1
+    assert tree.get("c", "1") is None
     assert tree.get("a", "b", "c") is None
 
 
