@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,9 @@ class Run:
         self._lock = lock
         self.metrics: list[dict[str, Any]] = []
         self._lines = Lines(directory / METRICS)
-        self._trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock, censor=self.censor)
-        self._log = RunLog(directory / LOG, self.censor)
+        self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock, censor=self.censor)
+        self.log = RunLog(directory / LOG, self.censor)
+        """Writes the log of a `with` block; an error that ends the block is written with its traceback."""
 
     @property
     def checkpoints(self) -> Path:
@@ -69,23 +70,6 @@ class Run:
         """What a checkpoint keeps of `metrics.jsonl`: its length in bytes, its digest and the first epoch."""
         first = self.metrics[0]["epoch"] if self.metrics else None
         return {"metrics": self._lines.length, "metrics_digest": self._lines.digest, "metrics_first": first}
-
-    def begin(self) -> None:
-        """Write into the trace that the training begins."""
-        self._trace.begin()
-
-    def begin_again(self, previous: dict[str, Any], resumed: dict[str, Any]) -> None:
-        """Write into the trace that the training goes on.
-
-        Args:
-            previous: the trace as it was.
-            resumed: what to add to the list of resumes.
-        """
-        self._trace.begin_again(previous, resumed)
-
-    def add_to_trace(self, **entries: Any) -> None:
-        """Write more entries into the trace."""
-        self._trace.write(**entries)
 
     def rewind(self, length: int = 0, digest: str | None = None, expected: range = range(1)) -> None:
         """Cut `metrics.jsonl` down to what it held at a checkpoint, with a warning where that is not there any more.
@@ -127,7 +111,7 @@ class Run:
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
         self._lines.append(json.dumps(line, allow_nan=False))
         self.metrics.append(line)
-        self._trace.count(epoch, iteration)
+        self.trace.count(epoch, iteration)
 
     def end(self, status: str, exit_status: int, reason: str | None, iteration: int | None = None) -> None:
         """Write into the trace how the run ended; the first end counts.
@@ -138,31 +122,15 @@ class Run:
             reason: why, in one line.
             iteration: batches of the train stream run.
         """
-        if self._trace.has_ended:
+        if self.trace.has_ended:
             return
         counted = {} if iteration is None else {"iterations_done": iteration}
-        self._trace.end(status=status, exit_status=exit_status, reason=reason, **counted)
+        self.trace.end(status=status, exit_status=exit_status, reason=reason, **counted)
         try:
             flush_lines()
-            self._trace.write()
+            self.trace.write()
         finally:
             self.release()
-
-    def logging(self) -> AbstractContextManager[None]:
-        """Write the log of the block, from every module, into `train.log`; an error that ends it with its traceback."""
-        return self._log
-
-    def open_log(self) -> None:
-        """Write the log, from every module, into `train.log` until `close_log`; see `RunLog`.
-
-        Raises:
-            StorageError: the file cannot be opened.
-        """
-        self._log.open()
-
-    def close_log(self, error: BaseException | None = None) -> None:
-        """End what `open_log` began; the outermost session's error is written with its traceback."""
-        self._log.close(error)
 
     def remove(self, *, only_own_files: bool = False) -> None:
         """Delete the directory, or only what a run writes before it trains.

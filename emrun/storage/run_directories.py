@@ -73,7 +73,7 @@ def create_run(
             )
         write_atomically(directory / CONFIG, config_text)
         run = Run(directory, seed=seed, command=command, clock=clock, lock=lock, censor=censor)
-        run.begin()
+        run.trace.begin()
     except BaseException:
         lock.release()
         raise
@@ -106,7 +106,7 @@ def create_evaluation(
         directory = _make_free(root / f"{stem}-{number}" for number in itertools.count(1))
     write_atomically(directory / CONFIG, config_text)
     run = Run(directory, command=command, clock=clock, censor=censor)
-    run.begin()
+    run.trace.begin()
     return run
 
 

@@ -79,7 +79,7 @@ def create_training(
         censor=Censor(plan.config.secrets()),
     )
     try:
-        with kept_or_removed(run, existed, remove_failed), run.logging():
+        with kept_or_removed(run, existed, remove_failed), run.log:
             _LOG.info("run directory: %s", run.directory)
             warn_of(loaded.notes)
             return assemble(plan, run.directory, run, is_new=True)

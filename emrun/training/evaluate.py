@@ -99,7 +99,7 @@ def evaluate(
         if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             error.add_note("the results of somebody else's run can be kept elsewhere: --output-dir DIR")
         raise
-    with kept_or_removed(run, existed=False), run.logging():
+    with kept_or_removed(run, existed=False), run.log:
         warn_of(copies_left(laid_over.root, merged.root, unread=("vars", "eval")))
         training = assemble(plan, run.directory, run, is_evaluation=True)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
@@ -108,7 +108,7 @@ def evaluate(
         name = checkpoint_name or next((each for each in others if (root / each).is_dir()), last)
         place, manifest = _load(training, root, name)
         where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
-        run.add_to_trace(checkpoint={"name": name, **where})
+        run.trace.write(checkpoint={"name": name, **where})
         _LOG.info(
             "checkpoint %s (%s): %d epochs, %d iterations done; results in %s", name, *where.values(), run.directory
         )

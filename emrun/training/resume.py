@@ -95,7 +95,7 @@ def resume_training(
             origin = {"directory": str(source), "checkpoint": place.name if place else None}
             trace = {"forked_from": origin, "status": trace.get("status")}
         assert run is not None  # one of the two
-        with run.logging():
+        with run.log:
             warn_of(config.notes)
             training = assemble(plan, run.directory, run, is_new=place is None)
             if place is not None:
@@ -106,7 +106,7 @@ def resume_training(
                 run.rewind(0)
                 _LOG.info("%s has no checkpoint: beginning anew", source)
             _store(run, config.root, source, changed)
-            run.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
+            run.trace.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
             return training
     except BaseException:
         if run is not None:
