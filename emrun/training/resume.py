@@ -23,7 +23,7 @@ from emrun.storage.files import storing, write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
 from emrun.storage.manifest import verify
-from emrun.storage.metrics import recorded_epochs
+from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run
 from emrun.storage.run_directories import create_run, holds_run, is_failed_start, no_run
 from emrun.storage.trace import TRACE, read_trace
@@ -154,7 +154,7 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
     Raises:
         UsageError: it recorded a training epoch, or ended with a checkpoint; beginning anew would replace what it left.
     """
-    recorded = recorded_epochs(source)
+    recorded = read_metrics(source / METRICS)
     is_at_its_first = len(recorded) <= 1 and trace.get("status") in ("running", "failed")
     had_none = trace.get("has_checkpoints") is not True
     if had_none and (is_at_its_first or checkpoints.is_unfinished(source / CHECKPOINTS)):
