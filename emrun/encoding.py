@@ -86,12 +86,7 @@ def random_state() -> dict[str, Any]:
 
 def random_digest() -> str:
     """Return a checksum of the states of the global generators of Python, NumPy and torch's CPU."""
-    found = hashlib.blake2b(repr(random.getstate()).encode(), digest_size=16)
-    numpy: Any = np.random.get_state(legacy=False)
-    found.update(numpy["state"]["key"].tobytes())
-    found.update(f"{numpy['state']['pos']} {numpy['has_gauss']} {numpy['gauss']}".encode())
-    found.update(torch.get_rng_state().numpy().tobytes())
-    return found.hexdigest()
+    return digest([GENERATORS[name]() for name in ("python", "numpy", "torch")])
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:

@@ -122,13 +122,13 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: they cannot be written.
         """
-        write_weights(collect_weights(self.module), directory)
+        write_weights(*collect_weights(self.module), directory)
 
     def stage(self) -> Callable[[Path], None] | None:
         """Copy the weights; return what writes them in any thread, None when a subclass saves in its own way."""
         if getattr(self.save, "__func__", None) is not ModuleModel.save:
             return None
-        return partial(write_weights, collect_weights(self.module, copied=True))
+        return partial(write_weights, *collect_weights(self.module, copied=True))
 
     def load(self, directory: Path) -> None:
         """Read the weights from `model.safetensors`, and what the module keeps beside them from `state.pt`.

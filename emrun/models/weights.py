@@ -11,12 +11,12 @@ from torch.nn.parameter import is_lazy
 from emrun.errors import StateError
 from emrun.models.laziness import uninitialised
 from emrun.models.module_state import is_extra
-from emrun.storage.weights import FILE, Weights, read_weights
+from emrun.storage.weights import FILE, read_weights
 from emrun.wording import listed
 
 
-def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> Weights:
-    """Return a module's parameters and buffers, tied ones once.
+def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return a module's parameters and buffers, tied ones once, and the names of the others: see `write_weights`.
 
     Args:
         module: the module.
@@ -46,7 +46,7 @@ def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> Weights
         is_shared = storage in storages or (copied and storage == own_storage)
         weights[name] = own.clone() if is_shared else own  # safetensors refuses tensors that share memory
         storages.add(storage)
-    return Weights(weights, tied)
+    return weights, tied
 
 
 def load_weights(module: torch.nn.Module, directory: Path) -> None:

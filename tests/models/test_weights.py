@@ -14,7 +14,7 @@ from emrun.storage.weights import FILE, write_weights
 
 
 def save_weights(module, directory):
-    write_weights(collect_weights(module), directory)
+    write_weights(*collect_weights(module), directory)
 
 
 class Buffers(nn.Module):
