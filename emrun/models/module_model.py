@@ -15,9 +15,9 @@ from emrun.errors import ArgumentError
 from emrun.fields import ANOTHER_CHECKPOINT, ANYTHING, mapping_of, reading, record
 from emrun.model import AbstractModel
 from emrun.models.inputs import InputNames, Inputs, InputsForm
-from emrun.models.laziness import end_laziness, give_shapes, uninitialised
-from emrun.models.module_state import extra_state, load_extra_state, modes, set_modes
+from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
 from emrun.models.outputs import Outputs
+from emrun.models.structure import extra_state
 from emrun.models.weights import collect_weights, load_weights, own_memory
 from emrun.storage.state_file import FILE, load_state
 from emrun.storage.weights import write_weights
@@ -144,7 +144,7 @@ class ModuleModel(AbstractModel):
             state = load_state(directory)
             with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
                 record({"model": record({"extra": EXTRA})}).check(state)
-            load_extra_state(self.module, state["model"]["extra"])
+            self.module.load_state_dict({**self.module.state_dict(), **state["model"]["extra"]})
 
     def _end_laziness(self) -> None:
         """Take note that the module has all shapes."""

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from emrun.errors import StateError
 from emrun.models.laziness import uninitialised
-from emrun.models.module_state import is_extra
+from emrun.models.structure import own_tensors
 from emrun.storage.weights import FILE, read_weights
 from emrun.wording import listed
 
@@ -32,9 +32,7 @@ def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> tuple[d
     tied: dict[str, str] = {}
     first_at: dict[tuple[object, ...], str] = {}
     storages: set[int] = set()
-    for name, tensor in module.state_dict().items():
-        if is_extra(name, tensor):
-            continue  # what `get_extra_state` returned; see `extra_state`
+    for name, tensor in own_tensors(module).items():
         own_storage = tensor.untyped_storage().data_ptr()
         place = own_storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
         if tensor.numel() and place in first_at:
@@ -57,7 +55,7 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
         StateError: its names or shapes are not those of the module.
     """
     state = read_weights(directory)
-    expected = {name: value for name, value in module.state_dict().items() if not is_extra(name, value)}
+    expected = own_tensors(module)
     missing = sorted(expected.keys() - state.keys())
     extra = sorted(state.keys() - expected.keys())
     wrong = [
