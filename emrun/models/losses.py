@@ -100,16 +100,15 @@ def mean_loss(outputs: Mapping[str, Any]) -> Tensor:
         StreamError: there is no tensor `loss`, or no weight for each of its examples.
     """
     loss = outputs.get("loss")
-    if "loss" in outputs and not isinstance(loss, Tensor):
+    if isinstance(loss, Tensor):
+        return mean(loss, outputs.get("example_weight"))
+    if "loss" in outputs:
         kind = "NumPy array" if isinstance(loss, np.ndarray) else type(loss).__name__
         shown = "None" if loss is None else f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
         message = f"the output 'loss' is {shown}, not a tensor: forward must return a tensor with gradients"
         raise StreamError(f"{message}, without .item(), float() or .numpy()", first_batch=True)
-    if not isinstance(loss, Tensor):
-        there = listed(list(outputs))
-        message = f"the outputs have no tensor 'loss', but {there}; return one from forward, or set model.loss"
-        raise StreamError(message, first_batch=True)
-    return mean(loss, outputs.get("example_weight"))
+    message = f"the outputs have no tensor 'loss', but {listed(list(outputs))}; return one from forward"
+    raise StreamError(f"{message}, or set model.loss", first_batch=True)
 
 
 def mean(loss: Tensor, weights: Tensor | None) -> Tensor:

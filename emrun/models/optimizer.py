@@ -34,38 +34,33 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
     parameters = dict(module.named_parameters())
     if not parameters:
         raise ArgumentError("optimizer", f"module {type(module).__name__} has no parameters to train")
-    if not groups:
-        optimizer = form(list(parameters.values()))
-    else:
-        members: list[list[torch.nn.Parameter]] = [[] for _ in range(len(groups) + 1)]  # the last: of no group
-        for name, parameter in parameters.items():
-            matches = _matching(name, groups)
-            if len(matches) > 1:
-                regexes = " and ".join(groups[index]["match"] for index in matches)
-                raise ArgumentError("optimizer", f"groups: parameter {name!r} matches {regexes}")
-            members[matches[0] if matches else -1].append(parameter)
-        param_groups: list[dict[str, Any]] = [{"params": members[-1]}] if members[-1] else []
-        for group, own in zip(groups, members, strict=False):
-            if not own:
-                message = f"groups: {group['match']!r} matches none of the parameters {listed(list(parameters)[:20])}"
-                raise ArgumentError("optimizer", message)
-            param_groups.append({"params": own, **{k: v for k, v in group.items() if k != "match"}})
-        optimizer = form(param_groups)
-        defaults = getattr(optimizer, "defaults", {})
-        unknown = [k for group in groups for k in group if k != "match" and k not in defaults]
-        if unknown and defaults:
-            allowed = listed(sorted(defaults))
-            raise ArgumentError("optimizer", f"groups: unknown argument {unknown[0]!r}; allowed: {allowed}")
+    try:
+        regexes = [re.compile(group["match"]) for group in groups]
+    except re.error as error:
+        message = f"groups: {error.pattern!r} is no regular expression: {error}"
+        raise ArgumentError("optimizer", message) from error
+    members: list[list[torch.nn.Parameter]] = [[] for _ in range(len(groups) + 1)]  # the last: of no group
+    for name, parameter in parameters.items():
+        matches = [index for index, regex in enumerate(regexes) if regex.search(name)]
+        if len(matches) > 1:
+            several = " and ".join(groups[index]["match"] for index in matches)
+            raise ArgumentError("optimizer", f"groups: parameter {name!r} matches {several}")
+        members[matches[0] if matches else -1].append(parameter)
+    param_groups: list[dict[str, Any]] = [{"params": members[-1]}] if members[-1] else []
+    for group, own in zip(groups, members, strict=False):
+        if not own:
+            message = f"groups: {group['match']!r} matches none of the parameters {listed(list(parameters)[:20])}"
+            raise ArgumentError("optimizer", message)
+        param_groups.append({"params": own, **{k: v for k, v in group.items() if k != "match"}})
+    optimizer = form(param_groups if groups else members[-1])
+    defaults = getattr(optimizer, "defaults", {})
+    unknown = [k for group in groups for k in group if k != "match" and k not in defaults]
+    if unknown and defaults:
+        allowed = listed(sorted(defaults))
+        raise ArgumentError("optimizer", f"groups: unknown argument {unknown[0]!r}; allowed: {allowed}")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError("optimizer", f"{type(optimizer).__name__} is no torch.optim.Optimizer")
     return optimizer
-
-
-def _matching(name: str, groups: list[Mapping[str, Any]]) -> list[int]:
-    try:
-        return [index for index, group in enumerate(groups) if re.search(group["match"], name)]
-    except re.error as error:
-        raise ArgumentError("optimizer", f"groups: {error.pattern!r} is no regular expression: {error}") from error
 
 
 def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
