@@ -195,7 +195,6 @@ def test_every_file_has_its_test():
         "model": "loop/test_main_loop",
         "training/build": "training/test_create",
         "models/inputs": "models/test_torch_model",
-        "models/losses": "models/test_torch_model",
         "models/module_model": "models/test_torch_model",
         "models/outputs": "models/test_torch_model",
         "models/saved_values": "training/test_resume",

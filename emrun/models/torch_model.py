@@ -13,9 +13,9 @@ from emrun.errors import ArgumentError, StateError
 from emrun.fields import FLAG, TEXT, optional, record, sequence_of
 from emrun.hook import Loop
 from emrun.models.built_apart import BuiltApart
-from emrun.models.losses import mean_loss
 from emrun.models.module_model import EXTRA, ModuleModel
 from emrun.models.optimizer import build_optimizer, configured_arguments, load_optimizer_state, optimizer_state
+from emrun.models.outputs import mean_loss
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.saved_values import CLASS_AND_STATE
 from emrun.models.schedule import Scheduler, build_scheduler
