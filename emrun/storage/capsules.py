@@ -36,8 +36,7 @@ from emrun.model import AbstractModel
 from emrun.storage.draws import Draws
 from emrun.storage.files import check_guards, make_directory, refuse_timeout, storing, written_aside
 from emrun.storage.packing import pack_all, unpack
-from emrun.storage.run import CONFIG
-from emrun.storage.run_directories import holds_run
+from emrun.storage.run import CONFIG, holds_run
 from emrun.storage.sealed import damaged_file, read_seal, seal
 from emrun.storage.state_file import FILE, load_state, save_state
 from emrun.types import Batch

@@ -23,8 +23,7 @@ from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
 from emrun.randomness import draw_seed, seed_everything
-from emrun.storage.run import Run
-from emrun.storage.run_directories import create_run
+from emrun.storage.run import Run, create_run
 from emrun.training.build import Training, assemble
 from emrun.user_modules import find_user_modules
 

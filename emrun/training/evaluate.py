@@ -21,8 +21,7 @@ from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.storage import checkpoints
 from emrun.storage.lock import EVALUATIONS
 from emrun.storage.manifest import Manifest, verify
-from emrun.storage.run import CHECKPOINTS, CONFIG
-from emrun.storage.run_directories import create_evaluation, holds_run, no_run
+from emrun.storage.run import CHECKPOINTS, CONFIG, create_evaluation, holds_run, no_run
 from emrun.training.build import Training, assemble
 from emrun.training.create import kept_or_removed, refuse_ranks, warn_of
 from emrun.types import EpochData

@@ -24,8 +24,7 @@ from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
 from emrun.storage.manifest import verify
 from emrun.storage.metrics import METRICS, read_metrics
-from emrun.storage.run import CHECKPOINTS, CONFIG, Run
-from emrun.storage.run_directories import create_run, holds_run, is_failed_start, no_run
+from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, holds_run, is_failed_start, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble
 from emrun.training.create import DRAWN, refuse_ranks, warn_of

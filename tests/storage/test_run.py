@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 
 from emrun.errors import StorageError
 from emrun.storage.lock import RunLock
-from emrun.storage.run_directories import create_run, holds_run
+from emrun.storage.run import create_run, holds_run
 
 
 def create(tmp_path, output_dir=None):
