@@ -48,13 +48,14 @@ class Contents:
                 found.named.append(each.name)
         return found
 
-    def manifests(self, root: Path) -> dict[str, Manifest | None]:
-        """Return the manifests of all checkpoints, None for those that are damaged; own ones first.
+    def manifests(self, root: Path) -> dict[str, Manifest]:
+        """Return the manifests of all checkpoints but those that are damaged; own ones first.
 
         Raises:
             ReadTimeout: the file system does not give one in time.
         """
-        return {name: readable_manifest(root / name) for name in (*self.own, *self.named)}
+        found = {name: readable_manifest(root / name) for name in (*self.own, *self.named)}
+        return {name: manifest for name, manifest in found.items() if manifest is not None}
 
 
 def free_place(root: Path, iteration: int) -> Path:
