@@ -197,7 +197,6 @@ def test_every_file_has_its_test():
         "models/inputs": "models/test_torch_model",
         "models/module_model": "models/test_torch_model",
         "models/outputs": "models/test_torch_model",
-        "models/saved_values": "training/test_resume",
         "config/yaml_slips": "config/test_yaml_tree",
         "config/planner": "config/test_recipe",
         "config/finder": "config/test_source_finder",

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ConstantLR, LinearLR
 
 from emrun.errors import ArgumentError
 from emrun.fields import ANYTHING, mapping_of, record
-from emrun.models.saved_values import check_class, is_of_torch, like
+from emrun.models.optimizer import check_class, is_of_torch, like
 from emrun.types import EpochData, Factory
 from emrun.wording import listed
 

@@ -11,9 +11,8 @@ from itertools import count
 from pathlib import Path
 
 from emrun.errors import StateError, StorageError
-from emrun.storage.contents import ASIDE, Contents, free_place
 from emrun.storage.files import flush_directory, link_atomically, storing
-from emrun.storage.manifest import is_directory_name, readable_manifest, verify
+from emrun.storage.manifest import ASIDE, Contents, free_place, is_directory_name, readable_manifest, verify
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)

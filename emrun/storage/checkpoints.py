@@ -13,9 +13,8 @@ from pathlib import Path
 
 from emrun.errors import ReadTimeout, StorageError, UsageError
 from emrun.storage.checkpoint_names import Names
-from emrun.storage.contents import ASIDE, Contents, free_place
 from emrun.storage.files import check_guards, flush_directory, flush_lines, link_atomically, storing, written_aside
-from emrun.storage.manifest import is_directory_name, read_manifest, seal_manifest, verify
+from emrun.storage.manifest import ASIDE, Contents, free_place, is_directory_name, read_manifest, seal_manifest, verify
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)

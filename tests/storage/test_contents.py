@@ -6,7 +6,7 @@ import pytest
 
 from emrun.errors import ReadTimeout
 from emrun.storage.checkpoints import commit
-from emrun.storage.contents import Contents, free_place
+from emrun.storage.manifest import Contents, free_place
 
 
 @pytest.fixture
