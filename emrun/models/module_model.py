@@ -17,8 +17,7 @@ from emrun.model import AbstractModel
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
 from emrun.models.outputs import Outputs
-from emrun.models.structure import extra_state
-from emrun.models.weights import collect_weights, load_weights, own_memory
+from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
 from emrun.storage.state_file import FILE, load_state
 from emrun.storage.weights import write_weights
 from emrun.types import Batch

@@ -14,9 +14,6 @@ from emrun.errors import ArgumentError, StateError
 from emrun.fields import ANYTHING, FLAG, TEXT, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
 from emrun.wording import listed
 
-CLASS_AND_STATE = record({"class": TEXT, "configured": ANYTHING, "state": ANYTHING})
-"""What is saved of an optimizer or a scheduler."""
-
 
 def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.optim.Optimizer:
     """Build the optimizer of a module's parameters.

@@ -50,17 +50,10 @@ def is_directory_name(name: str) -> bool:
     return bool(_DIRECTORY.fullmatch(name))
 
 
-def is_name(name: Any) -> bool:
-    """Tell whether something can be the name of a checkpoint: one safe component of a path, not that of a directory."""
-    try:
-        return bool(safe_component("checkpoint", name) == name) and not is_directory_name(name)
-    except ValueError:
-        return False
-
-
-NAME = Kind("a name such as 'best': letters, digits, '.', '_', '-', not that of a directory", is_name)
-
-
+NAME = Kind(
+    "a name such as 'best': letters, digits, '.', '_', '-', not that of a directory",
+    lambda name: safe_component("checkpoint", name) == name and not is_directory_name(name),
+)
 NAMES = mapping_of(Kind("that of a directory such as 'it-00000120'", is_directory_name), NAME)
 """Name of a checkpoint -> its directory."""
 
