@@ -6,6 +6,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +170,6 @@ class Contents:
 
 def free_place(root: Path, iteration: int) -> Path:
     """Return where the next checkpoint of an iteration will lie."""
-    place = root / f"it-{iteration:08d}"
-    number = 1
-    while place.exists():
-        number += 1
-        place = root / f"it-{iteration:08d}-{number}"
-    return place
+    first = root / f"it-{iteration:08d}"
+    others = (first.with_name(f"{first.name}-{number}") for number in count(2))
+    return next(place for place in chain((first,), others) if not place.exists())
