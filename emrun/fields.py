@@ -36,7 +36,7 @@ class Kind:
 
     allowed: str
     fits: Callable[[Any], Any]
-    look_inside: Callable[[Any, str], None] | None = None
+    look_inside: Callable[[Any, str], None] = lambda value, key: None
 
     def check(self, value: Any, key: str = "") -> None:
         """Check a value.
@@ -54,8 +54,7 @@ class Kind:
             fits = False
         if not fits:
             raise FieldError(key, f"is {shown(value)}", self.allowed)
-        if self.look_inside is not None:
-            self.look_inside(value, key)
+        self.look_inside(value, key)
 
 
 def whole(least: int = 0, most: int = _MOST) -> Kind:
@@ -74,7 +73,7 @@ def optional(kind: Kind) -> Kind:
     """Return the kind that may also be None."""
 
     def look_inside(value: Any, key: str) -> None:
-        if value is not None and kind.look_inside is not None:
+        if value is not None:
             kind.look_inside(value, key)
 
     return Kind(f"{kind.allowed}, or nothing", lambda value: value is None or kind.fits(value), look_inside)

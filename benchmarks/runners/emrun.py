@@ -69,7 +69,7 @@ def typical(work, place):
         StopAfter(epochs=work.epochs),
     ]
     run = Run(place)
-    run.begin()  # as the command does
+    run.trace.begin()  # as the command does
     MainLoop(model, data, hooks, skip_zeroth_epoch=True, run=run).run_training()
 
 

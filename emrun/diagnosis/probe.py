@@ -25,7 +25,7 @@ from emrun.errors import exit_status
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
 from emrun.randomness import preserved_randomness
-from emrun.storage.metrics import recorded_epochs
+from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.run import CHECKPOINTS
 from emrun.storage.state_file import FILE, load_state
 from emrun.stream_context import StreamContext
@@ -203,7 +203,7 @@ def _final(directory: Path) -> dict[str, Any]:
     began = state["epoch_began"] or {"random": {}}
     at_first = {f"{name} as the epoch began": each for name, each in began["random"].items()}
     metrics: dict[str, str] = {}
-    for line in recorded_epochs(directory):
+    for line in read_metrics(directory / METRICS):
         epoch = f"epoch {line['epoch']}"
         metrics |= {epoch: "there", **{f"{epoch}: {key}": text for key, text in _flat(line["streams"], "").items()}}
     return {

@@ -138,7 +138,7 @@ class MainLoop:
         )
         self._events = events = Events(model, endings, draws)
         self._state = state = TrainingState(model, events.hooks, streams, run)
-        first_saved = partial(run.add_to_trace, has_checkpoints=True) if run is not None else lambda: None
+        first_saved = partial(run.trace.write, has_checkpoints=True) if run is not None else lambda: None
         self._saving = saving = Saving(
             run.checkpoints if run else None, state.snapshot, endings.take_notice, first_saved
         )

@@ -16,9 +16,8 @@ from emrun.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_
 from emrun.hook import AbstractHook
 from emrun.storage.checkpoint_names import Names, go_back_to
 from emrun.storage.checkpoints import commit
-from emrun.storage.contents import free_place
 from emrun.storage.files import storing
-from emrun.storage.manifest import is_directory_name
+from emrun.storage.manifest import free_place, is_directory_name
 from emrun.types import InsteadOf, Policy
 
 _LOG = logging.getLogger(__name__)

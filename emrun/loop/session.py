@@ -45,7 +45,7 @@ class Session:
         """Open the log of the run, install the signal handlers and call `before_training` of the hooks."""
         epochs = self.epochs
         if epochs.run is not None:
-            epochs.run.open_log()
+            epochs.run.log.open()
         self.is_open = True
         self.outcome = None
         epochs.begin_session()
@@ -83,7 +83,7 @@ class Session:
             self.is_open = False
             epochs.endings.restore()
             if epochs.run is not None:
-                epochs.run.close_log(failure)
+                epochs.run.log.close(failure)
         if failure is not None and failure is not error:
             raise failure
         return failure is None

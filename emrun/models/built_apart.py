@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from emrun.models.structure import Structure, structure
+from emrun.models.weights import Structure, structure
 
 _LONGEST = 60  # seconds that a child lives, whatever happens to this process
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -84,10 +84,7 @@ class BuiltApart:
         text, ends_at = b"", monotonic() + seconds
         poll = select.poll()
         poll.register(self._answer, select.POLLIN)
-        while poll.poll(max(0.0, ends_at - monotonic()) * 1000):
-            part = os.read(self._answer, 1 << 16)
-            if not part:
-                break
+        while poll.poll(max(0.0, ends_at - monotonic()) * 1000) and (part := os.read(self._answer, 1 << 16)):
             text += part
         self.end()
         try:
@@ -152,10 +149,9 @@ def _cut_off(answer: int) -> None:
 
 def _end_before_effects(event: str, arguments: tuple[Any, ...]) -> None:
     """End the child before something happens that others would notice."""
+    is_effect = event in _EFFECTS
     if event == "open":
         path, _, flags = arguments
         is_effect = not isinstance(path, int) and isinstance(flags, int) and bool(flags & _WRITES)
-    else:
-        is_effect = event in _EFFECTS
     if is_effect:
         os._exit(0)

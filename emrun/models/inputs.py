@@ -70,24 +70,20 @@ class InputNames:
             if unknown and not takes_any:
                 message = f"{kind}.forward has no parameter {unknown[0]!r}{meant_of(unknown[0], named)}"
                 raise ArgumentError("inputs", message)
-            return cls._by_name({parameter: _source(str(parameter), entry) for parameter, entry in inputs.items()})
+            sources = {parameter: _source(str(parameter), entry) for parameter, entry in inputs.items()}
+            dtypes: dict[str, Any] = {}
+            for name, dtype in sources.values():
+                if dtypes.setdefault(name, dtype) != dtype:
+                    message = f"source {name!r} cannot have two dtypes; give all of its parameters the same one"
+                    raise ArgumentError("inputs", message)
+            own = {name: dtype for name, dtype in dtypes.items() if dtype is not _AS_USUAL}
+            return cls(tuple((name, parameter) for parameter, (name, _) in sources.items()), dtypes=own)
         check_names("inputs", inputs)
         if all(name in named for name in inputs) and len(set(inputs)) == len(inputs):
             return cls(tuple((name, name) for name in inputs))
         if len(inputs) > len(named) and not takes_any:
             raise ArgumentError("inputs", f"{kind}.forward takes {len(named)} arguments, not {len(inputs)}")
         return cls(tuple((name, None) for name in inputs))
-
-    @classmethod
-    def _by_name(cls, sources: Mapping[str, tuple[str, Any]]) -> InputNames:
-        """Return the form of parameter -> source and how it is converted."""
-        dtypes: dict[str, Any] = {}
-        for name, dtype in sources.values():
-            if dtypes.setdefault(name, dtype) != dtype:
-                message = f"source {name!r} cannot have two dtypes; give all of its parameters the same one"
-                raise ArgumentError("inputs", message)
-        own = {name: dtype for name, dtype in dtypes.items() if dtype is not _AS_USUAL}
-        return cls(tuple((name, parameter) for parameter, (name, _) in sources.items()), dtypes=own)
 
 
 class Inputs:

@@ -1,8 +1,8 @@
-"""Lazy modules: which parts have no shapes yet, how they get them from a batch or a checkpoint."""
+"""Lazy modules: which parts have no shapes yet, how they get them from a batch or a checkpoint; modes of parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch.nn.parameter import is_lazy
 
 from emrun.encoding import set_random_state
 from emrun.errors import ArgumentError
-from emrun.models.module_state import modes, set_modes
 from emrun.randomness import preserved_randomness
 from emrun.wording import listed
 
@@ -81,3 +80,19 @@ def _set_sizes(part: Any) -> None:
         part.num_features = tensor.shape[0]
     elif getattr(part, "in_channels", None) == 0:
         part.in_channels = tensor.shape[0] if part.transposed else tensor.shape[1] * part.groups
+
+
+def modes(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the mode of a module, and the names of its parts that have another one."""
+    training = module.training
+    others = [name for name, part in module.named_modules() if part.training is not training]
+    return {"training": training, "others": others}
+
+
+def set_modes(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
+    """Give a module and its parts back the modes that `modes` returned."""
+    module.train(saved["training"])
+    others = frozenset(saved["others"])
+    for name, part in module.named_modules():
+        if name in others:
+            part.training = not saved["training"]

@@ -15,10 +15,9 @@ from emrun.errors import ArgumentError
 from emrun.fields import ANOTHER_CHECKPOINT, ANYTHING, mapping_of, reading, record
 from emrun.model import AbstractModel
 from emrun.models.inputs import InputNames, Inputs, InputsForm
-from emrun.models.laziness import end_laziness, give_shapes, uninitialised
-from emrun.models.module_state import extra_state, load_extra_state, modes, set_modes
+from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
 from emrun.models.outputs import Outputs
-from emrun.models.weights import collect_weights, load_weights, own_memory
+from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
 from emrun.storage.state_file import FILE, load_state
 from emrun.storage.weights import write_weights
 from emrun.types import Batch
@@ -122,13 +121,13 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: they cannot be written.
         """
-        write_weights(collect_weights(self.module), directory)
+        write_weights(*collect_weights(self.module), directory)
 
     def stage(self) -> Callable[[Path], None] | None:
         """Copy the weights; return what writes them in any thread, None when a subclass saves in its own way."""
         if getattr(self.save, "__func__", None) is not ModuleModel.save:
             return None
-        return partial(write_weights, collect_weights(self.module, copied=True))
+        return partial(write_weights, *collect_weights(self.module, copied=True))
 
     def load(self, directory: Path) -> None:
         """Read the weights from `model.safetensors`, and what the module keeps beside them from `state.pt`.
@@ -144,7 +143,7 @@ class ModuleModel(AbstractModel):
             state = load_state(directory)
             with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
                 record({"model": record({"extra": EXTRA})}).check(state)
-            load_extra_state(self.module, state["model"]["extra"])
+            self.module.load_state_dict({**self.module.state_dict(), **state["model"]["extra"]})
 
     def _end_laziness(self) -> None:
         """Take note that the module has all shapes."""

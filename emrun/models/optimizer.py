@@ -1,18 +1,17 @@
-"""The optimizer of a `TorchModel`: from its form in a config, and its state in a checkpoint."""
+"""The optimizer of a `TorchModel`: from its form in a config, and its state in a checkpoint, a scheduler's too."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
 from emrun.errors import ArgumentError, StateError
-from emrun.fields import ANYTHING, TEXT, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
-from emrun.models.saved_values import check_class, is_of_torch, is_one_number, like
+from emrun.fields import ANYTHING, FLAG, TEXT, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
 from emrun.wording import listed
 
 
@@ -34,38 +33,33 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
     parameters = dict(module.named_parameters())
     if not parameters:
         raise ArgumentError("optimizer", f"module {type(module).__name__} has no parameters to train")
-    if not groups:
-        optimizer = form(list(parameters.values()))
-    else:
-        members: list[list[torch.nn.Parameter]] = [[] for _ in range(len(groups) + 1)]  # the last: of no group
-        for name, parameter in parameters.items():
-            matches = _matching(name, groups)
-            if len(matches) > 1:
-                regexes = " and ".join(groups[index]["match"] for index in matches)
-                raise ArgumentError("optimizer", f"groups: parameter {name!r} matches {regexes}")
-            members[matches[0] if matches else -1].append(parameter)
-        param_groups: list[dict[str, Any]] = [{"params": members[-1]}] if members[-1] else []
-        for group, own in zip(groups, members, strict=False):
-            if not own:
-                message = f"groups: {group['match']!r} matches none of the parameters {listed(list(parameters)[:20])}"
-                raise ArgumentError("optimizer", message)
-            param_groups.append({"params": own, **{k: v for k, v in group.items() if k != "match"}})
-        optimizer = form(param_groups)
-        defaults = getattr(optimizer, "defaults", {})
-        unknown = [k for group in groups for k in group if k != "match" and k not in defaults]
-        if unknown and defaults:
-            allowed = listed(sorted(defaults))
-            raise ArgumentError("optimizer", f"groups: unknown argument {unknown[0]!r}; allowed: {allowed}")
+    try:
+        regexes = [re.compile(group["match"]) for group in groups]
+    except re.error as error:
+        message = f"groups: {error.pattern!r} is no regular expression: {error}"
+        raise ArgumentError("optimizer", message) from error
+    members: list[list[torch.nn.Parameter]] = [[] for _ in range(len(groups) + 1)]  # the last: of no group
+    for name, parameter in parameters.items():
+        matches = [index for index, regex in enumerate(regexes) if regex.search(name)]
+        if len(matches) > 1:
+            several = " and ".join(groups[index]["match"] for index in matches)
+            raise ArgumentError("optimizer", f"groups: parameter {name!r} matches {several}")
+        members[matches[0] if matches else -1].append(parameter)
+    param_groups: list[dict[str, Any]] = [{"params": members[-1]}] if members[-1] else []
+    for group, own in zip(groups, members, strict=False):
+        if not own:
+            message = f"groups: {group['match']!r} matches none of the parameters {listed(list(parameters)[:20])}"
+            raise ArgumentError("optimizer", message)
+        param_groups.append({"params": own, **{k: v for k, v in group.items() if k != "match"}})
+    optimizer = form(param_groups if groups else members[-1])
+    defaults = getattr(optimizer, "defaults", {})
+    unknown = [k for group in groups for k in group if k != "match" and k not in defaults]
+    if unknown and defaults:
+        allowed = listed(sorted(defaults))
+        raise ArgumentError("optimizer", f"groups: unknown argument {unknown[0]!r}; allowed: {allowed}")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError("optimizer", f"{type(optimizer).__name__} is no torch.optim.Optimizer")
     return optimizer
-
-
-def _matching(name: str, groups: list[Mapping[str, Any]]) -> list[int]:
-    try:
-        return [index for index, group in enumerate(groups) if re.search(group["match"], name)]
-    except re.error as error:
-        raise ArgumentError("optimizer", f"groups: {error.pattern!r} is no regular expression: {error}") from error
 
 
 def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -196,3 +190,54 @@ def _check_options(
     except Exception as error:
         refused = f"has an argument that {type(optimizer).__name__} refuses ({error})"
         raise FieldError(key, refused, "one it takes") from error
+
+
+def check_class(saved: Mapping[str, Any], key: str, kind: str) -> None:
+    """Check that a saved optimizer or scheduler is of the class that the config has now.
+
+    Raises:
+        StateError: it is not.
+    """
+    if saved["class"] != kind:
+        raise StateError(f"model.{key} was {saved['class']}, is {kind}; a resume cannot change it")
+
+
+def like(own: Any, may_lack: Collection[str] = (), *, same_length: bool = False) -> Kind:
+    """Return the kind of what stands in the place of a value in a saved state.
+
+    Args:
+        own: the value.
+        may_lack: where it is a mapping, the keys that may be missing.
+        same_length: whether lists must have as many entries.
+    """
+    if own is None:
+        return ANYTHING
+    if isinstance(own, bool):
+        return optional(FLAG)
+    if isinstance(own, int | float) or (isinstance(own, torch.Tensor) and own.numel() == 1):
+        return Kind("a number", is_one_number)
+    if isinstance(own, torch.Tensor):
+        return Kind("a tensor", lambda value: isinstance(value, torch.Tensor))
+    if isinstance(own, str):
+        return TEXT
+    if isinstance(own, Mapping) and all(isinstance(name, str) for name in own):
+        return record({name: like(each, same_length=same_length) for name, each in own.items()}, may_lack)
+    if isinstance(own, list | tuple):
+        parts = own[0] if own else None
+        entries = sequence_of(mapping_of(ANYTHING) if isinstance(parts, Mapping) else like(parts))
+        if not same_length:
+            return entries
+        allowed = f"a list of {len(own)} entries"
+        return Kind(allowed, lambda value: entries.fits(value) and len(value) == len(own), entries.look_inside)
+    return Kind(f"a {type(own).__name__}", lambda value: isinstance(value, type(own)))
+
+
+def is_one_number(value: Any) -> bool:
+    """Tell whether a value is a number, or a tensor of one."""
+    is_tensor = isinstance(value, torch.Tensor) and value.numel() == 1
+    return is_tensor or (type(value) is float or (type(value) is int and abs(value) < 2**63))
+
+
+def is_of_torch(value: Any) -> bool:
+    """Tell whether a value is of one of torch's own classes."""
+    return type(value).__module__.partition(".")[0] == "torch"

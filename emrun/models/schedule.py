@@ -8,6 +8,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,17 @@ import torch
 from torch.optim.lr_scheduler import ConstantLR, LinearLR
 
 from emrun.errors import ArgumentError
-from emrun.fields import ANYTHING, mapping_of, record
-from emrun.models.saved_values import check_class, is_of_torch, like
+from emrun.fields import ANYTHING, TEXT, mapping_of, record
+from emrun.models.optimizer import check_class, is_of_torch, like
 from emrun.types import EpochData, Factory
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 _PARTS = "_schedulers"  # where torch's schedulers keep those that they are made of, and their states
+
+
+CLASS_AND_STATE = record({"class": TEXT, "configured": ANYTHING, "state": ANYTHING})
+"""What is saved of an optimizer or a scheduler."""
 
 
 class Scheduler:
@@ -223,13 +228,10 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
 
 def _is_number(value: Any) -> bool:
     """Tell whether a statistic is one number, as any library has them."""
-    if isinstance(value, str | bytes | Mapping):
-        return False
-    try:
+    with suppress(TypeError, ValueError, RuntimeError):
         float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return True
+        return not isinstance(value, str | bytes)
+    return False
 
 
 def _updated(state: Any, old: Any, new: Any) -> Any:

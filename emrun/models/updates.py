@@ -42,8 +42,7 @@ def parameters_beside(
     parameters: Sequence[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None
 ) -> list[torch.nn.Parameter]:
     """Return those of a module's parameters that its optimizer does not hold."""
-    groups = optimizer.param_groups if optimizer is not None else []
-    held = {id(parameter) for group in groups for parameter in group["params"]}
+    held = {id(each) for group in getattr(optimizer, "param_groups", ()) for each in group["params"]}
     return [parameter for parameter in parameters if id(parameter) not in held]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import emrun
 from emrun.censor import Censor
-from emrun.encoding import GENERATORS, RANDOM, encode
+from emrun.encoding import GENERATORS, RANDOM, encode, pack_all, unpack
 from emrun.errors import StorageError, UsageError, exit_status, reason_of
 from emrun.fields import (
     FILES,
@@ -35,9 +35,7 @@ from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.model import AbstractModel
 from emrun.storage.draws import Draws
 from emrun.storage.files import check_guards, make_directory, refuse_timeout, storing, written_aside
-from emrun.storage.packing import pack_all, unpack
-from emrun.storage.run import CONFIG
-from emrun.storage.run_directories import holds_run
+from emrun.storage.run import CONFIG, holds_run
 from emrun.storage.sealed import damaged_file, read_seal, seal
 from emrun.storage.state_file import FILE, load_state, save_state
 from emrun.types import Batch

@@ -11,9 +11,8 @@ from itertools import count
 from pathlib import Path
 
 from emrun.errors import StateError, StorageError
-from emrun.storage.contents import ASIDE, Contents, free_place
 from emrun.storage.files import flush_directory, link_atomically, storing
-from emrun.storage.manifest import is_directory_name, readable_manifest, verify
+from emrun.storage.manifest import ASIDE, Contents, free_place, is_directory_name, readable_manifest, verify
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
@@ -41,8 +40,7 @@ def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known:
         place = known.settle(root / place.name)  # the same place by the path that the run has, a link perhaps
         current = known.current()
         here = Contents.of(root)
-        known_ones = [(name, each) for name, each in here.manifests(root).items() if each is not None]
-        manifests = dict(sorted(known_ones, key=lambda pair: pair[1].commit))
+        manifests = dict(sorted(here.manifests(root).items(), key=lambda pair: pair[1].commit))
         own = manifests[place.name]
         later = {name for name, manifest in manifests.items() if manifest.commit > own.commit}
         then = {name: path for path, manifest in manifests.items() if path not in later for name in manifest.names}
@@ -167,8 +165,7 @@ class Names:
         under_names = sorted(
             (name for name, path in self._of.items() if name == path), key=lambda name: name != place.name
         )
-        manifests = Contents.of(self.root).manifests(self.root) if under_names else {}
-        there = {name: each for name, each in manifests.items() if each is not None}
+        there = Contents.of(self.root).manifests(self.root) if under_names else {}
         for name in under_names:
             path, manifest = self.root / name, there.pop(name, None)
             if manifest is None:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from emrun.errors import ReadTimeout, StorageError, UsageError
 from emrun.storage.checkpoint_names import Names
-from emrun.storage.contents import ASIDE, Contents, free_place
 from emrun.storage.files import check_guards, flush_directory, flush_lines, link_atomically, storing, written_aside
-from emrun.storage.manifest import is_directory_name, read_manifest, seal_manifest, verify
+from emrun.storage.manifest import ASIDE, Contents, free_place, is_directory_name, read_manifest, seal_manifest, verify
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
@@ -105,20 +104,19 @@ def newest(root: Path) -> Path | None:
         StorageError: all of them are damaged.
         StateError: a field of the newest manifest has a value that it cannot have.
     """
-    manifests = Contents.of(root).manifests(root)
+    here = Contents.of(root)
+    manifests = here.manifests(root)
 
     def order(name: str) -> tuple[int, bool, str]:
         """Return what checkpoints are sorted by: the commit, of a damaged one the last before it by name."""
-        manifest, is_own = manifests[name], is_directory_name(name)
-        if manifest is not None:
-            return manifest.commit, is_own, name
-        before = [
-            each.commit for other, each in manifests.items() if each and is_directory_name(other) and other < name
-        ]
+        is_own = is_directory_name(name)
+        if name in manifests:
+            return manifests[name].commit, is_own, name
+        before = [each.commit for other, each in manifests.items() if is_directory_name(other) and other < name]
         return max(before, default=0) if is_own else 0, is_own, name
 
     damaged: list[str] = []
-    for place in [root / name for name in sorted(manifests, key=order, reverse=True)]:
+    for place in [root / name for name in sorted((*here.own, *here.named), key=order, reverse=True)]:
         try:
             verify(place)
         except ReadTimeout:
@@ -153,7 +151,7 @@ def copy_up_to(place: Path, root: Path) -> Path:
     own = read_manifest(root / place.name).commit
     here = Contents.of(place.parent)
     for name, manifest in here.manifests(place.parent).items():
-        if manifest is None or manifest.commit > own or name == place.name:
+        if manifest.commit > own or name == place.name:
             continue
         if manifest.commit < own:
             try:

@@ -21,26 +21,20 @@ class Draws:
         self._before: dict[str, Any] = {}
         self._at_hooks: dict[str, Any] = {}  # in the first step: before the hooks that may change the batch,
         self._at_model: dict[str, Any] = {}  # and before the model
-        self._by_hooks: dict[str, Callable[[], Any]] | None = None  # what moves the one takes; not known yet
-        self._by_model: dict[str, Callable[[], Any]] | None = None
+        self._by_hooks = self._by_model = GENERATORS  # what the one moves, and the other; any, as is not known yet
 
     def take_all(self) -> None:
         """Take all states, before the first step of a pass."""
         self._before = self._at_hooks = self._at_model = random_state()
-        self._by_hooks = self._by_model = None
+        self._by_hooks = self._by_model = GENERATORS
 
     def before_hook(self) -> None:
         """Take the states before a hook that may change the batch."""
-        known = self._by_hooks
-        self._before = random_state() if known is None else {name: take() for name, take in known.items()}
+        self._before = {name: take() for name, take in self._by_hooks.items()}
 
     def before_model(self) -> None:
         """Take the states before the model, behind the hooks that may change the batch."""
-        known = self._by_model
-        if known is None:
-            self._before = self._at_model = random_state()
-        else:
-            self._before = {name: take() for name, take in known.items()}
+        self._before = self._at_model = {name: take() for name, take in self._by_model.items()}
 
     def watch(self, *, of_whole_steps: bool = True) -> Callable[[], None] | None:
         """Compare them with those after the step; return what to call before each of the next steps, if anything.

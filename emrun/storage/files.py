@@ -154,13 +154,11 @@ def flush_lines() -> None:
     Raises:
         StorageError: that failed; what is in the files is as safe as the system makes it.
     """
-    while True:
-        try:
+    with suppress(KeyError):  # nothing is left, maybe as another thread took it
+        while True:
             path = _APPENDED.pop()
-        except KeyError:
-            return
-        with storing(path, "write"), suppress(FileNotFoundError):  # somebody deleted it
-            flush_file(path)
+            with storing(path, "write"), suppress(FileNotFoundError):  # somebody deleted it
+                flush_file(path)
 
 
 def truncate(path: Path, length: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import io
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -86,9 +87,7 @@ class Lines:
         if made is not None and is_it(made):
             self._keep(content, made)
             return Change.REBUILT
-        lines = content.split(b"\n")
-        ends = [b"\n"] * (len(lines) - 1) + [b""]
-        kept = [line for line, end in zip(lines, ends, strict=True) if (end or line) and is_wanted(line + end)]
+        kept = [line.removesuffix(b"\n") for line in io.BytesIO(content) if is_wanted(line)]
         self._keep(content, b"".join(line + b"\n" for line in kept))
         return Change.EDITED if len(content) == length else Change.LOST
 

@@ -73,8 +73,7 @@ class RunLog:
         with suppress(OSError):  # what could not be written was told of
             self._file.close()
 
-    def __enter__(self) -> None:
-        self.open()
+    __enter__ = open
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.close(error)

@@ -1,9 +1,12 @@
-"""What a checkpoint says of itself, and whether its files are what it says."""
+"""What lies in the directory of checkpoints: what each says of itself, and whether its files are what it says."""
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,8 @@ from emrun.storage.files import refuse_timeout
 from emrun.storage.sealed import damaged_file, read_seal, seal
 
 FORMAT = 1
-
-
 FILE = "manifest.json"
-
-
+ASIDE = ".tmp-"  # how the names begin of directories that are being written or deleted, or are to be
 _DIRECTORY = re.compile(r"it-\d{8,}(-\d+)?")
 
 
@@ -51,17 +51,10 @@ def is_directory_name(name: str) -> bool:
     return bool(_DIRECTORY.fullmatch(name))
 
 
-def is_name(name: Any) -> bool:
-    """Tell whether something can be the name of a checkpoint: one safe component of a path, not that of a directory."""
-    try:
-        return bool(safe_component("checkpoint", name) == name) and not is_directory_name(name)
-    except ValueError:
-        return False
-
-
-NAME = Kind("a name such as 'best': letters, digits, '.', '_', '-', not that of a directory", is_name)
-
-
+NAME = Kind(
+    "a name such as 'best': letters, digits, '.', '_', '-', not that of a directory",
+    lambda name: safe_component("checkpoint", name) == name and not is_directory_name(name),
+)
 NAMES = mapping_of(Kind("that of a directory such as 'it-00000120'", is_directory_name), NAME)
 """Name of a checkpoint -> its directory."""
 
@@ -127,3 +120,56 @@ def readable_manifest(place: Path) -> Manifest | None:
         raise
     except (StorageError, StateError):
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The names in the directory of a run's checkpoints.
+
+    Args:
+        own: the directories of checkpoints.
+        named: checkpoints that lie under a name themselves, in a copy that followed links.
+        links: name -> the name of what it points at, which may not be there.
+        asides: directories that are being written or deleted, or are to be.
+    """
+
+    own: list[str]
+    named: list[str]
+    links: dict[str, str]
+    asides: list[str]
+
+    @classmethod
+    def of(cls, root: Path) -> Contents:
+        """Look into a directory, which may not be there."""
+        found = cls([], [], {}, [])
+        try:
+            entries = list(os.scandir(root))
+        except FileNotFoundError:
+            return found
+        for each in entries:
+            if each.name.startswith("."):
+                found.asides.extend([each.name] if each.name.startswith(ASIDE) else [])
+            elif each.is_symlink():
+                with suppress(FileNotFoundError):  # somebody gives the name up
+                    found.links[each.name] = Path(os.readlink(each)).name  # noqa: PTH115 - of thousands
+            elif each.is_dir() and is_directory_name(each.name):
+                found.own.append(each.name)
+            elif each.is_dir() and Path(each, FILE).exists():
+                found.named.append(each.name)
+        return found
+
+    def manifests(self, root: Path) -> dict[str, Manifest]:
+        """Return the manifests of all checkpoints but those that are damaged; own ones first.
+
+        Raises:
+            ReadTimeout: the file system does not give one in time.
+        """
+        found = {name: readable_manifest(root / name) for name in (*self.own, *self.named)}
+        return {name: manifest for name, manifest in found.items() if manifest is not None}
+
+
+def free_place(root: Path, iteration: int) -> Path:
+    """Return where the next checkpoint of an iteration will lie."""
+    first = root / f"it-{iteration:08d}"
+    others = (first.with_name(f"{first.name}-{number}") for number in count(2))
+    return next(place for place in chain((first,), others) if not place.exists())

@@ -19,11 +19,6 @@ _EPOCH = record({"epoch": whole(), "streams": mapping_of(mapping_of(ANYTHING))})
 """A line of `metrics.jsonl`, as far as it is read again."""
 
 
-def recorded_epochs(directory: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's `metrics.jsonl` that tell of an epoch."""
-    return read_metrics(directory / METRICS)
-
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file; with a warning, those that are not whole or not of an epoch are left out."""
     lines: list[dict[str, Any]] = []
@@ -68,7 +63,5 @@ def numbers(value: Any) -> Any:
     if isinstance(value, bool | int):
         return int(value)
     if isinstance(value, float):
-        return (
-            value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        )
+        return value if math.isfinite(value) else json.dumps(value)
     return None

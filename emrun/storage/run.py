@@ -1,27 +1,33 @@
-"""The run directory: one folder that holds all that a training produces, and tells how it went."""
+"""The run directory: how one is made, all that a training writes there, and what one holds."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import os
 import shutil
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from emrun.arguments import safe_component
 from emrun.censor import Censor, keep_on_terminal
-from emrun.storage.files import check_guards, flush_lines, storing
+from emrun.errors import RunExists, UsageError
+from emrun.storage.files import check_guards, flush_lines, make_directory, storing, write_atomically
 from emrun.storage.lines import Change, Lines
-from emrun.storage.lock import RunLock
+from emrun.storage.lock import EVALUATIONS, RunLock
 from emrun.storage.log import LOG, RunLog
 from emrun.storage.metrics import METRICS, in_words, is_before, numbers, read_metrics
-from emrun.storage.trace import TRACE, Clock, Trace, local_time
+from emrun.storage.trace import TRACE, Clock, Trace, last_status, local_time, read_trace
 from emrun.types import EpochData
 
 _LOG = logging.getLogger(__name__)
 
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
+_FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
+_DEFAULT_FORMAT = "{name}_{timestamp}"
 
 
 class Run:
@@ -56,8 +62,9 @@ class Run:
         self._lock = lock
         self.metrics: list[dict[str, Any]] = []
         self._lines = Lines(directory / METRICS)
-        self._trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock, censor=self.censor)
-        self._log = RunLog(directory / LOG, self.censor)
+        self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock, censor=self.censor)
+        self.log = RunLog(directory / LOG, self.censor)
+        """Writes the log of a `with` block; an error that ends the block is written with its traceback."""
 
     @property
     def checkpoints(self) -> Path:
@@ -69,23 +76,6 @@ class Run:
         """What a checkpoint keeps of `metrics.jsonl`: its length in bytes, its digest and the first epoch."""
         first = self.metrics[0]["epoch"] if self.metrics else None
         return {"metrics": self._lines.length, "metrics_digest": self._lines.digest, "metrics_first": first}
-
-    def begin(self) -> None:
-        """Write into the trace that the training begins."""
-        self._trace.begin()
-
-    def begin_again(self, previous: dict[str, Any], resumed: dict[str, Any]) -> None:
-        """Write into the trace that the training goes on.
-
-        Args:
-            previous: the trace as it was.
-            resumed: what to add to the list of resumes.
-        """
-        self._trace.begin_again(previous, resumed)
-
-    def add_to_trace(self, **entries: Any) -> None:
-        """Write more entries into the trace."""
-        self._trace.write(**entries)
 
     def rewind(self, length: int = 0, digest: str | None = None, expected: range = range(1)) -> None:
         """Cut `metrics.jsonl` down to what it held at a checkpoint, with a warning where that is not there any more.
@@ -127,7 +117,7 @@ class Run:
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
         self._lines.append(json.dumps(line, allow_nan=False))
         self.metrics.append(line)
-        self._trace.count(epoch, iteration)
+        self.trace.count(epoch, iteration)
 
     def end(self, status: str, exit_status: int, reason: str | None, iteration: int | None = None) -> None:
         """Write into the trace how the run ended; the first end counts.
@@ -138,31 +128,15 @@ class Run:
             reason: why, in one line.
             iteration: batches of the train stream run.
         """
-        if self._trace.has_ended:
+        if self.trace.has_ended:
             return
         counted = {} if iteration is None else {"iterations_done": iteration}
-        self._trace.end(status=status, exit_status=exit_status, reason=reason, **counted)
+        self.trace.end(status=status, exit_status=exit_status, reason=reason, **counted)
         try:
             flush_lines()
-            self._trace.write()
+            self.trace.write()
         finally:
             self.release()
-
-    def logging(self) -> AbstractContextManager[None]:
-        """Write the log of the block, from every module, into `train.log`; an error that ends it with its traceback."""
-        return self._log
-
-    def open_log(self) -> None:
-        """Write the log, from every module, into `train.log` until `close_log`; see `RunLog`.
-
-        Raises:
-            StorageError: the file cannot be opened.
-        """
-        self._log.open()
-
-    def close_log(self, error: BaseException | None = None) -> None:
-        """End what `open_log` began; the outermost session's error is written with its traceback."""
-        self._log.close(error)
 
     def remove(self, *, only_own_files: bool = False) -> None:
         """Delete the directory, or only what a run writes before it trains.
@@ -178,3 +152,137 @@ class Run:
                 return
             for name in (CONFIG, TRACE, LOG):
                 (self.directory / name).unlink(missing_ok=True)
+
+
+def create_run(
+    config_text: str,
+    name: str,
+    *,
+    output_root: Path,
+    output_dir: Path | None,
+    seed: int,
+    command: Sequence[str] = (),
+    clock: Clock = local_time,
+    censor: Censor | None = None,
+) -> Run:
+    """Make a new run directory and write its config.
+
+    Args:
+        config_text: the content of its `config.yaml`.
+        name: the name of the run, part of the directory's.
+        output_root: the directory in which it is made, named `{name}_{timestamp}`, with a number when that is taken;
+            the environment variable EMRUN_OUTPUT_DIR_FORMAT changes the name.
+        output_dir: a path of its own instead; it may exist, but must not hold a run. One whose start failed is taken
+            over: its log is kept, its config and its trace are replaced.
+        seed: see `Run`, likewise the others.
+        command: see `Run`.
+        clock: see `Run`.
+        censor: see `Run`.
+
+    Raises:
+        RunExists: the directory holds a run (a `UsageError`).
+        UsageError: the format of its name cannot be used.
+        RunInUse: somebody writes it at the moment.
+        StorageError: it cannot be made.
+    """
+    directory = output_dir or output_root / _directory_name(name, clock)
+    with storing(directory, "create"):
+        if output_dir is not None:
+            make_directory(directory, exist_ok=True)
+        else:
+            others = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
+            directory = _make_free(itertools.chain((directory,), others))
+    lock = RunLock(directory)
+    try:
+        if is_failed_start(directory):
+            _LOG.info("the start of the run in %s failed: beginning anew, the log is kept", directory)
+        elif holds_run(directory):
+            raise RunExists(
+                f"{directory} holds a run already ({last_status(read_trace(directory))}); choose another "
+                "--output-dir, go on with it by `emrun resume`, or add --auto-resume"
+            )
+        write_atomically(directory / CONFIG, config_text)
+        run = Run(directory, seed=seed, command=command, clock=clock, lock=lock, censor=censor)
+        run.trace.begin()
+    except BaseException:
+        lock.release()
+        raise
+    return run
+
+
+def create_evaluation(
+    root: Path,
+    stream: str,
+    config_text: str,
+    command: Sequence[str] = (),
+    clock: Clock = local_time,
+    censor: Censor | None = None,
+) -> Run:
+    """Make the directory `<stream>-<n>` for the results of an evaluation.
+
+    Args:
+        root: the directory in which it is made.
+        stream: the name of the stream.
+        config_text: the content of its `config.yaml`.
+        command: see `Run`.
+        clock: see `Run`.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    with storing(root, "create"):
+        make_directory(root, exist_ok=True)
+        stem = safe_component("stream", stream)
+        directory = _make_free(root / f"{stem}-{number}" for number in itertools.count(1))
+    write_atomically(directory / CONFIG, config_text)
+    run = Run(directory, command=command, clock=clock, censor=censor)
+    run.trace.begin()
+    return run
+
+
+def holds_run(directory: Path) -> bool:
+    """Tell whether a directory is that of a run."""
+    return (directory / CONFIG).exists() or (directory / TRACE).exists()
+
+
+def is_failed_start(directory: Path) -> bool:
+    """Tell whether a directory holds a run that failed or was interrupted before it came to anything worth keeping.
+
+    That is: before the first training batch, without metrics, checkpoints and evaluations, as its trace says.
+    """
+    trace = read_trace(directory)
+    return (
+        trace.get("status") in ("failed", "interrupted")
+        and trace.get("epochs_done") == trace.get("iterations_done") == 0
+        and not any((directory / name).exists() for name in (METRICS, CHECKPOINTS, EVALUATIONS))
+    )
+
+
+def no_run(place: Path) -> UsageError:
+    """Return the error for a path that was given for the directory of a run and is something else."""
+    if not place.is_file():
+        return UsageError(f"{place} is no run directory: it has no {CONFIG}")
+    if (place.parent / TRACE).exists():
+        return UsageError(f"{place} is a file; name the directory of the run: {place.parent}")
+    begin = f"; to begin a run with it: emrun train {place}" if place.suffix in (".yaml", ".yml") else ""
+    return UsageError(f"{place} is a file; name the directory of a run, such as log/NAME_TIME{begin}")
+
+
+def _make_free(candidates: Iterable[Path]) -> Path:
+    """Make the first of these directories that does not exist."""
+    for place in candidates:
+        with suppress(FileExistsError):
+            make_directory(place)
+            return place
+    raise AssertionError("candidates never end")
+
+
+def _directory_name(name: str, clock: Clock) -> str:
+    pattern = os.environ.get(_FORMAT_VARIABLE, _DEFAULT_FORMAT)
+    fields = {"name": safe_component("name", name), "timestamp": clock().strftime("%Y%m%d-%H%M%S")}
+    try:
+        return safe_component(_FORMAT_VARIABLE, pattern.format(**fields))
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{_FORMAT_VARIABLE}={pattern!r} cannot be used for {name!r}; its fields are {{name}}, {{timestamp}}"
+        ) from error

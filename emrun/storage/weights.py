@@ -6,7 +6,6 @@ import errno
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -20,27 +19,24 @@ FILE = "model.safetensors"
 _TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """A module's parameters and buffers on the CPU; names of tied ones -> the name under which they are."""
-
-    tensors: Mapping[str, Tensor]
-    tied: Mapping[str, str]
-
-
-def write_weights(weights: Weights, directory: Path) -> None:
+def write_weights(weights: Mapping[str, Tensor], tied: Mapping[str, str], directory: Path) -> None:
     """Write weights to `model.safetensors`.
+
+    Args:
+        weights: a module's parameters and buffers on the CPU.
+        tied: names of tied ones -> the name under which they are.
+        directory: where the file is written.
 
     Raises:
         StorageError: the file cannot be written.
     """
     path = directory / FILE
-    metadata = {_TIED: json.dumps(weights.tied, sort_keys=True)} if weights.tied else None
+    metadata = {_TIED: json.dumps(tied, sort_keys=True)} if tied else None
     with suppress(OSError):  # `save_file` says why
         path.touch()
     try:
         mode = path.stat().st_mode if path.exists() else None  # what the umask gives
-        save_file(dict(weights.tensors), path, metadata=metadata)  # makes a file that only its owner reads
+        save_file(dict(weights), path, metadata=metadata)  # makes a file that only its owner reads
         with storing(path, "write"):
             if mode is not None and path.stat().st_mode != mode:
                 path.chmod(mode)

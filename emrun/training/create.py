@@ -23,8 +23,7 @@ from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
 from emrun.randomness import draw_seed, seed_everything
-from emrun.storage.run import Run
-from emrun.storage.run_directories import create_run
+from emrun.storage.run import Run, create_run
 from emrun.training.build import Training, assemble
 from emrun.user_modules import find_user_modules
 
@@ -79,7 +78,7 @@ def create_training(
         censor=Censor(plan.config.secrets()),
     )
     try:
-        with kept_or_removed(run, existed, remove_failed), run.logging():
+        with kept_or_removed(run, existed, remove_failed), run.log:
             _LOG.info("run directory: %s", run.directory)
             warn_of(loaded.notes)
             return assemble(plan, run.directory, run, is_new=True)

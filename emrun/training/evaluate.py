@@ -21,8 +21,7 @@ from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.storage import checkpoints
 from emrun.storage.lock import EVALUATIONS
 from emrun.storage.manifest import Manifest, verify
-from emrun.storage.run import CHECKPOINTS, CONFIG
-from emrun.storage.run_directories import create_evaluation, holds_run, no_run
+from emrun.storage.run import CHECKPOINTS, CONFIG, create_evaluation, holds_run, no_run
 from emrun.training.build import Training, assemble
 from emrun.training.create import kept_or_removed, refuse_ranks, warn_of
 from emrun.types import EpochData
@@ -99,7 +98,7 @@ def evaluate(
         if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             error.add_note("the results of somebody else's run can be kept elsewhere: --output-dir DIR")
         raise
-    with kept_or_removed(run, existed=False), run.logging():
+    with kept_or_removed(run, existed=False), run.log:
         warn_of(copies_left(laid_over.root, merged.root, unread=("vars", "eval")))
         training = assemble(plan, run.directory, run, is_evaluation=True)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
@@ -108,7 +107,7 @@ def evaluate(
         name = checkpoint_name or next((each for each in others if (root / each).is_dir()), last)
         place, manifest = _load(training, root, name)
         where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
-        run.add_to_trace(checkpoint={"name": name, **where})
+        run.trace.write(checkpoint={"name": name, **where})
         _LOG.info(
             "checkpoint %s (%s): %d epochs, %d iterations done; results in %s", name, *where.values(), run.directory
         )

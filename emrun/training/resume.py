@@ -23,9 +23,8 @@ from emrun.storage.files import storing, write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
 from emrun.storage.manifest import verify
-from emrun.storage.metrics import recorded_epochs
-from emrun.storage.run import CHECKPOINTS, CONFIG, Run
-from emrun.storage.run_directories import create_run, holds_run, is_failed_start, no_run
+from emrun.storage.metrics import METRICS, read_metrics
+from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, holds_run, is_failed_start, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
@@ -95,7 +94,7 @@ def resume_training(
             origin = {"directory": str(source), "checkpoint": place.name if place else None}
             trace = {"forked_from": origin, "status": trace.get("status")}
         assert run is not None  # one of the two
-        with run.logging():
+        with run.log:
             warn_of(config.notes)
             training = assemble(plan, run.directory, run, is_new=place is None)
             if place is not None:
@@ -106,7 +105,7 @@ def resume_training(
                 run.rewind(0)
                 _LOG.info("%s has no checkpoint: beginning anew", source)
             _store(run, config.root, source, changed)
-            run.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
+            run.trace.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
             return training
     except BaseException:
         if run is not None:
@@ -154,7 +153,7 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
     Raises:
         UsageError: it recorded a training epoch, or ended with a checkpoint; beginning anew would replace what it left.
     """
-    recorded = recorded_epochs(source)
+    recorded = read_metrics(source / METRICS)
     is_at_its_first = len(recorded) <= 1 and trace.get("status") in ("running", "failed")
     had_none = trace.get("has_checkpoints") is not True
     if had_none and (is_at_its_first or checkpoints.is_unfinished(source / CHECKPOINTS)):

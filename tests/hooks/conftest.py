@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from emrun import AbstractHook, AbstractModel, create_training
-from emrun.storage.run_directories import create_run
+from emrun.storage.run import create_run
 
 
 @pytest.fixture

@@ -200,7 +200,7 @@ def test_one_iterator_for_all_passes_is_refused_by_a_lazy_model_only():
 def test_a_lazy_part_that_was_loaded_is_what_a_batch_makes_of_it(tmp_path, make, batch):
     seen, loaded = make(), make()
     seen(batch)
-    write_weights(collect_weights(seen), tmp_path)
+    write_weights(*collect_weights(seen), tmp_path)
     load_weights(loaded, tmp_path)
     end_laziness(loaded)
     assert type(loaded) is type(seen)
@@ -219,7 +219,7 @@ def test_a_part_that_is_lazy_in_its_own_way_stays_so_until_its_first_batch(tmp_p
             self.seen = True
 
     module = Own(2)
-    write_weights(collect_weights(nn.Linear(3, 2)), tmp_path)
+    write_weights(*collect_weights(nn.Linear(3, 2)), tmp_path)
     load_weights(module, tmp_path)
     end_laziness(module)
     module(torch.ones(1, 3))

@@ -7,14 +7,13 @@ from torch import nn
 
 from emrun import TorchModel
 from emrun.errors import StateError
-from emrun.models.module_state import extra_state
-from emrun.models.weights import collect_weights, load_weights, own_memory
+from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
 from emrun.storage.state_file import save_state
 from emrun.storage.weights import FILE, write_weights
 
 
 def save_weights(module, directory):
-    write_weights(collect_weights(module), directory)
+    write_weights(*collect_weights(module), directory)
 
 
 class Buffers(nn.Module):

@@ -13,7 +13,7 @@ from emrun.errors import ArgumentError, StorageError, UsageError
 from emrun.loop.main_loop import MainLoop
 from emrun.storage.capsules import MOST, Step, find_capsule, keep_failure, kind_of, read_capsule
 from emrun.storage.draws import Draws
-from emrun.storage.run_directories import create_run
+from emrun.storage.run import create_run
 from emrun.storage.sealed import json_digest
 
 STEP = Step("train", True, False, 1, 7, 2, 3, None, None, None)

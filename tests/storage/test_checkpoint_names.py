@@ -7,8 +7,7 @@ import pytest
 
 from emrun.storage.checkpoint_names import Names, go_back_to
 from emrun.storage.checkpoints import commit, copy_up_to, find, newest
-from emrun.storage.contents import Contents
-from emrun.storage.manifest import verify
+from emrun.storage.manifest import Contents, verify
 
 FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
 

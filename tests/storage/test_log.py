@@ -19,7 +19,7 @@ def root_logger():
 def test_the_log_of_the_block_is_written(run, root_logger):
     root_logger.setLevel(logging.WARNING)
     logging.getLogger("my_hooks").info("before")
-    with run.logging():
+    with run.log:
         logging.getLogger("my_hooks").info("größe %d", 3)
         logging.getLogger("my_hooks").debug("too much")
     logging.getLogger("my_hooks").warning("after")
@@ -29,7 +29,7 @@ def test_the_log_of_the_block_is_written(run, root_logger):
 
 def test_a_level_below_info_is_kept(run, root_logger):
     root_logger.setLevel(logging.DEBUG)
-    with run.logging():
+    with run.log:
         logging.getLogger("my_hooks").debug("much")
     assert "much" in (run.directory / "train.log").read_text()
 
@@ -39,7 +39,7 @@ def test_nothing_of_the_log_is_left_after_the_block(run, root_logger, fails):
     root_logger.setLevel(logging.ERROR)
     before = list(root_logger.handlers)
     try:
-        with run.logging():
+        with run.log:
             (handler,) = [each for each in root_logger.handlers if each not in before]
             if fails:
                 raise KeyError
@@ -51,7 +51,7 @@ def test_nothing_of_the_log_is_left_after_the_block(run, root_logger, fails):
 
 
 def test_an_error_that_ends_the_block_is_in_the_log_with_its_traceback(run, root_logger):
-    with pytest.raises(KeyError), run.logging():
+    with pytest.raises(KeyError), run.log:
         raise KeyError("100 % of 'größe'")
     text = (run.directory / "train.log").read_text(encoding="utf-8")
     assert "Traceback (most recent call last):" in text
@@ -61,12 +61,12 @@ def test_an_error_that_ends_the_block_is_in_the_log_with_its_traceback(run, root
 
 def test_two_blocks_write_one_after_the_other(run, root_logger):
     for number in range(2):
-        with run.logging():
+        with run.log:
             logging.getLogger("x").warning("block %d", number)
     assert [line[-1] for line in (run.directory / "train.log").read_text().splitlines()] == ["0", "1"]
 
 
 def test_a_log_that_cannot_be_written_is_a_storage_error(run, root_logger):
     (run.directory / "train.log").mkdir()
-    with pytest.raises(StorageError, match=r"cannot write .*train.log: Is a directory"), run.logging():
+    with pytest.raises(StorageError, match=r"cannot write .*train.log: Is a directory"), run.log:
         pass

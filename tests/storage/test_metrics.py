@@ -108,7 +108,7 @@ def test_a_damaged_line_is_left_out_of_the_metrics_that_are_read(run, caplog):
 
 
 def test_an_epoch_that_cannot_be_written_is_not_counted(run):
-    run.begin()
+    run.trace.begin()
     run.record_epoch(1, 10, 0.1, {})
     before = tree(run.directory)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -124,7 +124,7 @@ def test_an_epoch_that_cannot_be_written_is_not_counted(run):
 
 def test_the_lines_of_the_epochs_are_flushed_at_the_end_before_the_trace_says_that_it_ended(run, monkeypatch):
     flushed = []
-    run.begin()
+    run.trace.begin()
     run.record_epoch(1, 10, 0.1, {})
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
     run.end("finished", 0, None)

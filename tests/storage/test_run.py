@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 
 from emrun.errors import StorageError
 from emrun.storage.lock import RunLock
-from emrun.storage.run_directories import create_run, holds_run
+from emrun.storage.run import create_run, holds_run
 
 
 def create(tmp_path, output_dir=None):
@@ -29,7 +29,7 @@ def test_a_run_whose_end_cannot_be_written_is_free_again(tmp_path, monkeypatch):
 
 
 def test_the_first_end_counts(run):
-    run.begin()
+    run.trace.begin()
     run.end("failed", 1, "the model", 5)
     run.end("finished", 0, "the command", 6)
     trace = trace_of(run)

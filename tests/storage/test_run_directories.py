@@ -11,8 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from emrun.errors import ArgumentError, RunInUse, StorageError, UsageError, exit_status
-from emrun.storage import run_directories
-from emrun.storage.run_directories import create_evaluation, create_run, holds_run
+from emrun.storage import run as run_module
+from emrun.storage.run import create_evaluation, create_run, holds_run
 
 TIME = datetime(2026, 11, 20, 21, 3, 1, 987_654, tzinfo=timezone(timedelta(hours=1)))
 
@@ -167,7 +167,7 @@ def race(contestants):
 def test_of_two_that_pass_the_check_at_the_same_time_one_wins(tmp_path, monkeypatch):
     """Without the lock this fails."""
     for number in range(10):
-        monkeypatch.setattr(run_directories, "holds_run", lambda directory: False)
+        monkeypatch.setattr(run_module, "holds_run", lambda directory: False)
         directory = tmp_path / str(number)
         configs = ["a" * 10_000, "b" * 10_000]
         contestants = [

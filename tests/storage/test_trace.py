@@ -27,7 +27,7 @@ def tree(directory):
 
 
 def test_the_trace_tells_how_a_run_began(run):
-    run.begin()
+    run.trace.begin()
     trace = trace_of(run)
     commit = trace.pop("git_commit")
     assert trace == {
@@ -50,7 +50,7 @@ def test_the_trace_tells_how_a_run_began(run):
 
 
 def test_the_trace_tells_how_far_a_run_is(run):
-    run.begin()
+    run.trace.begin()
     run.record_epoch(0, 0, 0.1, {})
     run.record_epoch(3, 120, 0.1, {})
     trace = trace_of(run)
@@ -67,7 +67,7 @@ def test_the_trace_tells_how_far_a_run_is(run):
     ],
 )
 def test_the_trace_tells_how_a_run_ended(run, status, code, reason):
-    run.begin()
+    run.trace.begin()
     run.end(status, code, reason, 77)
     trace = trace_of(run)
     assert (trace["status"], trace["exit_status"], trace["reason"]) == (status, code, reason)
@@ -78,19 +78,19 @@ def test_the_trace_tells_how_a_run_ended(run, status, code, reason):
 @pytest.mark.parametrize("reason", ["a: b\n- c", "'\"", "é 漢 😀", "null", "12", "x" * 300, "\0\x1b[0m", "\udcff", "",
                                     "a\nepochs_done: 5\n- b\n#\n" + 30 * "word ", "a\u2028b"])  # fmt: skip
 def test_any_reason_can_be_read_again(run, reason):
-    run.begin()
+    run.trace.begin()
     run.end("failed", 1, reason)
     assert trace_of(run)["reason"] == reason
 
 
 def test_the_trace_keeps_its_order(run):
-    run.begin()
+    run.trace.begin()
     assert list(trace_of(run))[:3] == ["train_begin", "train_end", "epochs_done"]
     assert (run.directory / "trace.yaml").read_text().startswith("train_begin:")
 
 
 def test_the_trace_is_rewritten_as_a_whole(run, monkeypatch):
-    run.begin()
+    run.trace.begin()
     before = tree(run.directory)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
@@ -120,7 +120,7 @@ def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
 
 def began(directory):
     run = Run(directory)
-    run.begin()
+    run.trace.begin()
     return run
 
 
@@ -137,7 +137,7 @@ def test_the_trace_of_a_resume_keeps_when_the_run_began_and_how_far_it_was(run):
         "pid": 5,
         "resumes": ["the first"],
     }
-    run.begin_again(previous, {"checkpoint": "latest"})
+    run.trace.begin_again(previous, {"checkpoint": "latest"})
     trace = trace_of(run)
     kept = ("train_begin", "epochs_done", "iterations_done", "seed")
     assert {key: trace[key] for key in kept} == {key: previous[key] for key in kept}
@@ -149,7 +149,7 @@ def test_the_trace_of_a_resume_keeps_when_the_run_began_and_how_far_it_was(run):
 
 @pytest.mark.parametrize("previous", [{}, {"train_begin": None, "resumes": "damaged"}], ids=str)
 def test_a_trace_that_was_damaged_begins_with_the_resume(run, previous):
-    run.begin_again(previous, {})
+    run.trace.begin_again(previous, {})
     trace = trace_of(run)
     assert trace["train_begin"] == "2026-11-20T21:03:01+01:00"
     assert [entry["before"]["status"] for entry in trace["resumes"]] == ["unknown"]
@@ -158,7 +158,7 @@ def test_a_trace_that_was_damaged_begins_with_the_resume(run, previous):
 def test_the_trace_and_its_name_are_flushed(run, monkeypatch):
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
-    for step in (run.begin, lambda: run.begin_again({}, {}), lambda: run.end("finished", 0, None)):
+    for step in (run.trace.begin, lambda: run.trace.begin_again({}, {}), lambda: run.end("finished", 0, None)):
         flushed.clear()
         step()
         assert flushed == [run.directory / ".trace.yaml.tmp", run.directory]
@@ -181,7 +181,7 @@ def clock():
 @pytest.fixture
 def timed(tmp_path, clock):
     run = Run(tmp_path, clock=clock)
-    run.begin()
+    run.trace.begin()
     return run
 
 
@@ -205,13 +205,13 @@ def test_the_trace_is_written_when_the_clock_was_set_back(timed, clock):
 
 def test_after_a_resume_the_trace_is_written_every_ten_seconds_too(timed, clock):
     clock.seconds = 100
-    timed.begin_again({"epochs_done": 2}, {})
+    timed.trace.begin_again({"epochs_done": 2}, {})
     assert epochs_in_traces(timed, clock, [101, 109, 110]) == [2, 2, 3]
 
 
 def test_the_end_of_a_run_and_that_it_has_checkpoints_are_in_the_trace_at_once(timed, clock):
     timed.record_epoch(1, 10, 0.1, {})
-    timed.add_to_trace(has_checkpoints=True)
+    timed.trace.write(has_checkpoints=True)
     trace = trace_of(timed)
     assert (trace["has_checkpoints"], trace["epochs_done"]) == (True, 1)
     timed.record_epoch(2, 20, 0.1, {})

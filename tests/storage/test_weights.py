@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from emrun.errors import StorageError
-from emrun.storage.weights import FILE, Weights, read_weights, write_weights
+from emrun.storage.weights import FILE, read_weights, write_weights
 
 
 def write(directory, **tensors):
-    write_weights(Weights(tensors, {}), directory)
+    write_weights(tensors, {}, directory)
 
 
 def test_tied_weights_are_read_under_each_of_their_names(tmp_path):
-    write_weights(Weights({"a": torch.arange(3), "c": torch.zeros(1)}, {"b": "a"}), tmp_path)
+    write_weights({"a": torch.arange(3), "c": torch.zeros(1)}, {"b": "a"}, tmp_path)
     found = read_weights(tmp_path)
     assert {name: tensor.tolist() for name, tensor in found.items()} == {"a": [0, 1, 2], "b": [0, 1, 2], "c": [0]}
 

@@ -8,7 +8,7 @@ from emrun import AbstractModel
 from emrun.censor import Censor
 from emrun.storage.capsules import Step, find_capsule, keep_failure, read_capsule
 from emrun.storage.draws import Draws
-from emrun.storage.run_directories import create_run
+from emrun.storage.run import create_run
 
 STEP = Step("train", True, False, 1, 7, 2, 3, None, None, None)
 
