@@ -86,12 +86,7 @@ def random_state() -> dict[str, Any]:
 
 def random_digest() -> str:
     """Return a checksum of the states of the global generators of Python, NumPy and torch's CPU."""
-    found = hashlib.blake2b(repr(random.getstate()).encode(), digest_size=16)
-    numpy: Any = np.random.get_state(legacy=False)
-    found.update(numpy["state"]["key"].tobytes())
-    found.update(f"{numpy['state']['pos']} {numpy['has_gauss']} {numpy['gauss']}".encode())
-    found.update(torch.get_rng_state().numpy().tobytes())
-    return found.hexdigest()
+    return digest({name: GENERATORS[name]() for name in ("python", "numpy", "torch")})
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
@@ -131,10 +126,6 @@ def _is_of_torch(saved: Any) -> bool:
     return type(saved) is bytes
 
 
-def _is_of_cuda(saved: Any) -> bool:
-    return type(saved) is bytes and len(saved) == 16
-
-
 _NUMPY = {
     "bit_generator": choice("MT19937"),
     "state": record({"key": Kind("bytes", lambda key: type(key) is bytes), "pos": whole(most=624)}),
@@ -146,7 +137,9 @@ RANDOM = record(
         "python": Kind("a state of Python's generator", _is_of_python),
         "numpy": Kind("a state of NumPy's generator", _is_of_numpy, record(_NUMPY).look_inside),
         "torch": Kind("a state of torch's generator", _is_of_torch),
-        "cuda": sequence_of(Kind("a state of a GPU's generator", _is_of_cuda)),
+        "cuda": sequence_of(
+            Kind("a state of a GPU's generator", lambda saved: type(saved) is bytes and len(saved) == 16)
+        ),
     }
 )
 """What `random_state` returns."""
