@@ -128,10 +128,6 @@ def _is_of_torch(saved: Any) -> bool:
     return type(saved) is bytes
 
 
-def _is_of_cuda(saved: Any) -> bool:
-    return type(saved) is bytes and len(saved) == 16
-
-
 _NUMPY = {
     "bit_generator": choice("MT19937"),
     "state": record({"key": Kind("bytes", lambda key: type(key) is bytes), "pos": whole(most=624)}),
@@ -143,7 +139,9 @@ RANDOM = record(
         "python": Kind("a state of Python's generator", _is_of_python),
         "numpy": Kind("a state of NumPy's generator", _is_of_numpy, record(_NUMPY).look_inside),
         "torch": Kind("a state of torch's generator", _is_of_torch),
-        "cuda": sequence_of(Kind("a state of a GPU's generator", _is_of_cuda)),
+        "cuda": sequence_of(
+            Kind("a state of a GPU's generator", lambda saved: type(saved) is bytes and len(saved) == 16)
+        ),
     }
 )
 """What `random_state` returns."""

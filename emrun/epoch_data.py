@@ -20,15 +20,6 @@ def read_by(hook: Any) -> tuple[str, ...] | None:
     return by_arguments or None if reads is None else tuple(dict.fromkeys((*by_arguments, *reads)))
 
 
-def written_by(hook: Any) -> tuple[str, ...]:
-    """Return what a hook says it adds to the epoch's data.
-
-    Raises:
-        HookError: its `writes` is not a list of names.
-    """
-    return declared(hook, "writes") or ()
-
-
 def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
     """Check that what hooks read of the epoch's data is written by a hook before them, in a stream that is run.
 
@@ -40,7 +31,7 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
     Raises:
         HookError: it is not; the message says which hook to move, or what to add.
     """
-    writes = [written_by(hook) for hook in hooks]
+    writes = [declared(hook, "writes") or () for hook in hooks]
     everything = sorted({name for names in writes for name in names})
     for index, hook in enumerate(hooks):
         for address, is_variable in _monitored(hook, everything).items():

@@ -20,20 +20,15 @@ def check_events(hook_class: type) -> None:
     for name in dir(hook_class):
         if name in EVENTS:
             _check_parameters(hook_class, name)
-        elif (near := misspelt_event(name)) is not None and callable(getattr(hook_class, name)):
-            raise HookError(no_event(hook_class.__name__, name, near))
+        elif (near := _misspelt_event(name)) is not None and callable(getattr(hook_class, name)):
+            raise HookError(f"{hook_class.__name__}.{name} is no event of a hook; did you mean {near!r}?")
 
 
-def misspelt_event(name: str) -> str | None:
+def _misspelt_event(name: str) -> str | None:
     """Return the event that a method's name is one edit away from, None when it is one or is far from all."""
     if name in EVENTS or name.startswith("_") or name in dir(AbstractHook):
         return None
     return next((event for event in EVENTS if _one_edit_apart(name, event)), None)
-
-
-def no_event(hook_class: str, name: str, near: str) -> str:
-    """Return the message about a method whose name is nearly that of an event."""
-    return f"{hook_class}.{name} is no event of a hook; did you mean {near!r}?"
 
 
 def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., Any] | None:

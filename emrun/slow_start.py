@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from threading import Timer
-from types import TracebackType
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,9 +26,7 @@ class NamedWhenSlow:
         self._timer.start()
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Log nothing any more."""
         self.cancel()
 

@@ -141,15 +141,10 @@ class StreamContext:
         if blocks is None:
             return rng.permutation(n)
         ends = np.cumsum(blocks)
-        return np.concatenate(
-            [
-                np.empty(0, np.int64),
-                *(
-                    ends[block] - blocks[block] + rng.permutation(blocks[block])
-                    for block in rng.permutation(len(blocks))
-                ),
-            ]
+        orders = (
+            ends[block] - blocks[block] + rng.permutation(blocks[block]) for block in rng.permutation(len(blocks))
         )
+        return np.concatenate([np.empty(0, np.int64), *orders])
 
     @property
     def skips(self) -> bool:
@@ -160,35 +155,17 @@ class StreamContext:
         """Yield the batches of the stream that got this context, and check that it keeps the contract of `batches`.
 
         Raises:
-            StreamError: it does not.
+            StreamError: it does not yield a batch for each set of rows, or has fewer than were to be left out.
         """
         self._is_counted = True
         for batch in batches:
-            self.count_yield()
+            self._yielded += 1
+            if self._handed_out is not None and self._yielded > max(self._handed_out, self.start):
+                raise self._miscounted()
             yield batch
-        self.finish()
-
-    def count_yield(self) -> None:
-        """Take note that the stream yielded a batch.
-
-        Raises:
-            StreamError: it yielded more than one batch for a set of rows.
-        """
-        self._yielded += 1
-        if self._handed_out is not None and self._yielded > max(self._handed_out, self.start):
+        if self._handed_out is not None and (self._unfinished or self._yielded != max(self._handed_out, self.start)):
             raise self._miscounted()
-
-    def finish(self) -> None:
-        """Take note that the stream came to its end.
-
-        Raises:
-            StreamError: it did not yield a batch for each set of rows, or has fewer than were to be left out.
-        """
-        if self._handed_out is None:
-            return
-        if self._unfinished or self._yielded != max(self._handed_out, self.start):
-            raise self._miscounted()
-        if self._handed_out < self.start:
+        if self._handed_out is not None and self._handed_out < self.start:
             raise beyond_end(self.stream_name, self._handed_out, self.start)
 
     def _reseed(self) -> None:

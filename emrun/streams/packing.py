@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,14 +24,13 @@ def packed(item: Any) -> bytes:
     return message if len(message) <= _HELD_BY_PIPE else _pickled(_Long(message))
 
 
-class _Long:
+class _Long(NamedTuple):
     """A message that goes through shared memory as a whole."""
 
-    def __init__(self, message: bytes) -> None:
-        self._message = message
+    message: bytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return pickle.loads, (np.frombuffer(self._message, np.uint8),)
+        return pickle.loads, (np.frombuffer(self.message, np.uint8),)
 
 
 class _Pickler(ForkingPickler):

@@ -24,11 +24,10 @@ INTERRUPTED = object()
 """What it returns when the wait for a batch was interrupted."""
 
 
-class _Failure:
+class _Failure(NamedTuple):
     """An exception on its way from the reader to the loop."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    error: BaseException
 
 
 class ReadAhead:
@@ -163,22 +162,15 @@ class PreparedAhead(ReadAhead):
     """Reads ahead, lets somebody prepare each batch in the reader's thread, and tells him when it is nearly its turn.
 
     Args:
-        batches: see `ReadAhead`, as the others.
-        size: likewise, at least 2: one to be run, and one for which something is done meanwhile.
         prepare: called with each batch; what it returns is called once, by the loop, when the batch before it is given
             to the loop, or when it is given itself if it was not there then.
+        batches: see `ReadAhead`, as the others.
+        size: likewise, at least 2: one to be run, and one for which something is done meanwhile.
+        others: likewise.
     """
 
-    def __init__(
-        self,
-        batches: Iterator[Any],
-        size: int,
-        name: str,
-        interrupted: Callable[[], bool],
-        watch: Callable[[float], None],
-        prepare: Prefetch,
-    ) -> None:
-        super().__init__(map(self._prepared, batches), max(2, size), name, interrupted, watch)
+    def __init__(self, prepare: Prefetch, batches: Iterator[Any], size: int, *others: Any) -> None:
+        super().__init__(map(self._prepared, batches), max(2, size), *others)
         self._prepare = prepare
         self._begun: _Prepared | None = None
 

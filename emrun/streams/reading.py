@@ -9,10 +9,6 @@ from emrun.arguments import check_choice, check_count, check_seconds
 from emrun.types import Prefetch, StartMethod
 
 
-def _no_prefetch() -> None:
-    """Prepare nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How streams are read, as the user sets it once for all of them.
@@ -34,7 +30,7 @@ class Reading:
     workers: int = 0
     start_method: StartMethod | None = None
     timeout: float | None = None
-    prefetch: Callable[[], Prefetch | None] = _no_prefetch
+    prefetch: Callable[[], Prefetch | None] = lambda: None
 
     def __post_init__(self) -> None:
         check_count("buffer", self.buffer)

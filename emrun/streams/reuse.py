@@ -26,7 +26,9 @@ _UNCHANGEABLE = (np.generic, str, bytes, type)
 _LOOKED_AT = 16  # entries of a long list
 _IN_HANDS = 3  # batches: the one just made, the one at work, and one that is on its way to it
 _SPARE = 16 << 20  # bytes of arrays that are kept though nobody waits for them
-_UNSEEN = object()
+_ARRAYS = (np.ndarray, torch.Tensor, memoryview)
+_FILLED_AGAIN = (list, bytearray, array.array, set)
+_SEQUENCES = (tuple, deque)
 
 _Index = tuple[slice, ...] | None
 
@@ -44,7 +46,7 @@ class _Given:
         self.shared = False
         self.bounds: tuple[float, float] | None = None  # of its memory; found when somebody asks
         self.index: _Index = None
-        self.sample: Any = _UNSEEN
+        self.sample: Any = None
 
     def look(self, whole: bool) -> None:
         """Take note of what is in the array."""
@@ -61,10 +63,8 @@ class _Given:
 
     def has_changed(self) -> bool:
         """Tell whether something else is in it now."""
-        if self.sample is _UNSEEN:
-            return False
         sample = _sample(_view(self.values, self.shared), self.index)
-        return sample is not _UNSEEN and sample != self.sample
+        return sample != self.sample and sample is not None and self.sample is not None
 
 
 class _Window:
@@ -82,19 +82,12 @@ class _Window:
         self._waiting = waiting
         self._known: dict[int, _Given] = {}  # the identity of an array -> what is known of it
         self._owners: dict[Any, list[_Given]] = {}  # whose memory it is -> likewise
-        self._batches: deque[list[_Given]] = deque()
-        self._before: list[_Given] = []
+        self._batches: deque[list[_Given]] = deque([[], []])  # the last one is being made
         self._looks: dict[str, int] = {}  # source -> how many arrays with memory in common were compared whole
-        self._number = -1
+        self._number = 0
         self._sizes: dict[Any, int] = {}  # whose memory it is -> bytes of it
         self._kept = 0  # all of these
         self._has_warned = False
-
-    def begin(self) -> None:
-        """Begin the next batch."""
-        self._number += 1
-        self._before = self._batches[-1] if self._batches else []
-        self._batches.append([])
 
     def give(self, source: str, values: Any) -> None:
         """Take note of an array of the batch, and compare those before it that have memory in common with it.
@@ -130,7 +123,7 @@ class _Window:
         self._batches[-1].append(given)
 
     def end(self) -> None:
-        """End the batch: compare the one before it, and forget those that nobody has any more.
+        """End the batch and begin the next: compare the one before it, and forget those that nobody has any more.
 
         Small ones are kept as long as they may wait, so that what is noticed does not depend on who is faster.
 
@@ -138,9 +131,8 @@ class _Window:
             StreamError: it waits, and is not what it was.
         """
         if not self._known:  # no batch has an array
-            self._batches.clear()
             return
-        for given in self._before:
+        for given in self._batches[-2]:
             if given.last != self._number and (given.shared or self._waiting()) and given.has_changed():
                 if self._waiting():
                     raise self._changed(given)
@@ -150,17 +142,16 @@ class _Window:
         while len(self._batches) > self._ahead or (
             self._kept > _SPARE and len(self._batches) > self._waiting() + _IN_HANDS
         ):
-            self._forget_first()
-
-    def _forget_first(self) -> None:
-        number = self._number + 1 - len(self._batches)
-        for given in self._batches.popleft():
-            if given.last <= number and self._known.pop(id(given.values), None) is not None:
-                left = self._owners[given.owner]
-                left.remove(given)
-                if not left:
-                    del self._owners[given.owner]
-                    self._kept -= self._sizes.pop(given.owner)
+            number = self._number + 1 - len(self._batches)
+            for given in self._batches.popleft():
+                if given.last <= number and self._known.pop(id(given.values), None) is not None:
+                    left = self._owners[given.owner]
+                    left.remove(given)
+                    if not left:
+                        del self._owners[given.owner]
+                        self._kept -= self._sizes.pop(given.owner)
+        self._number += 1
+        self._batches.append([])
 
     def _is_thorough(self, source: str) -> bool:
         looks = self._looks[source] = self._looks.get(source, 0) + 1
@@ -199,12 +190,14 @@ def checked_for_reuse(
         if not hasattr(batch, "items"):  # which the loop complains about
             yield item
             continue
-        window.begin()
-        copied = _copied(batch, window.give)
+        parts: Any = {
+            name: part.copy() if part.__class__ is list and _is_plain(part) else _part(name, part, window.give)
+            for name, part in batch.items()
+        }
+        copied = parts if batch.__class__ is dict else _of_its_kind(batch, parts)
         window.end()
         yield item._replace(batch=copied) if item.__class__ is WithState else copied
         del item, batch, copied
-    window.begin()
     window.end()
 
 
@@ -213,59 +206,33 @@ def _closing(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches
 
 
-def _copied(batch: Any, give: Callable[[str, Any], None]) -> Any:
-    """Return a copy of a batch, and give away its arrays.
-
-    Args:
-        batch: any mapping.
-        give: called with the name of the source and each of its arrays.
-    """
-    found: Any = {}
-    for source, values in batch.items():
-        kind = values.__class__
-        if kind is np.ndarray and not values.dtype.hasobject:
-            found[source] = values
-            give(source, values)
-            continue
-        if kind is list and _is_plain(values):  # the same as below, in a third of the time
-            found[source] = values.copy()
-            continue
-        arrays: list[Any] = []
-        found[source] = _part(values, arrays)
-        for each in arrays:
-            give(source, each)
-    return found if batch.__class__ is dict else _of_its_kind(batch, found)
-
-
-def _part(value: Any, arrays: list[Any]) -> Any:
-    """Return a copy of what a stream may fill again, and collect the arrays in it, which are not copied."""
+def _part(source: str, value: Any, give: Callable[[str, Any], None]) -> Any:
+    """Return a copy of what a stream may fill again, and give away the arrays in it, which are not copied."""
     kind = value.__class__
-    if kind in _PLAIN or isinstance(value, _UNCHANGEABLE):
-        return value
-    if isinstance(value, np.ma.MaskedArray):
-        arrays += [each for each in (value.data, value.mask) if isinstance(each, np.ndarray)]
-        return value
-    if isinstance(value, np.ndarray) and value.dtype.hasobject:
-        return value.copy()
-    if isinstance(value, np.ndarray | torch.Tensor | memoryview):
-        arrays.append(value)
-        return value
-    if kind is list or isinstance(value, tuple | deque):
+    if kind is np.ndarray and not value.dtype.hasobject:
+        give(source, value)
+    elif kind is list or isinstance(value, _SEQUENCES):
         if _is_plain(value):
-            return value if isinstance(value, tuple) else copy.copy(value)
-        entries = [_part(each, arrays) for each in value]
-        if kind is list:
-            return entries
-        if kind is tuple or kind is deque:
+            return value if isinstance(value, tuple) else value.copy()
+        entries = [_part(source, each, give) for each in value]
+        if kind in (list, tuple, deque):
             return kind(entries)
         return value._make(entries) if hasattr(kind, "_make") else value
-    if isinstance(value, Mapping):
-        parts = {key: _part(each, arrays) for key, each in value.items()}
+    elif kind in _PLAIN or isinstance(value, _UNCHANGEABLE):
+        return value
+    elif isinstance(value, np.ma.MaskedArray):
+        for each in (value.data, value.mask):
+            if isinstance(each, np.ndarray):  # else nothing is masked
+                give(source, each)
+    elif isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return value.copy()
+    elif isinstance(value, Mapping):
+        parts = {key: _part(source, each, give) for key, each in value.items()}
         return parts if kind is dict else _of_its_kind(value, parts)
-    if isinstance(value, list | bytearray | array.array | set):
+    elif isinstance(value, _FILLED_AGAIN):
         return copy.copy(value)
-    if _may_have_memory(value):
-        arrays.append(value)
+    elif isinstance(value, _ARRAYS) or _may_have_memory(value):
+        give(source, value)
     return value
 
 
@@ -287,7 +254,7 @@ def _is_plain(values: Any) -> bool:
 
 
 def _of_its_kind(value: Any, parts: dict[Any, Any]) -> Any:
-    """Return a copy of a mapping that is not a dict, with its parts copied as far as it lets them be set."""
+    """Return a copy of a mapping with its parts; one that is not a dict may not let them be set."""
     try:
         found = copy.copy(value)
     except Exception:  # such as of a view of a mapping
@@ -332,26 +299,24 @@ def _address(view: Any) -> int:
     return int(view.__array_interface__["data"][0])
 
 
-def _owner(values: Any) -> tuple[Any, int]:
-    """Return a key of whose memory an array or a tensor lies in, and how large that is."""
-    size = _SPARE + 1  # of what it is not known of
-    while True:
-        if isinstance(values, np.ndarray):
-            size = values.nbytes
-            if values.base is None:
-                return id(values), size
-            values = values.base
-        elif isinstance(values, memoryview):
-            size = values.nbytes
-            values = values.obj
-        elif isinstance(values, torch.Tensor):
-            try:
-                storage = values.untyped_storage()
-                return storage.data_ptr() or id(values), storage.nbytes()
-            except (RuntimeError, NotImplementedError):  # without memory of its own
-                return id(values), size
-        else:
-            return id(values), size
+def _owner(values: Any, size: int = _SPARE + 1) -> tuple[Any, int]:
+    """Return a key of whose memory an array or a tensor lies in, and how large that is.
+
+    Args:
+        values: the array or tensor, or what its memory belongs to.
+        size: how large it is when that is not known of `values`.
+    """
+    if isinstance(values, np.ndarray):
+        return (id(values), values.nbytes) if values.base is None else _owner(values.base, values.nbytes)
+    if isinstance(values, memoryview):
+        return _owner(values.obj, values.nbytes)
+    if isinstance(values, torch.Tensor):
+        try:
+            storage = values.untyped_storage()
+            return storage.data_ptr() or id(values), storage.nbytes()
+        except (RuntimeError, NotImplementedError):  # without memory of its own
+            pass
+    return id(values), size
 
 
 def _bounds(values: Any) -> tuple[float, float]:
@@ -359,15 +324,11 @@ def _bounds(values: Any) -> tuple[float, float]:
     view = _view(values)
     if not isinstance(view, np.ndarray):
         return -math.inf, math.inf
-    low = high = _address(view)
+    low = _address(view)
     if view.flags.c_contiguous:
-        return low, high + view.nbytes
-    for length, stride in zip(view.shape, view.strides, strict=True):
-        if stride < 0:
-            low += (length - 1) * stride
-        else:
-            high += (length - 1) * stride
-    return low, high + view.itemsize
+        return low, low + view.nbytes
+    steps = [(length - 1) * stride for length, stride in zip(view.shape, view.strides, strict=True)]
+    return low + sum(min(0, each) for each in steps), low + sum(max(0, each) for each in steps) + view.itemsize
 
 
 def _sample(view: Any, index: _Index) -> Any:
@@ -377,9 +338,9 @@ def _sample(view: Any, index: _Index) -> Any:
             return view.tobytes()
         return view[index].tobytes() if view.ndim == len(index) else view.shape
     try:
-        return view._version if isinstance(view, torch.Tensor) else _UNSEEN
+        return view._version if isinstance(view, torch.Tensor) else None
     except RuntimeError:  # it was made where nobody counts
-        return _UNSEEN
+        return None
 
 
 def _grid(shape: tuple[int, ...], number: int) -> tuple[slice, ...]:

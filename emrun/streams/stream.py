@@ -7,9 +7,8 @@ import logging
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
-from types import TracebackType
 from typing import Any, NamedTuple, cast
 
 from emrun.encoding import random_digest, random_state, set_random_state
@@ -99,7 +98,6 @@ class StreamWrapper:
         self._seed = seed
         self._interrupted = interrupted
         self._workers: Workers | None = None
-        self._has_state: bool | None = None  # not known yet
         self._pass_number = 1 if training else 0
         self._batch = 0
         self._epoch_batches = 0
@@ -198,9 +196,7 @@ class StreamWrapper:
         self._entered = True
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop the reader; position and batches that a thread read are kept. Worker processes end."""
         self._entered = False
         self._read = None
@@ -303,7 +299,7 @@ class StreamWrapper:
         batches: Iterator[Any]
         reading, prefetch = self._reading, self._reading.prefetch()
         size = reading.ahead
-        if reading.workers and not self._is_read_here(stream_pass):
+        if reading.workers and not self._is_read_here:
             batches = self._workers = Workers(stream_pass, reading.workers, reading.ahead_of_each, reading.start_method)
             size = 1
         else:
@@ -314,20 +310,20 @@ class StreamWrapper:
         self._iterator = batches
         if size:
             arguments = batches, size, self.name, self._interrupted, self._watch
-            self._reader = ReadAhead(*arguments) if prefetch is None else PreparedAhead(*arguments, prefetch)
+            self._reader = ReadAhead(*arguments) if prefetch is None else PreparedAhead(prefetch, *arguments)
 
     def _waiting(self) -> int:
         """Return how many batches were read that nobody has."""
         return self._reader.waiting if self._reader is not None else 0
 
-    def _is_read_here(self, stream_pass: StreamPass) -> bool:
-        """Tell whether workers are of no use: of a stream with a state, a process would have a copy."""
-        if self._has_state is None:
-            with preserved_randomness():
-                self._has_state = stream_pass.has_state()
-            if self._has_state:
-                _LOG.info("stream %r has a state of its own: a thread reads it ahead, not a process", self.name)
-        return self._has_state
+    @cached_property
+    def _is_read_here(self) -> bool:
+        """Whether workers are of no use: of a stream with a state, a process would have a copy."""
+        with preserved_randomness():
+            has_state = StreamPass(self._stream_fn, self._context_name, self._seed, self._pass_number).has_state()
+        if has_state:
+            _LOG.info("stream %r has a state of its own: a thread reads it ahead, not a process", self.name)
+        return has_state
 
     def _watch(self, seconds: float) -> None:
         """Look at the clock in a wait for a batch.

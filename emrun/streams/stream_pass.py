@@ -17,8 +17,6 @@ from emrun.randomness import seed_everything
 from emrun.stream_context import StreamContext, beyond_end
 from emrun.types import Batch
 
-_END = object()
-
 
 class WithState(NamedTuple):
     """A batch of a stream that is an object with `state_dict`, and its state before that batch."""
@@ -87,12 +85,10 @@ class StreamPass:
         batches = context.counted(stream) if has_context else iter(stream)
         if not self.start and not worker:
             return batches
-        first: Any = next(batches, _END)
+        batches = itertools.chain(list(itertools.islice(batches, 1)), batches)  # which begins the stream
         if context.skips:
-            return itertools.chain((first,), batches) if first is not _END else iter(())
-        if worker:
-            return iter(())
-        return self._behind_start(itertools.chain((first,), batches) if first is not _END else batches)
+            return batches
+        return iter(()) if worker else self._behind_start(batches)
 
     def has_state(self) -> bool:
         """Tell whether the stream is an object with `state_dict` and `load_state_dict`, by beginning the pass."""

@@ -140,7 +140,8 @@ def _begin(task: Task, worker: int) -> Any:
     """
     torch.set_num_threads(1)
     for number in GROUP_SIGNALS:
-        signal.signal(number, _do_nothing)  # unlike SIG_IGN, a program that the stream starts does not inherit it
+        # unlike SIG_IGN, a program that the stream starts does not inherit it
+        signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
     if task.censor is not None and terminal_censor() is None:  # not forked
         censor_standard_error(task.censor)
@@ -153,10 +154,6 @@ def _begin(task: Task, worker: int) -> Any:
     file = task.stacks_file(worker).open("w")
     faulthandler.register(signal.SIGUSR2, file=file)
     return file
-
-
-def _do_nothing(number: int, frame: Any) -> None:
-    pass
 
 
 def _end_with_the_loop(folder: Path) -> None:

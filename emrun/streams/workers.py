@@ -67,18 +67,31 @@ class Workers(Iterator[Any]):
                 raise
 
     def _start(self, stream_pass: StreamPass, method: str) -> None:
-        """Start the processes."""
+        """Start the processes, with what they must not inherit put aside meanwhile.
+
+        Signals: a Ctrl-C reaches them too, before they can say what to do with it.
+
+        Modules of the user: Python puts the current directory first in the path of processes that begin anew, and what
+        they import before they get the path of this process would come from it. So they get a safe path, without the
+        directories of the user's modules, which they add when emrun is imported.
+        """
         task = self._task
         context: Any = multiprocessing.get_context(method)
         with contextlib.ExitStack() as stack:
             if method != "fork":
                 task.stream_pass = None
                 _write(stream_pass, task, method)
-                task.path, task.safe_path = stack.enter_context(_user_modules_kept_from_children())
+                stack.enter_context(_STARTING)
+                task.path, task.safe_path = user_directories(), os.environ.get(SAFE_PATH)
+                stack.callback(set_environment, SAFE_PATH, task.safe_path)
+                set_environment(SAFE_PATH, "1")
+                stack.callback(sys.path.extend, task.path)
+                del sys.path[len(sys.path) - len(task.path) :]
                 resource_tracker.ensure_running()  # here, because it unblocks signals
             if method == "forkserver":
                 context.set_forkserver_preload([__name__])  # imports torch once
-            stack.enter_context(_signals_kept_from_children())
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+            stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
             for index in range(task.count):
                 pipe, other_end = context.Pipe()
                 process = context.Process(target=work, args=(task, index, other_end), daemon=True)
@@ -176,37 +189,6 @@ def _write(stream_pass: StreamPass, task: Task, start_method: str) -> None:
             "stream is read, use `start_method: fork`, or `workers: 0`",
             first_batch=True,
         ) from None
-
-
-@contextlib.contextmanager
-def _user_modules_kept_from_children() -> Iterator[tuple[list[str], str | None]]:
-    """Let processes that begin anew find the modules of Python and emrun before those of the current directory.
-
-    Python puts that first for them, and what they import before they get the path of this process would come from it.
-    They get the path without the directories of the user's modules, which they add when emrun is imported.
-
-    Yields:
-        These directories, and what `PYTHONSAFEPATH` is otherwise.
-    """
-    with _STARTING:
-        before, user = os.environ.get(SAFE_PATH), user_directories()
-        set_environment(SAFE_PATH, "1")
-        del sys.path[len(sys.path) - len(user) :]
-        try:
-            yield user, before
-        finally:
-            sys.path += user
-            set_environment(SAFE_PATH, before)
-
-
-@contextlib.contextmanager
-def _signals_kept_from_children() -> Iterator[None]:
-    """Block signals while processes are started: a Ctrl-C reaches them too, before they can say what to do with it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -465,7 +465,7 @@ class Preparations:
 
 
 def prepared_reader_of(batches, size, preparations):
-    reader = PreparedAhead(iter(batches), size, "train", lambda: False, lambda seconds: None, preparations)
+    reader = PreparedAhead(preparations, iter(batches), size, "train", lambda: False)
     reader.start()
     return reader
 
@@ -486,7 +486,7 @@ def test_each_batch_is_prepared_in_the_readers_thread_and_begun_once_in_its_orde
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_batch_is_begun_with_the_one_before_it_when_it_is_there_and_no_earlier(size):
     preparations = Preparations()
-    reader = PreparedAhead(iter(range(6)), size, "train", lambda: False, lambda seconds: None, preparations)
+    reader = PreparedAhead(preparations, iter(range(6)), size, "train", lambda: False)
     reader._space = space = Semaphore(reader._space)
     reader.start()
     for number in range(4):
