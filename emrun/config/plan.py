@@ -89,7 +89,8 @@ class Plan:
     def _recipes_for(self, tree: Node) -> dict[str, Any]:
         """Return what was made of the sections that another tree has as well: section -> recipe, recipes or nothing."""
         made = {"dataset": self.dataset, "model": self.model, "hooks": self.hooks, "main_loop": None}
-        return {name: recipe for name, recipe in made.items() if tree.get(name) == self.config.get(name)}
+        same = {name for name in made if repr(tree.get(name)) == repr(self.config.get(name))}  # 1 == True == 1.0
+        return {name: recipe for name, recipe in made.items() if name in same}
 
 
 def defaults_of(config: Config) -> list[tuple[str, Any, str]]:

@@ -130,7 +130,7 @@ class TorchModel(ModuleModel):
         own = type(self)
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
         self._is_own_saving = own.save is not ModuleModel.save or own.load is not ModuleModel.load
-        self._loadable = Loadable(module)
+        self._loadable = Loadable(self)
         self._traces = Traces()
         self._parameters: list[torch.nn.Parameter] = []  # of the module, at the beginning of the stream
         self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer

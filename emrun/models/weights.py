@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -164,24 +164,30 @@ def _shown(kind: torch.dtype | torch.layout) -> str:
     return str(kind).removeprefix("torch.")
 
 
+class HasModule(Protocol):
+    """A model with a module."""
+
+    module: torch.nn.Module
+
+
 class Loadable:
     """Whether a resume could load what a training saves: found before the first batch, update and checkpoint.
 
     Compares the parameters and buffers of a module with those that a resume would load a checkpoint into.
 
     Args:
-        module: what is trained, as it was built.
+        model: has the module, which a hook or a subclass may replace.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._as_built = structure(module)
+    def __init__(self, model: HasModule) -> None:
+        self._model = model
+        self._as_built = structure(model.module)
         self._registered: Structure = {}  # what a checkpoint would be loaded into
         self._before_update: Structure | None = None  # until the first update is checked
 
     def register(self) -> None:
         """Take note of what the module has when it is registered: afterwards a checkpoint is loaded."""
-        self._registered = structure(self._module)
+        self._registered = structure(self._model.module)
 
     def check_saving(self, built_apart: Callable[[], Structure | None] | None) -> None:
         """Check before the first batch that a checkpoint could be saved, and loaded by a resume.
@@ -193,7 +199,7 @@ class Loadable:
             ArgumentError: it could not.
         """
         self._check_that_weights_can_be_held()
-        now = structure(self._module)
+        now = structure(self._model.module)
         changed = differences(self._registered, now, of_dtypes=False)
         if changed:
             self._refuse(
@@ -227,7 +233,7 @@ class Loadable:
         """
         if self._before_update is None:
             return
-        changed = differences(self._before_update, structure(self._module))
+        changed = differences(self._before_update, structure(self._model.module))
         if changed:
             self._refuse(
                 f"forward changes which parameters or buffers there are: {listed(changed)}; create them in __init__, "
@@ -237,11 +243,11 @@ class Loadable:
         self._check_that_weights_can_be_held()
 
     def _refuse(self, reason: str) -> NoReturn:
-        kind = type(self._module).__name__
+        kind = type(self._model.module).__name__
         raise ArgumentError("module", f"no checkpoint of {kind} could be loaded: {reason}")
 
     def _check_that_weights_can_be_held(self) -> None:
-        found = what_cannot_be_held(self._module)
+        found = what_cannot_be_held(self._model.module)
         if found:
             raise ArgumentError(
                 "module",

@@ -57,8 +57,10 @@ class RunLog:
 
     def close(self, error: BaseException | None = None) -> None:
         """End a session; the outermost one writes its error with the traceback and leaves the root logger as it was."""
+        if self._depth == 0:  # there is none
+            return
         self._depth -= 1
-        if self._depth > 0:
+        if self._depth:
             return
         if error is not None:
             text = "".join(traceback.format_exception(error)).rstrip()

@@ -119,18 +119,17 @@ class Run:
         self.metrics.append(line)
         self.trace.count(epoch, iteration)
 
-    def end(self, status: str, exit_status: int, reason: str | None, iteration: int | None = None) -> None:
+    def end(self, status: str, exit_status: int, reason: str | None, **counted: int) -> None:
         """Write into the trace how the run ended; the first end counts.
 
         Args:
             status: finished, interrupted or failed.
             exit_status: what the command ends with.
             reason: why, in one line.
-            iteration: batches of the train stream run.
+            counted: `epochs_done` and `iterations_done`, where they are known.
         """
         if self.trace.has_ended:
             return
-        counted = {} if iteration is None else {"iterations_done": iteration}
         self.trace.end(status=status, exit_status=exit_status, reason=reason, **counted)
         try:
             flush_lines()

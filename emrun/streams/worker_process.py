@@ -90,7 +90,7 @@ def work(task: Task, worker: int, pipe: Connection) -> None:
         for message in _messages(task, worker):
             pipe.send_bytes(message)
             waiting += 1
-            if waiting == task.ahead:
+            while waiting == task.ahead or pipe.poll():  # a pipe that is full of answers would stop the loop
                 pipe.recv_bytes()
                 waiting -= 1
         for _ in range(waiting - 1):  # shared memory is fetched from this process
@@ -108,7 +108,7 @@ def _messages(task: Task, worker: int) -> Iterator[bytes]:
         raise
     except BaseException as raised:
         error = _sendable(named(raised, task.name), worker)
-    yield packed(Last(error))
+    yield pickle.dumps(Last(error))  # without shared memory: this process may end before the loop has it
 
 
 def _message(batch: Any) -> bytes:

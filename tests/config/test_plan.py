@@ -64,3 +64,14 @@ def test_defaults_are_named_as_overrides_write_them():
     assert found["dataset.batch_size"][1] == "Digits"
     assert found["main_loop.extra_streams"][1] == "MainLoop"
     assert "hooks.0.StopAfter.epochs" not in found
+
+
+def test_an_overlay_whose_value_is_only_equal_is_checked():
+    config = {
+        "vars": {"n": 1},
+        "dataset": {"class": "Digits", "batch_size": "${vars.n}"},
+        "model": {"module": {"class": "torch.nn.ReLU"}},
+        "eval": {"valid": {"vars": {"n": True}}},
+    }
+    with pytest.raises(ConfigError, match="eval.valid.dataset.batch_size.*True"):
+        Plan.with_evaluations(load_config(config), Sources())

@@ -70,3 +70,10 @@ def test_a_log_that_cannot_be_written_is_a_storage_error(run, root_logger):
     (run.directory / "train.log").mkdir()
     with pytest.raises(StorageError, match=r"cannot write .*train.log: Is a directory"), run.log:
         pass
+
+
+def test_to_close_a_log_that_is_not_open_changes_nothing(run):
+    run.log.close()
+    with run.log:
+        logging.getLogger("mine").warning("heard")
+    assert "heard" in (run.directory / "train.log").read_text()

@@ -696,3 +696,30 @@ def test_a_process_that_cannot_be_started_after_another_leaves_nothing_but_its_e
         Workers(StreamPass(lambda: iter([]), "train", 0, 1), 2, 2, "fork")
     gc.collect()
     started[0].join()
+
+
+def test_many_small_batches_ahead_of_one_worker_do_not_stop_it():
+    def stream(ctx):
+        for rows in ctx.batches(8000, 4):
+            yield {"x": rows}
+
+    with wrap(stream, 1, buffer_size=1000, timeout=60) as stream:
+        assert sum(1 for _ in stream) == 2000  # more than fit into the pipe in either direction
+
+
+class Detailed(Exception):
+    """An error with a tensor, which travels through shared memory."""
+
+
+@pytest.mark.parametrize("error", [Detailed("bad batch", torch.arange(10)), ValueError("x" * 100_000)], ids=type)
+def test_an_error_that_travels_through_shared_memory_arrives_also_when_the_loop_is_slow(error):
+    def stream(ctx):
+        for index, rows in enumerate(ctx.batches(12, 4)):
+            if index == 1:
+                raise error
+            yield {"x": rows}
+
+    with wrap(stream, 1) as stream, pytest.raises(type(error)) as caught:
+        for _ in stream:
+            psutil.wait_procs(psutil.Process().children(), timeout=1)  # the worker must not end before it is heard
+    assert str(caught.value) == str(error)
