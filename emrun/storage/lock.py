@@ -162,29 +162,28 @@ def _lock(descriptor: int, directory: Path) -> None:
 
 def _set(descriptor: int, kind: int) -> None:
     """Lock the file, as long as the number of this process, or unlock it."""
-    if sys.platform == "linux":
-        length = os.getpid() if kind == fcntl.F_WRLCK else 0
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, 0, length, 0))
-            return
-        except OSError as error:
-            if error.errno not in _NOT_THERE:
-                raise
-    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if kind == fcntl.F_WRLCK else fcntl.LOCK_UN)
+    if _command(descriptor, "F_OFD_SETLK", kind, os.getpid() if kind == fcntl.F_WRLCK else 0) is None:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if kind == fcntl.F_WRLCK else fcntl.LOCK_UN)
 
 
 def _holder(descriptor: int) -> int | None:
     """Return the process that holds the lock, 0 where the system does not tell; None when it has just ended."""
-    if sys.platform != "linux":
+    found = _command(descriptor, "F_OFD_GETLK", fcntl.F_WRLCK, 0)
+    if found is None:
         return 0
-    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    try:
-        kind, _, _, pid, _ = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
-    except OSError as error:
-        if error.errno not in _NOT_THERE:
-            raise
-        return 0
-    return None if kind == fcntl.F_UNLCK else int(pid)
+    return None if found[0] == fcntl.F_UNLCK else found[3]
+
+
+def _command(descriptor: int, name: str, kind: int, length: int) -> tuple[int, ...] | None:
+    """Ask for or set a lock of the open file description; return its struct, None where there are no such locks."""
+    if sys.platform == "linux":
+        asked = struct.pack(_FLOCK, kind, os.SEEK_SET, 0, length, 0)
+        try:
+            return struct.unpack(_FLOCK, fcntl.fcntl(descriptor, getattr(fcntl, name), asked))
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise
+    return None
 
 
 def _name_of(pid: int, directory: Path) -> str:
