@@ -26,9 +26,8 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
         ArgumentError: a group matches nothing, a parameter matches two, or the module has no parameters.
     """
     groups = getattr(form, "options", {}).get("groups") or []
-    if not isinstance(groups, list) or not all(
-        isinstance(g, Mapping) and isinstance(g.get("match"), str) for g in groups
-    ):
+    fits = isinstance(groups, list) and all(isinstance(g, Mapping) and isinstance(g.get("match"), str) for g in groups)
+    if not fits:
         raise ArgumentError("optimizer", f"groups: {groups!r} is no list of mappings {{match: REGEX, argument: value}}")
     parameters = dict(module.named_parameters())
     if not parameters:

@@ -211,9 +211,7 @@ class TorchModel(ModuleModel):
             if self.scheduler is not None and self._main_loop is not None and self._main_loop.has_run:
                 self.scheduler.check_end()  # the replay of a step is not a resume
         if self._is_own_scheme:
-            self._traces.begin(
-                self._parameters, self._loadable.check_first_update if self._loadable.is_update_pending else None
-            )
+            self._traces.begin(self._parameters, self._loadable.pending)
             self._minimised = None  # it may call `backward` of the loss itself
         clear_gradients(self.optimizer, self._others)
         outputs = self.train_step(inputs)

@@ -216,9 +216,9 @@ class Loadable:
         self._before_update = now
 
     @property
-    def is_update_pending(self) -> bool:
-        """Whether the first update is still to be checked."""
-        return self._before_update is not None
+    def pending(self) -> Callable[[], None] | None:
+        """What checks the first update, None when that is done."""
+        return self.check_first_update if self._before_update is not None else None
 
     def check_first_update(self) -> None:
         """Check once, between the first forward of a training step and its update, what `check` does."""

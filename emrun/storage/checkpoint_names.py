@@ -162,9 +162,8 @@ class Names:
             Where it lies now.
         """
         self.look()
-        under_names = sorted(
-            (name for name, path in self._of.items() if name == path), key=lambda name: name != place.name
-        )
+        under_names = [name for name, path in self._of.items() if name == path]
+        under_names.sort(key=lambda name: name != place.name)
         there = Contents.of(self.root).manifests(self.root) if under_names else {}
         for name in under_names:
             path, manifest = self.root / name, there.pop(name, None)
