@@ -49,7 +49,7 @@ def preserved_randomness() -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     torch = sys.modules.get("torch")
     devices = range(torch.cuda.device_count()) if torch and torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices) if torch else nullcontext():
+    with torch.random.fork_rng(devices, device_type="cuda") if torch else nullcontext():
         try:
             yield
         finally:
