@@ -155,5 +155,5 @@ class SourceInfo:
         ragged = self.ragged or len(self.shapes) > 1
         shape = "ragged" if ragged else str(next(iter(self.shapes), ()))
         span = f"{self.low:g} to {self.high:g}" if self.low <= self.high else ""
-        parts = [span] if span else []
-        return [", ".join(sorted(self.dtypes)), shape, ", ".join([*parts, *(["not finite"] if self.has_gaps else [])])]
+        found = [span, "not finite" if self.has_gaps else ""]
+        return [", ".join(sorted(self.dtypes)), shape, ", ".join(filter(None, found))]

@@ -73,9 +73,8 @@ def _gets(hook: Any, event: str, argument: str) -> bool:
 
 
 def _check_parameters(hook_class: type, event: str) -> None:
-    parameters = list(inspect.signature(getattr(hook_class, event)).parameters.values())[1:]
     variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    for parameter in parameters:
+    for parameter in list(inspect.signature(getattr(hook_class, event)).parameters.values())[1:]:
         required = parameter.default is parameter.empty and parameter.kind not in variable
         if parameter.name not in EVENTS[event] and required:
             offered = ", ".join(EVENTS[event]) or "no arguments"

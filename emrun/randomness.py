@@ -7,7 +7,7 @@ import random
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 
@@ -48,14 +48,10 @@ def preserved_randomness() -> Iterator[None]:
     """Put the global random states of Python, NumPy and, if it is imported, torch back at the end of the block."""
     python, numpy = random.getstate(), np.random.get_state()
     torch = sys.modules.get("torch")
-    cpu = torch.get_rng_state() if torch else None
-    cuda = torch.cuda.get_rng_state_all() if torch and torch.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        if torch and cpu is not None:
-            torch.set_rng_state(cpu)
-        if torch and cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+    devices = range(torch.cuda.device_count()) if torch and torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices, device_type="cuda") if torch else nullcontext():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

@@ -56,8 +56,7 @@ class StreamContext:
     @property
     def rng(self) -> np.random.Generator:
         """NumPy's generator of this pass, inside `batches` of the batch: one object, reseeded in place."""
-        if self._rng is None:
-            self._rng = np.random.Generator(np.random.PCG64(self._place_seed()))
+        self._rng = self._rng or np.random.Generator(np.random.PCG64(self._place_seed()))
         return self._rng
 
     @property
@@ -120,16 +119,14 @@ class StreamContext:
                 raise self._miscounted()
             self._leave_out(before + number - self._handed_out)
             self._handed_out += 1
-            self._place = ("batch", self._handed_out)
-            self._reseed()
+            self._move("batch", self._handed_out)
             is_last = number + self._stride >= count
             self._unfinished = self._is_counted and not is_last
             if is_last:  # before the stream may leave the call
                 self._leave_out(before + count - self._handed_out)
             yield order[number * batch_size : min((number + 1) * batch_size, stop)]
         self._leave_out(before + count - self._handed_out)
-        self._place = ("after", self._orders)
-        self._reseed()
+        self._move("after", self._orders)
 
     def _leave_out(self, count: int) -> None:
         """Count sets of rows that other workers read."""
@@ -168,8 +165,9 @@ class StreamContext:
         if self._handed_out is not None and self._handed_out < self.start:
             raise beyond_end(self.stream_name, self._handed_out, self.start)
 
-    def _reseed(self) -> None:
+    def _move(self, *place: Key) -> None:
         """Reseed the generators that were asked for, in a worker the global ones; the others are when they are."""
+        self._place = place
         if self._is_in_worker:
             seed_everything(*self._key, *self._place, devices=False)
         if self._rng is not None:

@@ -59,13 +59,9 @@ class DatasetStreams:
         self._reading = reading
         self._fixed_epoch_size = fixed_epoch_size
         self._wrapped = partial(StreamWrapper, seed=seed, interrupted=interrupted)
-        self._trained: dict[str, StreamWrapper] = {}
-        self._evaluated: dict[str, StreamWrapper] = {}
-
-    @property
-    def trained(self) -> Mapping[str, StreamWrapper]:
+        self.trained: dict[str, StreamWrapper] = {}
         """The streams that were asked for to be trained on, by name."""
-        return self._trained
+        self._evaluated: dict[str, StreamWrapper] = {}
 
     def get(self, name: str, *, train: bool) -> StreamWrapper:
         """Return the wrapper of a stream, made when it is first asked for.
@@ -73,7 +69,7 @@ class DatasetStreams:
         Raises:
             AttributeError: the dataset has no method `<name>_stream`.
         """
-        wrappers = self._trained if train else self._evaluated
+        wrappers = self.trained if train else self._evaluated
         if name not in wrappers:
             source = self.source_of(name)
             cut = self._fixed_epoch_size if source == self._train_stream_name else None
@@ -113,12 +109,12 @@ class DatasetStreams:
 
     def stop(self) -> None:
         """Stop the readers; positions and batches that they read are kept."""
-        for stream in (*self._trained.values(), *self._evaluated.values()):
-            stream.__exit__(None, None, None)
+        for stream in (*self.trained.values(), *self._evaluated.values()):
+            stream.__exit__()
 
     def close(self) -> None:
         """End the passes that were begun; positions are kept."""
-        for stream in (*self._trained.values(), *self._evaluated.values()):
+        for stream in (*self.trained.values(), *self._evaluated.values()):
             stream.close()
 
 

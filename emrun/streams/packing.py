@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -15,19 +14,19 @@ _BY_PIPE = 4096  # bytes up to which an array costs less in a pipe than in share
 _HELD_BY_PIPE = 1 << 16  # bytes of a message; a longer one would wait in a full pipe until the loop reads it
 
 
-def packed(item: Any) -> bytes:
+def packed(item: Any) -> memoryview:
     """Return what `pickle.loads` makes the item of in another process, as long as this one lives.
 
     Tensors and larger arrays are copied to shared memory, a tensor with the same strides where they leave no gaps.
     """
-    message = _pickled(item)
-    return message if len(message) <= _HELD_BY_PIPE else _pickled(_Long(message))
+    message = _Pickler.dumps(item, pickle.HIGHEST_PROTOCOL)
+    return message if len(message) <= _HELD_BY_PIPE else _Pickler.dumps(_Long(message))
 
 
 class _Long(NamedTuple):
     """A message that goes through shared memory as a whole."""
 
-    message: bytes
+    message: memoryview
 
     def __reduce__(self) -> tuple[Any, ...]:
         return pickle.loads, (np.frombuffer(self.message, np.uint8),)
@@ -46,12 +45,6 @@ class _Pickler(ForkingPickler):
             tensor = torch.empty(0, dtype=item.dtype).set_(memory, 0, like.shape, like.stride()).copy_(item.detach())
             return reduce_tensor(tensor.requires_grad_(item.requires_grad))  # type: ignore[no-untyped-call]
         return NotImplemented
-
-
-def _pickled(item: Any) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(item)
-    return file.getvalue()
 
 
 def _shared_memory(size: int) -> Any:

@@ -81,12 +81,11 @@ class _Window:
         self._ahead = ahead
         self._waiting = waiting
         self._known: dict[int, _Given] = {}  # the identity of an array -> what is known of it
-        self._owners: dict[Any, list[_Given]] = {}  # whose memory it is -> likewise
+        self._owners: dict[Any, tuple[int, list[_Given]]] = {}  # whose memory it is -> bytes of it, and likewise
         self._batches: deque[list[_Given]] = deque([[], []])  # the last one is being made
         self._looks: dict[str, int] = {}  # source -> how many arrays with memory in common were compared whole
         self._number = 0
-        self._sizes: dict[Any, int] = {}  # whose memory it is -> bytes of it
-        self._kept = 0  # all of these
+        self._kept = 0  # bytes of all of them
         self._has_warned = False
 
     def give(self, source: str, values: Any) -> None:
@@ -106,7 +105,7 @@ class _Window:
         else:
             owner, size = _owner(values)
             given = _Given(source, values, owner, self._number)
-            others = self._owners.setdefault(owner, [])
+            size, others = self._owners.setdefault(owner, (size, []))
             if others:
                 given.shared = True
                 given.bounds = _bounds(values)
@@ -115,7 +114,6 @@ class _Window:
                         raise self._changed(other)
                     other.shared = True
             else:
-                self._sizes[owner] = size
                 self._kept += size
             others.append(given)
             given.look(self._is_thorough(source) if others[1:] else self._number == 0)
@@ -145,11 +143,11 @@ class _Window:
             number = self._number + 1 - len(self._batches)
             for given in self._batches.popleft():
                 if given.last <= number and self._known.pop(id(given.values), None) is not None:
-                    left = self._owners[given.owner]
+                    size, left = self._owners[given.owner]
                     left.remove(given)
                     if not left:
                         del self._owners[given.owner]
-                        self._kept -= self._sizes.pop(given.owner)
+                        self._kept -= size
         self._number += 1
         self._batches.append([])
 

@@ -106,7 +106,7 @@ class StreamWrapper:
         self.different: list[str] = []
         """The sources that came back different when the stream was restored."""
         self._bookmark = Bookmark()
-        self._end_of_pass: Callable[[], dict[str, Any]] | None = None
+        self._end_of_pass: Callable[[], dict[str, Any] | None] = lambda: None
         self._to_restore: dict[str, Any] | None = None
         self._iterator: Iterator[Any] | None = None
         self._reader: ReadAhead | None = None
@@ -122,13 +122,12 @@ class StreamWrapper:
         """Return what `load_state_dict` needs to go on behind the last batch that was handed out."""
         position = {"pass": self._pass_number, "batch": self._batch, "epoch_batches": self._epoch_batches}
         if not self._batch:
-            before = self._end_of_pass() if self._end_of_pass is not None else None
-            return {**position, "end_of_pass": before}
+            return {**position, "end_of_pass": self._end_of_pass()}
         return {**position, **self._bookmark.state(self.name)}
 
     def _keep_end_of_pass(self) -> None:
         """Keep what brings a resume to the end of the pass, from where a stream with a memory begins the next one."""
-        self._end_of_pass = None
+        self._end_of_pass = lambda: None
         if self.training and self._batch:
             position, bookmark = {"pass": self._pass_number, "batch": self._batch}, self._bookmark
             self._end_of_pass = lambda: {**position, **bookmark.state(self.name)}

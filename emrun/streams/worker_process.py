@@ -97,7 +97,7 @@ def work(task: Task, worker: int, pipe: Connection) -> None:
             pipe.recv_bytes()
 
 
-def _messages(task: Task, worker: int) -> Iterator[bytes]:
+def _messages(task: Task, worker: int) -> Iterator[memoryview]:
     error = None
     try:
         stream_pass = task.stream_pass or cast(StreamPass, pickle.loads(task.pass_file.read_bytes()))
@@ -111,7 +111,7 @@ def _messages(task: Task, worker: int) -> Iterator[bytes]:
     yield pickle.dumps(Last(error))  # without shared memory: this process may end before the loop has it
 
 
-def _message(batch: Any) -> bytes:
+def _message(batch: Any) -> memoryview:
     try:
         return packed(batch)
     except Exception as error:
