@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeGuard
 
 from ruamel.yaml import YAML, events
@@ -251,7 +252,7 @@ class _Parser:
         for each in child.value if isinstance(child.value, list) else [child]:
             if not isinstance(each.value, dict):
                 raise self._error(child.position, "'<<' takes a mapping or a list of mappings")
-            copies = each.value if each.alias is None else _copied(each.value, each.alias)
+            copies = each.value if each.alias is None else of_each(each.value, partial(replace, alias=each.alias))
             merged = {**copies, **merged}
         return merged
 
@@ -296,10 +297,6 @@ class _Parser:
 
 def _is_plain(event: events.Event) -> TypeGuard[events.ScalarEvent]:
     return isinstance(event, events.ScalarEvent) and bool(event.implicit[0])
-
-
-def _copied(entries: Mapping[Any, Node], alias: Position) -> dict[Any, Node]:
-    return {key: replace(child, alias=alias) for key, child in entries.items()}
 
 
 def _plain_scalar(yaml: YAML, word: str, text: str) -> Any:
