@@ -103,6 +103,13 @@ class Node:
             node = node.children().get(str(part)) if node is not None else None
         return node
 
+    def places(self, path: tuple[Any, ...] = (), alias: Position | None = None) -> Iterator[Place]:
+        """Yield all nodes below with their paths, and the alias that brought them there."""
+        for key, child in self.entries():
+            outermost = alias or child.alias
+            yield (*path, key), child, outermost
+            yield from child.places((*path, key), outermost)
+
     def error(self, message: str, key: str = "") -> ConfigError:
         """Return the error for a single problem with the node."""
         return ConfigError(Problem(self.position, key, message))
@@ -111,6 +118,10 @@ class Node:
     def key_position(self) -> Position:
         """The position of the node's key, or of itself where it has none."""
         return self.key or self.position
+
+
+Place = tuple[tuple[Any, ...], Node, Position | None]
+"""A path, what is there, and the alias of YAML that brought it there."""
 
 
 def of_each(value: Any, function: Callable[[Any], Any]) -> Any:
