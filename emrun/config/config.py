@@ -12,8 +12,7 @@ from typing import Any
 
 from emrun.arguments import expanded
 from emrun.config.interpolation import interpolate
-from emrun.config.overrides import merge, override
-from emrun.config.places import copies_left
+from emrun.config.overrides import copies_left, merge, override
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of, parse
 from emrun.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout

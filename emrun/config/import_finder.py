@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-from emrun.config.names import no_dotted_path, no_member, no_module
+from emrun.config.names import NoModule, no_dotted_path, no_member
 from emrun.config.signatures import Parameters, parameters_of
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
@@ -112,7 +112,7 @@ def locate(path: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise  # the module is there, but something that it imports is not
-            raise (no_module(module) if found is None else _missing(found, part, path)) from error
+            raise (NoModule(module) if found is None else _missing(found, part, path)) from error
     return found
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from emrun.censor import hide_on_terminal
-from emrun.config.places import places
 from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, of_each, read_scalar
 from emrun.wording import did_you_mean
 
@@ -40,7 +39,7 @@ def unread_vars(config: Node) -> list[str]:
 
 def unread_values(config: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
     """Yield the free values, under `vars`, that nothing reads, with their paths."""
-    found = list(places(config))
+    found = list(config.places())
     free = [(path, node) for path, node, _ in found if path == ("vars",) or (path[0], *path[2:]) == ("eval", "vars")]
     if not free:
         return

@@ -110,9 +110,13 @@ class NotThere(LookupError):
 class NoModule(NotThere):
     """A module that is nowhere to be found."""
 
-    def __init__(self, module: str, message: str) -> None:
+    def __init__(self, module: str) -> None:
         self.module = module
-        super().__init__(message)
+        entries = list(Path.cwd().iterdir()) if "." not in module else []
+        near = did_you_mean(module, [each.stem for each in entries if each.suffix == ".py" or each.is_dir()])
+        where = "looked for in the current directory, then among installed packages"
+        more = "" if near else "; the key code_directory names another folder"
+        super().__init__(f"no module {module!r}{near} ({where}{more})")
 
 
 def normalised(name: str) -> str:
@@ -216,15 +220,6 @@ def short_names(kind: str, *, installed: bool = True) -> list[str]:
 def no_dotted_path(path: str) -> NotThere:
     """Return the error for a text that cannot be a dotted path."""
     return NotThere(f"{path!r} is no dotted path such as my_module.MyClass")
-
-
-def no_module(module: str) -> NotThere:
-    """Return the error for a module that is nowhere to be found."""
-    entries = list(Path.cwd().iterdir()) if "." not in module else []
-    near = did_you_mean(module, [each.stem for each in entries if each.suffix == ".py" or each.is_dir()])
-    where = "looked for in the current directory, then among installed packages"
-    more = "" if near else "; the key code_directory names another folder"
-    return NoModule(module, f"no module {module!r}{near} ({where}{more})")
 
 
 def beside_config(error: NotThere, source: str) -> str:

@@ -1,16 +1,17 @@
-"""Configs laid over one another: what a config extends, a section under `eval`, and overrides."""
+"""Configs laid over one another: what a config extends, a section under `eval`, and overrides with what they leave."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from emrun.config.interpolation import name_of, unread_values
 from emrun.config.names import normalised, same_class
-from emrun.config.places import places
-from emrun.config.yaml_tree import MAX_DEPTH, Node, parse
+from emrun.config.yaml_tree import MAX_DEPTH, Node, Place, parse, read_scalar
 from emrun.errors import ConfigError, Position, Problem
 from emrun.wording import did_you_mean
 
@@ -150,7 +151,7 @@ class _Overriding:
             for part, node in new.value.items():
                 base = self._changed(base, [part], node, where)
             return base
-        for path, lost, _ in places(base):
+        for path, lost, _ in base.places():
             if new.get(*path) is None and self._earlier.get(lost.position.source, self._path) != self._path:
                 raise self._error("", f"would undo {lost.position}; leave one of the two out, or write this one first")
         return new
@@ -190,3 +191,62 @@ def _renamed(new: Node, old: Node | None) -> Node:
     if old is None or same_class(old.plain(), new.plain()):
         return new
     return replace(new, former=old.former or str(old.shown()))
+
+
+def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",)) -> list[str]:
+    """Return a note for each value that overrides changed while a copy of it, made by an anchor of YAML, stayed.
+
+    Args:
+        before: the config without the overrides.
+        after: the config with them.
+        unread: sections in which a copy that stayed does not matter.
+    """
+    found = list(before.places())
+    if all(alias is None for _, _, alias in found):
+        return []
+    there, left = _by_position(found), _by_position(after.places())
+    notes = []
+    reported: list[tuple[Any, ...]] = []
+    for path, node, _ in found:
+        kept = {other: each for other, each in left.get(node.position, {}).items() if other[0] not in unread}
+        was_copied = len(there.get(node.position, ())) > max(1, len(left.get(node.position, ())))
+        is_below = any(path[: len(other)] == other for other in reported)
+        is_there = after.get(*path[:-1]) is not None  # otherwise more was deleted than the copy
+        new = after.get(*path)
+        is_same = new is not None and new.plain() == node.plain()
+        if was_copied and kept and path not in left[node.position] and is_there and not (is_below or is_same):
+            reported.append(path)
+            notes.append(_note_of_copies(path, there[node.position][path], new, kept))
+    return notes
+
+
+def _by_position(found: Iterable[Place]) -> dict[Position, dict[tuple[Any, ...], Position]]:
+    """Return where in a file values are from -> paths that have them -> the alias, or else the value, in the file."""
+    paths: dict[Position, dict[tuple[Any, ...], Position]] = {}
+    for path, node, alias in found:
+        if node.position.line:  # otherwise it is from no file, and has no position of its own
+            paths.setdefault(node.position, {})[path] = alias or node.position
+    return paths
+
+
+def _note_of_copies(
+    path: tuple[Any, ...], place: Position, new: Node | None, kept: Mapping[tuple[Any, ...], Position]
+) -> str:
+    copies = ", ".join(f"{_key_path(other)} ({each})" for other, each in kept.items())
+    if new is None:
+        ways = [f"~{_key_path(other)}" for other in kept]
+    else:
+        value = new.shown()
+        text = value if isinstance(value, str) and read_scalar(value) == value else json.dumps(value)
+        ways = [f"{_key_path(other)}={text}" for other in kept]
+    more = " ".join(shlex.quote(way) for way in ways)
+    return (
+        f"{_key_path(path)} ({place}) is overridden, but not {copies}, which has the same value by an anchor of "
+        f"YAML; to change that too, add {more}"
+    )
+
+
+def _key_path(path: Sequence[Any]) -> str:
+    """Return a path in the tree as overrides write it: an index of the hooks' list is followed by arguments."""
+    parts = [str(part) for part in path]
+    return ".".join(parts[:2] + parts[3:] if parts[0] == "hooks" else parts)

@@ -256,8 +256,6 @@ class Sources(Imported):
                 if any(isinstance(getattr(each, "value", None), str) for each in (left, right)):
                     raise TypeError("a text has no operator |")
                 return self._type(left, module) | self._type(right, module)
-            case ast.Subscript(value=owner, slice=ast.Tuple(elts=inner)):
-                return self._subscript(self._type(owner, module), inner, module)
             case ast.Subscript(value=owner, slice=index):
                 return self._subscript(self._type(owner, module), index, module)
         match self._lookup(self._path(expression, module)):
@@ -268,13 +266,13 @@ class Sources(Imported):
             case found:
                 return found
 
-    def _subscript(self, owner: Any, index: ast.expr | list[ast.expr], module: SourceModule) -> Any:
-        inner = index if isinstance(index, list) else [index]
+    def _subscript(self, owner: Any, index: ast.expr, module: SourceModule) -> Any:
+        inner = index.elts if isinstance(index, ast.Tuple) else [index]
         if owner is typing.Literal:
             return typing.Literal[tuple(map(ast.literal_eval, inner))]
         types = [self._type(each, module) for each in (inner[:1] if owner is typing.Annotated else inner)]
         if owner is not typing.Annotated:
-            return owner[tuple(types) if isinstance(index, list) else types[0]]
+            return owner[tuple(types) if isinstance(index, ast.Tuple) else types[0]]
         match inner[1:]:
             case [ast.Call(func=called, args=args, keywords=keywords)] if (
                 self._path(called, module) == "emrun.types.Form"

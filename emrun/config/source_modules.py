@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from emrun.config.names import INSTALLED, no_module
+from emrun.config.names import INSTALLED, NoModule
 
 TORCH = "torch"
 
@@ -90,7 +90,7 @@ class SourceModules:
         except (ImportError, ValueError, AttributeError, KeyError):  # what a finder of another kind may say
             return None
         if spec is None:
-            raise no_module(name)
+            raise NoModule(name)
         file = Path(spec.origin) if spec.has_location and spec.origin else None
         module = SourceModule(name, file, spec.submodule_search_locations, {})
         if name == TORCH or (spec.origin is None and module.folders):  # large, and what torch has is made in C

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeGuard
 
 from ruamel.yaml import YAML, events
@@ -102,6 +103,13 @@ class Node:
             node = node.children().get(str(part)) if node is not None else None
         return node
 
+    def places(self, path: tuple[Any, ...] = (), alias: Position | None = None) -> Iterator[Place]:
+        """Yield all nodes below with their paths, and the alias that brought them there."""
+        for key, child in self.entries():
+            outermost = alias or child.alias
+            yield (*path, key), child, outermost
+            yield from child.places((*path, key), outermost)
+
     def error(self, message: str, key: str = "") -> ConfigError:
         """Return the error for a single problem with the node."""
         return ConfigError(Problem(self.position, key, message))
@@ -110,6 +118,10 @@ class Node:
     def key_position(self) -> Position:
         """The position of the node's key, or of itself where it has none."""
         return self.key or self.position
+
+
+Place = tuple[tuple[Any, ...], Node, Position | None]
+"""A path, what is there, and the alias of YAML that brought it there."""
 
 
 def of_each(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -251,7 +263,7 @@ class _Parser:
         for each in child.value if isinstance(child.value, list) else [child]:
             if not isinstance(each.value, dict):
                 raise self._error(child.position, "'<<' takes a mapping or a list of mappings")
-            copies = each.value if each.alias is None else _copied(each.value, each.alias)
+            copies = each.value if each.alias is None else of_each(each.value, partial(replace, alias=each.alias))
             merged = {**copies, **merged}
         return merged
 
@@ -296,10 +308,6 @@ class _Parser:
 
 def _is_plain(event: events.Event) -> TypeGuard[events.ScalarEvent]:
     return isinstance(event, events.ScalarEvent) and bool(event.implicit[0])
-
-
-def _copied(entries: Mapping[Any, Node], alias: Position) -> dict[Any, Node]:
-    return {key: replace(child, alias=alias) for key, child in entries.items()}
 
 
 def _plain_scalar(yaml: YAML, word: str, text: str) -> Any:

@@ -13,7 +13,7 @@ from emrun.arguments import expanded
 from emrun.censor import Censor
 from emrun.config.config import Config, read_config
 from emrun.config.import_finder import Imported
-from emrun.config.places import copies_left
+from emrun.config.overrides import copies_left
 from emrun.config.plan import Plan
 from emrun.config.yaml_text import dump
 from emrun.errors import StorageError, UsageError

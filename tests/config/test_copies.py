@@ -2,8 +2,7 @@
 
 import pytest
 
-from emrun.config.overrides import override
-from emrun.config.places import copies_left
+from emrun.config.overrides import copies_left, override
 from emrun.config.yaml_tree import node_of, parse
 from emrun.errors import Position
 
