@@ -108,7 +108,7 @@ def _messages(task: Task, worker: int) -> Iterator[memoryview]:
         raise
     except BaseException as raised:
         error = _sendable(named(raised, task.name), worker)
-    yield pickle.dumps(Last(error))  # without shared memory: this process may end before the loop has it
+    yield memoryview(pickle.dumps(Last(error)))  # without shared memory: this process may end before the loop has it
 
 
 def _message(batch: Any) -> memoryview:

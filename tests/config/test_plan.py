@@ -73,5 +73,5 @@ def test_an_overlay_whose_value_is_only_equal_is_checked():
         "model": {"module": {"class": "torch.nn.ReLU"}},
         "eval": {"valid": {"vars": {"n": True}}},
     }
-    with pytest.raises(ConfigError, match="eval.valid.dataset.batch_size.*True"):
+    with pytest.raises(ConfigError, match=r"eval\.valid\.dataset\.batch_size.*True"):
         Plan.with_evaluations(load_config(config), Sources())
