@@ -86,8 +86,7 @@ class AbstractModel(ABC):
 
         Returns:
             `loss`: the scalar that was minimised, a number or a tensor of one element that stays on its device;
-            `learning_rate`: the learning rate of each group of parameters, as numbers. A model leaves out what it does
-            not have.
+            `learning_rate`: that of each group of parameters, as numbers. A model leaves out what it does not have.
         """
         return {}
 

@@ -12,12 +12,13 @@ from emrun.censor import censored_standard_error
 from emrun.cli.bench import bench
 from emrun.cli.check import check
 from emrun.cli.config import show_config
-from emrun.cli.console import UsersCodeFailed, end_by_signal, fail
 from emrun.cli.dataset import dataset
 from emrun.cli.eval import evaluate
+from emrun.cli.failures import UsersCodeFailed, fail
 from emrun.cli.replay import replay
 from emrun.cli.resume import resume
 from emrun.cli.show import show
+from emrun.cli.signals import end_by_signal
 from emrun.cli.train import train
 from emrun.cli.verify_resume import verify_resume
 

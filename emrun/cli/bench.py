@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.cli.console import config_arguments, terminal_log, users_code
+from emrun.cli.console import config_arguments, terminal_log
+from emrun.cli.failures import users_code
 from emrun.cli.tables import table
 
 if TYPE_CHECKING:

@@ -11,7 +11,9 @@ from typing import Any
 import click
 
 from emrun.censor import for_terminal
-from emrun.cli.console import config_arguments, fail, terminal_log, unwound_by_sigterm
+from emrun.cli.console import config_arguments, terminal_log
+from emrun.cli.failures import fail
+from emrun.cli.signals import unwound_by_sigterm
 from emrun.cli.tables import table
 from emrun.errors import ConfigError, Problem, reason_of
 
@@ -94,8 +96,7 @@ def _show(contract: dict[str, Any]) -> None:
             head = ["", ""]
         if not stream["sources"]:
             rows.append([*head, "no batches", "", "", "", ""])
-    headers = ["stream", "", "source", "dtype", "shape", "range", "used by"]
-    click.echo(table(rows, headers))
+    click.echo(table(rows, ["stream", "", "source", "dtype", "shape", "range", "used by"]))
     rows = [[name, seen["dtype"], seen["shape"], seen["range"]] for name, seen in contract["outputs"].items()]
     click.echo("\n" + table(rows, ["output", "dtype", "shape", "range"]))
     if contract["parameters"]:
@@ -116,19 +117,14 @@ def _show_parameters(parameters: list[dict[str, Any]]) -> None:
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in part["shapes"].items())
         trained = {0: "no", part["count"]: "yes"}.get(part["trained"], f"{part['trained']:,}")
         rows.append([part["module"], part["class"], shapes, f"{part['count']:,}", trained])
-    rest = parameters[_MOST_ROWS:]
-    if rest:
+    if rest := parameters[_MOST_ROWS:]:
         rows.append([f"{len(rest)} more", "", "(--json lists all)", f"{sum(each['count'] for each in rest):,}", ""])
     total = sum(part["count"] for part in parameters)
     rows.append(["all", "", "", f"{total:,}", f"{sum(part['trained'] for part in parameters):,}"])
     headers = ["module", "class", "shapes", "parameters", "trained"]
-    align = ("left", "left", "left", "right", "right")
-    click.echo("\n" + table(rows, headers, align))
+    click.echo("\n" + table(rows, headers, ("left", "left", "left", "right", "right")))
 
 
 def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
+    thousands = min(3, (len(f"{count:.0f}") - 1) // 3)
+    return f"{count / 1000**thousands:.3g} {('B', 'KB', 'MB', 'GB')[thousands]}"

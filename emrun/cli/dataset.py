@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import config_arguments, print_error, terminal_log, users_code
+from emrun.cli.console import config_arguments, terminal_log
+from emrun.cli.failures import print_error, users_code
 
 
 @click.command(short_help="Call a method of a config's dataset.")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import end_by_signal, users_code, with_terminal_log
+from emrun.cli.console import with_terminal_log
+from emrun.cli.failures import users_code
+from emrun.cli.signals import end_by_signal
 from emrun.cli.tables import results
 from emrun.slow_start import NamedWhenSlow
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from emrun.censor import for_terminal
-from emrun.cli.console import terminal_log, users_code
+from emrun.cli.console import terminal_log
+from emrun.cli.failures import users_code
 from emrun.errors import exit_status
 
 if TYPE_CHECKING:

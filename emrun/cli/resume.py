@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import ignore_early_requests, users_code, with_terminal_log
+from emrun.cli.console import with_terminal_log
+from emrun.cli.failures import users_code
+from emrun.cli.signals import ignore_early_requests
 from emrun.cli.train import run
 from emrun.slow_start import NamedWhenSlow
 

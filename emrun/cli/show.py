@@ -6,7 +6,7 @@ import inspect
 
 import click
 
-from emrun.cli.console import users_code
+from emrun.cli.failures import users_code
 from emrun.cli.tables import table
 
 

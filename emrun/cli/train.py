@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from emrun.arguments import expanded
-from emrun.cli.console import (
-    config_arguments,
-    end_by_signal,
-    fail,
-    ignore_early_requests,
-    users_code,
-    with_terminal_log,
-)
+from emrun.cli.console import config_arguments, with_terminal_log
+from emrun.cli.failures import fail, users_code
+from emrun.cli.signals import end_by_signal, ignore_early_requests
 from emrun.cli.tables import summary
 from emrun.errors import ArgumentError, RunExists, RunInUse
 from emrun.slow_start import NamedWhenSlow

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.cli.console import config_arguments, fail, terminal_log, unwound_by_sigterm
+from emrun.cli.console import config_arguments, terminal_log
+from emrun.cli.failures import fail
+from emrun.cli.signals import unwound_by_sigterm
 from emrun.cli.tables import table
 
 if TYPE_CHECKING:

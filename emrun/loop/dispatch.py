@@ -36,9 +36,7 @@ class Events:
         """A batch as the hook got it that was the last that may have changed it."""
         self.listeners: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
         """Event -> what is called: the hooks that override it, in their order, then the model."""
-        self._model = model
-        self._endings = endings
-        self._draws = draws
+        self._model, self._endings, self._draws = model, endings, draws
         self._failed: tuple[str, int] | None = None  # the event, and the index of its listener
 
     def change_hooks(self, hooks: Iterable[AbstractHook], main_loop: Loop) -> None:

@@ -124,10 +124,6 @@ class Endings:
         if self._termination is not None and not self.evaluating:
             raise self._termination
 
-    def raise_if_interrupted(self) -> None:
-        """Raise `Interrupted` when there was a signal."""
-        self._interrupts.raise_if_any()
-
     def _wake(self) -> None:
         """Let the loop notice a signal; called by the handler."""
         self.news = True

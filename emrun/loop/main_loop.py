@@ -315,7 +315,7 @@ class MainLoop:
         with self._endings.evaluation():
             with nullcontext() if self._session.is_open else self:
                 epoch_data = self.epochs.run_epoch([], [self.streams.get(stream_name, train=False)], 0)
-            self._endings.raise_if_interrupted()  # one that ended the block ended there
+            self._endings.raise_if_due()  # by a signal: one that ended the block ended there
         return epoch_data
 
     def epoch(self, train_streams: Sequence[StreamLike] = (), eval_streams: Sequence[StreamLike] = ()) -> EpochData:

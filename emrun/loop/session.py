@@ -116,9 +116,7 @@ class Session:
             self.outcome = Outcome.of(failure)
         status, reason = self.outcome.status, self.outcome.reason
         if epochs.run is not None:
-            state = epochs.state
-            counted = {"epochs_done": state.epochs_done, "iterations_done": state.iterations_done}
-            epochs.run.end(status, self.outcome.exit_status, reason, **counted)
+            epochs.run.end(status, self.outcome.exit_status, reason, *epochs.state.point[:2])
         if failure is None and not evaluating:
             _LOG.info("%s", f"{status}: {reason}" if reason else status)
         return failure

@@ -119,18 +119,19 @@ class Run:
         self.metrics.append(line)
         self.trace.count(epoch, iteration)
 
-    def end(self, status: str, exit_status: int, reason: str | None, **counted: int) -> None:
+    def end(self, status: str, exit_status: int, reason: str | None, *done: int) -> None:
         """Write into the trace how the run ended; the first end counts.
 
         Args:
             status: finished, interrupted or failed.
             exit_status: what the command ends with.
             reason: why, in one line.
-            counted: `epochs_done` and `iterations_done`, where they are known.
+            done: the epochs and iterations done, where they are known.
         """
         if self.trace.has_ended:
             return
-        self.trace.end(status=status, exit_status=exit_status, reason=reason, **counted)
+        counted = zip(("epochs_done", "iterations_done"), done, strict=False)
+        self.trace.end(status=status, exit_status=exit_status, reason=reason, **dict(counted))
         try:
             flush_lines()
             self.trace.write()

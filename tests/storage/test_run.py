@@ -30,8 +30,8 @@ def test_a_run_whose_end_cannot_be_written_is_free_again(tmp_path, monkeypatch):
 
 def test_the_first_end_counts(run):
     run.trace.begin()
-    run.end("failed", 1, "the model", iterations_done=5)
-    run.end("finished", 0, "the command", iterations_done=6)
+    run.end("failed", 1, "the model", 0, 5)
+    run.end("finished", 0, "the command", 0, 6)
     trace = trace_of(run)
     assert (trace["status"], trace["exit_status"], trace["reason"], trace["iterations_done"]) == (
         "failed",

@@ -68,7 +68,7 @@ def test_the_trace_tells_how_far_a_run_is(run):
 )
 def test_the_trace_tells_how_a_run_ended(run, status, code, reason):
     run.trace.begin()
-    run.end(status, code, reason, iterations_done=77)
+    run.end(status, code, reason, 0, 77)
     trace = trace_of(run)
     assert (trace["status"], trace["exit_status"], trace["reason"]) == (status, code, reason)
     assert trace["iterations_done"] == 77
@@ -215,7 +215,7 @@ def test_the_end_of_a_run_and_that_it_has_checkpoints_are_in_the_trace_at_once(t
     trace = trace_of(timed)
     assert (trace["has_checkpoints"], trace["epochs_done"]) == (True, 1)
     timed.record_epoch(2, 20, 0.1, {})
-    timed.end("interrupted", 130, None, iterations_done=25)
+    timed.end("interrupted", 130, None, 2, 25)
     trace = trace_of(timed)
     assert (trace["status"], trace["epochs_done"], trace["iterations_done"]) == ("interrupted", 2, 25)
 
