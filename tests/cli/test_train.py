@@ -601,7 +601,7 @@ def count(module, name):
 
 count(config, "interpolate")
 count(plan, "check_sections")
-count(plan, "check_main_loop")
+count(planner, "check_main_loop")
 count(sections, "check_hooks")
 count(planner, "check_call")
 status = emrun.main(sys.argv[1:], standalone_mode=False)
