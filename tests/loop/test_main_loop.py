@@ -17,6 +17,8 @@ from emrun.hook import EVENTS
 from emrun.hooks import StopAfter
 from emrun.loop.state import Phase
 from emrun.storage.run import Run
+from emrun.storage.state_file import load_state
+from emrun.storage.trace import read_trace
 
 
 class Model(AbstractModel):
@@ -835,3 +837,44 @@ def test_a_hook_may_ask_who_listens_when_it_is_registered():
             assert not main_loop.listens("before_update")
 
     MainLoop(Model(), Data(), [Asks()])
+
+
+class Counts(AbstractHook):
+    """Counts evaluated batches, asks for a checkpoint in an evaluation, after an evaluation of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def after_batch(self, stream_name):
+        self.count += stream_name == "valid"
+        if stream_name == "valid" and self.count == 1 and self.main_loop.iterations_done:
+            self.main_loop.run_evaluation("test")
+            self.main_loop.request_checkpoint("middle")
+
+    def state_dict(self):
+        return {"count": self.count}
+
+
+def test_a_checkpoint_within_an_evaluation_has_the_state_before_it_also_after_another_evaluation(tmp_path):
+    run = Run(tmp_path, seed=1, command=["emrun"])
+    loop = MainLoop(
+        Model(), Data(), [Counts(), StopAfter(epochs=1)], extra_streams=["valid"], run=run, skip_zeroth_epoch=True
+    )
+    loop.run_training()
+    state = load_state(tmp_path / "checkpoints" / "middle")
+    assert [each["state"] for each in state["hooks"] if "Counts" in str(each)] == [{"count": 0}]
+
+
+def test_the_trace_of_a_session_that_fails_at_once_has_the_counters_of_the_loop(tmp_path):
+    class Fails(AbstractHook):
+        def before_training(self):
+            raise RuntimeError("no")
+
+    run = Run(tmp_path, seed=1, command=["emrun"])
+    loop = MainLoop(Model(), Data(), [Fails()], run=run)
+    loop.start_from(3, 9)
+    with pytest.raises(RuntimeError):
+        loop.run_training()
+    trace = read_trace(tmp_path)
+    assert (trace["status"], trace["epochs_done"], trace["iterations_done"]) == ("failed", 3, 9)

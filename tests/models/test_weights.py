@@ -1,13 +1,17 @@
 """Weights in a safetensors file: bit for bit, each once, equal bytes for equal states, and errors that name them."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
 
-from emrun import TorchModel
-from emrun.errors import StateError
+from emrun import AbstractHook, Factory, MainLoop, TorchModel
+from emrun.errors import ArgumentError, StateError
+from emrun.hooks import StopAfter
 from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
+from emrun.storage.run import Run
 from emrun.storage.state_file import save_state
 from emrun.storage.weights import FILE, write_weights
 
@@ -278,3 +282,20 @@ def test_a_lazy_module_takes_the_shapes_of_the_file(tmp_path):
 def test_a_lazy_module_without_a_batch_cannot_be_saved():
     with pytest.raises(StateError, match="weight, bias: a lazy module has no weights to save"):
         collect_weights(nn.LazyLinear(2))
+
+
+class Replaces(AbstractHook):
+    """Puts another module in the place of the model's."""
+
+    def before_training(self):
+        self.main_loop.model.module = nn.Sequential(self.main_loop.model.module, nn.Linear(1, 1))
+
+
+def test_a_module_that_a_hook_replaces_is_the_one_that_a_resume_could_not_load(tmp_path):
+    optimizer = Factory(torch.optim.SGD, lr=0.1)
+    model = TorchModel(nn.Linear(2, 1), inputs=["x"], outputs=["loss"], optimizer=optimizer)
+    data = SimpleNamespace(train_stream=lambda: iter([{"x": torch.ones(1, 2)}]))
+    loop = MainLoop(model, data, [Replaces(), StopAfter(epochs=1)], run=Run(tmp_path, seed=1, command=["emrun"]))
+    with pytest.raises(ArgumentError, match="no checkpoint of Sequential could be loaded"):
+        loop.run_training()
+    assert loop.iterations_done == 0
