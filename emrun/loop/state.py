@@ -10,22 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from emrun import fields
 from emrun.encoding import RANDOM, encode, random_state, set_random_state
 from emrun.events import may_change_batches
-from emrun.fields import (
-    ANOTHER_CHECKPOINT,
-    ANYTHING,
-    SHA256,
-    TEXT,
-    Kind,
-    choice,
-    mapping_of,
-    optional,
-    reading,
-    record,
-    sequence_of,
-    whole,
-)
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
 from emrun.storage.manifest import NAMES
@@ -46,29 +33,37 @@ class Phase(enum.Enum):
     BETWEEN = "between"  # between two epochs
 
 
-_LAST = {"began": optional(RANDOM), "digest": optional(TEXT), "before_last": ANYTHING}
-_BETWEEN_PASSES = {"end_of_pass": optional(record({"pass": whole(), "batch": whole(1), **_LAST}))}
-_POSITION = {"pass": whole(), "batch": whole(), "epoch_batches": whole()}
+_LAST = {"began": fields.optional(RANDOM), "digest": fields.optional(fields.TEXT), "before_last": fields.ANYTHING}
+_BETWEEN_PASSES = {
+    "end_of_pass": fields.optional(fields.record({"pass": fields.whole(), "batch": fields.whole(1), **_LAST}))
+}
+_POSITION = {"pass": fields.whole(), "batch": fields.whole(), "epoch_batches": fields.whole()}
 
 
 def _check_position(value: Any, key: str) -> None:
     """Check the position in a stream, and what is kept of the last batch: of this pass, or of the one before."""
-    record(_POSITION).check(value, key)
-    record(_LAST if value["batch"] else _BETWEEN_PASSES).check(value, key)
+    fields.record(_POSITION).check(value, key)
+    fields.record(_LAST if value["batch"] else _BETWEEN_PASSES).check(value, key)
 
 
 STATE = {
-    "loop": record(
-        {"epochs_done": whole(), "iterations_done": whole(), "phase": choice(*(phase.value for phase in Phase))}
+    "loop": fields.record(
+        {
+            "epochs_done": fields.whole(),
+            "iterations_done": fields.whole(),
+            "phase": fields.choice(*(phase.value for phase in Phase)),
+        }
     ),
-    "model": ANYTHING,  # the model looks at it, the hooks at theirs
-    "hooks": sequence_of(record({"class": TEXT, "occurrence": whole(), "state": ANYTHING})),
-    "streams": mapping_of(Kind("a mapping", lambda value: isinstance(value, Mapping), _check_position)),
-    "epoch_began": optional(record({"iterations_done": whole(), "random": RANDOM})),
-    "names": optional(NAMES),
-    "metrics": whole(),
-    "metrics_digest": SHA256,
-    "metrics_first": optional(whole()),
+    "model": fields.ANYTHING,  # the model looks at it, the hooks at theirs
+    "hooks": fields.sequence_of(
+        fields.record({"class": fields.TEXT, "occurrence": fields.whole(), "state": fields.ANYTHING})
+    ),
+    "streams": fields.mapping_of(fields.Kind("a mapping", lambda value: isinstance(value, Mapping), _check_position)),
+    "epoch_began": fields.optional(fields.record({"iterations_done": fields.whole(), "random": RANDOM})),
+    "names": fields.optional(NAMES),
+    "metrics": fields.whole(),
+    "metrics_digest": fields.SHA256,
+    "metrics_first": fields.optional(fields.whole()),
     "random": RANDOM,
 }
 """Field of `state.pt` -> what it may hold."""
@@ -209,12 +204,12 @@ class TrainingState:
             StorageError: it cannot be read.
         """
         state, file = load_state(place), place / FILE
-        with reading(str(file), ANOTHER_CHECKPOINT):
-            record(STATE, may_lack=_SINCE).check(state)
+        with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
+            fields.record(STATE, may_lack=_SINCE).check(state)
         model = self._model
-        with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, model.load):
+        with fields.reading(f"weights of checkpoint {place}", fields.ANOTHER_CHECKPOINT, model.load):
             model.load(place)
-        with reading(f"{file}: model", ANOTHER_CHECKPOINT, model.load_state_dict):
+        with fields.reading(f"{file}: model", fields.ANOTHER_CHECKPOINT, model.load_state_dict):
             model.load_state_dict(state["model"])
         loop = state["loop"]
         self.epochs_done, self.iterations_done = loop["epochs_done"], loop["iterations_done"]
@@ -222,10 +217,10 @@ class TrainingState:
         for (name, occurrence), hook in _occurrences(self._hooks).items():
             found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
             if found:
-                with reading(f"{file}: state of hook {name}", ANOTHER_CHECKPOINT, hook.load_state_dict):
+                with fields.reading(f"{file}: state of hook {name}", fields.ANOTHER_CHECKPOINT, hook.load_state_dict):
                     hook.load_state_dict(found[0]["state"])
         for name, position in state["streams"].items():
-            with reading(f"{file}: streams.{name}", ANOTHER_CHECKPOINT):
+            with fields.reading(f"{file}: streams.{name}", fields.ANOTHER_CHECKPOINT):
                 self._streams.get(name, train=True).load_state_dict(position)
         self._epoch_began = state.get("epoch_began")
         self.names = state.get("names")

@@ -13,24 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import emrun
+from emrun import fields
 from emrun.censor import Censor
 from emrun.encoding import GENERATORS, RANDOM, encode, pack_all, unpack
 from emrun.errors import StorageError, UsageError, exit_status, reason_of
-from emrun.fields import (
-    FILES,
-    TEXT,
-    FieldError,
-    Kind,
-    choice,
-    kinds_of,
-    mapping_of,
-    optional,
-    reading,
-    record,
-    sequence_of,
-    shown,
-    whole,
-)
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.model import AbstractModel
 from emrun.storage.draws import Draws
@@ -101,30 +87,32 @@ class Capsule:
     state: dict[str, Any]
 
 
-_STEP = kinds_of(Step)
+_STEP = fields.kinds_of(Step)
 _WEIGHTS = ("before the step", "after the update", "lost", "unknown")
 FACTS = {
-    "format": whole(1),
-    "error": TEXT,
-    "message": TEXT,
-    "traceback": TEXT,
-    "versions": mapping_of(TEXT),
-    "step": record(_STEP),
-    "random_before_step": sequence_of(choice(*GENERATORS)),
-    "device": optional(TEXT),
-    "checkpoint": optional(record({"name": TEXT, "iteration": whole()})),
-    "left_out": mapping_of(TEXT),
-    "weights": Kind(f"one of {', '.join(_WEIGHTS)}", lambda value: type(value) is str and value.startswith(_WEIGHTS)),
-    "files": FILES,
+    "format": fields.whole(1),
+    "error": fields.TEXT,
+    "message": fields.TEXT,
+    "traceback": fields.TEXT,
+    "versions": fields.mapping_of(fields.TEXT),
+    "step": fields.record(_STEP),
+    "random_before_step": fields.sequence_of(fields.choice(*GENERATORS)),
+    "device": fields.optional(fields.TEXT),
+    "checkpoint": fields.optional(fields.record({"name": fields.TEXT, "iteration": fields.whole()})),
+    "left_out": fields.mapping_of(fields.TEXT),
+    "weights": fields.Kind(
+        f"one of {', '.join(_WEIGHTS)}", lambda value: type(value) is str and value.startswith(_WEIGHTS)
+    ),
+    "files": fields.FILES,
 }
 """Field of `failure.json` -> what it may hold."""
 
 
 _STATE = {
-    "batch": mapping_of(Kind("a pair", lambda value: True, unpack)),
+    "batch": fields.mapping_of(fields.Kind("a pair", lambda value: True, unpack)),
     "random": RANDOM,
-    "model": optional(record({})),
-    "hook": optional(record({})),
+    "model": fields.optional(fields.record({})),
+    "hook": fields.optional(fields.record({})),
 }
 """Field of a capsule's `state.pt` -> what it may hold."""
 ANOTHER_CAPSULE = "put the capsule back from a copy, or name another one of the run"
@@ -290,19 +278,19 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         refuse_timeout(error, place)
         reason = reason_of(error)
         raise StorageError(f"capsule {place}: {_FACTS} cannot be read ({reason}); the capsule is damaged") from error
-    with reading(f"{place / _FACTS}", ANOTHER_CAPSULE):
+    with fields.reading(f"{place / _FACTS}", ANOTHER_CAPSULE):
         version = facts.get("format")
         if type(version) is int and version > FORMAT:
             raise StorageError(f"capsule {place}: format {version} is newer than this emrun knows ({FORMAT})")
-        record(FACTS).check(facts)
+        fields.record(FACTS).check(facts)
         if FILE not in facts["files"]:
-            raise FieldError("files", f"is {shown(list(facts['files']))}", f"a mapping that has {FILE}")
+            raise fields.FieldError("files", f"is {fields.shown(list(facts['files']))}", f"a mapping that has {FILE}")
     damage = damaged_file(place, facts["files"])
     if damage is not None:
         raise StorageError(f"capsule {place}: {damage[0]} is missing or differs; the capsule is damaged")
     state = load_state(place)
-    with reading(f"{place / FILE}", ANOTHER_CAPSULE):
-        record(_STATE).check(state)
+    with fields.reading(f"{place / FILE}", ANOTHER_CAPSULE):
+        fields.record(_STATE).check(state)
         batch = {name: unpack(value, name) for name, value in state["batch"].items()}
         step = Step(**{name: facts["step"][name] for name in _STEP})
     return Capsule(place, run_directory, step, facts, batch, state)
