@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
-def clear_gradients(optimizer: torch.optim.Optimizer | None, others: Iterable[torch.nn.Parameter] = ()) -> None:
+def clear_gradients(optimizer: torch.optim.Optimizer | None, others: Sequence[torch.nn.Parameter] = ()) -> None:
     """Set all gradients to None, in a fifth of the time that torch's own method takes for a small model.
 
     Args:
@@ -18,8 +18,7 @@ def clear_gradients(optimizer: torch.optim.Optimizer | None, others: Iterable[to
     """
     if optimizer is not None and getattr(optimizer.zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad:
         optimizer.zero_grad()  # it is more than torch's
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        others = [parameter for parameter in others if id(parameter) not in own]
+        others = parameters_beside(others, optimizer)
     elif optimizer is not None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
