@@ -46,28 +46,21 @@ def parameters_beside(
 
 
 class Traces:
-    """Tells whether a step of training that makes its updates itself has made one.
+    """Tells whether a step of training that makes its updates itself has made one; built before the step.
 
     Optimizers of torch tell when they step, and operations count the versions of a parameter. What changes a parameter
     through `.data` alone leaves no trace.
+
+    Args:
+        parameters: the parameters of the module.
+        first: called before the first update of an optimizer, of whichever parameters.
     """
 
     _steps = 0
     _counts = False
     _first: Callable[[], None] | None = None  # called before a step
 
-    def __init__(self) -> None:
-        self._before: int | None = None
-        self._parameters: Sequence[torch.nn.Parameter] = ()
-        self._versions: list[int] = []
-
-    def begin(self, parameters: Sequence[torch.nn.Parameter], first: Callable[[], None] | None = None) -> None:
-        """Take note of the parameters before a step.
-
-        Args:
-            parameters: the parameters.
-            first: called before the first update of an optimizer, of whichever parameters.
-        """
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], first: Callable[[], None] | None) -> None:
         Traces._first = first
         if not Traces._counts:
             Traces._counts = True
@@ -79,7 +72,7 @@ class Traces:
     def has_updated(self) -> bool:
         """Tell whether an optimizer has stepped, or a parameter was changed, since then."""
         now = [parameter._version for parameter in self._parameters]
-        return now != self._versions or self._before not in (None, Traces._steps)
+        return now != self._versions or self._before != Traces._steps
 
     @staticmethod
     def _count(*_: Any) -> None:
