@@ -65,9 +65,7 @@ def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tu
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
             broken.append((f"stream {name!r} fails after {count} batches: {_in_a_line(error)}", error))
-        rows += [[name, source, *info.row()] for source, info in sources.items()]
-        if not sources:
-            rows.append([name, "no batches", "", "", ""])
+        rows += [[name, source, *info.row()] for source, info in sources.items()] or [[name, "no batches", "", "", ""]]
     return tabulate(rows, headers=["stream", "source", "dtype", "shape", "range"]), broken
 
 
