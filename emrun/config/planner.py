@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from emrun.config.calls import Elsewhere, check_call, nowhere
 from emrun.config.import_finder import Imported
@@ -17,7 +17,7 @@ from emrun.config.type_hints import allows_mapping, form_in
 from emrun.config.yaml_tree import Node
 from emrun.errors import HookError, MissingExtra, Problem
 from emrun.events import check_events
-from emrun.types import Form
+from emrun.types import Factory, Form
 from emrun.wording import did_you_mean, listed
 
 _KEYS = ("class", "import", "args")
@@ -132,33 +132,22 @@ class Planner:
         if hint is UNREAD:
             return None
         form = form_in(hint)
-        if form is not None:
-            return self._form(node, key, supplied, form, allows_mapping=allows_mapping(hint))
-        if isinstance(node.value, dict):
-            if "class" in node.value or "import" in node.value:
-                return self._call(node, key, "", supplied, outer=outer)
+        if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
+            return self._call(node, key, "", supplied, form, outer if form is None else None)
+        if isinstance(node.value, dict) and (form is None or allows_mapping(hint)):
+            inner = None if form is None else Annotated[Factory, form]  # each is a form, not a mapping of forms again
             return {
-                name: self.value(child, f"{key}.{name}", supplied, outer=outer) for name, child in node.value.items()
+                name: self.value(child, f"{key}.{name}", supplied, inner, outer) for name, child in node.value.items()
             }
+        if form is not None and node.value is not None:
+            message = f"{node.shown()!r} is not a mapping with 'class'; write {self._written_as(node.value, form)}"
+            self._problem(node, key, message)
+            return None
         if isinstance(node.value, list):
             return [
                 self.value(child, f"{key}[{index}]", supplied, outer=outer) for index, child in enumerate(node.value)
             ]
         return node.value
-
-    def _form(self, node: Node, key: str, supplied: tuple[str, ...], form: Form, *, allows_mapping: bool) -> Any:
-        if node.value is None:
-            return None
-        if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
-            return self._call(node, key, "", supplied, form)
-        if isinstance(node.value, dict) and allows_mapping:
-            return {
-                name: self._form(child, f"{key}.{name}", supplied, form, allows_mapping=False)
-                for name, child in node.value.items()
-            }
-        message = f"{node.shown()!r} is not a mapping with 'class'; write {self._written_as(node.value, form)}"
-        self._problem(node, key, message)
-        return None
 
     def _written_as(self, value: Any, form: Form) -> str:
         """Return how a form is written, with the class that a name may mean."""
