@@ -147,10 +147,8 @@ def documentation(hook: str) -> str:
 
 
 def _class_definition(path: Path) -> ast.ClassDef | None:
-    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.ClassDef) and normalised(statement.name) == normalised(path.stem):
-            return statement
-    return None
+    classes = (each for each in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(each, ast.ClassDef))
+    return next((each for each in classes if normalised(each.name) == normalised(path.stem)), None)
 
 
 def plugins(kind: str) -> dict[str, list[str]]:
