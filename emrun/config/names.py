@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from emrun.wording import did_you_mean, nearest, sure
+from emrun.wording import did_you_mean, nearest, normalised, sure
 
 _HOUSE = Path(__file__).parents[1]
 _FILES = {"hook": "hooks/[!_]*.py", "dataset": "datasets/[!_]*.py", "model": "models/torch_model.py"}
@@ -117,11 +117,6 @@ class NoModule(NotThere):
         where = "looked for in the current directory, then among installed packages"
         more = "" if near else "; the key code_directory names another folder"
         super().__init__(f"no module {module!r}{near} ({where}{more})")
-
-
-def normalised(name: str) -> str:
-    """Return a name without regard to case and underscores, as short names are compared."""
-    return name.lower().replace("_", "")
 
 
 def built_ins(kind: str) -> dict[str, Path]:

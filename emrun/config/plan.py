@@ -11,7 +11,6 @@ from emrun.arguments import expanded
 from emrun.config.calls import Elsewhere
 from emrun.config.config import Config
 from emrun.config.import_finder import Imported
-from emrun.config.names import normalised
 from emrun.config.overrides import hook_entry
 from emrun.config.planner import Planner
 from emrun.config.recipe import Recipe
@@ -20,7 +19,7 @@ from emrun.config.source_finder import Sources
 from emrun.config.yaml_tree import Node
 from emrun.errors import ConfigError, Problem
 from emrun.user_modules import find_user_modules
-from emrun.wording import meant_of, same
+from emrun.wording import meant_of, normalised, same
 
 _LOG = logging.getLogger(__name__)
 

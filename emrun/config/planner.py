@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from emrun.config.calls import Elsewhere, check_call, nowhere
 from emrun.config.import_finder import Imported
-from emrun.config.names import NotThere, beside_config, dotted_path, instead, nearest_class, normalised, short_names
+from emrun.config.names import NotThere, beside_config, dotted_path, instead, nearest_class, short_names
 from emrun.config.overrides import hook_entry
 from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, SUPPLIED_TO_LOOP, check_main_loop
@@ -18,7 +18,7 @@ from emrun.config.yaml_tree import Node
 from emrun.errors import HookError, MissingExtra, Problem
 from emrun.events import check_events
 from emrun.types import Factory, Form
-from emrun.wording import did_you_mean, listed
+from emrun.wording import did_you_mean, listed, normalised
 
 _KEYS = ("class", "import", "args")
 _METRICS = ("accuracy", "errors", "top_k")  # the functions of `emrun.metrics`
