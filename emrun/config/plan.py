@@ -152,13 +152,12 @@ def _check_streams(config: Node, dataset: Any, finder: Imported) -> list[Problem
     there = finder.streams(dataset)
     if there is None:
         return []
-    problems = []
     kind = str(config.value["dataset"].value["class"].shown()).rpartition(".")[2]
-    for name, node in named_streams(config):
-        if name not in there:
-            message = f"{kind} has no stream {name!r}{meant_of(name, there)}"
-            problems.append(Problem(node.position, "main_loop", config.censored(message)))
-    return problems
+    return [
+        Problem(node.position, "main_loop", config.censored(f"{kind} has no stream {name!r}{meant_of(name, there)}"))
+        for name, node in named_streams(config)
+        if name not in there
+    ]
 
 
 def _elsewhere(config: Node, finder: Imported) -> Elsewhere:
