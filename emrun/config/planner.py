@@ -87,8 +87,7 @@ class Planner:
         found: list[Any] = []
         for index, entry in enumerate(entries):
             name, arguments = hook_entry(entry)
-            has_mapping = arguments is None or arguments.value is None or isinstance(arguments.value, dict)
-            is_usable = name is not None and has_mapping
+            is_usable = name is not None and (arguments is None or isinstance(arguments.value, dict | None))
             found.append(self.hook(str(name), arguments, entry, f"hooks[{index}].{name}") if is_usable else None)
         return found
 
@@ -157,9 +156,8 @@ class Planner:
             return f"{{import: emrun.metrics.{text.lower()}, {rest}}}"
         members = [each for each in self._classes(form) if form.package or each.endswith("Loss")]
         near = nearest_class(text, members)
-        if near is None:
-            return f"{{class: NAME, {rest}}}"
-        return f"{{class: {near if form.package else f'torch.nn.{near}'}, {rest}}}"
+        name = "NAME" if near is None else near if form.package else f"torch.nn.{near}"
+        return f"{{class: {name}, {rest}}}"
 
     def _classes(self, form: Form | None) -> list[str]:
         """Return the classes that a name without a dot may mean: of the form's package, or else of torch.nn."""
@@ -185,41 +183,39 @@ class Planner:
             self._problem(node.value["class"], key, refusal)
             return None
         parameters = None if is_import else self._finder.parameters(target)
-        names = list(parameters.named) if parameters is not None else []
-        if outer is not None and outer.shared in names:
+        named = parameters.named if parameters is not None else {}
+        if outer is not None and outer.shared in named:
             form = outer
         own_keys = form.keys if form else ()
         options = {k: self.value(v, f"{key}.{k}", supplied) for k, v in node.value.items() if k in own_keys}
         rest = {k: v for k, v in node.value.items() if k not in own_keys and k not in _KEYS}
         args = node.get("args")
-        is_list = args is None or isinstance(args.value, list)
+        given: list[Node] | None = [] if args is None else args.value if isinstance(args.value, list) else None
         if is_import:
             self.problems += [
                 Problem(v.key_position, key, f"unknown argument {k!r}; 'import' names an object that is not called")
                 for k, v in {**rest, **({"args": args} if args else {})}.items()
             ]
             return Recipe(target, node, key, True, form=form, options=options)
-        if args is not None and not is_list:
+        if args is not None and given is None:
             self._problem(args, f"{key}.args", f"{args.shown()!r} is no list of positional arguments")
-        given = list(args.value if args and is_list else ())
         first = form.supplied if form else 0
         hidden, inner, is_known = supplied, None, False
         if form is not None and form.shared:
             if form.shared in rest:
                 self._problem(rest[form.shared], key, f"{form.shared!r} is supplied by emrun; remove it")
                 return None
-            if form.is_by_name(names):
+            if form.is_by_name(named):
                 first, hidden = 0, (*supplied, form.shared)
             inner = replace(form, keys=())
             name = str(node.value["class"].value)
             is_known = "." not in name or name.startswith(f"{form.package}.")  # has no factories among its arguments
         self.problems += check_call(
-            parameters, rest, key=key, node=node, args=given if is_list else None, first=first, supplied=hidden,
+            parameters, rest, key=key, node=node, args=given, first=first, supplied=hidden,
             own_keys=own_keys, elsewhere=self._elsewhere,
         )  # fmt: skip
-        named = parameters.named if parameters is not None else {}
         self.places |= {(key, name) for name in (*named, *own_keys) if name not in supplied}
-        taken = parameters.by_position(first + len(given)) if parameters is not None else []
+        taken = parameters.by_position(first + len(given or ())) if parameters is not None else []
         self.defaults += [
             (f"{key}.{name}", parameter.default, str(node.value["class"].shown()))
             for name, parameter in named.items()
