@@ -90,7 +90,7 @@ def test_weights_that_a_broken_device_does_not_give_back_are_lost_but_not_the_ba
     assert found.facts["weights"] == "lost"
     assert found.batch == {"x": [1, 2]}
     assert not (found.place / "weights.txt").exists()
-    assert "the weights could not be kept: device-side assert" in caplog.text
+    assert "cannot save the weights: device-side assert" in caplog.text
 
 
 def test_the_state_of_the_hook_that_failed_is_kept_if_it_can_be(run):
@@ -136,7 +136,7 @@ def test_a_full_disk_or_any_other_mishap_is_one_line_of_the_log_and_leaves_nothi
     monkeypatch.setattr(f"emrun.storage.{failing}", full)
     assert keep(run) is None
     (record,) = caplog.records
-    assert record.getMessage().startswith("the batch that failed could not be kept: ")
+    assert record.getMessage().startswith("cannot save the batch that failed: ")
     folder = run.directory / "failures"
     assert not folder.exists() or not list(folder.iterdir())
 
@@ -149,7 +149,7 @@ def test_a_write_that_ends_halfway_leaves_nothing(run, caplog):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list((run.directory / "failures").iterdir())
-    assert "the batch that failed could not be kept: StorageError" in caplog.text
+    assert "cannot save the batch that failed: StorageError" in caplog.text
 
 
 def test_only_the_newest_are_kept(run):
@@ -169,7 +169,7 @@ def test_what_a_killed_process_left_is_removed(run):
 
 
 def test_a_run_without_failures_has_no_capsule(run):
-    with pytest.raises(UsageError, match="has no failures: no batch made it fail"):
+    with pytest.raises(UsageError, match="has no recorded failure"):
         find_capsule(run.directory)
 
 
@@ -180,7 +180,7 @@ def test_a_newer_format_is_refused(run):
     del content["sha256"]
     content["format"] = 2
     path.write_text(json.dumps({**content, "sha256": json_digest(content)}))
-    with pytest.raises(StorageError, match="format 2 is newer than this emrun knows"):
+    with pytest.raises(StorageError, match="format 2 is newer than this emrun supports"):
         read_capsule(place, run.directory)
 
 

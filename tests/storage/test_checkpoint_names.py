@@ -175,7 +175,7 @@ def test_a_directory_that_is_not_a_checkpoint_is_not_deleted_when_its_name_moves
     (root / "best" / "notes").write_text("mine")
     commit_at(root, 2, "latest", "best")
     assert (root / "best-replaced-1" / "notes").read_text() == "mine"
-    assert f"{root}/best is a directory that is not a checkpoint; it is now best-replaced-1" in caplog.messages
+    assert f"{root}/best is a directory that is not a checkpoint; renamed it to best-replaced-1" in caplog.messages
     assert links_in(root) == {"latest": "it-00000002", "best": "it-00000002"}
 
 

@@ -339,7 +339,7 @@ def test_an_unknown_name_lists_what_there_is(named):
     with pytest.raises(UsageError) as raised:
         find(named, "bset")
     there = "epoch-1, it-00000001, it-00000002, latest"
-    assert str(raised.value) == f"{named}: no checkpoint 'bset'; there is {there}"
+    assert str(raised.value) == f"{named}: no checkpoint 'bset'; available: {there}"
     assert exit_status(raised.value) == 2
 
 
@@ -347,7 +347,7 @@ def test_an_unknown_name_lists_what_there_is(named):
 def test_without_any_checkpoint_there_is_nothing(root, exists):
     if exists:
         root.mkdir()
-    with pytest.raises(UsageError, match="no checkpoint; there is nothing"):
+    with pytest.raises(UsageError, match="no checkpoint; available: nothing"):
         find(root)
 
 

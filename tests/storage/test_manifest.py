@@ -138,7 +138,7 @@ def rewrite(place, **changes):
 @pytest.mark.parametrize("newer", [FORMAT + 1, 99])
 def test_a_newer_format_is_called_so(place, newer):
     rewrite(place, format=newer, files=None, something_new=[1])
-    damaged(place, rf"format {newer} of manifest.json is newer than this emrun knows \({FORMAT}\)")
+    damaged(place, rf"format {newer} of manifest.json is newer than this emrun supports \({FORMAT}\)")
 
 
 @pytest.mark.parametrize(

@@ -422,7 +422,7 @@ def test_another_config_can_evaluate_the_weights(tmp_path):
     ("arguments", "message"),
     [
         ({"stream": "vaild"}, "no stream 'vaild'; did you mean 'valid'?"),
-        ({"checkpoint_name": "bset"}, "no checkpoint 'bset'; there is best"),
+        ({"checkpoint_name": "bset"}, "no checkpoint 'bset'; available: best"),
     ],
 )
 def test_an_evaluation_of_what_is_not_there_leaves_nothing_behind(tmp_path, arguments, message):
