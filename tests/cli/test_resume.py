@@ -184,7 +184,7 @@ def test_a_run_in_use_is_refused_with_the_process_that_uses_it(project, emrun):
     done = emrun("resume", "run")
     assert done.returncode == 75
     assert f"is in use by process {os.getpid()} on " in done.stderr
-    with pytest.raises(RunInUse, match="another training of this process"):
+    with pytest.raises(RunInUse, match="another run of this process"):
         create_training(project / "config.yaml", output_dir=project / "run")
     training.main_loop.run.release()
     assert emrun("resume", "-q", "run").returncode == 0

@@ -60,7 +60,7 @@ def test_it_is_free_when_its_process_was_killed(tmp_path, holder):
 
 def test_a_process_does_not_take_it_twice(tmp_path):
     lock = RunLock(tmp_path)
-    with pytest.raises(RunInUse, match="another training of this process"):
+    with pytest.raises(RunInUse, match="another run of this process"):
         RunLock(tmp_path / ".." / tmp_path.name)
     lock.release()
     RunLock(tmp_path).release()

@@ -176,7 +176,7 @@ def test_of_two_that_pass_the_check_at_the_same_time_one_wins(tmp_path, monkeypa
         results = race(contestants)
         (loser,) = [result for result in results if isinstance(result, RunInUse)]
         ((config, run),) = [result for result in results if isinstance(result, tuple)]
-        assert "is in use by another training of this process" in str(loser)
+        assert "is in use by another run of this process" in str(loser)
         assert (run.directory / "config.yaml").read_text() == config
         assert trace_of(run)["status"] == "running"
 
