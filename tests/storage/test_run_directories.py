@@ -92,7 +92,8 @@ def test_a_format_that_cannot_be_used_is_an_error(tmp_path, monkeypatch, pattern
     with pytest.raises(UsageError) as raised:
         create(tmp_path)
     assert str(raised.value) == (
-        f"EMRUN_OUTPUT_DIR_FORMAT={pattern!r} cannot be used for 'digits'; its fields are {{name}}, {{timestamp}}"
+        f"EMRUN_OUTPUT_DIR_FORMAT={pattern!r} is not a valid format for 'digits'; "
+        "its fields are {name}, {timestamp}"
     )
     assert exit_status(raised.value) == 2
     assert not (tmp_path / "log").exists()
@@ -116,7 +117,7 @@ def test_a_path_of_its_own_may_exist_and_hold_what_is_no_run(tmp_path, state):
 def test_a_path_that_holds_a_run_is_refused_and_left_untouched(tmp_path, file):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / file).write_text("old")
-    with pytest.raises(UsageError, match=r"mine holds a run already .*choose another") as raised:
+    with pytest.raises(UsageError, match=r"mine already holds a run .*choose another") as raised:
         create(tmp_path, output_dir=tmp_path / "mine")
     assert exit_status(raised.value) == 2
     assert tree(tmp_path) == {f"mine/{file}": b"old", "mine/.lock": b""}
@@ -124,7 +125,7 @@ def test_a_path_that_holds_a_run_is_refused_and_left_untouched(tmp_path, file):
 
 def test_a_run_that_was_killed_is_told_as_such(tmp_path):
     create(tmp_path, output_dir=tmp_path / "mine").release()  # as the kernel does
-    with pytest.raises(UsageError, match=r"mine holds a run already \(killed\)"):
+    with pytest.raises(UsageError, match=r"mine already holds a run \(killed\)"):
         create(tmp_path, output_dir=tmp_path / "mine")
 
 
