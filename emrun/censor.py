@@ -27,11 +27,11 @@ _ENDS = r"(?![^\W_])"
 class Censor:
     """Replaces values that a config takes from the environment by the reference that stands in the config.
 
-    A value is found as it is, as the number that YAML reads from it, and escaped as in Python, JSON and URLs. Of a value
-    of several lines, each line of 8 or more characters is found too. A value of 8 or more characters is also found within a word, a value of 4 to 7
-    characters only as a whole word. Values that occur in most texts by chance are not replaced: shorter values, numbers
-    with fewer than 6 digits, and words that emrun itself writes, such as train or epoch. For names that the config
-    shows, such as those of classes, see `Node.secrets`.
+    A value is found as it is, as the number that YAML reads from it, and as escaped in Python, JSON and URLs. If it
+    has several lines, each line of 8 or more characters is found too. A value of 8 or more characters is also found
+    within a word, a value of 4 to 7 characters only as a whole word. Values that occur in most texts by chance are not
+    replaced: shorter values, numbers with fewer than 6 digits, and words that emrun itself writes, such as train or
+    epoch. For names that the config shows, such as those of classes, see `Node.secrets`.
 
     Args:
         secrets: pairs of a value and its replacement, as an interpolated config yields them.

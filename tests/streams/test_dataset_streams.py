@@ -38,7 +38,7 @@ def test_extra_streams_that_make_no_sense_are_refused(entry):
 
 
 def test_extra_streams_are_a_list():
-    with pytest.raises(ArgumentError, match="'valid' is no list of streams"):
+    with pytest.raises(ArgumentError, match="'valid' is not a list of streams"):
         DatasetStreams(Data(), "train", "valid")
 
 
