@@ -168,7 +168,7 @@ def fitting(value: Any, kind: Kind) -> bool:
 
 @contextmanager
 def reading(what: str, advice: str, reader: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Add the file and an advice to errors for a field; turn other errors of the block into such an error.
+    """Add the file and advice to errors for a field; turn other errors of the block into such an error.
 
     Args:
         what: the file, and the part of it.

@@ -29,7 +29,7 @@ class Lines:
     A change that other code makes to the file is noticed at the next line, by the file's length.
 
     Args:
-        path: the file; call `go_back_to` first if it has content that should stay.
+        path: the file; if it exists already, call `go_back_to` first, so that its content is counted.
     """
 
     def __init__(self, path: Path) -> None:

@@ -158,8 +158,8 @@ class _Window:
     def _changed(self, given: _Given, where: str = "still waits to be used") -> StreamError:
         return StreamError(
             f"stream {self._name!r} changed {given.source!r} of a batch that it has already yielded and that {where}; "
-            "because the stream is read ahead, it must make a new array for each batch or copy it (so must a hook or a "
-            "model that changes it in place)"
+            "a stream that is read ahead must yield a new array or a copy for each batch (a hook or a model that "
+            "changes a batch in place must copy it first)"
         )
 
 
