@@ -1,4 +1,4 @@
-"""The kinds of fields: what fits, and what is said of what does not."""
+"""The kinds of fields: which values fit, and the messages for other values."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Capsules: what is kept of a batch, when none is written, and the random states before a step."""
+"""Capsules: what is saved of a batch, when no capsule is written, and the random states before a step."""
 
 import errno
 import json
@@ -73,14 +73,14 @@ def test_a_capsule_says_where_and_why(run):
         (True, True, "before_batch", "before the step"),
     ],
 )
-def test_it_says_whether_the_weights_have_moved(run, has_updated, train, event, weights):
+def test_a_capsule_says_whether_the_weights_have_changed(run, has_updated, train, event, weights):
     model = Model()
     model.has_updated = has_updated
     step = Step("train", train, False, 1, 7, 2, 3, event, None, None)
     assert kept(run, model=model, step=step).facts["weights"] == weights
 
 
-def test_weights_that_a_broken_device_does_not_give_back_are_lost_but_not_the_batch(run, caplog):
+def test_a_broken_device_loses_the_weights_but_not_the_batch(run, caplog):
     class Broken(Model):
         def save(self, directory):
             super().save(directory)
@@ -110,12 +110,12 @@ def test_the_state_of_the_hook_that_failed_is_kept_if_it_can_be(run):
 @pytest.mark.parametrize(
     "error", [TrainingTerminated("enough"), ArgumentError("loss", "none"), StorageError(errno.ENOSPC, "full")]
 )
-def test_what_is_no_failure_of_a_step_leaves_none(run, error):
+def test_what_is_not_a_failure_of_a_step_leaves_no_capsule(run, error):
     assert keep(run, error=error) is None
     assert not (run.directory / "failures").exists()
 
 
-def test_a_guard_leaves_one(run):
+def test_a_guard_leaves_a_capsule(run):
     assert keep(run, error=TrainingAborted("NaN")) == run.directory / "failures" / "1"
 
 
@@ -214,7 +214,7 @@ def test_the_loop_keeps_the_batch_that_fails_and_only_with_a_run(run):
             assert (found.step.stream, found.step.batch, found.step.iteration) == ("unnamed_train_0", 2, 2)
 
 
-def test_a_stream_that_fails_leaves_none(run):
+def test_a_stream_that_fails_leaves_no_capsule(run):
     def broken():
         yield {"x": [0]}
         raise ValueError("no more")
