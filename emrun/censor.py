@@ -1,4 +1,4 @@
-"""What keeps values of the environment out of what emrun writes and prints."""
+"""Keeps values of environment variables out of the files and messages that emrun writes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-_SHORTEST = 4  # characters; what is shorter stands everywhere by chance
-_FEWEST_DIGITS = 6  # of a number
-_LONG = 8  # characters, from which on a value is replaced within a word too
+_SHORTEST = 4  # characters; a shorter value occurs everywhere by chance
+_FEWEST_DIGITS = 6  # of a number that is replaced
+_LONG = 8  # characters; a value of this length or more is also replaced within a word
 _OWN_WORDS = {
     "batch", "batches", "best", "checkpoint", "checkpoints", "classes", "config", "cuda", "dataset", "epoch",
     "epochs", "error", "eval", "failed", "finished", "hook", "hooks", "interrupted", "iteration", "iterations",
@@ -20,51 +20,51 @@ _OWN_WORDS = {
     "seed", "stream", "streams", "test", "train", "training", "valid", "warning",
 }  # fmt: skip
 _NUMBER = re.compile(r"(?i)[-+._e\d]*\d[-+._e\d]*|0[xo][\da-f_]+|true|false|yes|no|on|off|null|none")
-_BEGINS = r"(?:(?<![^\W_])|(?<=\\[nrt]))"  # a word begins here, or what is escaped before it ends
+_BEGINS = r"(?:(?<![^\W_])|(?<=\\[nrt]))"  # a word begins here, or an escape sequence ends before it
 _ENDS = r"(?![^\W_])"
 
 
 class Censor:
-    """Replaces values that a config takes from the environment by what the config says instead.
+    """Replaces values that a config takes from the environment by the reference that stands in the config.
 
-    A value is found as it is, escaped as Python, JSON and URLs do, and as the number that YAML makes of it; of a value
-    of several lines also each line of 8 or more characters. A value of 8 or more characters is found within a word too,
-    one of 4 to 7 only as a word. Not replaced are a shorter one, a number of fewer than 6 digits, and a word that emrun
-    itself writes, such as train or epoch: they stand in most texts by chance. For names that the config shows, such as
-    those of classes, see `Node.secrets`.
+    A value is found as it is, as the number that YAML reads from it, and as escaped in Python, JSON and URLs. If it
+    has several lines, each line of 8 or more characters is found too. A value of 8 or more characters is also found
+    within a word, a value of 4 to 7 characters only as a whole word. Values that occur in most texts by chance are not
+    replaced: shorter values, numbers with fewer than 6 digits, and words that emrun itself writes, such as train or
+    epoch. For names that the config shows, such as those of classes, see `Node.secrets`.
 
     Args:
-        secrets: the values, each with what is shown instead, as an interpolated config yields them.
-        kept: paths in which nothing is replaced, such as the directory of a run, whose name everybody sees.
+        secrets: pairs of a value and its replacement, as an interpolated config yields them.
+        kept: paths in which nothing is replaced, such as the run directory, whose name is not a secret.
     """
 
     def __init__(self, secrets: Iterable[tuple[str, str]] = (), kept: Iterable[object] = ()) -> None:
-        self._shown: dict[str, str] = {}  # what is replaced -> what is shown instead
+        self._shown: dict[str, str] = {}  # text to be replaced -> its replacement
         self._kept: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
         self.keep(*kept)
         self.add(secrets)
 
     def __call__(self, text: str) -> str:
-        """Return a text without the values."""
+        """Return a text with the values replaced."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: self._shown.get(match[0], match[0]), text)
 
     def add(self, secrets: Iterable[tuple[str, str]]) -> None:
-        """Replace these values too."""
+        """Also replace these values."""
         found = {form: spelling for value, spelling in secrets for form in _forms(value)}
         if not found.keys() <= self._shown.keys():
             self._shown = {**found, **self._shown}
             self._compile()
 
     def keep(self, *paths: object) -> None:
-        """Leave these paths as they are where they stand in a text."""
+        """Do not replace anything within these paths."""
         self._kept.update(str(path) for path in paths)
         self._compile()
 
     def plain(self, value: Any) -> Any:
-        """Return a tree of plain values without the values in its texts; keys stay."""
+        """Return a tree of plain values with the secret values replaced in its strings; keys are not changed."""
         if isinstance(value, dict):
             return {key: self.plain(child) for key, child in value.items()}
         if isinstance(value, list | tuple):
@@ -85,7 +85,7 @@ def _as_it_is_found(form: str) -> str:
 
 
 def _forms(value: str) -> set[str]:
-    """Return how a value may stand in a text; nothing for one that is too short."""
+    """Return the spellings of a value that are replaced; an empty set if the value is too short."""
     found: set[str] = set()
     lines = {line.strip() for line in value.strip().splitlines()}
     for part in filter(_is_replaced, {value.strip(), *(line for line in lines if len(line) >= _LONG)}):
@@ -95,7 +95,7 @@ def _forms(value: str) -> set[str]:
 
 
 def _escaped(text: str) -> set[str]:
-    """Return a text as Python and JSON write it between quotes."""
+    """Return the spellings of a text between quotes in Python and JSON."""
     python = {repr(text)[1:-1], ascii(text)[1:-1], repr(text.encode(errors="surrogateescape"))[2:-1]}
     both = {each.replace("\\'", "'") for each in python}
     written = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False))
@@ -111,12 +111,12 @@ def _is_replaced(text: str) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """Tell whether YAML reads a text as a number, or as true, false or null."""
+    """Return whether YAML reads a text as a number, or as true, false or null."""
     return _NUMBER.fullmatch(text) is not None
 
 
 class _CensoredStream:
-    """A text stream that everything goes through a censor into; in all else it is the stream itself."""
+    """A text stream that censors everything that is written; all other attributes are those of the wrapped stream."""
 
     def __init__(self, stream: Any, censor: Censor) -> None:
         self._stream = stream
@@ -135,37 +135,37 @@ class _CensoredStream:
 
 
 class _Terminal:
-    """Standard error of this process, and what censors it."""
+    """The censor of this process's standard error."""
 
     censor: Censor | None = None
 
 
 def terminal_censor() -> Censor | None:
-    """Return the censor of standard error, None when it has none."""
+    """Return the censor of standard error, None if it is not censored."""
     return _Terminal.censor
 
 
 def hide_on_terminal(secrets: Iterable[tuple[str, str]]) -> None:
-    """Let standard error, where it is censored, not show these values."""
+    """Replace these values on standard error if it is censored."""
     if _Terminal.censor is not None:
         _Terminal.censor.add(secrets)
 
 
 def keep_on_terminal(*paths: object) -> None:
-    """Let standard error, where it is censored, show these paths as they are."""
+    """Do not replace anything within these paths on standard error."""
     if _Terminal.censor is not None:
         _Terminal.censor.keep(*paths)
 
 
 def for_terminal(text: str) -> str:
-    """Return a text as it is printed elsewhere than on standard error, where nothing is censored by itself."""
+    """Return a censored text to print elsewhere, for example on standard output, which is not censored."""
     return text if _Terminal.censor is None else _Terminal.censor(text)
 
 
 def censor_standard_error(censor: Censor) -> None:
-    """Censor the text that this process writes to `sys.stderr` from now on, whoever writes it.
+    """Censor all text that any code of this process writes to `sys.stderr` from now on.
 
-    What is written past that, to `sys.stderr.buffer` or to its descriptor, is not.
+    Data that is written directly to `sys.stderr.buffer` or to the file descriptor is not censored.
     """
     _Terminal.censor = censor
     if sys.stderr is not None:
@@ -174,7 +174,7 @@ def censor_standard_error(censor: Censor) -> None:
 
 @contextmanager
 def censored_standard_error() -> Iterator[None]:
-    """Censor standard error in the block: no values of the configs that are read in it."""
+    """Censor standard error in the block, for the values of configs that are read in the block."""
     before = _Terminal.censor, sys.stderr
     censor_standard_error(Censor())
     try:

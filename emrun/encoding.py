@@ -1,4 +1,4 @@
-"""States, and batches, in plain types and tensors: what a checkpoint keeps beside the weights."""
+"""States and batches in plain types and tensors: the part of a checkpoint besides the weights."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def encode(value: Any, key: str, *, copied: bool = False) -> Any:
-    """Return a value in types that `torch.load(weights_only=True)` takes, tensors on the CPU.
+    """Return a value in types that `torch.load(weights_only=True)` accepts, with tensors on the CPU.
 
     Args:
         value: plain types, tensors, NumPy numbers, and mappings, lists and tuples of these.
-        key: what it is called in messages.
-        copied: as it is now, whatever happens to the tensors.
+        key: the name of the value in messages.
+        copied: copy the tensors, so that later changes in place do not change the result.
 
     Raises:
-        StateError: it is of another type; the message names its key.
+        StateError: the value is of another type; the message names its key.
     """
     if isinstance(value, np.generic) and type(value.item()) in _PLAIN:
         value = value.item()
     if type(value) in _PLAIN:
-        if value == b"" or (type(value) is int and value.bit_length() > _BITS):  # torch could not read it again
-            raise StateError(f"{key} is {'huge' if value else 'empty bytes'}, which cannot be saved; use a text")
+        if value == b"" or (type(value) is int and value.bit_length() > _BITS):  # torch cannot read it back
+            raise StateError(f"{key} is {'huge' if value else 'empty bytes'}, which cannot be saved; use a string")
         return value
     if isinstance(value, torch.Tensor):
         there = value.detach().as_subclass(torch.Tensor)
@@ -43,12 +43,12 @@ def encode(value: Any, key: str, *, copied: bool = False) -> Any:
     if isinstance(value, Mapping):
         for name in value:
             if type(name) not in (str, int, float, bool, type(None)):
-                raise StateError(f"{key}: key {name!r} is {type(name).__name__}, which cannot be saved; use texts")
+                raise StateError(f"{key}: key {name!r} is {type(name).__name__}, which cannot be saved; use a string")
         return {name: encode(entry, f"{key}.{name}", copied=copied) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         entries = [encode(entry, f"{key}[{index}]", copied=copied) for index, entry in enumerate(value)]
         return entries if isinstance(value, list) else tuple(entries)
-    hint = "torch.from_numpy makes a tensor of it" if isinstance(value, np.ndarray) else "keep plain types and tensors"
+    hint = "convert it with torch.from_numpy" if isinstance(value, np.ndarray) else "use plain types and tensors"
     raise StateError(f"{key} is {type(value).__name__}, which cannot be saved; {hint}")
 
 
@@ -78,7 +78,7 @@ GENERATORS: Mapping[str, Callable[[], Any]] = {
     "torch": _torch_state,
     "cuda": _cuda_states,
 }
-"""The global generators, `cuda` for those of all devices: name -> what returns its state, in plain types."""
+"""Name of a global generator -> the function that returns its state in plain types; `cuda` is for all devices."""
 
 
 def random_state() -> dict[str, Any]:
@@ -92,7 +92,7 @@ def random_digest() -> str:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put the global generators back into a state that `random_state` returned."""
+    """Set the global generators to a state that `random_state` returned."""
     random.setstate(_as_python(state["python"]))
     np.random.set_state(_as_numpy(state["numpy"]))
     torch.set_rng_state(_tensor(state["torch"]))
@@ -144,11 +144,11 @@ RANDOM = record(
         ),
     }
 )
-"""What `random_state` returns."""
+"""The kind of the value that `random_state` returns."""
 
 
 def digest(batch: Any) -> str:
-    """Return a checksum of a batch: names, types, shapes and values of its sources."""
+    """Return a checksum of the names, types, shapes and values of a batch's sources."""
     found = hashlib.blake2b(digest_size=16)
     _add(found, batch)
     return found.hexdigest()
@@ -176,7 +176,7 @@ def _add(found: Any, value: Any) -> None:
 
 
 def pack_all(batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the sources in types that can be saved, and why others are left out."""
+    """Return the sources of a batch in types that can be saved, and for each other source why it is left out."""
     packed: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for name, values in batch.items():
@@ -188,7 +188,7 @@ def pack_all(batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _pack(value: Any, key: str) -> tuple[str, Any]:
-    """Return what it takes to make a value again: what it is, and its content in types that can be saved."""
+    """Return the kind of a value, and its content in types that can be saved; `unpack` restores the value."""
     if isinstance(value, torch.Tensor):
         return "tensor", encode(value, key)
     if isinstance(value, np.ndarray | np.generic):
@@ -209,10 +209,10 @@ def _pack(value: Any, key: str) -> tuple[str, Any]:
 
 
 def unpack(packed: Any, key: str) -> Any:
-    """Return a value that was packed.
+    """Return the value that `pack_all` packed.
 
     Raises:
-        FieldError: it is nothing that `pack_all` returns.
+        FieldError: `packed` does not have the form that `pack_all` returns.
     """
     kind: Any
     value: Any

@@ -1,4 +1,4 @@
-"""What the fields of a file may hold: a table of kinds for each file, and the error for a field of another kind."""
+"""Kinds of values for the fields of a file, and the error for a field with a value of another kind."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from emrun.errors import EmrunError, StateError
 
-_MOST = 2**63 - 1  # what an integer of any library can hold
+_MOST = 2**63 - 1  # the largest integer that every library can store
 
-ANOTHER_CHECKPOINT = "choose another checkpoint (--checkpoint NAME), or put this one back from a copy"
-"""What to do about a checkpoint with a field that cannot be used."""
+ANOTHER_CHECKPOINT = "choose another checkpoint (--checkpoint NAME), or restore this one from a copy"
+"""The advice for a checkpoint with an invalid field."""
 
 
 class FieldError(StateError):
-    """A field with a value that it cannot have; `reading` adds the name of the file."""
+    """A field has an invalid value; `reading` adds the name of the file."""
 
     def __init__(self, key: str, found: str, allowed: str) -> None:
         super().__init__(f"{key or 'the content'} {found}, but must be {allowed}")
@@ -29,9 +29,9 @@ class Kind:
     """A kind of value.
 
     Args:
-        allowed: what it is called in messages.
-        fits: tells whether a value is of the kind; it may raise, which counts as no.
-        look_inside: checks the parts of a value that fits; gets its key too.
+        allowed: the description of the kind in messages.
+        fits: returns whether a value is of the kind; an exception counts as False.
+        look_inside: checks the parts of a value that fits; called with the value and its key.
     """
 
     allowed: str
@@ -42,15 +42,15 @@ class Kind:
         """Check a value.
 
         Args:
-            value: anything.
-            key: what it is called in messages.
+            value: any value.
+            key: the name of the value in messages.
 
         Raises:
-            FieldError: it, or a part of it, is of another kind.
+            FieldError: the value, or a part of it, is of another kind.
         """
         try:
             fits = self.fits(value)
-        except Exception:  # whatever a comparison with something strange raises
+        except Exception:  # comparisons with unexpected values may raise any error
             fits = False
         if not fits:
             raise FieldError(key, f"is {shown(value)}", self.allowed)
@@ -58,29 +58,29 @@ class Kind:
 
 
 def whole(least: int = 0, most: int = _MOST) -> Kind:
-    """Return the kind of the integers from `least` to `most`, by default as far as 64 bits go."""
+    """Return the kind of the integers from `least` to `most`, by default the largest signed 64-bit integer."""
     last = "2**63 - 1" if most == _MOST else most
     return Kind(f"a whole number from {least} to {last}", lambda value: type(value) is int and least <= value <= most)
 
 
 def choice(*allowed: Any) -> Kind:
-    """Return the kind that is one of these values."""
+    """Return the kind of the values in `allowed`."""
     words = ", ".join(map(repr, allowed))
     return Kind(f"one of {words}", lambda value: any(type(value) is type(each) and value == each for each in allowed))
 
 
 def optional(kind: Kind) -> Kind:
-    """Return the kind that may also be None."""
+    """Return the kind of None and the values of another kind."""
 
     def look_inside(value: Any, key: str) -> None:
         if value is not None:
             kind.look_inside(value, key)
 
-    return Kind(f"{kind.allowed}, or nothing", lambda value: value is None or kind.fits(value), look_inside)
+    return Kind(f"{kind.allowed}, or None", lambda value: value is None or kind.fits(value), look_inside)
 
 
 def sequence_of(kind: Kind) -> Kind:
-    """Return the kind of lists and tuples with entries of a kind."""
+    """Return the kind of lists and tuples whose entries are all of one kind."""
 
     def look_inside(value: Sequence[Any], key: str) -> None:
         for index, each in enumerate(value):
@@ -90,7 +90,7 @@ def sequence_of(kind: Kind) -> Kind:
 
 
 def mapping_of(kind: Kind, names: Kind | None = None) -> Kind:
-    """Return the kind of mappings with values of a kind, and keys of another, by default texts."""
+    """Return the kind of mappings whose values are of one kind, and whose keys are of `names`, by default strings."""
     of_names = TEXT if names is None else names
 
     def look_inside(value: Mapping[Any, Any], key: str) -> None:
@@ -102,11 +102,11 @@ def mapping_of(kind: Kind, names: Kind | None = None) -> Kind:
 
 
 def record(fields: Mapping[str, Kind], may_lack: Collection[str] = ()) -> Kind:
-    """Return the kind of mappings with these fields; what else is in one is nobody's and is not looked at.
+    """Return the kind of mappings with these fields; other fields are not checked.
 
     Args:
         fields: name -> kind.
-        may_lack: names of those that may be missing.
+        may_lack: the names of fields that may be missing.
     """
 
     def look_inside(value: Mapping[Any, Any], key: str) -> None:
@@ -120,7 +120,7 @@ def record(fields: Mapping[str, Kind], may_lack: Collection[str] = ()) -> Kind:
 
 
 ANYTHING = Kind("anything", lambda value: True)
-TEXT = Kind("a text", lambda value: type(value) is str)
+TEXT = Kind("a string", lambda value: type(value) is str)
 FLAG = Kind("true or false", lambda value: type(value) is bool)
 NUMBER = Kind("a number", lambda value: type(value) is float or (type(value) is int and abs(value) <= _MOST))
 SHA256 = Kind("64 hexadecimal digits", lambda value: len(value) == 64 and not set(value) - set("0123456789abcdef"))
@@ -130,11 +130,11 @@ _BY_ANNOTATION = {"str": TEXT, "bool": FLAG, "int": whole()}
 
 
 def kinds_of(owner: Any, **others: Kind) -> dict[str, Kind]:
-    """Return the fields of a dataclass with their kinds: those of `str`, `bool` and `int`, maybe `| None`, and others.
+    """Return the fields of a dataclass with their kinds, which follow from `str`, `bool`, `int` and `| None`.
 
     Args:
-        owner: the dataclass, of a module with `from __future__ import annotations`.
-        others: the kinds of the fields that are something else, or not any number.
+        owner: the dataclass, in a module with `from __future__ import annotations`.
+        others: the kinds of fields with other annotations, or with a smaller range of integers.
     """
     found: dict[str, Kind] = {}
     for field in dataclasses.fields(owner):
@@ -154,11 +154,11 @@ FILES = mapping_of(
     record({"sha256": SHA256, "size": whole()}),
     Kind("the name of a file beside it, not a path", _is_file_name),
 )
-"""Files with their checksums, in a directory with a manifest."""
+"""File name -> checksum and size, for the files of a directory with a manifest."""
 
 
 def fitting(value: Any, kind: Kind) -> bool:
-    """Tell whether a value is of a kind, with all its parts."""
+    """Return whether a value and all its parts are of a kind."""
     try:
         kind.check(value)
     except FieldError:
@@ -168,17 +168,18 @@ def fitting(value: Any, kind: Kind) -> bool:
 
 @contextmanager
 def reading(what: str, advice: str, reader: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Name the file, and what to do, in the error for a field; turn what reads its content wrongly into such an error.
+    """Add the file and advice to errors for a field; turn other errors of the block into such an error.
 
     Args:
         what: the file, and the part of it.
-        advice: what to do.
-        reader: the function that the block calls. Where that is a user's, an error may as well be one of its code, and
-            is raised as it is, with a note.
+        advice: what the user can do.
+        reader: the function that the block calls. If it is a user's function, an error may also be a bug in its code;
+            the error is then raised unchanged, with a note.
 
     Raises:
-        StateError: the block raised an error that is not one of emrun's, of the system or of a memory that is full.
-        Exception: likewise, and the reader is not emrun's.
+        StateError: the block raised a `FieldError` or an unexpected error. Other errors of emrun, errors of the
+            operating system and out-of-memory errors are raised unchanged.
+        Exception: the block raised an unexpected error, and `reader` is a user's function.
     """
     try:
         yield
@@ -187,17 +188,17 @@ def reading(what: str, advice: str, reader: Callable[..., Any] | None = None) ->
     except (EmrunError, OSError, MemoryError):
         raise
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, of a device
+        if type(error).__name__ == "OutOfMemoryError":  # torch raises it for a device
             raise
         if reader is not None and not getattr(reader, "__module__", "").startswith("emrun."):
-            error.add_note(f"while {reader.__qualname__} took back {what}")
+            error.add_note(f"while {reader.__qualname__} loaded {what}")
             raise
         kind = type(error).__name__
         raise StateError(f"{what}: its content cannot be used ({kind}: {error}); {advice}") from error
 
 
 def shown(value: Any) -> str:
-    """Return what a value is, in a few words, however large it is."""
+    """Return a short description of a value, however large the value is."""
     shape = getattr(value, "shape", None)
     if shape is not None and not isinstance(value, type):
         return f"{type(value).__name__} of shape {tuple(shape)}"

@@ -1,4 +1,4 @@
-"""What a stream function gets to know about the pass it is called for: its number, its randomness, its rows."""
+"""The context of a pass that a stream function receives: its number, random generators and row indices."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 class StreamContext:
     """One pass over a stream.
 
-    Everything random in it is a pure function of (seed, stream, kind of the pass, number of the pass), so that the
-    order of the data depends neither on read-ahead nor on what else draws random numbers.
+    All random numbers of the context are a pure function of (seed, stream, kind of the pass, number of the pass), so
+    that the order of the data depends neither on read-ahead nor on other code that draws random numbers.
 
     Args:
         stream_name: the name of the stream.
         seed: the seed of the run.
         epoch: the number of this pass: training passes count from 1, evaluation passes are 0.
-        start: how many batches of the pass to leave out; only `batches` can do so without making them.
-        worker: which of the worker processes reads the pass, counted from 0; `batches` leaves out those of the others,
+        start: the number of batches to leave out; only `batches` can leave them out without making them.
+        worker: the index of the worker process that reads the pass; `batches` leaves out the batches of other workers,
             and seeds the global generators of Python, NumPy and torch for each batch.
-        workers: how many worker processes there are; 0 when the pass is read in the process of the loop.
+        workers: the number of worker processes; 0 if the pass is read in the process of the loop.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StreamContext:
         self._key = (seed, stream_name, "train" if epoch else "eval", epoch)
         self._rng: np.random.Generator | None = None
         self._torch_generator: torch.Generator | None = None
-        self._place: tuple[Key, ...] = ("batch", 0)  # what the generators are seeded for
+        self._place: tuple[Key, ...] = ("batch", 0)  # the key that the generators are seeded for
         self._orders = 0
         self._handed_out: int | None = None
         self._yielded = start
@@ -55,13 +55,13 @@ class StreamContext:
 
     @property
     def rng(self) -> np.random.Generator:
-        """NumPy's generator of this pass, inside `batches` of the batch: one object, reseeded in place."""
+        """A NumPy generator for this pass; inside `batches`, the same object is reseeded for each batch."""
         self._rng = self._rng or np.random.Generator(np.random.PCG64(self._place_seed()))
         return self._rng
 
     @property
     def torch_generator(self) -> torch.Generator:
-        """Torch's generator of this pass, inside `batches` of the batch: one object, reseeded in place."""
+        """A torch generator for this pass; inside `batches`, the same object is reseeded for each batch."""
         if self._torch_generator is None:
             import torch
 
@@ -70,7 +70,7 @@ class StreamContext:
         return self._torch_generator
 
     def rng_for(self, index: int) -> np.random.Generator:
-        """Return a NumPy generator for the example `index` of the data, whichever batch it is in."""
+        """Return a NumPy generator for the example `index` of the data; it does not depend on the example's batch."""
         return np.random.Generator(np.random.PCG64(derived_seed(*self._key, "example", int(index))))
 
     def batches(
@@ -81,27 +81,31 @@ class StreamContext:
         drop_last: bool = False,
         blocks: Sequence[int] | None = None,
     ) -> Iterator[Rows]:
-        """Yield the row indices of each batch, int64 of shape (batch_size,), the last one shorter.
+        """Yield the row indices of each batch, int64 of shape (batch_size,); the last batch may be shorter.
 
-        The caller yields exactly one batch for each set of rows, to the last, which `counted` checks. A second call
-        within the pass goes on counting.
+        The caller must yield exactly one batch for each set of rows, including the last; `counted` checks this. A
+        second call within the pass continues to count.
 
         Args:
             n: the number of examples.
-            batch_size: how many of them make a batch.
-            shuffle: in an order that is a pure function of (seed, stream, pass), instead of from 0 to n - 1.
-            drop_last: leave a last, shorter batch out.
-            blocks: how many examples lie together in each part of the data, such as a row group or a shard, in their
-                order. Shuffled are then the parts and the examples of each, so that one part after the other is read.
+            batch_size: the number of examples in a batch.
+            shuffle: use an order that is a pure function of (seed, stream, pass), instead of 0 to n - 1.
+            drop_last: leave out a last, shorter batch.
+            blocks: the number of examples in each part of the data, such as a row group or a shard, in the order of the
+                parts. `shuffle` then shuffles the parts, and the examples within each part, so that one part is read
+                after the other.
 
         Raises:
-            StreamError: the numbers make no sense, or the stream did not yield once for each set of rows before.
+            StreamError: an argument is invalid, or the stream did not yield one batch for each previous set of rows.
         """
         if n < 0 or batch_size < 1:
-            raise StreamError(f"stream {self.stream_name!r}: ctx.batches(n={n}, batch_size={batch_size}) has no sense")
+            raise StreamError(
+                f"stream {self.stream_name!r}: ctx.batches(n={n}, batch_size={batch_size}) is invalid; "
+                "n must be 0 or more, batch_size 1 or more"
+            )
         if blocks is not None and sum(blocks) != n:
             raise StreamError(
-                f"stream {self.stream_name!r}: the blocks of ctx.batches have {sum(blocks)} rows, not {n}"
+                f"stream {self.stream_name!r}: the blocks of ctx.batches must have {n} rows in total, not {sum(blocks)}"
             )
         self._orders += 1
         if self._unfinished or (self._handed_out is None and self._yielded != self.start):
@@ -111,7 +115,7 @@ class StreamContext:
         stop = n - n % batch_size if drop_last else n
         count = -(-stop // batch_size)
         skipped = min(max(self.start - self._handed_out, 0), count)
-        before = self._handed_out  # sets of rows of the pass, in calls before this one
+        before = self._handed_out  # sets of rows of the pass in previous calls
         self._handed_out += skipped
         first = skipped + (self._worker + self.start - before - skipped) % self._stride
         for number in range(first, count, self._stride):
@@ -122,14 +126,14 @@ class StreamContext:
             self._move("batch", self._handed_out)
             is_last = number + self._stride >= count
             self._unfinished = self._is_counted and not is_last
-            if is_last:  # before the stream may leave the call
+            if is_last:  # before the stream may stop iterating
                 self._leave_out(before + count - self._handed_out)
             yield order[number * batch_size : min((number + 1) * batch_size, stop)]
         self._leave_out(before + count - self._handed_out)
         self._move("after", self._orders)
 
     def _leave_out(self, count: int) -> None:
-        """Count sets of rows that other workers read."""
+        """Count sets of rows that belong to other workers."""
         self._handed_out = (self._handed_out or 0) + count
         self._yielded += count
 
@@ -145,14 +149,14 @@ class StreamContext:
 
     @property
     def skips(self) -> bool:
-        """Whether the pass was begun by `batches`, which leaves out the first `start` batches by itself."""
+        """Whether the stream uses `batches`, which leaves out the first `start` batches itself."""
         return self._handed_out is not None
 
     def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches of the stream that got this context, and check that it keeps the contract of `batches`.
+        """Yield the batches of the stream that received this context, and check the contract of `batches`.
 
         Raises:
-            StreamError: it does not yield a batch for each set of rows, or has fewer than were to be left out.
+            StreamError: the stream does not yield one batch for each set of rows, or has fewer than `start` batches.
         """
         self._is_counted = True
         for batch in batches:
@@ -166,7 +170,7 @@ class StreamContext:
             raise beyond_end(self.stream_name, self._handed_out, self.start)
 
     def _move(self, *place: Key) -> None:
-        """Reseed the generators that were asked for, in a worker the global ones; the others are when they are."""
+        """Reseed the generators that exist, in a worker also the global ones; others are seeded when created."""
         self._place = place
         if self._is_in_worker:
             seed_everything(*self._key, *self._place, devices=False)
@@ -181,16 +185,16 @@ class StreamContext:
     def _miscounted(self) -> StreamError:
         return StreamError(
             f"stream {self.stream_name!r} does not yield exactly one batch for each set of rows of ctx.batches; "
-            "a stream that filters, packs or reorders draws its own rows with ctx.rng instead"
+            "a stream that filters, packs or reorders rows must choose its rows with ctx.rng instead"
         )
 
 
 class BeyondEnd(StreamError):
-    """A pass that has fewer batches than are to be left out."""
+    """A pass has fewer batches than must be left out."""
 
 
 def beyond_end(stream_name: str, batches: int, position: int) -> BeyondEnd:
-    """Return the error for it."""
+    """Return the error for a position beyond the end of a stream."""
     return BeyondEnd(
         f"stream {stream_name!r} has {batches} batches; position {position} is beyond its end", first_batch=True
     )

@@ -1,4 +1,4 @@
-"""Folders of the system's directory for temporary files that are cleared away also after a kill."""
+"""Folders in the system's directory for temporary files, which are deleted even if the process is killed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-_TEMPORARY, _IS_OURS = "emrun-", ".emrun"  # how the names of temporary folders begin, and what marks them
+_TEMPORARY, _IS_OURS = "emrun-", ".emrun"  # the prefix of temporary folders, and the file that marks them
 
 
 class TemporaryFolder:
-    """A folder `emrun-*` of the system's directory for such, until `delete` or the end of a `with` block.
+    """A folder `emrun-*` for temporary files, which exists until `delete` or the end of a `with` block.
 
-    A process that is killed leaves its folder behind. It is locked as long as the process or a forked child lives; the
-    next process that makes one clears away those that nobody holds.
+    A process that is killed leaves its folder behind. The folder is locked as long as the process or a forked child
+    runs; the next process that creates a temporary folder deletes those that are not locked.
 
     Args:
-        purpose: part of its name.
+        purpose: a part of the folder's name.
     """
 
     def __init__(self, purpose: str = "") -> None:
@@ -31,12 +31,12 @@ class TemporaryFolder:
         except BaseException:
             self.path.rmdir()
             raise
-        with suppress(OSError):  # a file system without locks: without the mark, nobody clears it away
+        with suppress(OSError):  # the file system has no locks; without the mark, no process deletes the folder
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             (self.path / _IS_OURS).touch()
 
     def delete(self) -> None:
-        """Delete the folder; called once."""
+        """Delete the folder; may be called only once."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._descriptor)
 
@@ -49,9 +49,9 @@ class TemporaryFolder:
 
 @cache
 def _clear_temporary_folders() -> None:
-    """Delete the folders of processes that were killed; only those with emrun's own mark, and of this user."""
+    """Delete folders of processes that were killed; only folders of this user that have emrun's mark."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
-        with suppress(OSError):  # somebody else's, or somebody else deletes it too
+        with suppress(OSError):  # it belongs to another user, or another process deletes it
             if folder.is_symlink() or folder.stat().st_uid != os.geteuid() or not (folder / _IS_OURS).is_file():
                 continue
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

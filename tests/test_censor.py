@@ -1,4 +1,4 @@
-"""Values of the environment in texts: how they are found, and which are too short to be looked for."""
+"""Values of the environment in texts: how they are found, and which are too short to be replaced."""
 
 import io
 import json
@@ -88,7 +88,7 @@ hooks: [LogVariables, mine.Hook: {what: "${env:T}"}]
 @pytest.mark.parametrize(
     "value", ["password", "Data", "torch.nn.Sequential", "image", "holdout", "LogVariables", "Hook"]
 )
-def test_a_name_that_the_config_shows_is_no_secret(value, monkeypatch):
+def test_a_name_that_the_config_shows_is_not_a_secret(value, monkeypatch):
     monkeypatch.setenv("T", value)
     assert list(interpolate(parse(CONFIG, "c.yaml")).secrets()) == []
 

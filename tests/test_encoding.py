@@ -42,7 +42,7 @@ def test_tensors_of_other_kinds_become_plain_ones_without_gradients(tmp_path, te
     assert found.tolist() == [1, 1]
 
 
-def test_a_key_that_is_no_plain_value_is_refused():
+def test_a_key_that_is_not_a_plain_value_is_refused():
     with pytest.raises(StateError, match="key"):
         encode({("a", 1): 0}, "state")
 

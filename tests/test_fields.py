@@ -1,4 +1,4 @@
-"""The kinds of fields: what fits, and what is said of what does not."""
+"""The kinds of fields: which values fit, and the messages for other values."""
 
 import math
 from dataclasses import dataclass
@@ -60,11 +60,11 @@ def test_values_of_a_kind_fit(kind, value):
         (whole(), 2**63, "key is 9223372036854775808, but"),
         (whole(most=3), 4, "key is 4, but must be a whole number from 0 to 3"),
         (choice("a", 1), True, "key is True, but must be one of 'a', 1"),
-        (optional(TEXT), 3, "key is 3, but must be a text, or nothing"),
-        (optional(record({"a": TEXT})), {"a": 1}, "key.a is 1, but must be a text"),
+        (optional(TEXT), 3, "key is 3, but must be a string, or None"),
+        (optional(record({"a": TEXT})), {"a": 1}, "key.a is 1, but must be a string"),
         (sequence_of(TEXT), "ab", "key is 'ab', but must be a list"),
-        (sequence_of(TEXT), ["a", None], "key[1] is None, but must be a text"),
-        (mapping_of(FLAG), {3: True}, "a key of key is 3, but must be a text"),
+        (sequence_of(TEXT), ["a", None], "key[1] is None, but must be a string"),
+        (mapping_of(FLAG), {3: True}, "a key of key is 3, but must be a string"),
         (mapping_of(FLAG), {"a b": 3}, "key.'a b' is 3, but must be true or false"),
         (record({"a": whole()}), {}, "key.a is missing, but must be a whole number"),
         (record({"a": whole()}), [], "key is [], but must be a mapping with a"),
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_named_with_its_key_its_value_and_what_was_allowed(
 
 def test_the_file_and_what_to_do_are_added_to_the_error_of_a_field():
     with (
-        pytest.raises(StateError, match=r"^state.pt: loop is 3, but must be a text; do this$"),
+        pytest.raises(StateError, match=r"^state.pt: loop is 3, but must be a string; do this$"),
         reading("state.pt", "do this"),
     ):
         TEXT.check(3, "loop")
@@ -106,7 +106,7 @@ def test_an_error_of_a_users_function_that_reads_is_raised_as_it_is_with_a_note(
 
     with pytest.raises(KeyError) as caught, reading("hook X", "do this", load_state_dict):
         load_state_dict({})
-    assert caught.value.__notes__[0].endswith("load_state_dict took back hook X")
+    assert caught.value.__notes__[0].endswith("load_state_dict loaded hook X")
     with pytest.raises(StateError, match="hook X: loop is 3"), reading("hook X", "do this", load_state_dict):
         TEXT.check(3, "loop")
 

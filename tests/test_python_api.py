@@ -147,7 +147,7 @@ def test_a_loaded_run_has_its_weights_and_stays_as_it_is(run):
 
 
 def test_a_run_that_is_not_there_cannot_be_loaded(tmp_path, run):
-    with pytest.raises(UsageError, match="is no run directory"):
+    with pytest.raises(UsageError, match="is not a run directory"):
         emrun.load_run(tmp_path)
     with pytest.raises(UsageError, match="nope"):
         emrun.load_run(run, "nope")

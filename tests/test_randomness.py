@@ -81,7 +81,7 @@ def test_any_whole_number_is_a_seed(seed):
         assert draws() == first
 
 
-def test_preserved_randomness_goes_on_as_if_the_block_had_not_been():
+def test_preserved_randomness_continues_as_if_there_had_been_no_block():
     with preserved_randomness():
         seed_everything(1)
         draws()

@@ -1,4 +1,4 @@
-"""What a stream function gets to know about its pass."""
+"""The context of a pass that a stream function receives."""
 
 import itertools
 import random
@@ -108,8 +108,8 @@ def test_a_second_call_within_a_pass_has_an_order_of_its_own():
 
 
 @pytest.mark.parametrize("arguments", [(-1, 2), (5, 0), (5, -1)], ids=str)
-def test_numbers_that_make_no_sense_are_an_error(arguments):
-    with pytest.raises(StreamError, match=r"stream 'train': ctx\.batches\(n=.*has no sense"):
+def test_invalid_numbers_are_an_error(arguments):
+    with pytest.raises(StreamError, match=r"stream 'train': ctx\.batches\(n=.*n must be 0 or more"):
         rows_of(context(), *arguments)
 
 
@@ -436,7 +436,7 @@ def test_without_shuffle_blocks_change_nothing():
 
 
 def test_blocks_of_another_number_of_rows_are_an_error():
-    with pytest.raises(StreamError, match=r"the blocks of ctx.batches have 8 rows, not 9"):
+    with pytest.raises(StreamError, match=r"the blocks of ctx.batches must have 9 rows in total, not 8"):
         rows_of(context(), 9, 2, shuffle=True, blocks=[4, 4])
 
 

@@ -1,4 +1,4 @@
-"""Temporary folders that are cleared away."""
+"""Temporary folders and how they are deleted."""
 
 from emrun import temporary
 
@@ -15,7 +15,7 @@ def test_a_temporary_folder_is_deleted_at_the_end_of_its_block(tmp_path, monkeyp
     assert folders(tmp_path) == []
 
 
-def test_temporary_folders_that_nobody_holds_are_cleared_and_no_others(tmp_path, monkeypatch):
+def test_only_temporary_folders_that_are_not_locked_are_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     temporary._clear_temporary_folders.cache_clear()
     for name in ("emrun-left", "emrun-notes", "other"):

@@ -1,4 +1,4 @@
-"""Failure capsules: what it takes to repeat the step that made a training fail, in a directory of its own."""
+"""Failure capsules: directories that hold everything needed to repeat the step in which a run failed."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ _LOG = logging.getLogger(__name__)
 FAILURES = "failures"
 FORMAT = 1
 MOST = 5
-"""How many capsules a run keeps: the newest ones."""
+"""How many capsules a run stores; older ones are deleted."""
 _FACTS = "failure.json"
 _ASIDE = ".tmp-"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where in a training a batch was handled.
+    """The place in a run where a batch was processed.
 
     Args:
-        stream: the name of its stream.
-        train: whether the model was to learn from it.
-        evaluating: whether nothing but evaluations was to be done, as in `emrun eval`.
-        epoch: training epochs done before it.
-        iteration: batches of training streams that were run before it.
+        stream: the name of the stream.
+        train: whether the model was to learn from the batch.
+        evaluating: whether the command only evaluates, as `emrun eval` does.
+        epoch: the number of training epochs finished before the batch.
+        iteration: the number of training batches run before the batch.
         pass_number: the number of the pass over the stream.
-        batch: its index in the pass.
-        event: the event in which something failed, None for the model's `run`.
-        hook: the index of the hook that failed in it, None when it was none.
-        hook_class: the name of its class.
+        batch: the index of the batch in the pass.
+        event: the event in which the failure happened, None for the model's `run`.
+        hook: the index of the hook that failed, None if no hook failed.
+        hook_class: the name of the hook's class.
     """
 
     stream: str
@@ -67,16 +67,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Capsule:
-    """A capsule that was read.
+    """The content of a capsule.
 
     Args:
-        place: its directory.
-        run_directory: the directory of its run, or evaluation.
+        place: the directory of the capsule.
+        run_directory: the directory of the run or evaluation that failed.
         step: where the failure happened.
-        facts: the rest of what `failure.json` says.
-        batch: source -> values, as what failed got them: a hook whose `before_batch` failed, or the model, behind
-            all `before_batch`; tensors are on the CPU.
-        state: what `state.pt` holds: `random`, `model`, `hook`.
+        facts: the content of `failure.json`.
+        batch: source -> values, with tensors on the CPU, as the code that failed received them: a hook whose
+            `before_batch` failed, or the model after all hooks' `before_batch`.
+        state: the content of `state.pt`: `random`, `model`, `hook`.
     """
 
     place: Path
@@ -105,7 +105,7 @@ FACTS = {
     ),
     "files": fields.FILES,
 }
-"""Field of `failure.json` -> what it may hold."""
+"""Field of `failure.json` -> the kind of its value."""
 
 
 _STATE = {
@@ -114,8 +114,8 @@ _STATE = {
     "model": fields.optional(fields.record({})),
     "hook": fields.optional(fields.record({})),
 }
-"""Field of a capsule's `state.pt` -> what it may hold."""
-ANOTHER_CAPSULE = "put the capsule back from a copy, or name another one of the run"
+"""Field of a capsule's `state.pt` -> the kind of its value."""
+ANOTHER_CAPSULE = "restore the capsule from a copy, or choose another capsule of the run"
 
 
 def keep_failure(
@@ -130,24 +130,24 @@ def keep_failure(
     hook: AbstractHook | None,
     checkpoint: tuple[str, int] | None,
 ) -> Path | None:
-    """Write a capsule of the step that failed, unless the failure is not one of a step: a termination, an interrupt, a
-    mistake in the config, a file that cannot be written.
+    """Write a capsule of the step that failed.
 
-    Never raises: what keeps it from being written is logged.
+    No capsule is written for failures that are not caused by a step: a termination, an interrupt, a mistake in the
+    config, a file that cannot be written. An error while the capsule is written is logged, not raised.
 
     Args:
-        run_directory: where `failures` is.
-        error: what made it fail.
-        step: where it happened.
-        batch: the batch as it is now.
-        model: the model, whose weights may have moved.
-        censor: what the texts go through.
+        run_directory: the directory that holds `failures`.
+        error: the error of the step.
+        step: where the error happened.
+        batch: the batch in its present state.
+        model: the model; the step may have changed its weights already.
+        censor: removes values of the environment from the error's message and traceback.
         draws: knows the random states before the step.
-        hook: the hook that failed, if it was one.
+        hook: the hook that failed, None if no hook failed.
         checkpoint: the name and the iteration of the newest checkpoint.
 
     Returns:
-        The capsule's directory, None when there is none.
+        The capsule's directory, None if no capsule was written.
     """
     if isinstance(error, TrainingTerminated | KeyboardInterrupt) or exit_status(error) not in (1, 3):
         return None
@@ -163,15 +163,15 @@ def keep_failure(
         place = _write(run_directory, facts, batch, model, hook, random, censor)
     except KeyboardInterrupt:
         raise
-    except BaseException as failure:  # the error of the run itself is the one to report
-        _LOG.warning("the batch that failed could not be kept: %s: %s", type(failure).__name__, reason_of(failure))
+    except BaseException as failure:  # the error to report is that of the run
+        _LOG.warning("cannot save the batch that failed: %s: %s", type(failure).__name__, reason_of(failure))
         return None
-    _LOG.info("kept the batch that failed in %s", place)
+    _LOG.info("saved the batch that failed in %s", place)
     return place
 
 
 def _facts(error: BaseException, censor: Censor) -> dict[str, Any]:
-    """Return what is to be said of an error, without what came from the environment."""
+    """Return the fields of `failure.json` that describe an error, without values of the environment."""
     message, trace = censor(str(error)), censor("".join(traceback.format_exception(error)))
     versions = {"emrun": emrun.__version__, "python": platform.python_version()}
     versions.update({name: metadata.version(name) for name in ("torch", "numpy")})
@@ -190,7 +190,7 @@ def _write(
     root = run_directory / FAILURES
     with storing(root, "write"):
         make_directory(root, exist_ok=True)
-        for left in root.glob(f"{_ASIDE}*"):  # by a process that was killed
+        for left in root.glob(f"{_ASIDE}*"):  # a process that was killed left them
             shutil.rmtree(left)
         place = root / str(max(_numbers(root), default=0) + 1)
         with written_aside(place, root / f"{_ASIDE}{os.getpid()}") as aside:
@@ -217,14 +217,14 @@ def _write(
 
 
 def _save_weights(model: AbstractModel, step: dict[str, Any], state: dict[str, Any], aside: Path) -> str:
-    """Write the weights and the rest of the model's state; return whether they are of before or after the update."""
+    """Write the weights and the rest of the model's state; return whether they are from before or after the update."""
     try:
         model.save(aside)
         state["model"] = encode(model.state_dict(), "state of the model")
     except OSError:
         raise
-    except Exception as error:  # a device that failed gives nothing back
-        _LOG.warning("the weights could not be kept: %s", reason_of(error))
+    except Exception as error:  # a device that failed returns no data
+        _LOG.warning("cannot save the weights: %s", reason_of(error))
         for path in aside.iterdir():
             path.unlink()
         return "lost"
@@ -241,39 +241,41 @@ def _numbers(root: Path) -> list[int]:
 
 
 def find_capsule(directory: Path) -> tuple[Path, Path]:
-    """Return a capsule and the directory of its run.
+    """Return the directory of a capsule and the directory of its run.
 
     Args:
-        directory: the capsule itself, or a run, of which the newest is meant.
+        directory: the directory of a capsule, or of a run, whose newest capsule is used.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the directory is neither of these, or the run has no capsule.
     """
     if (directory / _FACTS).exists():
         place = directory.resolve()
         if place.parent.name != FAILURES or not holds_run(place.parent.parent):
-            raise UsageError(f"{directory} does not lie in the failures of a run, whose config it takes to repeat it")
+            raise UsageError(
+                f"{directory} is not in the {FAILURES} directory of a run; emrun repeats a step with the run's config"
+            )
         return directory, place.parent.parent
     if not holds_run(directory):
-        raise UsageError(f"{directory} is neither a run directory nor a capsule in its {FAILURES}")
+        raise UsageError(f"{directory} is neither a run directory nor a capsule in the {FAILURES} directory of a run")
     root = directory / FAILURES
     numbers = _numbers(root) if root.is_dir() else []
     if not numbers:
-        raise UsageError(f"{directory} has no {FAILURES}: no batch made it fail")
+        raise UsageError(f"{directory} has no recorded failure")
     return root / str(max(numbers)), directory
 
 
 def read_capsule(place: Path, run_directory: Path) -> Capsule:
-    """Return a capsule after comparing every file with its checksum; nothing in it is imported or called.
+    """Read a capsule and compare every file with its checksum; nothing in the files is imported or called.
 
     Raises:
-        StorageError: it is damaged, or its format is newer than emrun.
-        StateError: a field has a value that it cannot have, though its checksum is right.
+        StorageError: the capsule is damaged, or its format is newer than this version of emrun supports.
+        StateError: a field has an invalid value although its checksum is correct.
     """
     try:
         facts, intact = read_seal(place / _FACTS)
         if not intact:
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum does not match")
     except (OSError, ValueError, RecursionError) as error:
         refuse_timeout(error, place)
         reason = reason_of(error)
@@ -281,13 +283,15 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
     with fields.reading(f"{place / _FACTS}", ANOTHER_CAPSULE):
         version = facts.get("format")
         if type(version) is int and version > FORMAT:
-            raise StorageError(f"capsule {place}: format {version} is newer than this emrun knows ({FORMAT})")
+            raise StorageError(
+                f"capsule {place}: format {version} is newer than this emrun supports ({FORMAT}); update emrun"
+            )
         fields.record(FACTS).check(facts)
         if FILE not in facts["files"]:
             raise fields.FieldError("files", f"is {fields.shown(list(facts['files']))}", f"a mapping that has {FILE}")
     damage = damaged_file(place, facts["files"])
     if damage is not None:
-        raise StorageError(f"capsule {place}: {damage[0]} is missing or differs; the capsule is damaged")
+        raise StorageError(f"capsule {place}: {damage[0]} is missing or was changed; the capsule is damaged")
     state = load_state(place)
     with fields.reading(f"{place / FILE}", ANOTHER_CAPSULE):
         fields.record(_STATE).check(state)
@@ -297,6 +301,6 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the name of an error's class, with its module unless that is Python's own."""
+    """Return the name of an error's class, with its module unless the class is built into Python."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -19,25 +19,26 @@ _LOG = logging.getLogger(__name__)
 
 
 def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known: Names | None = None) -> Path:
-    """Make a checkpoint the latest one, under all its names, and give back the names that are missing.
+    """Make a checkpoint the latest one, and restore the names to the time when it was saved.
 
-    Those are the names of its time: as its state recorded them, as far as that is there, else as the manifests say that
-    are not later. Names that later ones have go back likewise, or are given up. What lies under a name itself, in a
-    copy that followed links, is put where checkpoints lie.
+    The checkpoint gets `latest` and its own names. Names of later checkpoints go back to the checkpoints that had them
+    at that time, or are removed; missing names are created again. The names of that time are those that the
+    checkpoint's state recorded, else those in the manifests that are not later. Where a copy of the run followed links
+    and has a directory under a name, the directory is moved to the checkpoints and the name becomes a link.
 
     Args:
         place: the checkpoint, intact.
-        recorded: name -> directory, as it was then; None when its state did not record it.
-        known: the names that there are; None for reading them.
+        recorded: name -> directory, as the checkpoint's state recorded them; None if it has no record.
+        known: the present names, if the caller has them; None to read them.
 
     Returns:
-        Where it lies now.
+        The directory of the checkpoint afterwards.
     """
     if known is None or not _is_same(known.root, place.parent):
         known = Names(place.parent)
     root = known.root
-    with storing(root, "move names in"):
-        place = known.settle(root / place.name)  # the same place by the path that the run has, a link perhaps
+    with storing(root, "update the checkpoint names in"):
+        place = known.settle(root / place.name)  # the same place by the path of the run, which may be a link
         current = known.current()
         here = Contents.of(root)
         manifests = dict(sorted(here.manifests(root).items(), key=lambda pair: pair[1].commit))
@@ -51,25 +52,26 @@ def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known:
         given_up = []
         for name, path in current.items():
             if path in later and name not in then and name != "latest":
-                _LOG.warning("checkpoint %s is of a later time; it is given up", name)
+                _LOG.warning("the checkpoint name %s belongs to a later checkpoint; the name is removed", name)
                 given_up.append(name)
             elif recorded is not None and name not in recorded and path not in {*later, place.name}:
-                given_up += [name] if path in manifests and name in manifests[path].names else []  # was to be, then
+                given_up += [name] if path in manifests and name in manifests[path].names else []  # removal was due
         missing = sorted(name for name in moves if name not in current and name != "latest")
     if missing:
-        _LOG.info("names of checkpoints were missing in %s; they are there again: %s", root, listed(missing))
+        _LOG.info("restored missing checkpoint names in %s: %s", root, listed(missing))
     known.move({**moves, **dict.fromkeys(("latest", *own.names), place.name)}, given_up)
     return place.resolve()
 
 
 class Names:
-    """The names of a run's checkpoints, and how many were committed, as the process that writes the run knows them.
+    """The names of a run's checkpoints and the number of commits, kept in memory by the process that writes the run.
 
-    They are read again only when somebody else changed the directory, which its times tell: there may be thousands.
+    There may be thousands of names, so they are read again only if the times of the directory show that another process
+    changed it.
 
-    Only what loses its last name by a move is deleted, or what a failed commit left without its first one. An empty
-    directory in its place aside says so beforehand, to whoever comes after a kill. What merely has no name is kept: a
-    copy may have lost the links.
+    A checkpoint is deleted only if a move takes its last name, or if a failed commit left it without a first name. An
+    empty directory `.tmp-<checkpoint>` marks such a checkpoint beforehand, so that the next process can delete it if
+    this one is killed. Other checkpoints without a name are not deleted: a copy of the run may have lost the links.
 
     Args:
         root: the directory of the run's checkpoints.
@@ -78,19 +80,19 @@ class Names:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.commits = 0
-        """The highest number of a commit."""
+        """The highest commit number of the checkpoints."""
         self._of: dict[str, str] = {}
-        self._asides: list[str] = []  # what killed processes and failed commits left
-        self._expected: Path | None = None  # the place aside of what is committed and has no name yet
+        self._asides: list[str] = []  # left behind by killed processes and failed commits
+        self._expected: Path | None = None  # marks the checkpoint that is committed and has no name yet
         self._seen: tuple[int, ...] | None = None
 
     def current(self) -> dict[str, str]:
-        """Return name -> directory, itself where a directory stands under the name; links to nothing are left out."""
+        """Return name -> directory, without broken links; a name that is a directory stands for itself."""
         self.look()
         return dict(self._of)
 
     def look(self) -> None:
-        """Read the directory, unless it is as this process left it."""
+        """Read the directory if another process has changed it."""
         if self._seen is not None and self._seen == _times_of(self.root):
             return
         self._seen = _times_of(self.root)
@@ -102,33 +104,33 @@ class Names:
         self.commits = max((_commit_of(self.root / name) for name in there), default=0)
 
     def expect(self, place: Path) -> None:
-        """Take note that a checkpoint is about to be committed, which gets its names by the next move."""
+        """Mark a checkpoint that is about to be committed; the next `move` gives it its names."""
         self.commits += 1
         self._seen = None
         self._expected = self.root / f"{ASIDE}{place.name}"
         _make_aside(self._expected)
 
     def give_up_expecting(self) -> None:
-        """Take note that what was about to be committed was not, if that is so."""
+        """Remove the mark of `expect` if the checkpoint was not committed."""
         if self._expected is not None and not (self.root / self._expected.name.removeprefix(ASIDE)).exists():
             with suppress(OSError):
                 self._expected.rmdir()
             self._expected = None
 
     def move(self, names: Mapping[str, str], given_up: Iterable[str] = ()) -> None:
-        """Give names to checkpoints, remove those that are given up, and delete what has none left by that.
+        """Give names to checkpoints, remove other names, and delete the checkpoints that lose their last name.
 
         Args:
             names: name -> directory.
-            given_up: names that are removed, unless they are given.
+            given_up: names to remove; those that are also in `names` stay.
 
         Raises:
-            StorageError: that failed; the next move deletes what this one was to.
+            StorageError: the operation failed; the next move deletes the checkpoints that this one did not delete.
         """
         root = self.root
         given_up = [name for name in given_up if name not in names]
         self._seen = None
-        with storing(root, "move names in"):
+        with storing(root, "update the checkpoint names in"):
             for name in (*names, *given_up):
                 self._make_way(name)
             before = {self._of[name] for name in (*names, *given_up) if name in self._of}
@@ -151,15 +153,15 @@ class Names:
             self._expected, self._seen = None, _times_of(root)
 
     def settle(self, place: Path) -> Path:
-        """Put what lies under a name itself where checkpoints lie, and make the name a link.
+        """Move directories that have a name such as `best` to `it-...`, and make the name a link to them.
 
-        A copy of one that lies there, intact, is not put there a second time.
+        If an intact copy of the checkpoint is there already, the name becomes a link to this copy.
 
         Args:
             place: a checkpoint.
 
         Returns:
-            Where it lies now.
+            The directory of the checkpoint afterwards.
         """
         self.look()
         under_names = [name for name, path in self._of.items() if name == path]
@@ -168,7 +170,7 @@ class Names:
         for name in under_names:
             path, manifest = self.root / name, there.pop(name, None)
             if manifest is None:
-                continue  # `_make_way` for what gets this name
+                continue  # `_make_way` moves it when a checkpoint gets this name
             twins = (each for each, other in there.items() if other == manifest and is_directory_name(each))
             twin = next((each for each in twins if _is_intact(self.root / each)), None)
             lies_at = self.root / twin if twin is not None else free_place(self.root, manifest.iteration)
@@ -187,12 +189,12 @@ class Names:
         return place
 
     def _make_way(self, name: str) -> None:
-        """Take a directory that stands under a name, of a copy that followed links, to where checkpoints lie."""
+        """Rename a directory that has a name such as `best`, which a copy that followed links has instead of a link."""
         path = self.root / name
         if path.is_symlink() or not path.is_dir():
             return
         with suppress(OSError):
-            path.rmdir()  # what some archives make of a link
+            path.rmdir()  # some archives turn a link into an empty directory
             return
         manifest = readable_manifest(path)
         if manifest is not None:
@@ -200,18 +202,18 @@ class Names:
             self._of[name] = place.name
         else:
             place = next(each for n in count(1) if not (each := path.with_name(f"{name}-replaced-{n}")).exists())
-            _LOG.warning("%s is a directory that is not a checkpoint; it is now %s", path, place.name)
+            _LOG.warning("%s is a directory that is not a checkpoint; renamed it to %s", path, place.name)
             self._of.pop(name, None)
         path.rename(place)
 
     def _delete(self, nameless: Iterable[str]) -> None:
-        """Delete what lost its last name, unless a link that somebody else made points at it."""
+        """Delete checkpoints that lost their last name, unless a link made by another process points to them."""
         root = self.root
         named = set(Contents.of(root).links.values())
         unfinished = [name.removeprefix(ASIDE) for name in self._asides if _is_empty(root / name)]
         for each in (*nameless, *filter(is_directory_name, unfinished)):
             if each not in named and (root / each).is_dir():
-                (root / each).rename(root / f"{ASIDE}{each}")  # a checkpoint is never seen with half its files
+                (root / each).rename(root / f"{ASIDE}{each}")  # no process sees a checkpoint with half its files
         for name in (*self._asides, *(f"{ASIDE}{each}" for each in nameless)):
             if (root / name).exists():
                 shutil.rmtree(root / name)
@@ -219,8 +221,8 @@ class Names:
 
 
 def _make_aside(aside: Path) -> None:
-    """Make the empty directory that says what is to be deleted, in whose place that is put."""
-    shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
+    """Make the empty directory that marks a checkpoint to be deleted; the checkpoint is renamed to it."""
+    shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
     aside.mkdir()
 
 
@@ -241,7 +243,7 @@ def _is_empty(directory: Path) -> bool:
 
 
 def _times_of(directory: Path) -> tuple[int, ...] | None:
-    """Return what tells a directory from the same one after a change of its names; None when it is not there."""
+    """Return values that differ after a change of the directory's entries; None if the directory is missing."""
     try:
         found = directory.stat()
     except FileNotFoundError:
@@ -250,7 +252,7 @@ def _times_of(directory: Path) -> tuple[int, ...] | None:
 
 
 def _commit_of(place: Path) -> int:
-    """Return the number of a checkpoint's commit; 0 where it is damaged or somebody deletes it."""
+    """Return the commit number of a checkpoint; 0 if it is damaged or another process deletes it."""
     with suppress(FileNotFoundError):
         found = place.stat()
         return _known_commit_of(place, found.st_ino, found.st_mtime_ns)
@@ -259,6 +261,6 @@ def _commit_of(place: Path) -> int:
 
 @cache
 def _known_commit_of(place: Path, inode: int, changed: int) -> int:
-    """Likewise; the manifest is not read again while the directory is the same."""
+    """Return the same; the manifest is not read again while the directory has not changed."""
     manifest = readable_manifest(place)
     return 0 if manifest is None else manifest.commit

@@ -1,6 +1,6 @@
 """Checkpoints: immutable directories that are committed by one rename, verified by a manifest and named by links.
 
-A copy of a run that followed the links has directories under the names; each is that name's checkpoint.
+In a copy of a run that followed the links, a name is a directory with the checkpoint instead of a link.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 
-DEFAULTS = ("best", "latest")  # the names that are tried in turn when none is given
+DEFAULTS = ("best", "latest")  # the names that are tried in this order if no name is given
 
 
 def commit(
@@ -34,23 +34,24 @@ def commit(
 ) -> Path:
     """Write a checkpoint and give it names.
 
-    The files are written into a temporary directory and flushed to disk, after the lines that they count on and before
-    the manifest; one rename makes it a checkpoint; then the names move to it, and what has lost its last is deleted.
+    Appended lines of the run's other files are flushed to disk first. The checkpoint's files are written into a
+    temporary directory and flushed, then the manifest; one rename makes the directory a checkpoint. Then the names move
+    to it, and checkpoints that lose their last name are deleted.
 
     Args:
-        root: the directory of the run's checkpoints; made when absent.
+        root: the directory of the run's checkpoints; created if it is missing.
         save: writes the checkpoint's files into an existing, empty directory.
-        epoch: training epochs done.
-        iteration: batches of the train stream run.
-        names: the names it gets, such as `latest`.
-        given_up: names that are removed.
-        known: the names that there are; None for reading them.
+        epoch: the number of finished training epochs.
+        iteration: the number of batches of the train stream that were run.
+        names: the names of the new checkpoint, such as `latest`.
+        given_up: names to remove.
+        known: the present names, if the caller has them; None to read them.
 
     Returns:
         The checkpoint's directory.
 
     Raises:
-        StorageError: it could not be written; what was there before is untouched.
+        StorageError: the checkpoint could not be written; older checkpoints are unchanged.
     """
     names = sorted(names)
     known = Names(root) if known is None else known
@@ -58,7 +59,7 @@ def commit(
     flush_lines()
     with storing(root, "write a checkpoint in"):
         if not root.exists():
-            root.mkdir()  # without those above it: a run that was removed does not come back as its checkpoints alone
+            root.mkdir()  # without parents: a run that was deleted must not reappear with only this directory
             flush_directory(root.parent)
         known.look()
         place = free_place(root, iteration)
@@ -76,14 +77,14 @@ def commit(
 
 
 def find(root: Path, name: str | None = None) -> Path:
-    """Return a run's checkpoint.
+    """Return the directory of a run's checkpoint.
 
     Args:
         root: the directory of the run's checkpoints.
-        name: its name or directory; None for `best`, or else `latest`.
+        name: the checkpoint's name or directory name; None for `best` or, if that is missing, `latest`.
 
     Raises:
-        UsageError: there is none; the message lists those that exist.
+        UsageError: the checkpoint does not exist; the message lists those that do.
     """
     for candidate in (name,) if name else DEFAULTS:
         path = root / candidate
@@ -91,24 +92,24 @@ def find(root: Path, name: str | None = None) -> Path:
             return path.resolve()
     names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     wanted = f"no checkpoint {name!r}" if name else "no checkpoint"
-    raise UsageError(f"{root}: {wanted}; there is {listed([each for each in names if not each.startswith('.')])}")
+    raise UsageError(f"{root}: {wanted}; available: {listed([each for each in names if not each.startswith('.')])}")
 
 
 def newest(root: Path) -> Path | None:
-    """Return the newest intact checkpoint of a run, with a warning about newer ones that are damaged.
+    """Return the newest intact checkpoint of a run, and log a warning about newer ones that are damaged.
 
     Returns:
-        None when there is none at all.
+        None if the run has no checkpoint.
 
     Raises:
-        StorageError: all of them are damaged.
-        StateError: a field of the newest manifest has a value that it cannot have.
+        StorageError: all checkpoints are damaged.
+        StateError: a field of the newest manifest has an invalid value.
     """
     here = Contents.of(root)
     manifests = here.manifests(root)
 
     def order(name: str) -> tuple[int, bool, str]:
-        """Return what checkpoints are sorted by: the commit, of a damaged one the last before it by name."""
+        """Return the sort key: the commit number; for a damaged checkpoint, that of the one before it by name."""
         is_own = is_directory_name(name)
         if name in manifests:
             return manifests[name].commit, is_own, name
@@ -123,11 +124,11 @@ def newest(root: Path) -> Path | None:
             raise
         except StorageError as error:
             if not place.is_dir():
-                return newest(root)  # the run goes on and has deleted it meanwhile: there is a newer one
+                return newest(root)  # the run is still writing and deleted it: there is a newer one
             damaged.append(str(error))
             continue
         for message in damaged:
-            _LOG.warning("%s; going on from %s instead", message, place.name)
+            _LOG.warning("%s; continuing from %s instead", message, place.name)
         return place
     if damaged:
         raise StorageError(f"no checkpoint of {root} is intact: {'; '.join(damaged)}")
@@ -135,16 +136,16 @@ def newest(root: Path) -> Path | None:
 
 
 def copy_up_to(place: Path, root: Path) -> Path:
-    """Copy a checkpoint and those before it, with their names, into another run; return the copy.
+    """Copy a checkpoint and the earlier ones, with their names, into another run; return the copy of the checkpoint.
 
-    The run that they are of may go on meanwhile: what it deletes of those before is left out.
+    The original run may be writing meanwhile: earlier checkpoints that it deletes are left out.
 
     Args:
         place: the checkpoint.
-        root: the directory of the other run's checkpoints, which is made.
+        root: the directory of the other run's checkpoints, which is created.
 
     Raises:
-        FileNotFoundError: the run has deleted the checkpoint.
+        FileNotFoundError: the original run has deleted the checkpoint.
     """
     root.mkdir()
     _copy(place, root / place.name)
@@ -159,7 +160,7 @@ def copy_up_to(place: Path, root: Path) -> Path:
             except FileNotFoundError:
                 shutil.rmtree(root / name, ignore_errors=True)
         elif name in here.named:
-            link_atomically(root / name, place.name)  # a copy that followed links has it twice
+            link_atomically(root / name, place.name)  # a copy that followed links has the checkpoint twice
     for name, target in here.links.items():
         if (root / target).is_dir():
             link_atomically(root / name, target)
@@ -173,5 +174,5 @@ def _copy(place: Path, target: Path) -> None:
 
 
 def is_unfinished(root: Path) -> bool:
-    """Tell whether a process was killed while it wrote a checkpoint."""
+    """Return whether a process was killed while it wrote a checkpoint."""
     return bool(Contents.of(root).asides)

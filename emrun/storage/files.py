@@ -1,4 +1,4 @@
-"""Files and directories that are complete or absent, and names that are safe to give them."""
+"""Writing files and directories so that each is complete or absent, and flushing them to disk."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from emrun.errors import TIMED_OUT, ReadTimeout, StorageError, is_timeout
 
-_APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of those that are new
-# absolute directory with a / -> what raises when it is not ours to write any more, and what of it is not guarded
+_APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of new ones
+# absolute directory with a / -> the check, which raises if this process may not write it any more; unguarded part
 _GUARDS: dict[str, tuple[Callable[[], None], str]] = {}
 
 
 @contextmanager
 def storing(path: Path, what: str) -> Iterator[None]:
-    """Turn an operating system's error about emrun's own files into one that says what could not be done.
+    """Turn an operating system's error about emrun's own files into a `StorageError` that names the operation.
 
     Raises:
         StorageError: with exit status 74.
@@ -37,12 +37,12 @@ def storing(path: Path, what: str) -> Iterator[None]:
 
 
 def refuse_timeout(error: BaseException, path: Path) -> None:
-    """Raise what says that a file could not be read in time, if an error or what caused it says that.
+    """Raise `ReadTimeout` if an error, or the error that caused it, is a time-out.
 
-    Nothing is known of such a file: it is not to be taken for damaged, nor for one that is not there.
+    A file that could not be read in time must be treated neither as damaged nor as missing: its state is unknown.
 
     Raises:
-        ReadTimeout: with exit status 74.
+        ReadTimeout: the error is a time-out; with exit status 74.
     """
     found: BaseException | None = error
     while found is not None:
@@ -52,15 +52,15 @@ def refuse_timeout(error: BaseException, path: Path) -> None:
 
 
 def guard(directory: Path, check: Callable[[], None], but: str) -> None:
-    """Call `check` before a file below an absolute directory is written or cut, a line appended, a checkpoint saved.
+    """Call `check` before every change below an absolute directory: a write, a cut, an appended line, a checkpoint.
 
-    What it raises keeps the change from being made. The part of the directory named `but` is not guarded.
+    If `check` raises, the change is not made. The subdirectory `but` is not guarded.
     """
     _GUARDS[f"{directory}{os.sep}"] = check, f"{directory}{os.sep}{but}{os.sep}"
 
 
 def unguard(directory: Path) -> None:
-    """End what `guard` began."""
+    """Remove the check that `guard` set."""
     _GUARDS.pop(f"{directory}{os.sep}", None)
 
 
@@ -68,7 +68,7 @@ def check_guards(path: Path) -> None:
     """Check that a file may be changed.
 
     Raises:
-        RunInUse: it is part of a run that this process was writing until another one took it over.
+        RunInUse: the file is part of a run that another process has taken over from this one.
     """
     if _GUARDS:
         absolute = str(path.absolute())
@@ -79,16 +79,16 @@ def check_guards(path: Path) -> None:
 
 @contextmanager
 def written_aside(place: Path, aside: Path | None = None) -> Iterator[Path]:
-    """Put what the block writes, a file or a folder, in its place in one step; what fails leaves nothing behind.
+    """Let the block write a file or a folder to a temporary path, then rename it to `place`.
 
-    The block flushes what it writes to disk; after it comes the rename, whose name is flushed too.
+    The block must flush what it writes to disk; the rename is flushed here. If the block fails, nothing is left behind.
 
     Args:
-        place: the place.
-        aside: where the block writes, in the same directory; by default a path that no other process has.
+        place: the final path.
+        aside: the temporary path, in the same directory; by default a path that no other process uses.
 
     Returns:
-        A context with the path `aside`, where nothing is.
+        A context with the path `aside`, where nothing exists.
     """
     aside = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp") if aside is None else aside
     _delete(aside)
@@ -101,7 +101,7 @@ def written_aside(place: Path, aside: Path | None = None) -> Iterator[Path]:
 
 
 def _delete(path: Path) -> None:
-    """Delete a file or a folder, as far as that is possible."""
+    """Delete a file or a folder; errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -110,7 +110,7 @@ def _delete(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str | bytes) -> None:
-    """Write a file aside, flush it to disk and rename it, so that it is never half a file."""
+    """Write a temporary file, flush it to disk and rename it, so that the file is never incomplete."""
     check_guards(path)
     with storing(path, "write"), written_aside(path, path.with_name(f".{path.name}.tmp")) as aside:
         aside.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -118,10 +118,10 @@ def write_atomically(path: Path, text: str | bytes) -> None:
 
 
 def make_directory(path: Path, *, exist_ok: bool = False) -> None:
-    """Make a directory and those above it, and flush their names to disk.
+    """Create a directory and its parents, and flush their names to disk.
 
     Raises:
-        FileExistsError: it exists, and may not.
+        FileExistsError: the directory exists and `exist_ok` is false.
     """
     new = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=exist_ok)
@@ -130,9 +130,9 @@ def make_directory(path: Path, *, exist_ok: bool = False) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file, whole or not at all; `flush_lines` brings it to disk.
+    """Append a line to a file, completely or not at all; `flush_lines` flushes it to disk.
 
-    Until then a loss of power may take it away, but no death of the process.
+    Until then the line survives the end of the process, but not a loss of power.
     """
     check_guards(path)
     with storing(path, "write"):
@@ -149,20 +149,20 @@ def append_line(path: Path, line: str) -> None:
 
 
 def flush_lines() -> None:
-    """Flush to disk what `append_line` wrote.
+    """Flush the lines that `append_line` wrote to disk.
 
     Raises:
-        StorageError: that failed; what is in the files is as safe as the system makes it.
+        StorageError: a flush failed; the lines may get lost if the power fails.
     """
-    with suppress(KeyError):  # nothing is left, maybe as another thread took it
+    with suppress(KeyError):  # nothing is left; another thread may have taken the last one
         while True:
             path = _APPENDED.pop()
-            with storing(path, "write"), suppress(FileNotFoundError):  # somebody deleted it
+            with storing(path, "write"), suppress(FileNotFoundError):  # another process deleted it
                 flush_file(path)
 
 
 def truncate(path: Path, length: int) -> None:
-    """Cut a file down to its first `length` bytes, if it is longer; a file that is not there counts as empty."""
+    """Cut a file down to its first `length` bytes if it is longer; a missing file stays missing."""
     check_guards(path)
     with storing(path, "write"):
         if path.exists() and path.stat().st_size > length:
@@ -171,7 +171,7 @@ def truncate(path: Path, length: int) -> None:
 
 
 def flush_file(path: Path) -> None:
-    """Flush what was written to a file, by whomever, to disk."""
+    """Flush everything that was written to a file, by any process, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -185,7 +185,7 @@ def flush_directory(path: Path) -> None:
 
 
 def link_atomically(link: Path, target: str) -> None:
-    """Make `link` a relative link to `target` beside it, replacing an older one in one step; it is not flushed."""
+    """Make `link` a relative link to `target` beside it, replacing an old link in one step; nothing is flushed."""
     check_guards(link)
     with storing(link, "write"):
         aside = link.with_name(f".{link.name}.tmp")

@@ -1,4 +1,4 @@
-"""Files that grow by lines: a checkpoint knows their length and digest, so that a resume finds what was changed."""
+"""Files that grow line by line. Checkpoints store their length and digest, so that a resume detects changes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _LOG = logging.getLogger(__name__)
 
 
 class Change(enum.Enum):
-    """What became of a file since a checkpoint."""
+    """How a file has changed since a checkpoint."""
 
-    NONE = "none"  # but for later lines, which are cut off
-    EDITED = "edited"  # the length is the same, the content is not
-    LOST = "lost"  # lines were lost or changed; those that are whole are kept
-    REBUILT = "rebuilt"  # likewise, but now the file is what it was
+    NONE = "none"  # except for later lines, which are removed
+    EDITED = "edited"  # the length is the same, the content differs
+    LOST = "lost"  # lines were lost or changed; the complete lines are kept
+    REBUILT = "rebuilt"  # lines were lost or changed, but the file was rebuilt completely
 
 
 class Lines:
     """A file that one process appends lines to, with its length and a running digest.
 
-    What somebody else does to the file meanwhile is noticed with the next line, by its length.
+    A change that other code makes to the file is noticed at the next line, by the file's length.
 
     Args:
-        path: the file; what it holds already counts after `go_back_to`.
+        path: the file; if it exists already, call `go_back_to` first, so that its content is counted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,23 +39,23 @@ class Lines:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the file."""
+        """The SHA-256 of the file's content."""
         return self._digest.hexdigest()
 
     def append(self, line: str) -> None:
-        """Append a line, whole or not at all, behind whole lines; see `append_line`."""
+        """Append a line after the last complete one, completely or not at all; see `append_line`."""
         self.look()
         append_line(self.path, line)
         self._count(f"{line}\n".encode())
 
     def look(self) -> None:
-        """Warn of a file that is not as it was left; half a line at its end is cut off."""
+        """Log a warning if other code changed the file, and remove an incomplete line at its end."""
         with storing(self.path, "read"):
             size = self.path.stat().st_size if self.path.exists() else 0
         if size == self.length:
             return
-        found = "deleted" if not self.path.exists() else f"changed: it had {self.length} bytes and has {size}"
-        _LOG.warning("%s was %s while the run writes it; the next line is appended to what is there", self.path, found)
+        found = "deleted" if not self.path.exists() else f"changed from {self.length} to {size} bytes"
+        _LOG.warning("%s was %s while the run writes it; the run continues to append to it", self.path, found)
         content = self._content()
         self._keep(content, content[: content.rfind(b"\n") + 1])
 
@@ -67,13 +67,13 @@ class Lines:
         is_wanted: Callable[[bytes], bool] = lambda line: True,
         rebuilt: Callable[[], bytes | None] = lambda: None,
     ) -> Change:
-        """Bring the file to what it held at a checkpoint, as far as that is possible.
+        """Restore the content that the file had at a checkpoint, as far as possible.
 
         Args:
-            length: its length in bytes then.
-            digest: its SHA-256 then, None when that is not known.
-            is_wanted: whether a line is whole and of that time; asked where lines were lost or changed.
-            rebuilt: makes the content again, if it can; it is used where it has that length and digest.
+            length: the file's length at the checkpoint, in bytes.
+            digest: the file's SHA-256 at the checkpoint, None if it is not known.
+            is_wanted: whether a line is complete and older than the checkpoint; called if lines were lost or changed.
+            rebuilt: returns the content, made from another source, or None; used only if length and digest match.
         """
 
         def is_it(content: bytes) -> bool:
@@ -96,7 +96,7 @@ class Lines:
             return self.path.read_bytes() if self.path.exists() else b""
 
     def _keep(self, content: bytes, kept: bytes) -> None:
-        """Replace what is there by what is to be kept."""
+        """Replace the file's content by the part that is kept."""
         if content.startswith(kept):
             truncate(self.path, len(kept))
         elif content != kept:

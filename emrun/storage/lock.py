@@ -1,11 +1,11 @@
-"""One process writes a run at a time: a lock on a file, its owner in another one, and a registry within the process.
+"""Only one process at a time writes a run: a lock on a file, its owner in another file, and a registry in the process.
 
-The lock is one of the open file description. A POSIX record lock would be lost as soon as anything in this process
-closes another descriptor of the file, as a hook does that copies its `output_dir`. Forked children share the open file
-description and would keep the lock after the death of this process, so each of them closes its descriptor at once. On
-systems without such locks the lock is a record lock.
+The lock is an open file description lock. A POSIX record lock would be lost as soon as any code of this process closes
+another descriptor of the file, for example a hook that copies its `output_dir`. Forked children share the open file
+description and would keep the lock after the end of this process, so each child closes its descriptor at once. On
+systems without open file description locks, the lock is a record lock.
 
-The length of the lock is the pid of the process that holds it, which thereby is known as soon as the lock is.
+The length of the locked range is the pid of the process that holds the lock, so that others can read the pid at once.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from emrun.storage.files import guard, storing, unguard, write_atomically
 
 _LOCK, _OWNER = ".lock", ".owner.json"
 EVALUATIONS = "eval"
-"""The directory of a run that evaluations write, which take no lock."""
-_NOT_THERE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # a system or a file system without such locks
-_FLOCK = "hhqqi4x"  # Linux' struct flock: l_type, l_whence, l_start, l_len, l_pid
+"""The directory of a run that evaluations write; evaluations take no lock."""
+_NOT_THERE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the system or the file system does not have such locks
+_FLOCK = "hhqqi4x"  # struct flock of Linux: l_type, l_whence, l_start, l_len, l_pid
 _HELD: dict[Path, int] = {}  # the runs that this process writes -> the descriptor of the lock file
-_OPENING = threading.RLock()  # also held by whoever forks: a child knows all descriptors that it has
+_OPENING = threading.RLock()  # also held during a fork, so that a child knows all descriptors that it has
 
 
 class RunLock:
     """The right to write a run, held from construction until `release`.
 
-    The lock ends with the process, however that ends. Until `release`, `emrun.storage.files` writes into the directory
-    while nobody has taken the run over: somebody may have deleted the lock file, and a process on another host may
-    have made a new one.
+    The lock ends with the process, however the process ends. Until `release`, `emrun.storage.files` writes into the
+    directory only while no other process has taken the run over. That can happen if the lock file is deleted and a
+    process on another host creates a new one.
 
     Args:
         directory: the directory of the run.
 
     Raises:
-        RunInUse: another process, or another training in this one, writes the run.
+        RunInUse: another process, or another run object of this process, writes the run.
         StorageError: the lock file cannot be written.
     """
 
@@ -56,7 +56,7 @@ class RunLock:
         owner = _Owner.of_this_process()
         descriptor = _open(path, directory)
         self.release = weakref.finalize(self, _release, path, directory.absolute(), descriptor, owner)
-        """Let others write the run."""
+        """Release the lock, so that another process can write the run."""
         try:
             _lock(descriptor, directory)
             if _is_replaced(descriptor, path):
@@ -71,12 +71,12 @@ class RunLock:
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """A process that writes a run. Another one may have the same pid later, but not the same time of its start.
+    """A process that writes a run. A later process may have the same pid, but not the same start time.
 
     Args:
-        pid: its number.
-        started: when it started, in the clock ticks of its host; None where the system does not say.
-        host: the name of its host.
+        pid: the process id.
+        started: when the process started, in clock ticks of the host; None if the system does not provide this.
+        host: the host's name.
     """
 
     pid: int
@@ -92,7 +92,7 @@ class _Owner:
 
     @classmethod
     def of(cls, run: Path) -> _Owner | None:
-        """Return who the run's file says writes the run; None where it says nothing that can be used."""
+        """Return the owner that is recorded in a run; None if there is no valid record."""
         try:
             found = cls(**json.loads((run / _OWNER).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, RecursionError):
@@ -102,14 +102,14 @@ class _Owner:
 
     @property
     def lives_here(self) -> bool:
-        """Whether the process is one of this host and has not ended."""
+        """Whether the process runs on this host and has not ended."""
         return self.host == socket.gethostname() and _start_of(self.pid) == (True, self.started)
 
 
 def _start_of(pid: int) -> tuple[bool, int | None]:
-    """Return whether a process of this host lives, and when it started, if the system says so."""
+    """Return whether a process of this host is running, and when it started, None if that is not known."""
     if sys.platform != "linux":
-        with suppress(PermissionError):  # it is somebody else's
+        with suppress(PermissionError):  # the process belongs to another user
             try:
                 os.kill(pid, 0)
             except ProcessLookupError:
@@ -123,10 +123,10 @@ def _start_of(pid: int) -> tuple[bool, int | None]:
 
 
 def _open(path: Path, directory: Path) -> int:
-    """Open the lock file, enter its descriptor into the registry, and return it."""
+    """Open the lock file, add its descriptor to the registry, and return the descriptor."""
     with _OPENING:
         if path in _HELD:
-            raise RunInUse(f"{directory} is in use by another training of this process")
+            raise RunInUse(f"{directory} is in use by another run of this process")
         with storing(directory / _LOCK, "write"):
             try:
                 _HELD[path] = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
@@ -137,7 +137,7 @@ def _open(path: Path, directory: Path) -> int:
 
 
 def _refuse_if_owner_lives(path: Path, directory: Path) -> None:
-    """Refuse a run without a lock file whose owner lives: it holds the lock of a file that somebody deleted."""
+    """Raise `RunInUse` if the lock file is missing but its owner is running: the owner still locks the deleted file."""
     owner = _Owner.of(path)
     if owner is not None and owner.lives_here and owner != _Owner.of_this_process():
         raise RunInUse(
@@ -146,7 +146,7 @@ def _refuse_if_owner_lives(path: Path, directory: Path) -> None:
 
 
 def _lock(descriptor: int, directory: Path) -> None:
-    """Lock the file; raise `RunInUse` with the process that has done so already."""
+    """Lock the file; raise `RunInUse`, which names the owner, if another process has locked it."""
     while True:
         try:
             _set(descriptor, fcntl.F_WRLCK)
@@ -161,13 +161,13 @@ def _lock(descriptor: int, directory: Path) -> None:
 
 
 def _set(descriptor: int, kind: int) -> None:
-    """Lock the file, as long as the number of this process, or unlock it."""
+    """Lock a range of the file as long as the pid of this process, or unlock the file."""
     if _command(descriptor, "F_OFD_SETLK", kind, os.getpid() if kind == fcntl.F_WRLCK else 0) is None:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if kind == fcntl.F_WRLCK else fcntl.LOCK_UN)
 
 
 def _holder(descriptor: int) -> int | None:
-    """Return the process that holds the lock, 0 where the system does not tell; None when it has just ended."""
+    """Return the pid of the lock's holder, 0 if the system does not provide it; None if the holder has just ended."""
     found = _command(descriptor, "F_OFD_GETLK", fcntl.F_WRLCK, 0)
     if found is None:
         return 0
@@ -175,7 +175,7 @@ def _holder(descriptor: int) -> int | None:
 
 
 def _command(descriptor: int, name: str, kind: int, length: int) -> tuple[int, ...] | None:
-    """Ask for or set a lock of the open file description; return its struct, None where there are no such locks."""
+    """Query or set an open file description lock; return its struct, None if the system does not have such locks."""
     if sys.platform == "linux":
         asked = struct.pack(_FLOCK, kind, os.SEEK_SET, 0, length, 0)
         try:
@@ -187,7 +187,7 @@ def _command(descriptor: int, name: str, kind: int, length: int) -> tuple[int, .
 
 
 def _name_of(pid: int, directory: Path) -> str:
-    """Return who holds the lock; its file may not be written yet, or be that of one before, which was killed."""
+    """Return the name of the lock's holder; the owner file may be missing or outdated."""
     here = socket.gethostname()
     owner = _Owner.of(directory)
     if owner is None or (owner.host == here and pid not in (0, owner.pid)):
@@ -196,7 +196,7 @@ def _name_of(pid: int, directory: Path) -> str:
 
 
 def _is_same(path: Path, written: os.stat_result) -> bool:
-    """Tell whether a file has not been written since, which is looked at several times an epoch, without reading it."""
+    """Return whether a file is unchanged, without reading it, because this is checked several times per epoch."""
     with suppress(OSError):
         found = path.stat()
         return os.path.samestat(found, written) and found.st_mtime_ns == written.st_mtime_ns
@@ -204,30 +204,30 @@ def _is_same(path: Path, written: os.stat_result) -> bool:
 
 
 def _is_replaced(descriptor: int, path: Path) -> bool:
-    """Tell whether the lock file is another one than that which was opened; one that is not there is not."""
+    """Return whether the lock file was replaced by another file; False if it is missing."""
     with suppress(OSError):
         return not os.path.samestat(os.fstat(descriptor), (path / _LOCK).stat())
     return False
 
 
 def _check(path: Path, directory: Path, me: _Owner, written: os.stat_result) -> None:
-    """Check that the run is still this process's to write.
+    """Check that this process may still write the run.
 
-    A lock file that is only missing is no harm: no process of this host makes a new one while this one lives.
+    A missing lock file is harmless: no process of this host creates a new one while this process is running.
 
     Raises:
-        RunInUse: another one has taken the run over, or this process is a fork of the owner.
+        RunInUse: another process has taken the run over, or this process is a fork of the owner.
     """
     descriptor = _HELD.get(path)
     if descriptor is None:
         raise RunInUse(f"{directory} is in use by {me}; its forked child, process {os.getpid()}, cannot write the run")
     owner = me if _is_same(path / _OWNER, written) else _Owner.of(path)
     if owner is not None and owner != me:
-        raise RunInUse(f"{directory} was taken over by {owner}; {me} writes nothing more into the run")
+        raise RunInUse(f"{directory} was taken over by {owner}; {me} does not write into it any more")
     if _is_replaced(descriptor, path):
         raise RunInUse(
-            f"{directory} was taken over: its file {_LOCK} is not the one that {me} holds the lock of; it writes "
-            "nothing more into the run"
+            f"{directory} was taken over by another process, which replaced its file {_LOCK}; {me} does not write into "
+            "it any more"
         )
 
 
@@ -239,12 +239,12 @@ def _release(path: Path, guarded: Path, descriptor: int, me: _Owner) -> None:
         with suppress(OSError):
             (path / _OWNER).unlink()
     with suppress(OSError):
-        _set(descriptor, fcntl.F_UNLCK)  # closing would leave it to what is forked at this moment
+        _set(descriptor, fcntl.F_UNLCK)  # after a mere close, a child that is being forked would keep the lock
     os.close(descriptor)
 
 
 def _leave_to_the_parent() -> None:
-    """Close the lock files in a forked child, without unlocking: the locks are those of the parent."""
+    """Close the lock files in a forked child without unlocking them: the locks belong to the parent."""
     for descriptor in _HELD.values():
         os.close(descriptor)
     _HELD.clear()

@@ -1,4 +1,4 @@
-"""The log of a run: what every module writes to it, without what came from the environment."""
+"""The log of a run: the records of all modules, without values of the environment."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LINE = "%(asctime)s.%(msecs)03d: %(levelname)-8s@%(module)-14s: %(message)s"
 
 
 class RunLog:
-    """Writes the log, from every module, into a file from `open` to `close`; sessions may lie within each other.
+    """Writes the log records of all modules into a file from `open` to `close`; sessions may be nested.
 
-    Other handlers of the root logger get what they got before, also where the log of the run has more.
+    Other handlers of the root logger receive the same records as before, even if the run's log has more.
 
     Args:
         path: the file.
-        censor: what its lines go through.
+        censor: removes values of the environment from the lines.
     """
 
     def __init__(self, path: Path, censor: Censor) -> None:
@@ -46,7 +46,7 @@ class RunLog:
             self._file.setFormatter(_CensoredFormatter(self._censor))
             self._level = self._root.level
             self._others = list(self._root.handlers)
-            if not self._others and logging.lastResort is not None:  # what shows warnings when nothing is configured
+            if not self._others and logging.lastResort is not None:  # shows warnings if no handler is configured
                 self._root.addHandler(logging.lastResort)
             if self._root.getEffectiveLevel() > logging.INFO:
                 self._root.setLevel(logging.INFO)
@@ -56,8 +56,8 @@ class RunLog:
         self._depth += 1
 
     def close(self, error: BaseException | None = None) -> None:
-        """End a session; the outermost one writes its error with the traceback and leaves the root logger as it was."""
-        if self._depth == 0:  # there is none
+        """End a session; the outermost session writes its error with the traceback and restores the root logger."""
+        if self._depth == 0:  # no session is open
             return
         self._depth -= 1
         if self._depth:
@@ -65,14 +65,14 @@ class RunLog:
         if error is not None:
             text = "".join(traceback.format_exception(error)).rstrip()
             self._file.emit(logging.LogRecord("emrun", logging.ERROR, __file__, 0, text, None, None))
-            error.__dict__["kept_in"] = self._path  # who shows the error may leave out the traceback
+            error.__dict__["kept_in"] = self._path  # so that the caller can print the error without its traceback
         self._root.removeHandler(self._file)
         if not self._others and logging.lastResort is not None:
             self._root.removeHandler(logging.lastResort)
         for handler in self._others:
             handler.removeFilter(self._passed_before)
         self._root.setLevel(self._level)
-        with suppress(OSError):  # what could not be written was told of
+        with suppress(OSError):  # the failed write was logged before
             self._file.close()
 
     __enter__ = open
@@ -81,7 +81,7 @@ class RunLog:
         self.close(error)
 
     def _passed_before(self, record: logging.LogRecord) -> bool:
-        """Tell whether a record would have come to the root's handlers at the level that the root logger had."""
+        """Return whether a record would have reached the root's handlers at the root logger's former level."""
         logger = logging.getLogger(record.name)
         while logger.level == logging.NOTSET and logger.parent is not None:
             logger = logger.parent
@@ -89,7 +89,7 @@ class RunLog:
 
 
 class _CensoredFormatter(logging.Formatter):
-    """Writes the lines of the log, with their tracebacks, without what came from the environment."""
+    """Formats the lines of the log and their tracebacks without values of the environment."""
 
     def __init__(self, censor: Censor) -> None:
         super().__init__(_LINE, datefmt="%Y-%m-%d %H:%M:%S")
@@ -100,7 +100,7 @@ class _CensoredFormatter(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """Writes the log; when that is not possible any more it says so once, and the training goes on without."""
+    """Writes the log; if a write fails, one warning is logged and the run continues without a log."""
 
     _failed = False
 

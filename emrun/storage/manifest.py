@@ -1,4 +1,4 @@
-"""What lies in the directory of checkpoints: what each says of itself, and whether its files are what it says."""
+"""The content of the directory of checkpoints: the manifest of each, and whether its files match the manifest."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from emrun.storage.sealed import damaged_file, read_seal, seal
 
 FORMAT = 1
 FILE = "manifest.json"
-ASIDE = ".tmp-"  # how the names begin of directories that are being written or deleted, or are to be
+ASIDE = ".tmp-"  # prefix of directories that are being written or deleted, or will be deleted
 _DIRECTORY = re.compile(r"it-\d{8,}(-\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint says of itself; written last, so that a directory without one is no checkpoint.
+    """The manifest of a checkpoint. It is written last, so that a directory without a manifest is not a checkpoint.
 
-    The file also holds a `sha256` of all this.
+    The file also holds a `sha256` of these fields.
 
     Args:
         format: the version of the format.
-        commit: counts the checkpoints of a run; the highest is the newest.
-        epoch: training epochs done.
-        iteration: batches of the train stream run.
-        names: the names that it is given when it is committed; a process killed before it could do so leaves that to
-            the resume.
+        commit: the number of the checkpoint within the run; the newest checkpoint has the highest.
+        epoch: the number of finished training epochs.
+        iteration: the number of batches of the train stream that were run.
+        names: the names that the checkpoint gets when it is committed. If the process is killed before it has created
+            them, a resume creates them.
         files: file name -> `{"sha256": ..., "size": bytes}`.
     """
 
@@ -47,28 +47,29 @@ class Manifest:
 
 
 def is_directory_name(name: str) -> bool:
-    """Tell whether a name is one that emrun gives to the directories of checkpoints."""
+    """Return whether a name has the form that emrun gives to the directories of checkpoints."""
     return bool(_DIRECTORY.fullmatch(name))
 
 
 NAME = Kind(
-    "a name such as 'best': letters, digits, '.', '_', '-', not that of a directory",
+    "a name such as 'best': letters, digits, '.', '_', '-', but not the name of a directory",
     lambda name: safe_component("checkpoint", name) == name and not is_directory_name(name),
 )
-NAMES = mapping_of(Kind("that of a directory such as 'it-00000120'", is_directory_name), NAME)
+NAMES = mapping_of(Kind("the name of a directory such as 'it-00000120'", is_directory_name), NAME)
 """Name of a checkpoint -> its directory."""
 
 
 MANIFEST = kinds_of(Manifest, format=whole(1), names=sequence_of(NAME), files=FILES)
-"""Field of a manifest -> what it may hold. Checked where it is read, and the names before they are written."""
+"""Field of a manifest -> the kind of its value. Checked when a manifest is read, and, but for `files`, written."""
 
 
 def verify(place: Path) -> Manifest:
-    """Return a checkpoint's manifest after comparing every file with it.
+    """Read a checkpoint's manifest, compare every file with it and return it.
 
     Raises:
-        StorageError: a file is missing or differs, the manifest cannot be read, or its format is newer than emrun.
-        StateError: a field of the manifest has a value that it cannot have, though its checksum is right.
+        StorageError: a file is missing or differs, the manifest cannot be read, or its format is newer than this
+            version of emrun supports.
+        StateError: a field of the manifest has an invalid value although its checksum is correct.
     """
     manifest = read_manifest(place)
     damage = damaged_file(place, manifest.files)
@@ -87,7 +88,7 @@ def seal_manifest(folder: Path, commit: int, epoch: int, iteration: int, names: 
 
 
 def read_manifest(place: Path) -> Manifest:
-    """Return a checkpoint's manifest; errors as those of `verify`."""
+    """Return a checkpoint's manifest; raises the errors of `verify`, but does not read the other files."""
     try:
         content, intact = read_seal(place / FILE)
     except (OSError, ValueError, RecursionError) as error:
@@ -95,7 +96,7 @@ def read_manifest(place: Path) -> Manifest:
         raise StorageError(f"checkpoint {place}: {FILE} cannot be read ({reason_of(error)})") from error
     version = content.get("format") if isinstance(content, dict) else None
     if type(version) is int and version > FORMAT:
-        newer = f"format {version} of {FILE} is newer than this emrun knows ({FORMAT})"
+        newer = f"format {version} of {FILE} is newer than this emrun supports ({FORMAT}); update emrun"
         raise StorageError(f"checkpoint {place}: {newer}")
     if not intact:
         raise StorageError(f"checkpoint {place}: {FILE} is damaged")
@@ -104,15 +105,15 @@ def read_manifest(place: Path) -> Manifest:
         manifest = Manifest(**{name: content[name] for name in MANIFEST})
     directory = place.resolve().name
     if is_directory_name(directory) and directory.split("-")[1] != f"{manifest.iteration:08d}":
-        raise StorageError(f"checkpoint {place}: {FILE} is that of another one; the checkpoint is damaged")
+        raise StorageError(f"checkpoint {place}: {FILE} belongs to another checkpoint; the checkpoint is damaged")
     return manifest
 
 
 def readable_manifest(place: Path) -> Manifest | None:
-    """Return a checkpoint's manifest, None where it is damaged or not there.
+    """Return a checkpoint's manifest, None if it is damaged or missing.
 
     Raises:
-        ReadTimeout: the file system does not give it in time.
+        ReadTimeout: the file system does not return the file in time.
     """
     try:
         return read_manifest(place)
@@ -128,9 +129,9 @@ class Contents:
 
     Args:
         own: the directories of checkpoints.
-        named: checkpoints that lie under a name themselves, in a copy that followed links.
-        links: name -> the name of what it points at, which may not be there.
-        asides: directories that are being written or deleted, or are to be.
+        named: directories that have a name such as `best` instead of a link, in a copy that followed links.
+        links: name of a link -> the name of its target, which may be missing.
+        asides: directories that are being written or deleted, or will be deleted.
     """
 
     own: list[str]
@@ -140,7 +141,7 @@ class Contents:
 
     @classmethod
     def of(cls, root: Path) -> Contents:
-        """Look into a directory, which may not be there."""
+        """Return the names in a directory, which may be missing."""
         found = cls([], [], {}, [])
         try:
             entries = list(os.scandir(root))
@@ -150,8 +151,8 @@ class Contents:
             if each.name.startswith("."):
                 found.asides.extend([each.name] if each.name.startswith(ASIDE) else [])
             elif each.is_symlink():
-                with suppress(FileNotFoundError):  # somebody gives the name up
-                    found.links[each.name] = Path(os.readlink(each)).name  # noqa: PTH115 - of thousands
+                with suppress(FileNotFoundError):  # another process removes the name
+                    found.links[each.name] = Path(os.readlink(each)).name  # noqa: PTH115 - may be thousands
             elif each.is_dir() and is_directory_name(each.name):
                 found.own.append(each.name)
             elif each.is_dir() and Path(each, FILE).exists():
@@ -159,17 +160,17 @@ class Contents:
         return found
 
     def manifests(self, root: Path) -> dict[str, Manifest]:
-        """Return the manifests of all checkpoints but those that are damaged; own ones first.
+        """Return the manifests of all checkpoints except damaged ones; those of `own` come first.
 
         Raises:
-            ReadTimeout: the file system does not give one in time.
+            ReadTimeout: the file system does not return a file in time.
         """
         found = {name: readable_manifest(root / name) for name in (*self.own, *self.named)}
         return {name: manifest for name, manifest in found.items() if manifest is not None}
 
 
 def free_place(root: Path, iteration: int) -> Path:
-    """Return where the next checkpoint of an iteration will lie."""
+    """Return the path for the next checkpoint of an iteration."""
     first = root / f"it-{iteration:08d}"
     others = (first.with_name(f"{first.name}-{number}") for number in count(2))
     return next(place for place in chain((first,), others) if not place.exists())

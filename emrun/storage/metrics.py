@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl: the numbers of each epoch."""
+"""The lines of metrics.jsonl: the metrics of each epoch."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _LOG = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
 _EPOCH = record({"epoch": whole(), "streams": mapping_of(mapping_of(ANYTHING))})
-"""A line of `metrics.jsonl`, as far as it is read again."""
+"""The fields of a line of `metrics.jsonl` that emrun reads."""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file; with a warning, those that are not whole or not of an epoch are left out."""
+    """Return the lines of a metrics file; lines that are incomplete or not of an epoch are left out with a warning."""
     lines: list[dict[str, Any]] = []
     with storing(path, "read"):
         content = path.read_bytes() if path.exists() else b""
     for number, line in enumerate(content.splitlines(), start=1):
         epoch = _epoch_of(line)
         if epoch is None:
-            _LOG.warning("%s: line %d is damaged: it does not tell of an epoch", path, number)
+            _LOG.warning("%s: line %d is damaged or not the metrics of an epoch; the line is ignored", path, number)
         else:
             lines.append(epoch)
     return lines
 
 
 def _epoch_of(line: bytes) -> dict[str, Any] | None:
-    """Return what a line of `metrics.jsonl` says; None when it is damaged."""
+    """Return the content of a line of `metrics.jsonl`; None if the line is damaged."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
@@ -43,22 +43,22 @@ def _epoch_of(line: bytes) -> dict[str, Any] | None:
 
 
 def is_before(line: bytes, end: int) -> bool:
-    """Tell whether a line is whole and not of an epoch from `end` on."""
+    """Return whether a line is complete and not of epoch `end` or a later one."""
     epoch = _epoch_of(line)
     return line.endswith(b"\n") if epoch is None else bool(epoch["epoch"] < end)
 
 
 def in_words(names: Sequence[str]) -> str:
-    """Return epochs as they stand in a message."""
+    """Return a list of epochs for a message; a long list is abbreviated."""
     return ", ".join(names) if len(names) <= 10 else f"{', '.join(names[:9])}, ..., {names[-1]} ({len(names)} in all)"
 
 
 def numbers(value: Any) -> Any:
-    """Return numbers as JSON has them: what is not finite as a string, what is no number left out."""
+    """Return numbers in types that JSON has: NaN and infinity as strings; values that are not numbers are left out."""
     if isinstance(value, Mapping):
         entries = {str(key): numbers(entry) for key, entry in value.items()}
         return {key: entry for key, entry in entries.items() if entry is not None}
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a tensor's or an array's only number
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a tensor or an array with one number
         value = value.item()
     if isinstance(value, bool | int):
         return int(value)

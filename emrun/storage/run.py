@@ -1,4 +1,4 @@
-"""The run directory: how one is made, all that a training writes there, and what one holds."""
+"""The run directory: how it is created, what a run writes into it, and what it contains."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Run:
     Args:
         directory: an existing directory.
         seed: the seed of the run, for the trace.
-        command: the command that started it, for the trace.
-        clock: tells the time.
-        lock: the right to write the directory, released at the end of the run.
-        censor: what the log, the trace and the capsules of failed steps go through.
+        command: the command that started the run, for the trace.
+        clock: returns the time.
+        lock: the lock of the directory, released at the end of the run.
+        censor: removes values of the environment from the log, the trace and the capsules of failed steps.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Run:
         self._lines = Lines(directory / METRICS)
         self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock, censor=self.censor)
         self.log = RunLog(directory / LOG, self.censor)
-        """Writes the log of a `with` block; an error that ends the block is written with its traceback."""
+        """Writes the log of a `with` block, and the traceback of an error that ends the block."""
 
     @property
     def checkpoints(self) -> Path:
@@ -73,17 +73,17 @@ class Run:
 
     @property
     def metrics_position(self) -> dict[str, Any]:
-        """What a checkpoint keeps of `metrics.jsonl`: its length in bytes, its digest and the first epoch."""
+        """The state of `metrics.jsonl` that a checkpoint stores: length in bytes, digest and first epoch."""
         first = self.metrics[0]["epoch"] if self.metrics else None
         return {"metrics": self._lines.length, "metrics_digest": self._lines.digest, "metrics_first": first}
 
     def rewind(self, length: int = 0, digest: str | None = None, expected: range = range(1)) -> None:
-        """Cut `metrics.jsonl` down to what it held at a checkpoint, with a warning where that is not there any more.
+        """Cut `metrics.jsonl` down to its content at a checkpoint; log a warning if this content was changed or lost.
 
         Args:
-            length: its length in bytes then.
-            digest: its SHA-256 then, None when that is not known.
-            expected: the epochs that it had.
+            length: the file's length at the checkpoint, in bytes.
+            digest: the file's SHA-256 at the checkpoint, None if it is not known.
+            expected: the epochs that the file had at the checkpoint.
         """
         change = self._lines.go_back_to(length, digest, is_wanted=lambda line: is_before(line, expected.stop))
         self.metrics = read_metrics(self._lines.path)
@@ -91,27 +91,29 @@ class Run:
         missing = [str(epoch) for epoch in expected if epoch not in there]
         if change is Change.LOST and missing:
             _LOG.warning(
-                "%s is shorter than the checkpoint counts on; missing epochs: %s. It continues with the next epoch "
-                "on a new line; the run itself loses nothing",
+                "%s has lost lines since the checkpoint was saved; missing epochs: %s. The next epoch is written on "
+                "a new line; the training itself is not affected",
                 self._lines.path,
                 in_words(missing),
             )
         elif change is not Change.NONE:
-            _LOG.warning("%s was changed since the checkpoint was saved; it continues as it is", self._lines.path)
+            _LOG.warning(
+                "%s was changed since the checkpoint was saved; the run continues to append to it", self._lines.path
+            )
 
     def release(self) -> None:
-        """Let others write the directory."""
+        """Release the lock, so that another process can write the directory."""
         if self._lock is not None:
             self._lock.release()
 
     def record_epoch(self, epoch: int, iteration: int, seconds: float, epoch_data: EpochData) -> None:
-        """Append an epoch to `metrics.jsonl` and count it in the trace, which is written now and then.
+        """Append an epoch to `metrics.jsonl` and count it in the trace, which is written at intervals.
 
         Args:
-            epoch: training epochs done; 0 for the zeroth.
-            iteration: batches of the train stream run.
-            seconds: how long the epoch took.
-            epoch_data: numbers, or mappings of numbers; whatever else hooks left there is not written.
+            epoch: the number of finished training epochs; 0 for the zeroth epoch.
+            iteration: the number of batches of the train stream that were run.
+            seconds: the duration of the epoch.
+            epoch_data: numbers, or mappings of numbers; other values of hooks are not written.
         """
         streams = {stream: numbers(variables) for stream, variables in epoch_data.items()}
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
@@ -120,13 +122,13 @@ class Run:
         self.trace.count(epoch, iteration)
 
     def end(self, status: str, exit_status: int, reason: str | None, *done: int) -> None:
-        """Write into the trace how the run ended; the first end counts.
+        """Write into the trace how the run ended; later calls do nothing.
 
         Args:
             status: finished, interrupted or failed.
-            exit_status: what the command ends with.
-            reason: why, in one line.
-            done: the epochs and iterations done, where they are known.
+            exit_status: the exit status of the command.
+            reason: why the run ended, in one line.
+            done: the numbers of finished epochs and iterations, if they are known.
         """
         if self.trace.has_ended:
             return
@@ -139,10 +141,10 @@ class Run:
             self.release()
 
     def remove(self, *, only_own_files: bool = False) -> None:
-        """Delete the directory, or only what a run writes before it trains.
+        """Delete the directory, or only the files that a run writes before the training starts.
 
         Raises:
-            RunInUse: another process took the run over; nothing is deleted.
+            RunInUse: another process has taken the run over; nothing is deleted.
         """
         check_guards(self.directory / TRACE)
         self.release()
@@ -165,25 +167,25 @@ def create_run(
     clock: Clock = local_time,
     censor: Censor | None = None,
 ) -> Run:
-    """Make a new run directory and write its config.
+    """Create a new run directory and write its config.
 
     Args:
         config_text: the content of its `config.yaml`.
-        name: the name of the run, part of the directory's.
-        output_root: the directory in which it is made, named `{name}_{timestamp}`, with a number when that is taken;
-            the environment variable EMRUN_OUTPUT_DIR_FORMAT changes the name.
-        output_dir: a path of its own instead; it may exist, but must not hold a run. One whose start failed is taken
-            over: its log is kept, its config and its trace are replaced.
-        seed: see `Run`, likewise the others.
-        command: see `Run`.
-        clock: see `Run`.
+        name: the name of the run, part of the directory's name.
+        output_root: the directory in which the run directory is created. It is named `{name}_{timestamp}`, followed by
+            a number if that exists; the environment variable EMRUN_OUTPUT_DIR_FORMAT changes the format.
+        output_dir: the path of the run directory, instead of a generated name. It may exist, but must not hold a run,
+            except a run whose start failed: its log is kept, its config and its trace are replaced.
+        seed: the seed of the run, for the trace.
+        command: the command that started the run, for the trace.
+        clock: returns the time.
         censor: see `Run`.
 
     Raises:
         RunExists: the directory holds a run (a `UsageError`).
-        UsageError: the format of its name cannot be used.
-        RunInUse: somebody writes it at the moment.
-        StorageError: it cannot be made.
+        UsageError: EMRUN_OUTPUT_DIR_FORMAT is invalid.
+        RunInUse: another process is writing the run.
+        StorageError: the directory cannot be created.
     """
     directory = output_dir or output_root / _directory_name(name, clock)
     with storing(directory, "create"):
@@ -195,11 +197,11 @@ def create_run(
     lock = RunLock(directory)
     try:
         if is_failed_start(directory):
-            _LOG.info("the start of the run in %s failed: beginning anew, the log is kept", directory)
+            _LOG.info("the previous start of the run in %s failed: starting again and appending to the log", directory)
         elif holds_run(directory):
             raise RunExists(
-                f"{directory} holds a run already ({last_status(read_trace(directory))}); choose another "
-                "--output-dir, go on with it by `emrun resume`, or add --auto-resume"
+                f"{directory} already holds a run ({last_status(read_trace(directory))}); choose another "
+                "--output-dir, continue the run with `emrun resume`, or add --auto-resume"
             )
         write_atomically(directory / CONFIG, config_text)
         run = Run(directory, seed=seed, command=command, clock=clock, lock=lock, censor=censor)
@@ -218,17 +220,18 @@ def create_evaluation(
     clock: Clock = local_time,
     censor: Censor | None = None,
 ) -> Run:
-    """Make the directory `<stream>-<n>` for the results of an evaluation.
+    """Create the directory `<stream>-<n>` for the results of an evaluation.
 
     Args:
-        root: the directory in which it is made.
+        root: the directory in which it is created.
         stream: the name of the stream.
         config_text: the content of its `config.yaml`.
-        command: see `Run`.
-        clock: see `Run`.
+        command: the command that started the evaluation, for the trace.
+        clock: returns the time.
+        censor: see `Run`.
 
     Raises:
-        StorageError: it cannot be made.
+        StorageError: the directory cannot be created.
     """
     with storing(root, "create"):
         make_directory(root, exist_ok=True)
@@ -241,14 +244,15 @@ def create_evaluation(
 
 
 def holds_run(directory: Path) -> bool:
-    """Tell whether a directory is that of a run."""
+    """Return whether a directory is a run directory."""
     return (directory / CONFIG).exists() or (directory / TRACE).exists()
 
 
 def is_failed_start(directory: Path) -> bool:
-    """Tell whether a directory holds a run that failed or was interrupted before it came to anything worth keeping.
+    """Return whether a directory holds a run that failed or was interrupted before it had any result.
 
-    That is: before the first training batch, without metrics, checkpoints and evaluations, as its trace says.
+    According to its trace, such a run ended before the first training batch; it has no metrics, checkpoints and
+    evaluations.
     """
     trace = read_trace(directory)
     return (
@@ -259,17 +263,17 @@ def is_failed_start(directory: Path) -> bool:
 
 
 def no_run(place: Path) -> UsageError:
-    """Return the error for a path that was given for the directory of a run and is something else."""
+    """Return the error for a path that is not a run directory although one is expected."""
     if not place.is_file():
-        return UsageError(f"{place} is no run directory: it has no {CONFIG}")
+        return UsageError(f"{place} is not a run directory: it has no {CONFIG}")
     if (place.parent / TRACE).exists():
-        return UsageError(f"{place} is a file; name the directory of the run: {place.parent}")
-    begin = f"; to begin a run with it: emrun train {place}" if place.suffix in (".yaml", ".yml") else ""
-    return UsageError(f"{place} is a file; name the directory of a run, such as log/NAME_TIME{begin}")
+        return UsageError(f"{place} is a file; give the run directory instead: {place.parent}")
+    begin = f"; to start a run with this config: emrun train {place}" if place.suffix in (".yaml", ".yml") else ""
+    return UsageError(f"{place} is a file; give a run directory instead, such as log/NAME_TIME{begin}")
 
 
 def _make_free(candidates: Iterable[Path]) -> Path:
-    """Make the first of these directories that does not exist."""
+    """Create the first of these directories that does not exist."""
     for place in candidates:
         with suppress(FileExistsError):
             make_directory(place)
@@ -284,5 +288,5 @@ def _directory_name(name: str, clock: Clock) -> str:
         return safe_component(_FORMAT_VARIABLE, pattern.format(**fields))
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{_FORMAT_VARIABLE}={pattern!r} cannot be used for {name!r}; its fields are {{name}}, {{timestamp}}"
+            f"{_FORMAT_VARIABLE}={pattern!r} is not a valid format for {name!r}; its fields are {{name}}, {{timestamp}}"
         ) from error

@@ -1,7 +1,7 @@
-"""Folders that are sealed: a file that is written last names all the others with their checksums, and its own.
+"""Sealed folders: a file that is written last lists all other files with their checksums, and its own checksum.
 
-A checkpoint and a capsule are committed by one protocol: `written_aside` of `files` gives a path aside; the files are
-written there; `seal` flushes and describes them; one rename puts all in its place; what fails leaves nothing behind.
+Checkpoints and capsules are committed in the same way: `files.written_aside` provides a temporary path; the files are
+written there; `seal` flushes and lists them; one rename moves the folder to its place; a failure leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 from emrun.storage.files import flush_directory, flush_file, storing
 
-_CHUNK = 2**24  # large: between two of them a writer in a thread waits for the interpreter lock
+_CHUNK = 2**24  # bytes; large, because a thread waits for the interpreter lock between two chunks
 
 
 def seal(folder: Path, name: str, content: Mapping[str, Any]) -> None:
-    """Flush the files of a folder to disk, then write what it says of itself.
+    """Flush the files of a folder to disk, then write the file that describes the folder.
 
     Args:
-        folder: the folder, which has no name of its own yet.
-        name: the name of the file that says it.
-        content: what it says beside `files` and its own `sha256`.
+        folder: the folder, under its temporary path.
+        name: the name of the file that is written.
+        content: the content of this file, besides `files` and its own `sha256`.
     """
     files = {}
     for path in sorted(folder.iterdir()):
@@ -37,22 +37,22 @@ def seal(folder: Path, name: str, content: Mapping[str, Any]) -> None:
 
 
 def read_seal(path: Path) -> tuple[Any, bool]:
-    """Return what a folder says of itself, without the checksum, and whether that is what was written.
+    """Return the content of the file that describes a folder, without the checksum, and whether the checksum matches.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no JSON.
-        RecursionError: likewise.
+        ValueError: the file is not JSON.
+        RecursionError: the file is JSON that is nested too deeply.
     """
     content = json.loads(path.read_text(encoding="utf-8"))
     return content, isinstance(content, dict) and content.pop("sha256", None) == json_digest(content)
 
 
 def damaged_file(folder: Path, files: Mapping[str, Any]) -> tuple[str, bool] | None:
-    """Return the first file that is not as a seal says and whether it is there; None when all are intact.
+    """Return the first file that is missing or differs from its entry, and whether it exists; None if all are intact.
 
     Raises:
-        StorageError: one cannot be read.
+        StorageError: a file cannot be read.
     """
     for name, expected in files.items():
         path = folder / name
@@ -64,7 +64,7 @@ def damaged_file(folder: Path, files: Mapping[str, Any]) -> tuple[str, bool] | N
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Return what tells a file from a damaged one: `{"sha256": ..., "size": bytes}`."""
+    """Return the checksum and the size of a file: `{"sha256": ..., "size": bytes}`."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -73,5 +73,5 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def json_digest(content: Mapping[str, Any]) -> str:
-    """Return the checksum of what a JSON file holds, the order of its keys aside."""
+    """Return the checksum of the content of a JSON file, independent of the order of keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

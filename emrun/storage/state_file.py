@@ -1,4 +1,4 @@
-"""The file of a checkpoint that holds the state of a training, beside the weights."""
+"""The file of a checkpoint that holds the state of the run, besides the weights."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ def save_state(state: Mapping[str, Any], directory: Path) -> None:
     """Write an encoded state to `state.pt`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with (directory / FILE).open("wb") as file:
         try:
             torch.save(dict(state), file)
-        except RuntimeError as error:  # torch's, about the end of a file that a write which failed left behind
+        except RuntimeError as error:  # raised by torch when it closes the file after a failed write
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
 
 
 def load_state(directory: Path) -> dict[str, Any]:
-    """Read `state.pt`; nothing in it is imported or called.
+    """Read `state.pt`; nothing in the file is imported or called.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: the file cannot be read.
     """
     path = directory / FILE
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds, some of which advise to switch the safety off
+    except Exception as error:  # torch raises many types; some messages advise to disable `weights_only`
         refuse_timeout(error, path)
-        raise StorageError(errno.EIO, f"cannot read {path}: it is no state of a training") from error
+        raise StorageError(errno.EIO, f"cannot read {path}: the file is not a saved state of a run") from error
     if not isinstance(state, dict):
-        raise StorageError(errno.EIO, f"cannot read {path}: it is no state of a training")
+        raise StorageError(errno.EIO, f"cannot read {path}: the file is not a saved state of a run")
     return state

@@ -1,4 +1,4 @@
-"""The trace of a run: when it began, how far it came, how it ended."""
+"""The trace of a run: when the run began, how many epochs it has finished, how it ended."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _KINDS = {
     "has_checkpoints": FLAG,
     "resumes": sequence_of(mapping_of(ANYTHING)),
 }
-"""Field of a trace -> what it may hold, as far as anything reads it."""
+"""Field of a trace -> the kind of its value, for the fields that emrun reads."""
 
 
 Clock = Callable[[], datetime]
 
 
 def local_time() -> datetime:
-    """Return the time, with the offset of the local time zone."""
+    """Return the time in the local time zone, with its offset."""
     return datetime.now().astimezone()
 
 
@@ -61,9 +61,9 @@ class Trace:
     Args:
         path: the file.
         seed: the seed of the run.
-        command: the command that started it.
-        clock: tells the time.
-        censor: what texts of any kind go through.
+        command: the command that started the run.
+        clock: returns the time.
+        censor: removes values of the environment from fields that may contain any text.
     """
 
     def __init__(self, path: Path, *, seed: int | None, command: Sequence[str], clock: Clock, censor: Censor) -> None:
@@ -91,20 +91,20 @@ class Trace:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it tells how the run ended."""
+        """Whether the trace records how the run ended."""
         return self._entries["train_end"] is not None
 
     def begin(self) -> None:
-        """Write that the training begins."""
+        """Write that the run begins."""
         self._written_at = self._clock()
         self.write(train_begin=_in_text(self._written_at))
 
     def begin_again(self, previous: Mapping[str, Any], resumed: Mapping[str, Any]) -> None:
-        """Write that the training goes on.
+        """Write that the run continues.
 
         Args:
-            previous: the trace as it was.
-            resumed: what to add to the list of resumes.
+            previous: the trace before this resume.
+            resumed: the entry to add to the list of resumes.
         """
         self._written_at = self._clock()
         now = _in_text(self._written_at)
@@ -117,7 +117,7 @@ class Trace:
         self.write(**entries, resumes=[*(resumes if isinstance(resumes, list) else []), entry])
 
     def count(self, epochs_done: int, iterations_done: int) -> None:
-        """Take down how far the training is; this is written at most every ten seconds, as each epoch has its line."""
+        """Set the number of finished epochs and iterations; at most every ten seconds, the file is written."""
         self._entries.update(epochs_done=epochs_done, iterations_done=iterations_done)
         now = self._clock()
         if self._written_at is None or not timedelta(0) <= now - self._written_at < _INTERVAL:  # it may be set back
@@ -125,7 +125,7 @@ class Trace:
             self.write()
 
     def end(self, **entries: Any) -> None:
-        """Take down when and how the run ended, to be written."""
+        """Set when and how the run ended; the caller writes the file."""
         self._entries.update(train_end=_in_text(self._clock()), **entries)
 
     def write(self, **entries: Any) -> None:
@@ -148,23 +148,23 @@ def _in_text(time: datetime) -> str:
 
 
 def last_status(trace: Mapping[str, Any]) -> str:
-    """Return how a run ended that nobody holds the lock of."""
+    """Return how a run ended; the caller knows that no process holds the lock of the run."""
     status = str(trace.get("status", "unknown"))
     return "killed" if status == "running" else status
 
 
 def read_trace(directory: Path) -> dict[str, Any]:
-    """Return the trace of a run; nothing where there is none or it is damaged.
+    """Return the trace of a run; an empty dict if it is missing or damaged.
 
-    Nothing depends on a trace but what is said of a run, and it has no checksum. So a field with a value that it cannot
-    have is left out, with a warning.
+    A trace is only used to describe a run, and it has no checksum. So a field with an invalid value is left out, with a
+    warning.
     """
     try:
         trace = YAML(typ="safe", pure=True).load((directory / TRACE).read_text(encoding="utf-8"))
     except (OSError, ValueError, YAMLError) as error:
         refuse_timeout(error, directory / TRACE)
         return {}
-    except Exception as error:  # what the library raises for what it does not expect
+    except Exception as error:  # the YAML library raises other errors for unexpected content
         _LOG.warning("%s is damaged (%s)", directory / TRACE, type(error).__name__)
         return {}
     if not isinstance(trace, dict):

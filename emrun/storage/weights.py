@@ -1,4 +1,4 @@
-"""Weights in a file that anything can read: safetensors."""
+"""Weights in the safetensors format, which many programs can read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from emrun.errors import StorageError, reason_of
 from emrun.storage.files import refuse_timeout, storing
 
 FILE = "model.safetensors"
-_TIED = "tied"  # one key of metadata only: safetensors writes several in random order, and equal weights would differ
+_TIED = "tied"  # the only key of the metadata: safetensors writes several in random order, and files would differ
 
 
 def write_weights(weights: Mapping[str, Tensor], tied: Mapping[str, str], directory: Path) -> None:
@@ -24,19 +24,19 @@ def write_weights(weights: Mapping[str, Tensor], tied: Mapping[str, str], direct
 
     Args:
         weights: a module's parameters and buffers on the CPU.
-        tied: names of tied ones -> the name under which they are.
-        directory: where the file is written.
+        tied: name of a tied weight -> the name in `weights` with the same tensor.
+        directory: the directory of the file.
 
     Raises:
         StorageError: the file cannot be written.
     """
     path = directory / FILE
     metadata = {_TIED: json.dumps(tied, sort_keys=True)} if tied else None
-    with suppress(OSError):  # `save_file` says why
+    with suppress(OSError):  # `save_file` reports the reason
         path.touch()
     try:
-        mode = path.stat().st_mode if path.exists() else None  # what the umask gives
-        save_file(dict(weights), path, metadata=metadata)  # makes a file that only its owner reads
+        mode = path.stat().st_mode if path.exists() else None  # as the umask sets it
+        save_file(dict(weights), path, metadata=metadata)  # creates a file that only its owner can read
         with storing(path, "write"):
             if mode is not None and path.stat().st_mode != mode:
                 path.chmod(mode)
@@ -49,7 +49,7 @@ def write_weights(weights: Mapping[str, Tensor], tied: Mapping[str, str], direct
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
-    """Return the weights that `write_weights` wrote, tied ones under each of their names.
+    """Return the weights that `write_weights` wrote; a tied weight is returned under each of its names.
 
     Raises:
         StorageError: the file cannot be read.
@@ -57,7 +57,7 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     path = directory / FILE
     try:
         with safe_open(path, framework="pt") as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
     except (SafetensorError, OSError, ValueError) as error:
         refuse_timeout(error, path)

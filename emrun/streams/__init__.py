@@ -1,9 +1,9 @@
-"""From a dataset's stream function to batches: in this thread, in another one, or in worker processes.
+"""Reads batches from a dataset's stream functions: in the thread of the loop, in another thread, or in workers.
 
-Read `stream_pass` (one pass and its position), `reading` (who reads, how far ahead), `stream` (passes, epochs, coming
-back to a position by a `bookmark`), `read_ahead` (a thread), then `workers` and `worker_process` (the two ends of a
-pipe, and `packing`, how a batch comes through it), `reuse` (batches whose memory the stream uses again), and
-`dataset_streams` (the streams of a loop by name).
+Read `stream_pass` (one pass and its position), `reading` (which thread or processes read, and how far ahead), `stream`
+(passes, epochs, and how a `bookmark` restores a position), `read_ahead` (the reader thread), then `workers` and
+`worker_process` (the two ends of a pipe) with `packing` (how a batch goes through the pipe), `reuse` (streams that use
+the memory of a batch again), and `dataset_streams` (the streams of a loop by name).
 
 May import: the root of emrun.
 """

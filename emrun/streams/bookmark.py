@@ -1,4 +1,4 @@
-"""Remembering how to come back to a position in a pass: what made the last batch before it, and its checksums."""
+"""How a resume returns to a position in a pass: the states that produced the last batch before it, and checksums."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from emrun.types import Batch
 
 @dataclass(slots=True)
 class Bookmark:
-    """What brings a resume behind the last batch that was handed out of a pass: it makes that batch again.
+    """Everything that a resume needs to continue after the last batch of a pass that was yielded.
+
+    The resume produces this batch again and compares it.
 
     Args:
-        began: the random states that the pass began with, of a training.
-        last: that batch.
-        before_last: the state of the stream before it, of a stream that has one.
+        began: the random states at the beginning of the pass, for a train stream.
+        last: the last batch that was yielded.
+        before_last: the state of the stream before this batch, for a stream with `state_dict`.
     """
 
     began: dict[str, Any] | None = None
@@ -25,7 +27,7 @@ class Bookmark:
     before_last: Any = None
 
     def state(self, name: str) -> dict[str, Any]:
-        """Return it as a state that can be saved; `name` is that of the stream."""
+        """Return the bookmark of the stream `name` as a state that can be saved."""
         return {
             "began": self.began,
             "digest": _digests(self.last) if self.last is not None else None,
@@ -34,11 +36,11 @@ class Bookmark:
 
 
 def different(batch: Any, digests: str | None) -> list[str]:
-    """Return the sources of a batch that are not those whose checksums a state has."""
+    """Return the sources of a batch whose checksums differ from the saved ones."""
     if digests is None:
         return []
     now = json.loads(_digests(batch))
-    if not digests.startswith("{"):  # as it was written once: of all of them
+    if not digests.startswith("{"):  # older format: one checksum of all sources
         return [] if digest(batch) == digests else list(now)
     try:
         before = json.loads(digests)
@@ -48,6 +50,6 @@ def different(batch: Any, digests: str | None) -> list[str]:
 
 
 def _digests(batch: Any) -> str:
-    """Return a text with a checksum of each source of a batch."""
+    """Return a JSON string with a checksum of each source of a batch."""
     sources = batch.items() if hasattr(batch, "items") else [("", batch)]
     return json.dumps({str(source): digest(values) for source, values in sources})

@@ -1,4 +1,4 @@
-"""The streams of a dataset by name, each wrapped when it is first asked for, and which of them are due in an epoch."""
+"""The wrapped streams of a dataset by name, and the streams that are evaluated in an epoch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ StreamLike = str | StreamWrapper | Iterable[Batch]
 
 
 class DatasetStreams:
-    """Wraps the streams that a loop runs. One that is trained on and one that is evaluated have wrappers of their own.
+    """Wraps the streams that a loop runs. Training and evaluation use separate wrappers of the same stream.
 
     Args:
         dataset: any object with methods `<name>_stream`.
         train_stream_name: the stream that the model learns from.
-        extra_streams: names of the streams that are evaluated after it; `{name: '5 epochs'}` for not each time. The
-            train stream may be among them: it is evaluated as `train_eval`.
+        extra_streams: names of the streams that are evaluated after the train stream; `{name: '5 epochs'}` for every
+            fifth epoch. The train stream may be among them: it is evaluated as `train_eval`.
         reading: how the streams are read.
         fixed_epoch_size: how many batches of the train stream make an epoch, None for a pass.
         seed: the seed of the streams.
-        interrupted: tells whether to stop waiting for a batch.
+        interrupted: returns whether to stop waiting for a batch.
 
     Raises:
-        ArgumentError: `extra_streams` is no list of streams, or names one twice; or a time limit without somebody who
-            reads ahead.
+        ArgumentError: `extra_streams` is not a list of streams or has a stream twice; or there is a time limit, but
+            neither a buffer nor workers.
     """
 
     def __init__(
@@ -48,23 +48,23 @@ class DatasetStreams:
         reading = reading or Reading()
         if reading.timeout is not None and not reading.ahead:
             raise ArgumentError(
-                "stream_timeout", "without `buffer` or `workers` nothing can end the wait for a batch; set one of them"
+                "stream_timeout", "needs `buffer` or `workers`; without read-ahead the wait for a batch has no limit"
             )
         self._evaluated_train = f"{train_stream_name}_eval"
         self.intervals = _read_extra_streams(extra_streams, train_stream_name, self._evaluated_train)
-        """Extra stream -> every how many epochs it is evaluated, None for every one. The train stream, when it is
-        evaluated after the training too, has a name of its own there, so that hooks do not mix the two."""
+        """Extra stream -> the number of epochs between its evaluations, None for every epoch. The train stream has
+        another name here, so that hooks can distinguish its evaluation from the training."""
         self._dataset = dataset
         self._train_stream_name = train_stream_name
         self._reading = reading
         self._fixed_epoch_size = fixed_epoch_size
         self._wrapped = partial(StreamWrapper, seed=seed, interrupted=interrupted)
         self.trained: dict[str, StreamWrapper] = {}
-        """The streams that were asked for to be trained on, by name."""
+        """The wrappers of the streams for training that were requested so far, by name."""
         self._evaluated: dict[str, StreamWrapper] = {}
 
     def get(self, name: str, *, train: bool) -> StreamWrapper:
-        """Return the wrapper of a stream, made when it is first asked for.
+        """Return the wrapper of a stream, which is created at the first call.
 
         Raises:
             AttributeError: the dataset has no method `<name>_stream`.
@@ -85,21 +85,21 @@ class DatasetStreams:
 
     @property
     def sources(self) -> list[str]:
-        """Names of the dataset's streams that are run, the train stream first."""
+        """The names of the dataset's streams that are run, the train stream first."""
         return list(dict.fromkeys([self._train_stream_name, *map(self.source_of, self.intervals)]))
 
     def source_of(self, name: str) -> str:
-        """Return the dataset's stream that is run under a name."""
+        """Return the name of the dataset's stream that is run under `name`."""
         is_train = name == self._evaluated_train and name in self.intervals
         return self._train_stream_name if is_train else name
 
     def resolve(self, stream: StreamLike, unnamed: str, *, train: bool) -> StreamWrapper:
-        """Return the wrapper of what stands for a stream; an iterable gets one of its own, called `unnamed`."""
+        """Return the wrapper for a name, a wrapper or an iterable; an iterable gets a new wrapper called `unnamed`."""
         if isinstance(stream, str):
             return self.get(stream, train=train)
         if isinstance(stream, StreamWrapper):
             return stream
-        here = replace(self._reading, workers=0)  # it is here already, and worker processes would not have it
+        here = replace(self._reading, workers=0)  # the iterable exists only in this process
         return self._wrapped(lambda: stream, name=unnamed, training=train, reading=here)
 
     def due(self, epoch_id: int) -> list[StreamWrapper]:
@@ -108,12 +108,12 @@ class DatasetStreams:
         return [self.get(name, train=False) for name in names]
 
     def stop(self) -> None:
-        """Stop the readers; positions and batches that they read are kept."""
+        """Stop the readers; positions and the batches that were read ahead are kept."""
         for stream in (*self.trained.values(), *self._evaluated.values()):
             stream.__exit__()
 
     def close(self) -> None:
-        """End the passes that were begun; positions are kept."""
+        """End the passes that have begun; positions are kept."""
         for stream in (*self.trained.values(), *self._evaluated.values()):
             stream.close()
 
@@ -121,14 +121,14 @@ class DatasetStreams:
 def _read_extra_streams(
     entries: Sequence[str | Mapping[str, Any]], train_stream_name: str, evaluated_train: str
 ) -> dict[str, int | None]:
-    """Return name -> every how many epochs, None for every one; the train stream's name is `evaluated_train`."""
+    """Return name -> number of epochs, None for every epoch; the train stream is called `evaluated_train`."""
     if isinstance(entries, str) or not isinstance(entries, Sequence):
-        raise ArgumentError("extra_streams", f"{entries!r} is no list of streams")
+        raise ArgumentError("extra_streams", f"{entries!r} is not a list of streams")
     intervals: dict[str, int | None] = {}
     for entry in entries:
         pairs = list(entry.items()) if isinstance(entry, Mapping) else [(entry, None)]
         if len(pairs) != 1 or not isinstance(pairs[0][0], str):
-            raise ArgumentError("extra_streams", f"{entry!r} is no stream; write a name, or `name: 5 epochs`")
+            raise ArgumentError("extra_streams", f"{entry!r} is not a stream; write a name, or `name: 5 epochs`")
         stream, interval = pairs[0]
         name = evaluated_train if stream == train_stream_name else stream
         if name in intervals:

@@ -1,4 +1,4 @@
-"""A batch on its way from a worker process to the loop: tensors and larger arrays go through shared memory."""
+"""How a batch is sent from a worker process to the loop: tensors and larger arrays go through shared memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
-_BY_PIPE = 4096  # bytes up to which an array costs less in a pipe than in shared memory
-_HELD_BY_PIPE = 1 << 16  # bytes of a message; a longer one would wait in a full pipe until the loop reads it
+_BY_PIPE = 4096  # bytes; a smaller array costs less in a pipe than in shared memory
+_HELD_BY_PIPE = 1 << 16  # bytes; a longer message would block in a full pipe until the loop reads it
 
 
 def packed(item: Any) -> memoryview:
-    """Return what `pickle.loads` makes the item of in another process, as long as this one lives.
+    """Return a message from which `pickle.loads` restores the item in another process, while this process is running.
 
-    Tensors and larger arrays are copied to shared memory, a tensor with the same strides where they leave no gaps.
+    Tensors and larger arrays are copied to shared memory; a tensor keeps its strides if they leave no gaps.
     """
     message = _Pickler.dumps(item, pickle.HIGHEST_PROTOCOL)
     return message if len(message) <= _HELD_BY_PIPE else _Pickler.dumps(_Long(message))
 
 
 class _Long(NamedTuple):
-    """A message that goes through shared memory as a whole."""
+    """A message that is sent as a whole through shared memory."""
 
     message: memoryview
 

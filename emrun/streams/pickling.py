@@ -1,18 +1,18 @@
-"""Why an object cannot be pickled."""
+"""Finds out why an object cannot be pickled."""
 
 from __future__ import annotations
 
 import pickle
 from typing import Any
 
-_DEPTH = 20  # attributes and items that are followed
+_DEPTH = 20  # the number of nested attributes and items that are examined
 
 
 def what_cannot_be_pickled(part: Any) -> str:
-    """Return the innermost part that can be found of what cannot be pickled: where it is, and its type.
+    """Return the innermost part of an object that cannot be pickled: its place in the object, and its type.
 
     Args:
-        part: what cannot be pickled; of a method, its object is looked at.
+        part: an object that cannot be pickled; for a method, its object is examined.
     """
     owner = getattr(part, "__self__", None)
     if owner is None or _can_be_pickled(owner):

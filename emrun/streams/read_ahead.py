@@ -14,36 +14,36 @@ from emrun.streams.stream_pass import WithState
 from emrun.types import Prefetch
 
 _LOG = logging.getLogger(__name__)
-_PATIENCE = 1.0  # seconds that a reader gets to end before it is left behind as a daemon
-_LOOK_AGAIN = 0.5  # seconds; Python runs no handler for a signal that arrives just before a wait begins
+_PATIENCE = 1.0  # seconds until a reader that does not end is left behind as a daemon
+_LOOK_AGAIN = 0.5  # seconds; a signal that arrives just before a wait does not end the wait
 
 END = object()
 """What `ReadAhead.get` returns at the end of the pass."""
 
 INTERRUPTED = object()
-"""What it returns when the wait for a batch was interrupted."""
+"""What `ReadAhead.get` returns if the wait for a batch was interrupted."""
 
 
 class _Failure(NamedTuple):
-    """An exception on its way from the reader to the loop."""
+    """An exception that the reader passes to the loop."""
 
     error: BaseException
 
 
 class ReadAhead:
-    """Reads up to `size` batches ahead of the loop, in a thread of its own, for one pass.
+    """Reads up to `size` batches ahead of the loop in a separate thread, for one pass.
 
-    The queue is a deque, whose `append` and `popleft` are atomic; two locks serve as binary semaphores that wake a
-    side which found nothing to do. A full queue is filled again when half of it was taken, so that a switch of threads
-    (about 75 us) is paid once for many batches. A semaphore is released without being held by anyone who has news,
-    signal handlers included; whoever wakes up looks again.
+    The queue is a deque, whose `append` and `popleft` are atomic; two locks serve as binary semaphores that wake the
+    reader or the loop when it waits. A full queue is filled again after half of it was taken, so that a switch of
+    threads (about 75 us) is paid once for many batches. Any code that has news, including a signal handler, may release
+    a semaphore without holding it; the side that wakes up then checks again.
 
     Args:
-        batches: what is read; only this thread touches it while it reads.
-        size: how many batches are read ahead in all, at least 1.
+        batches: the iterator to read; only the reader thread uses it while it reads.
+        size: the number of batches to read ahead, at least 1.
         name: the name of the stream, for the thread's name and the log.
-        interrupted: tells whether a wait for the next batch is to be given up.
-        watch: called about every half a second of a wait with the seconds it lasts; may raise what ends it.
+        interrupted: returns whether to stop waiting for the next batch.
+        watch: called about every half second of a wait, with its duration in seconds; may raise an error that ends it.
     """
 
     def __init__(
@@ -72,28 +72,28 @@ class ReadAhead:
 
     @property
     def waiting(self) -> int:
-        """How many batches were read that nobody has."""
+        """The number of batches that were read and not taken."""
         return len(self._queue)
 
     def start(self) -> None:
-        """Start the reader; once it was stopped, go on where it stopped."""
+        """Start the reader; after `stop`, continue where it stopped."""
         if self._thread is None and not self._ended:
             self._stopping = False
             self._thread = threading.Thread(target=self._read, name=f"emrun-read-{self._name}", daemon=True)
             self._thread.start()
 
     def get(self) -> Any:
-        """Return the next batch, `END` at the end of the pass, or `INTERRUPTED` when the wait was.
+        """Return the next batch, `END` at the end of the pass, or `INTERRUPTED` if the wait was interrupted.
 
         Raises:
-            BaseException: what the stream raised, with its traceback, after the batches that came before it; or what
-                `watch` raised.
+            BaseException: the error of the stream, with its traceback, after the batches before it; or the error of
+                `watch`.
         """
         queue = self._queue
         began = None
         while not queue:
             self._loop_waits = True
-            if not queue:  # the reader looks at the flag after it appended: one of the two sees the other
+            if not queue:  # the reader reads the flag after `append`, so that no wake-up is lost
                 if self._interrupted():
                     return INTERRUPTED
                 began = began or monotonic()
@@ -104,20 +104,21 @@ class ReadAhead:
             self._reader_waits = False
             _wake(self._space)
         if item is END or item.__class__ is _Failure:
-            queue.append(item)  # whoever asks again gets the same answer
+            queue.append(item)  # the next call returns the same
             if isinstance(item, _Failure):
                 raise item.error
         return item
 
     def wake(self) -> None:
-        """End a wait of `get`, which then looks whether it was interrupted; may be called by a signal handler."""
+        """End a wait of `get`, which then checks whether it was interrupted; may be called by a signal handler."""
         _wake(self._items)
 
     def stop(self) -> bool:
-        """Stop the reader after the batch it is working on; what it read stays in the queue.
+        """Stop the reader after the present batch; the batches that were read stay in the queue.
 
         Returns:
-            Whether it stopped; if not within a second, it is left behind as a daemon, and so is what it reads.
+            Whether the reader stopped; if it does not within a second, the thread is left behind as a daemon, together
+            with the iterator that it reads.
         """
         thread, self._thread = self._thread, None
         if thread is None:
@@ -140,7 +141,7 @@ class ReadAhead:
                 continue
             try:
                 item = next(batches, END)
-            except BaseException as error:  # whatever it is, it is the loop's to handle
+            except BaseException as error:  # the loop handles all errors
                 item = _Failure(error)
             self._ended = item is END or item.__class__ is _Failure
             queue.append(item)
@@ -152,21 +153,21 @@ class ReadAhead:
 
 
 class _Prepared(NamedTuple):
-    """What was read, and what is called ahead of its turn."""
+    """A batch that was read, and the function to call before the loop runs the batch."""
 
     item: Any
     begin: Callable[[], None]
 
 
 class PreparedAhead(ReadAhead):
-    """Reads ahead, lets somebody prepare each batch in the reader's thread, and tells him when it is nearly its turn.
+    """Reads ahead, prepares each batch in the reader thread, and calls a function shortly before the batch is run.
 
     Args:
-        prepare: called with each batch; what it returns is called once, by the loop, when the batch before it is given
-            to the loop, or when it is given itself if it was not there then.
-        batches: see `ReadAhead`, as the others.
-        size: likewise, at least 2: one to be run, and one for which something is done meanwhile.
-        others: likewise.
+        prepare: called with each batch in the reader thread. The function that it returns is called once, in the loop's
+            thread, when the loop takes the previous batch, or the batch itself if it was not read yet at that time.
+        batches: the iterator to read.
+        size: the number of batches to read ahead, at least 2: one to run, and one to prepare meanwhile.
+        others: the other arguments of `ReadAhead`.
     """
 
     def __init__(self, prepare: Prefetch, batches: Iterator[Any], size: int, *others: Any) -> None:
@@ -175,7 +176,7 @@ class PreparedAhead(ReadAhead):
         self._begun: _Prepared | None = None
 
     def get(self) -> Any:
-        """Return the next batch like `ReadAhead.get`, and begin what it and the one behind it wait for."""
+        """Return the next batch as `ReadAhead.get` does, and call the functions of this batch and the one after it."""
         given = super().get()
         following = self._queue[0] if self._queue else None
         for each in (given, following):

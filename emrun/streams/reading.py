@@ -1,4 +1,4 @@
-"""Who reads the streams, how far ahead of the loop, and how long the loop waits."""
+"""How streams are read: by which thread or processes, how far ahead of the loop, and with which time limit."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from emrun.types import Prefetch, StartMethod
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How streams are read, as the user sets it once for all of them.
+    """How streams are read; the user sets this once for all streams.
 
     Args:
-        buffer: how many batches are read ahead, by a thread or the workers; 0 for none, or two for each of the workers.
-        workers: how many processes read a stream; 0 for none.
-        start_method: how they are started: fork, forkserver or spawn; None for Python's default.
-        timeout: seconds that the loop waits for one batch before that is an error; None for no limit. Nobody looks at
-            the clock when nothing is read ahead.
-        prefetch: returns what prepares the batches that are read ahead, as `AbstractModel.prefetcher` does; called at
-            the beginning of a pass.
+        buffer: the number of batches that a thread or the workers read ahead; 0 for none, or with workers for two
+            batches per worker.
+        workers: the number of processes that read a stream; 0 for none.
+        start_method: how the processes are started: fork, forkserver or spawn; None for Python's default.
+        timeout: the seconds that the loop waits for one batch before an error is raised; None for no limit. Without
+            read-ahead the limit has no effect.
+        prefetch: called at the beginning of a pass; returns a function that prepares the batches that are read ahead,
+            as `AbstractModel.prefetcher` does.
 
     Raises:
-        ArgumentError: a value cannot be used.
+        ArgumentError: a value is invalid.
     """
 
     buffer: int = 0
@@ -42,10 +43,10 @@ class Reading:
 
     @property
     def ahead(self) -> int:
-        """How many batches are read ahead in all, 0 for none."""
+        """The number of batches that are read ahead in total, 0 for none."""
         return self.buffer or 2 * self.workers
 
     @property
     def ahead_of_each(self) -> int:
-        """How many batches each of the workers reads ahead."""
+        """The number of batches that each worker reads ahead."""
         return -(-self.ahead // self.workers)

@@ -1,4 +1,4 @@
-"""Batches that are read ahead: a stream may not change what it gave away, and what it may refill is copied."""
+"""Checks of batches that are read ahead: a stream must not change arrays that it has yielded; containers are copied."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from emrun.errors import StreamError
 from emrun.streams.stream_pass import WithState
 
 _LOG = logging.getLogger(__name__)
-_WHOLE = 4096  # bytes up to which all of an array is compared; of a larger one, a grid of its entries
-_GRID = 256  # entries of it, which lie elsewhere in another batch
-_THOROUGH = 8  # so many arrays of a source that share memory are compared whole,
-_WHOLE_THEN = 1 << 20  # up to so many bytes
+_WHOLE = 4096  # bytes; up to this size all of an array is compared, of a larger array a grid of its entries
+_GRID = 256  # the number of entries of this grid, whose offset differs between batches
+_THOROUGH = 8  # the number of arrays of a source that share memory and are compared completely
+_WHOLE_THEN = 1 << 20  # bytes; the largest array for which that is done
 _PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None)))
 _UNCHANGEABLE = (np.generic, str, bytes, type)
-_LOOKED_AT = 16  # entries of a long list
-_IN_HANDS = 3  # batches: the one just made, the one at work, and one that is on its way to it
-_SPARE = 16 << 20  # bytes of arrays that are kept though nobody waits for them
+_LOOKED_AT = 16  # the number of entries of a long list that are examined
+_IN_HANDS = 3  # batches: the newest, the one that is run, and one on its way from the queue to the model
+_SPARE = 16 << 20  # bytes of arrays that are kept although their batches do not wait any more
 _ARRAYS = (np.ndarray, torch.Tensor, memoryview)
 _FILLED_AGAIN = (list, bytearray, array.array, set)
 _SEQUENCES = (tuple, deque)
@@ -34,22 +34,22 @@ _Index = tuple[slice, ...] | None
 
 
 class _Given:
-    """An array that was given away, and what was in it."""
+    """An array that was yielded, and a sample of its content."""
 
     __slots__ = ("bounds", "index", "last", "owner", "sample", "shared", "source", "values")
 
     def __init__(self, source: str, values: Any, owner: Any, last: int) -> None:
         self.source = source
-        self.values = values  # kept, so that its memory is not used again for another one
+        self.values = values  # kept, so that its memory is not used for another array
         self.owner = owner
         self.last = last
         self.shared = False
-        self.bounds: tuple[float, float] | None = None  # of its memory; found when somebody asks
+        self.bounds: tuple[float, float] | None = None  # of its memory; computed at the first use
         self.index: _Index = None
         self.sample: Any = None
 
     def look(self, whole: bool) -> None:
-        """Take note of what is in the array."""
+        """Store a sample of the array's content."""
         view = _view(self.values, self.shared)
         if view.__class__ is np.ndarray:
             most = _WHOLE_THEN if whole else _WHOLE
@@ -57,42 +57,42 @@ class _Given:
         self.sample = _sample(view, self.index)
 
     def overlaps(self, low: float, high: float) -> bool:
-        """Tell whether its memory has a part in common with some other."""
+        """Return whether the array's memory overlaps a range of addresses."""
         self.bounds = self.bounds or _bounds(self.values)
         return self.bounds[0] < high and low < self.bounds[1]
 
     def has_changed(self) -> bool:
-        """Tell whether something else is in it now."""
+        """Return whether the array's content has changed."""
         sample = _sample(_view(self.values, self.shared), self.index)
         return sample != self.sample and sample is not None and self.sample is not None
 
 
 class _Window:
-    """What is in the batches that may wait or be in use.
+    """The arrays of the batches that may still wait or be in use.
 
     Args:
         name: the name of the stream.
-        ahead: how many batches before the one that is made may be in use.
-        waiting: tells how many batches wait to be used.
+        ahead: the number of batches before the present one that may be in use.
+        waiting: returns the number of batches that wait to be used.
     """
 
     def __init__(self, name: str, ahead: int, waiting: Callable[[], int]) -> None:
         self._name = name
         self._ahead = ahead
         self._waiting = waiting
-        self._known: dict[int, _Given] = {}  # the identity of an array -> what is known of it
-        self._owners: dict[Any, tuple[int, list[_Given]]] = {}  # whose memory it is -> bytes of it, and likewise
-        self._batches: deque[list[_Given]] = deque([[], []])  # the last one is being made
-        self._looks: dict[str, int] = {}  # source -> how many arrays with memory in common were compared whole
+        self._known: dict[int, _Given] = {}  # id of an array -> its record
+        self._owners: dict[Any, tuple[int, list[_Given]]] = {}  # owner of memory -> bytes, arrays in it
+        self._batches: deque[list[_Given]] = deque([[], []])  # the last one is the present batch
+        self._looks: dict[str, int] = {}  # source -> the number of complete comparisons
         self._number = 0
-        self._kept = 0  # bytes of all of them
+        self._kept = 0  # bytes of all owners
         self._has_warned = False
 
     def give(self, source: str, values: Any) -> None:
-        """Take note of an array of the batch, and compare those before it that have memory in common with it.
+        """Add an array of the present batch, and check the earlier arrays that share memory with it.
 
         Raises:
-            StreamError: they are not what they were.
+            StreamError: one of these arrays has changed.
         """
         given = self._known.get(id(values))
         if given is not None:
@@ -121,14 +121,14 @@ class _Window:
         self._batches[-1].append(given)
 
     def end(self) -> None:
-        """End the batch and begin the next: compare the one before it, and forget those that nobody has any more.
+        """End the present batch and begin the next: check the previous batch, and remove batches out of use.
 
-        Small ones are kept as long as they may wait, so that what is noticed does not depend on who is faster.
+        Small batches are kept as long as they may wait, so that the result does not depend on which thread is faster.
 
         Raises:
-            StreamError: it waits, and is not what it was.
+            StreamError: the previous batch waits to be used and has changed.
         """
-        if not self._known:  # no batch has an array
+        if not self._known:  # no batch has arrays
             return
         for given in self._batches[-2]:
             if given.last != self._number and (given.shared or self._waiting()) and given.has_changed():
@@ -136,7 +136,7 @@ class _Window:
                     raise self._changed(given)
                 if not self._has_warned:
                     self._has_warned = True
-                    _LOG.warning("%s", self._changed(given, "is in use"))
+                    _LOG.warning("%s", self._changed(given, "is still in use"))
         while len(self._batches) > self._ahead or (
             self._kept > _SPARE and len(self._batches) > self._waiting() + _IN_HANDS
         ):
@@ -155,37 +155,37 @@ class _Window:
         looks = self._looks[source] = self._looks.get(source, 0) + 1
         return looks <= _THOROUGH
 
-    def _changed(self, given: _Given, where: str = "waits to be used") -> StreamError:
+    def _changed(self, given: _Given, where: str = "still waits to be used") -> StreamError:
         return StreamError(
-            f"stream {self._name!r} changes the {given.source!r} of a batch that it gave away, and which {where}, as "
-            "it is read ahead; make a new array for each batch, or copy it (a hook or a model that changes it in place "
-            "has to copy it too)"
+            f"stream {self._name!r} changed {given.source!r} of a batch that it has already yielded and that {where}; "
+            "a stream that is read ahead must yield a new array or a copy for each batch (a hook or a model that "
+            "changes a batch in place must copy it first)"
         )
 
 
 def checked_for_reuse(
     batches: Iterator[Any], name: str, ahead: int, waiting: Callable[[], int] | None = None
 ) -> Iterator[Any]:
-    """Yield batches that are read ahead, and check that the stream leaves alone what it gave away.
+    """Yield batches that are read ahead, and check that the stream does not change batches that it has yielded.
 
-    Mappings, lists and the like are copied, as deep as they lie in each other; arrays and tensors are not. What is in
-    an array is noted when it is given away, and compared when the next batch is made, if it still waits, and whenever
-    an array that has memory in common with it is given away while it may wait or be in use. So memory may be given away
-    as often as one likes, also in parts that overlap, as long as nobody writes into it.
+    Mappings, lists and similar containers are copied at all levels; arrays and tensors are not. A sample of an array's
+    content is stored when the array is yielded. It is compared when the next batch is made, if the array's batch still
+    waits, and whenever an array that shares its memory is yielded while the first array may wait or be in use. So a
+    stream may yield the same memory any number of times, also overlapping parts of it, if no code writes into it.
 
     Args:
-        batches: what a `StreamPass` reads.
+        batches: the batches of a `StreamPass`.
         name: the name of the stream.
-        ahead: how many batches before the one that is made may be in use.
-        waiting: tells how many batches wait to be used; None: nobody knows, so that all of `ahead` may.
+        ahead: the number of batches before the present one that may be in use.
+        waiting: returns the number of batches that wait to be used; None if it is not known, then up to `ahead`.
 
     Raises:
-        StreamError: it changed one of them.
+        StreamError: the stream changed a batch that it had yielded.
     """
     window = _Window(name, ahead, waiting or (lambda: ahead))
     for item in _closing(batches):
         batch = item.batch if item.__class__ is WithState else item
-        if not hasattr(batch, "items"):  # which the loop complains about
+        if not hasattr(batch, "items"):  # the loop reports this
             yield item
             continue
         parts: Any = {
@@ -200,12 +200,12 @@ def checked_for_reuse(
 
 
 def _closing(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches; unlike a loop over them, this ends their generator when it is ended itself."""
+    """Yield the batches; unlike a `for` loop, this closes their generator when it is closed itself."""
     yield from batches
 
 
 def _part(source: str, value: Any, give: Callable[[str, Any], None]) -> Any:
-    """Return a copy of what a stream may fill again, and give away the arrays in it, which are not copied."""
+    """Return a copy of a container that a stream may fill again; call `give` for its arrays, which are not copied."""
     kind = value.__class__
     if kind is np.ndarray and not value.dtype.hasobject:
         give(source, value)
@@ -220,7 +220,7 @@ def _part(source: str, value: Any, give: Callable[[str, Any], None]) -> Any:
         return value
     elif isinstance(value, np.ma.MaskedArray):
         for each in (value.data, value.mask):
-            if isinstance(each, np.ndarray):  # else nothing is masked
+            if isinstance(each, np.ndarray):  # otherwise nothing is masked
                 give(source, each)
     elif isinstance(value, np.ndarray) and value.dtype.hasobject:
         return value.copy()
@@ -235,7 +235,7 @@ def _part(source: str, value: Any, give: Callable[[str, Any], None]) -> Any:
 
 
 def _may_have_memory(value: Any) -> bool:
-    """Tell whether an array can be made of an object, without running any code of its class."""
+    """Return whether NumPy can convert an object to an array, without running code of its class."""
     if any("__array__" in each.__dict__ or "__array_interface__" in each.__dict__ for each in type(value).__mro__):
         return True
     try:
@@ -245,17 +245,17 @@ def _may_have_memory(value: Any) -> bool:
 
 
 def _is_plain(values: Any) -> bool:
-    """Tell whether a list has nothing in it that is looked at; of a long one, some entries speak for all."""
+    """Return whether a list has only plain values; of a long list, only some entries are examined."""
     if values.__class__ is not deque and len(values) > 2 * _LOOKED_AT:
         values = values[:: len(values) // _LOOKED_AT]
     return _PLAIN.issuperset(map(type, values))
 
 
 def _of_its_kind(value: Any, parts: dict[Any, Any]) -> Any:
-    """Return a copy of a mapping with its parts; one that is not a dict may not let them be set."""
+    """Return a copy of a mapping with these parts; a dict if the mapping cannot be copied."""
     try:
         found = copy.copy(value)
-    except Exception:  # such as of a view of a mapping
+    except Exception:  # for example a view of a mapping
         return parts
     if isinstance(found, MutableMapping):
         for key, part in parts.items():
@@ -265,13 +265,13 @@ def _of_its_kind(value: Any, parts: dict[Any, Any]) -> Any:
 
 
 def _view(values: Any, by_force: bool = True) -> Any:
-    """Return an array over the memory of something like an array; the thing itself where it shows none.
+    """Return an array over the memory of an array-like object; the object itself if its memory cannot be accessed.
 
-    Made anew each time: the memory of a tensor may be replaced.
+    The result is not cached, because the memory of a tensor may be replaced.
 
     Args:
-        values: an array, a tensor, a memoryview, or any object that arrays can be made of.
-        by_force: also of the last kind, which may cost something.
+        values: an array, a tensor, a memoryview, or an object that NumPy can convert to an array.
+        by_force: whether to convert the last kind of object too, which may be slow.
     """
     if values.__class__ is np.ndarray:
         return values
@@ -286,9 +286,9 @@ def _view(values: Any, by_force: bool = True) -> Any:
             return np.asarray(values)
         if by_force:
             view, again = np.asarray(values), np.asarray(values)
-            if not view.dtype.hasobject and _address(view) == _address(again):  # else of something made anew
+            if not view.dtype.hasobject and _address(view) == _address(again):  # otherwise the array is a copy
                 return view
-    except Exception:  # of a layout or a type that arrays do not have
+    except Exception:  # arrays do not have this layout or dtype
         return values
     return values
 
@@ -298,11 +298,11 @@ def _address(view: Any) -> int:
 
 
 def _owner(values: Any, size: int = _SPARE + 1) -> tuple[Any, int]:
-    """Return a key of whose memory an array or a tensor lies in, and how large that is.
+    """Return a key for the owner of an array's or a tensor's memory, and the size of this memory in bytes.
 
     Args:
-        values: the array or tensor, or what its memory belongs to.
-        size: how large it is when that is not known of `values`.
+        values: the array or tensor, or the object that owns its memory.
+        size: the size to return if `values` does not provide it.
     """
     if isinstance(values, np.ndarray):
         return (id(values), values.nbytes) if values.base is None else _owner(values.base, values.nbytes)
@@ -312,13 +312,13 @@ def _owner(values: Any, size: int = _SPARE + 1) -> tuple[Any, int]:
         try:
             storage = values.untyped_storage()
             return storage.data_ptr() or id(values), storage.nbytes()
-        except (RuntimeError, NotImplementedError):  # without memory of its own
+        except (RuntimeError, NotImplementedError):  # the tensor has no memory of its own
             pass
     return id(values), size
 
 
 def _bounds(values: Any) -> tuple[float, float]:
-    """Return where the memory of an array begins and ends, everywhere for what is none."""
+    """Return the addresses where an array's memory begins and ends; an infinite range if they are not known."""
     view = _view(values)
     if not isinstance(view, np.ndarray):
         return -math.inf, math.inf
@@ -330,19 +330,19 @@ def _bounds(values: Any) -> tuple[float, float]:
 
 
 def _sample(view: Any, index: _Index) -> Any:
-    """Return what is in an array, or in a part of it; of a tensor that is none, how often torch changed it."""
+    """Return the content of an array or a part of it; for a tensor that NumPy cannot view, its version counter."""
     if isinstance(view, np.ndarray):
         if index is None:
             return view.tobytes()
         return view[index].tobytes() if view.ndim == len(index) else view.shape
     try:
         return view._version if isinstance(view, torch.Tensor) else None
-    except RuntimeError:  # it was made where nobody counts
+    except RuntimeError:  # a tensor of inference mode has no version counter
         return None
 
 
 def _grid(shape: tuple[int, ...], number: int) -> tuple[slice, ...]:
-    """Return an index of some `_GRID` entries of an array, evenly spread; of others for another number."""
+    """Return an index of about `_GRID` evenly spaced entries of an array; `number` shifts the grid."""
     each = max(1, round(_GRID ** (1 / len(shape))))
     steps = [max(1, length // each) for length in shape]
     return tuple(slice(number * 31 % step, None, step) for step in steps)

@@ -1,4 +1,4 @@
-"""Everything between a dataset's stream function and the loop: passes, epochs, read-ahead, position, errors."""
+"""Connects a dataset's stream function to the loop: passes, epochs, read-ahead, position, errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class StreamPosition(NamedTuple):
-    """Where the loop is in a stream: batches handed out of a pass, however many were read ahead."""
+    """The position of the loop in a stream: the batches of a pass that the loop has taken, without those read ahead."""
 
     pass_number: int
     batch: int
@@ -36,38 +36,37 @@ class StreamPosition(NamedTuple):
 class StreamWrapper:
     """Iterates a stream epoch by epoch.
 
-    Iterating it hands out the batches of one epoch: those of a pass over the stream, or, with `epoch_size`, that many
-    batches of one continuing iteration which starts the next pass when one is exhausted. An epoch that was left early
-    goes on where it was left; an evaluation always starts from the beginning. Batches and their order do not
-    depend on `buffer_size`.
+    Iterating the wrapper yields the batches of one epoch: those of one pass over the stream or, with `epoch_size`, that
+    many batches, where a new pass starts whenever a pass ends. An epoch that was left early continues at the same
+    position; an evaluation always starts from the beginning. Batches and their order do not depend on `buffer_size`.
 
     Args:
-        stream_fn: returns an iterable of batches; takes nothing, or the `StreamContext`.
-        buffer_size: how many batches a thread reads ahead; 0 for none. The thread lives for one pass at most, and
-            only inside a `with` block.
-        epoch_size: how many batches make an epoch; -1 for a whole pass.
+        stream_fn: returns an iterable of batches; takes no argument, or the `StreamContext`.
+        buffer_size: the number of batches that a thread reads ahead; 0 for none. The thread runs for one pass at most,
+            and only inside a `with` block.
+        epoch_size: the number of batches of an epoch; -1 for a whole pass.
         name: the name of the stream.
-        profile: gets the seconds that each batch of the epoch took to read, as `read_batch_<name>`.
+        profile: receives the seconds that reading each batch of the epoch took, as `read_batch_<name>`.
         seed: the seed of the run.
         training: whether passes are numbered and continued; an evaluation is always the same pass 0.
-        interrupted: tells whether to stop waiting for a batch; the epoch then ends early.
-        workers: how many processes read the stream; 0 for none. Streams without `ctx.batches` are read by one of them,
-            objects with a state by a thread. `buffer_size` then says how many batches are read ahead in all, 0 for two
-            each.
-        start_method: how they are started: fork, forkserver or spawn; None for Python's default.
-        timeout: seconds that the loop waits for one batch before that is an error; None for no limit. Without a buffer
-            or workers nobody looks at the clock, nor while a resume reads up to its position.
-        prefetch: returns what prepares the batches that are read ahead, as `AbstractModel.prefetcher` does; called at
-            the beginning of a pass.
-        reading: all of `buffer_size`, `workers`, `start_method`, `timeout` and `prefetch`, instead of them.
+        interrupted: returns whether to stop waiting for a batch; the epoch then ends early.
+        workers: the number of processes that read the stream; 0 for none. A stream without `ctx.batches` is read by one
+            of them, an object with `state_dict` by a thread. With workers, `buffer_size` is the number of batches that
+            are read ahead in total, 0 for two per worker.
+        start_method: how the processes are started: fork, forkserver or spawn; None for Python's default.
+        timeout: the seconds that the loop waits for one batch before an error is raised; None for no limit. The limit
+            has no effect without a buffer or workers, and while a resume reads up to its position.
+        prefetch: called at the beginning of a pass; returns a function that prepares the batches that are read ahead,
+            as `AbstractModel.prefetcher` does.
+        reading: replaces all of `buffer_size`, `workers`, `start_method`, `timeout` and `prefetch`.
         context_name: the name of the stream in the `StreamContext`; by default `name`.
 
     Raises:
-        ArgumentError: a value of how the stream is read cannot be used.
+        ArgumentError: an argument for reading is invalid.
         ValueError: on iteration outside a `with` block with a buffer or workers.
-        StreamError: the stream function returns no iterable, or breaks the contract of `ctx.batches`; a worker process
-            ended before its time, or no batch came in time.
-        BaseException: on iteration, what the stream raises, after the batches that came before it.
+        StreamError: the stream function does not return an iterable, or breaks the contract of `ctx.batches`; a worker
+            process ended early, or no batch came within the time limit.
+        BaseException: on iteration, the error of the stream, after the batches before it.
     """
 
     def __init__(
@@ -102,9 +101,9 @@ class StreamWrapper:
         self._batch = 0
         self._epoch_batches = 0
         self.epoch_ended = False
-        """Whether the epoch came to its end, and was not interrupted."""
+        """Whether the epoch reached its end, without an interruption."""
         self.different: list[str] = []
-        """The sources that came back different when the stream was restored."""
+        """The sources of the last batch that differed when the stream was restored."""
         self._bookmark = Bookmark()
         self._end_of_pass: Callable[[], dict[str, Any] | None] = lambda: None
         self._to_restore: dict[str, Any] | None = None
@@ -115,38 +114,38 @@ class StreamWrapper:
 
     @property
     def position(self) -> StreamPosition:
-        """Where the loop is in the stream."""
+        """The position of the loop in the stream."""
         return StreamPosition(self._pass_number, self._batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to go on behind the last batch that was handed out."""
+        """Return the state from which `load_state_dict` continues after the last batch that was yielded."""
         position = {"pass": self._pass_number, "batch": self._batch, "epoch_batches": self._epoch_batches}
         if not self._batch:
             return {**position, "end_of_pass": self._end_of_pass()}
         return {**position, **self._bookmark.state(self.name)}
 
     def _keep_end_of_pass(self) -> None:
-        """Keep what brings a resume to the end of the pass, from where a stream with a memory begins the next one."""
+        """Save the state at the end of the pass; a stream that keeps state begins the next pass from there."""
         self._end_of_pass = lambda: None
         if self.training and self._batch:
             position, bookmark = {"pass": self._pass_number, "batch": self._batch}, self._bookmark
             self._end_of_pass = lambda: {**position, **bookmark.state(self.name)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where another wrapper of the stream was, when `restore` is called or the stream is iterated."""
+        """Load the position of another wrapper of the stream; `restore` or the first iteration goes there."""
         self.seek(StreamPosition(state["pass"], state["batch"]))
         self._epoch_batches = state["epoch_batches"]
         self._to_restore = state
 
     def restore(self) -> bool:
-        """Begin the pass of the state that was loaded, up to its position; changes the global random states.
+        """Begin the pass of the loaded state and go to its position; this changes the global random states.
 
-        An object with `state_dict` and `load_state_dict` is set by these; `ctx.batches` leaves out what comes before;
-        other streams are read up to there, under the random states that the pass began with. The last batch before the
-        position is made again and compared; between two passes, the last one of the pass before.
+        An object with `state_dict` and `load_state_dict` gets its state back; `ctx.batches` leaves out the batches
+        before the position; other streams are read up to the position, with the random states that the pass began with.
+        The last batch before the position (between two passes, of the previous pass) is made again and compared.
 
         Returns:
-            Whether that batch is the same, and no batch depends on when it is read.
+            Whether this batch is the same, and no batch depends on the time at which it is read.
 
         Raises:
             StreamError: the stream ends before the position.
@@ -158,19 +157,19 @@ class StreamWrapper:
         if state["batch"]:
             return self._read_again(state)
         before = state["end_of_pass"]
-        if before is None:  # the beginning of the training, or an empty pass
+        if before is None:  # the beginning of the run, or an empty pass
             return True
         self._pass_number = before["pass"]
         try:
             same = self._read_again(before) and next(cast("Iterator[Any]", self._iterator), END) is END
-        except BeyondEnd:  # it has become shorter
+        except BeyondEnd:  # the stream has become shorter
             same = False
         self._next_pass()
         self._end_of_pass = lambda: before
         return same
 
     def _read_again(self, state: dict[str, Any]) -> bool:
-        """Go to the position of a state by making the last batch before it again; return whether it is the same."""
+        """Go to the position of a state by making the last batch before it again; return whether this is the same."""
         if state["began"] is not None:
             set_random_state(state["began"])
         self._batch = state["batch"] - 1
@@ -180,14 +179,14 @@ class StreamWrapper:
         if item is END:
             raise beyond_end(self.name, self._batch, state["batch"])
         in_thread = self._reader is not None and self._workers is None
-        draws = in_thread and state["batch"] > 1 and before != random_digest()  # while the model does too
+        draws = in_thread and state["batch"] > 1 and before != random_digest()  # while the model draws too
         self._batch = state["batch"]
         self._bookmark.last = self._opened(item)
         self.different = different(self._bookmark.last, state["digest"])
         return not draws and not self.different
 
     def seek(self, position: StreamPosition) -> None:
-        """Go to a position: `ctx.batches` leaves out what comes before it, other streams are read up to there."""
+        """Go to a position: `ctx.batches` leaves out the batches before it, other streams are read up to it."""
         self.close()
         self._pass_number, self._batch = position
 
@@ -196,7 +195,7 @@ class StreamWrapper:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop the reader; position and batches that a thread read are kept. Worker processes end."""
+        """Stop the reader; the position and the batches that a thread has read are kept. Worker processes end."""
         self._entered = False
         self._read = None
         if self._workers is not None:
@@ -205,23 +204,23 @@ class StreamWrapper:
             self._reader = self._iterator = None
 
     def close(self) -> None:
-        """Stop the reader and drop what was read ahead; the position is kept."""
+        """Stop the reader and drop the batches that were read ahead; the position is kept."""
         reader, iterator, workers = self._reader, self._iterator, self._workers
         self._reader = self._iterator = self._read = self._workers = None
         if workers is not None:
-            workers.close()  # which ends what the reader waits for
+            workers.close()  # this ends a wait of the reader
         stopped = reader is None or reader.stop()
         close = getattr(iterator, "close", None)
         if stopped and close is not None:
             close()
 
     def wake(self) -> None:
-        """End a wait for the reader, which then looks whether it is interrupted; for signal handlers."""
+        """End a wait for the reader, so that the loop checks for an interruption; for signal handlers."""
         if self._reader is not None:
             self._reader.wake()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Hand out the batches of one epoch."""
+        """Yield the batches of one epoch."""
         if not self.training:
             self.close()
             self._batch = self._epoch_batches = 0
@@ -237,13 +236,13 @@ class StreamWrapper:
             except BaseException as raised:
                 error = named(raised, self.name)
                 error.add_note(f"in stream {self.name!r}, batch {self._batch} of the pass (counted from 0)")
-                self.close()  # a generator that raised would look like one that ended
+                self.close()  # otherwise the generator that raised would look exhausted
                 if error is raised:
                     raise
                 raise error from raised
             if batch is END:
                 self._keep_end_of_pass()
-                if left > 0 and self._batch:  # the epoch goes on in the next pass
+                if left > 0 and self._batch:  # the epoch continues in the next pass
                     self._next_pass()
                     continue
                 self._next_pass()
@@ -262,10 +261,10 @@ class StreamWrapper:
         self.epoch_ended = True
 
     def _open(self) -> Callable[[], Any]:
-        """Begin the pass or go on with it; return what returns its next batch, END or INTERRUPTED."""
+        """Begin or continue the pass; return a function that returns its next batch, END or INTERRUPTED."""
         if self._reading.ahead and not self._entered:
             raise ValueError(
-                f"stream {self.name!r} is read ahead: iterate it inside `with stream:`, which ends its thread"
+                f"stream {self.name!r} is read ahead: iterate it inside `with stream:`, which ends the reader thread"
             )
         if self._iterator is None:
             self._begin_pass()
@@ -282,7 +281,7 @@ class StreamWrapper:
         self._pass_number += self.training
 
     def _opened(self, item: Any) -> Batch:
-        """Return the batch of what the iterator gave; of a stream with a state, that comes with the state before it."""
+        """Return the batch from an item of the iterator; for a stream with a state, the item has the state too."""
         if item.__class__ is WithState:
             item, self._bookmark.before_last = item
         return item  # type: ignore[no-any-return]
@@ -291,7 +290,7 @@ class StreamWrapper:
         """Begin the pass at the position.
 
         Args:
-            state: the state of a stream that has one, which brings it there.
+            state: the state at the position, for a stream with `state_dict`.
         """
         self._bookmark = Bookmark(random_state() if self.training else None)
         stream_pass = StreamPass(self._stream_fn, self._context_name, self._seed, self._pass_number, self._batch, state)
@@ -312,31 +311,31 @@ class StreamWrapper:
             self._reader = ReadAhead(*arguments) if prefetch is None else PreparedAhead(prefetch, *arguments)
 
     def _waiting(self) -> int:
-        """Return how many batches were read that nobody has."""
+        """Return the number of batches that were read ahead and not taken."""
         return self._reader.waiting if self._reader is not None else 0
 
     @cached_property
     def _is_read_here(self) -> bool:
-        """Whether workers are of no use: of a stream with a state, a process would have a copy."""
+        """Whether this process reads the stream: a worker would only have a copy of a stream with a state."""
         with preserved_randomness():
             has_state = StreamPass(self._stream_fn, self._context_name, self._seed, self._pass_number).has_state()
         if has_state:
-            _LOG.info("stream %r has a state of its own: a thread reads it ahead, not a process", self.name)
+            _LOG.info("stream %r has a state_dict: a thread reads it ahead instead of worker processes", self.name)
         return has_state
 
     def _watch(self, seconds: float) -> None:
-        """Look at the clock in a wait for a batch.
+        """Check the time limit while the loop waits for a batch.
 
         Raises:
-            StreamError: the batch did not come in time.
+            StreamError: the batch did not come within the limit.
         """
         timeout = self._reading.timeout
         if timeout is not None and seconds > timeout:
             stacks = self._workers.stacks() if self._workers is not None else _stacks()
-            _LOG.error("stream %r hangs; what it is doing:\n%s", self.name, stacks)
+            _LOG.error("stream %r hangs; the stacks of its threads:\n%s", self.name, stacks)
             raise StreamError(
-                f"stream {self.name!r} gave no batch for {timeout:g} seconds (`main_loop.stream_timeout`); "
-                "where it hangs is in the log"
+                f"stream {self.name!r} yielded no batch for {timeout:g} seconds (`main_loop.stream_timeout`); "
+                "the log shows where it hangs"
             )
 
 

@@ -1,4 +1,4 @@
-"""One pass over a stream, told so that it can be read anywhere: by the loop, in a thread, in worker processes."""
+"""One pass over a stream, in a form that the loop, a thread or worker processes can read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from emrun.types import Batch
 
 
 class WithState(NamedTuple):
-    """A batch of a stream that is an object with `state_dict`, and its state before that batch."""
+    """A batch of a stream with `state_dict`, and the state of the stream before this batch."""
 
     batch: Batch
     before: Any
@@ -30,12 +30,12 @@ class StreamPass:
     """One pass over a stream.
 
     Args:
-        function: returns an iterable of batches; takes nothing, or the `StreamContext`.
+        function: returns an iterable of batches; takes no argument, or the `StreamContext`.
         name: the name of the stream.
         seed: the seed of the run.
         number: training passes count from 1, evaluation passes are 0.
-        start: how many batches to leave out.
-        state: the state of a stream that has one, which brings it there.
+        start: the number of batches to leave out.
+        state: the state after these batches, for a stream with `state_dict`.
     """
 
     function: Callable[..., Iterable[Batch]]
@@ -46,14 +46,14 @@ class StreamPass:
     state: Any = None
 
     def read(self, worker: int = 0, workers: int = 0) -> Iterator[Batch | WithState]:
-        """Begin the pass; return the batches behind `start`, which streams without `ctx.batches` are read up to.
+        """Begin the pass and return the batches after `start`; without `ctx.batches`, the stream is read up to `start`.
 
         Args:
-            worker: which of the worker processes this is; of streams without `ctx.batches`, the first reads all.
-            workers: how many worker processes there are, 0 for none; in them, global random generators are seeded.
+            worker: the index of this worker process; the first one reads all of a stream without `ctx.batches`.
+            workers: the number of worker processes, 0 for none; in a worker, the global random generators are seeded.
 
         Raises:
-            StreamError: the function returns no iterable, or the stream ends before `start`.
+            StreamError: the function does not return an iterable, or the stream ends before `start`.
         """
         has_context = takes_context(self.function)
         if workers:
@@ -79,19 +79,19 @@ class StreamPass:
                 load = stream.load_state_dict  # type: ignore[attr-defined]
                 with reading(f"the state of stream {self.name!r}", ANOTHER_CHECKPOINT, load):
                     load(copy.deepcopy(self.state))
-            encode(stream.state_dict(), f"stream {self.name!r}")  # type: ignore[attr-defined]  # may not be possible
+            encode(stream.state_dict(), f"stream {self.name!r}")  # type: ignore[attr-defined]  # may raise
             batches = _with_states(stream)
             return batches if self.state is not None or not self.start else self._behind_start(batches)
         batches = context.counted(stream) if has_context else iter(stream)
         if not self.start and not worker:
             return batches
-        batches = itertools.chain(list(itertools.islice(batches, 1)), batches)  # which begins the stream
+        batches = itertools.chain(list(itertools.islice(batches, 1)), batches)  # this begins the stream
         if context.skips:
             return batches
         return iter(()) if worker else self._behind_start(batches)
 
     def has_state(self) -> bool:
-        """Tell whether the stream is an object with `state_dict` and `load_state_dict`, by beginning the pass."""
+        """Begin the pass and return whether the stream has `state_dict` and `load_state_dict`."""
         context = StreamContext(self.name, seed=self.seed, epoch=self.number)
         return is_stateful(self.function(context) if takes_context(self.function) else self.function())
 
@@ -103,12 +103,12 @@ class StreamPass:
 
 
 def named(error: BaseException, name: str) -> BaseException:
-    """Return an error that says what happened, for a `StopIteration` that a stream let out; else the same error.
+    """Return an error that explains a `StopIteration` that a stream raised by mistake; other errors are returned as is.
 
-    Of a generator, Python makes a RuntimeError of it. What the `__next__` of another iterator raises is its end.
+    Python turns a `StopIteration` in a generator into a RuntimeError; from another `__next__`, it is the regular end.
 
     Args:
-        error: what a stream raised.
+        error: the error of the stream.
         name: the name of the stream.
     """
     stop = error if isinstance(error, StopIteration) else error.__cause__
@@ -117,18 +117,18 @@ def named(error: BaseException, name: str) -> BaseException:
     frames = traceback.extract_tb(stop.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
     return StreamError(
-        f"stream {name!r} raised StopIteration{where}, with which iterators end; a call of `next` that finds nothing "
-        "raises that: give `next` a default, or return when the stream is to end"
+        f"stream {name!r} raised StopIteration{where}, probably from a call of `next` on an iterator that has ended; "
+        "give `next` a default, or use `return` to end the stream"
     )
 
 
 def is_stateful(stream: Any) -> bool:
-    """Tell whether a stream is an object with `state_dict` and `load_state_dict`."""
+    """Return whether a stream has `state_dict` and `load_state_dict`."""
     return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
 
 
 def _with_states(stream: Any) -> Iterator[WithState]:
-    """Yield each batch with the state of the stream before it, however far ahead it is read."""
+    """Yield each batch with the state of the stream before it, independent of read-ahead."""
     before = copy.deepcopy(stream.state_dict())
     for batch in stream:
         yield WithState(batch, before)

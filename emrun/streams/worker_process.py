@@ -1,4 +1,4 @@
-"""What runs in a worker process: it reads its part of a pass, and gives the batches through a pipe."""
+"""The code of a worker process: it reads its part of a pass and sends the batches through a pipe."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from emrun.streams.stream_pass import StreamPass, named
 
 SAFE_PATH = "PYTHONSAFEPATH"
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Signals that are sent to a whole process group; the loop handles them, worker processes do nothing."""
+"""Signals that are sent to a whole process group; the loop handles them, worker processes ignore them."""
 _LOOK_AGAIN = 1.0  # seconds
 
 
 @dataclass
 class Task:
-    """What worker processes get to know.
+    """The task of the worker processes of a pass.
 
     Args:
         name: the name of the stream.
         stream_pass: the pass; None for processes that are not forked, which read it from `pass_file`.
-        count: how many processes there are.
-        ahead: how many batches each of them may make before the loop takes the first.
-        folder: a folder of theirs: a process writes its stacks there, and puts its sockets there.
-        censor: what keeps secrets from what is written to standard error, if anything does.
-        path: where the user's modules are, for a process that begins anew.
-        safe_path: what its environment says of `PYTHONSAFEPATH`.
+        count: the number of processes.
+        ahead: the number of batches that each process may make before the loop takes the first one.
+        folder: a folder of the processes, for the files with their stacks and for their sockets.
+        censor: censors standard error; None if it is not censored.
+        path: the directories of the user's modules, for processes that are not forked.
+        safe_path: the value of the environment variable `PYTHONSAFEPATH` in the process; None if it is not set.
     """
 
     name: str
@@ -58,42 +58,42 @@ class Task:
 
     @property
     def pass_file(self) -> Path:
-        """Where the pass lies for processes that are not forked."""
+        """The file with the pass, for processes that are not forked."""
         return self.folder / "pass.pickle"
 
     def stacks_file(self, worker: int) -> Path:
-        """Return where a process writes its stacks on SIGUSR2; there as soon as it has begun."""
+        """Return the file to which a process writes its stacks on SIGUSR2; the process creates it when it starts."""
         return self.folder / str(worker)
 
 
 class Last(NamedTuple):
-    """The last that comes from a worker."""
+    """The last message of a worker."""
 
     error: BaseException | None
-    """What ended it before the end of the stream."""
+    """The error that ended the worker before the end of the stream, if any."""
 
 
 def work(task: Task, worker: int, pipe: Connection) -> None:
-    """Read a worker's part of a pass; called in its process.
+    """Read a worker's part of a pass; called in the worker process.
 
-    Each batch is a message, and then comes `Last`. The loop answers every message that it took.
+    Each batch is one message; the last message is `Last`. The loop answers every message that it has received.
 
     Args:
-        task: what there is to do.
-        worker: which of the workers this is.
-        pipe: to the loop and back.
+        task: the task of the workers.
+        worker: the index of this worker.
+        pipe: the connection to the loop.
     """
-    os.register_at_fork(after_in_child=pipe.close)  # so that it ends with this process
-    stacks_file = _begin(task, worker)  # open as long as this process lives
+    os.register_at_fork(after_in_child=pipe.close)  # so that the pipe ends with this process
+    stacks_file = _begin(task, worker)  # open as long as this process runs
     waiting = 0  # messages
-    with stacks_file, contextlib.suppress(EOFError, ConnectionError):  # the loop is gone
+    with stacks_file, contextlib.suppress(EOFError, ConnectionError):  # the loop has ended
         for message in _messages(task, worker):
             pipe.send_bytes(message)
             waiting += 1
-            while waiting == task.ahead or pipe.poll():  # a pipe that is full of answers would stop the loop
+            while waiting == task.ahead or pipe.poll():  # a pipe full of answers would block the loop
                 pipe.recv_bytes()
                 waiting -= 1
-        for _ in range(waiting - 1):  # shared memory is fetched from this process
+        for _ in range(waiting - 1):  # the loop fetches shared memory from this process
             pipe.recv_bytes()
 
 
@@ -102,13 +102,13 @@ def _messages(task: Task, worker: int) -> Iterator[memoryview]:
     try:
         stream_pass = task.stream_pass or cast(StreamPass, pickle.loads(task.pass_file.read_bytes()))
         batches = stream_pass.read(worker, task.count)
-        for batch in checked_for_reuse(batches, task.name, task.ahead + 1):  # the loop has one
+        for batch in checked_for_reuse(batches, task.name, task.ahead + 1):  # the loop has one batch
             yield _message(batch)
     except GeneratorExit:
         raise
     except BaseException as raised:
         error = _sendable(named(raised, task.name), worker)
-    yield memoryview(pickle.dumps(Last(error)))  # without shared memory: this process may end before the loop has it
+    yield memoryview(pickle.dumps(Last(error)))  # without shared memory: this process may end before the loop reads it
 
 
 def _message(batch: Any) -> memoryview:
@@ -116,13 +116,13 @@ def _message(batch: Any) -> memoryview:
         return packed(batch)
     except Exception as error:
         raise StreamError(
-            f"a batch cannot be sent from a worker process to the loop ({type(error).__name__}: {error}); give arrays, "
-            "tensors, numbers and texts, or use `main_loop.buffer`, which reads in a thread, instead of `workers`"
+            f"a batch cannot be sent from a worker process to the loop ({type(error).__name__}: {error}); yield "
+            "arrays, tensors, numbers and strings, or replace `workers` by `main_loop.buffer`, which reads in a thread"
         ) from error
 
 
 def _sendable(error: BaseException, worker: int) -> BaseException:
-    """Return an exception that can be sent to the loop, with the traceback as a note unless its message says enough."""
+    """Return an exception that can be sent to the loop; for errors other than emrun's, a note has the traceback."""
     text = "" if isinstance(error, EmrunError) else ":\n" + "".join(traceback.format_exception(error)).rstrip()
     try:
         error = pickle.loads(pickle.dumps(error))
@@ -133,14 +133,14 @@ def _sendable(error: BaseException, worker: int) -> BaseException:
 
 
 def _begin(task: Task, worker: int) -> Any:
-    """Prepare a worker process: it writes its stacks when it is asked to, and lives until the loop ends it.
+    """Prepare a worker process: it writes its stacks on SIGUSR2, and runs until the loop ends it.
 
     Returns:
-        The file of its stacks.
+        The file to which it writes its stacks.
     """
     torch.set_num_threads(1)
     for number in GROUP_SIGNALS:
-        # unlike SIG_IGN, a program that the stream starts does not inherit it
+        # not SIG_IGN, because programs that the stream starts would inherit it
         signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
     if task.censor is not None and terminal_censor() is None:  # not forked
@@ -149,7 +149,7 @@ def _begin(task: Task, worker: int) -> Any:
         set_environment(SAFE_PATH, task.safe_path)
         sys.path += [each for each in task.path if each not in sys.path]
     threading.Thread(target=_end_with_the_loop, args=(task.folder,), daemon=True).start()
-    # where its sockets for shared memory go: it is killed, so that a folder of its own would stay behind
+    # the folder for sockets of shared memory; a worker is killed, so a folder that it creates itself would stay behind
     multiprocessing.current_process()._config["tempdir"] = str(task.folder)  # type: ignore[attr-defined]
     file = task.stacks_file(worker).open("w")
     faulthandler.register(signal.SIGUSR2, file=file)
@@ -157,17 +157,17 @@ def _begin(task: Task, worker: int) -> Any:
 
 
 def _end_with_the_loop(folder: Path) -> None:
-    """End this worker when the loop's process is gone."""
+    """End this worker when the process of the loop has ended."""
     parent, started_by = multiprocessing.parent_process(), os.getppid()
     assert parent is not None  # this is a worker
-    while parent.is_alive() and os.getppid() == started_by:  # a process that was forked later may hold what tells it
+    while parent.is_alive() and os.getppid() == started_by:  # a child forked later may keep the sentinel open
         parent.join(_LOOK_AGAIN)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
 def set_environment(name: str, value: str | None) -> None:
-    """Set a variable of the environment; None removes it."""
+    """Set an environment variable; None removes it."""
     if value is None:
         os.environ.pop(name, None)
     else:

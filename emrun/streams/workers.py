@@ -1,4 +1,4 @@
-"""Worker processes that read a pass over a stream, each at the other end of a pipe."""
+"""Worker processes that read a pass over a stream, and the loop's end of the pipe to each."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ from emrun.temporary import TemporaryFolder
 from emrun.user_modules import user_directories
 
 _LOG = logging.getLogger(__name__)
-_STARTING = threading.Lock()  # held while the path and the environment are those of processes to be
-_PATIENCE = 10.0  # seconds that a process gets to be gone once it was killed
+_STARTING = threading.Lock()  # held while `sys.path` and the environment are prepared for new processes
+_PATIENCE = 10.0  # seconds to wait for the end of a process that was killed
 _LOOK_AGAIN = 0.05  # seconds
-_BEFORE_THEY_ARE_JOINED = 10  # what multiprocessing does with its processes at the end of Python has priority 0
-_FOR_STACKS = 1.0  # seconds that a worker gets to write its stacks
+_BEFORE_THEY_ARE_JOINED = 10  # at the end of Python, multiprocessing joins its processes with priority 0
+_FOR_STACKS = 1.0  # seconds to wait until a worker has written its stacks
 
 
 class Workers(Iterator[Any]):
-    """Reads a pass in processes of its own; hands out the batches in the same order as one process would.
+    """Reads a pass in worker processes; yields the batches in the same order as a single process would.
 
-    A stream whose rows come from `ctx.batches` is read by all of them in turn, another one by the first. Tensors and
-    arrays come through shared memory. A process that ends before its time is seen at the end of its pipe.
+    The batches of a stream that uses `ctx.batches` are shared among all workers; another stream is read by the first
+    worker. Tensors and arrays are sent through shared memory. If a process ends early, its pipe ends too.
 
     Args:
         stream_pass: the pass.
-        count: how many processes.
-        each_ahead: how many batches each of them reads ahead.
+        count: the number of processes.
+        each_ahead: the number of batches that each process reads ahead.
         start_method: fork, forkserver or spawn; None for Python's default.
 
     Raises:
-        StreamError: the stream cannot be sent to a process that is started this way.
+        StreamError: the stream cannot be sent to a process with this start method.
     """
 
     def __init__(self, stream_pass: StreamPass, count: int, each_ahead: int, start_method: str | None) -> None:
         self._processes: list[Any] = []
-        self._turns: deque[tuple[int, Any]] = deque()  # which worker, and the pipe to it
+        self._turns: deque[tuple[int, Any]] = deque()  # the index of a worker, and the pipe to it
         with _limit_named(stream_pass.name, count):
             folder = TemporaryFolder()
             self._task = Task(stream_pass.name, stream_pass, count, each_ahead, folder.path, terminal_censor())
             ended = self._processes, stream_pass.name, folder
             self.close = Finalize(self, _end, ended, exitpriority=_BEFORE_THEY_ARE_JOINED)
-            """Kill the processes, and end a wait for a batch."""
+            """Kill the processes; this ends a wait for a batch."""
             try:
                 self._start(stream_pass, start_method or multiprocessing.get_start_method())
             except BaseException:
@@ -67,13 +67,13 @@ class Workers(Iterator[Any]):
                 raise
 
     def _start(self, stream_pass: StreamPass, method: str) -> None:
-        """Start the processes, with what they must not inherit put aside meanwhile.
+        """Start the processes; meanwhile, change the settings that they must not inherit.
 
-        Signals: a Ctrl-C reaches them too, before they can say what to do with it.
+        Signals are blocked: a Ctrl-C reaches the processes too, before they can set a handler.
 
-        Modules of the user: Python puts the current directory first in the path of processes that begin anew, and what
-        they import before they get the path of this process would come from it. So they get a safe path, without the
-        directories of the user's modules, which they add when emrun is imported.
+        `sys.path` is made safe: in processes that are not forked, Python puts the current directory first, so their
+        first imports could find the user's modules. So they start with PYTHONSAFEPATH and without the directories of
+        the user's modules, and add these directories after they have imported emrun.
         """
         task = self._task
         context: Any = multiprocessing.get_context(method)
@@ -87,7 +87,7 @@ class Workers(Iterator[Any]):
                 set_environment(SAFE_PATH, "1")
                 stack.callback(sys.path.extend, task.path)
                 del sys.path[len(sys.path) - len(task.path) :]
-                resource_tracker.ensure_running()  # here, because it unblocks signals
+                resource_tracker.ensure_running()  # before signals are blocked, because it unblocks them
             if method == "forkserver":
                 context.set_forkserver_preload([__name__])  # imports torch once
             before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
@@ -96,7 +96,7 @@ class Workers(Iterator[Any]):
                 pipe, other_end = context.Pipe()
                 process = context.Process(target=work, args=(task, index, other_end), daemon=True)
                 process.start()
-                other_end.close()  # before the next process is forked: a pipe ends with the last that holds it
+                other_end.close()  # before the next fork: a pipe ends when the last process closes it
                 self._processes.append(process)
                 self._turns.append((index, pipe))
 
@@ -104,8 +104,8 @@ class Workers(Iterator[Any]):
         """Return the next batch.
 
         Raises:
-            BaseException: what the stream raised, with the traceback in the worker as a note.
-            StreamError: a process ended before its time.
+            BaseException: the error of the stream, with the traceback in the worker as a note.
+            StreamError: a process ended early.
         """
         while self._turns:
             index, pipe = self._turns[0]
@@ -118,7 +118,7 @@ class Workers(Iterator[Any]):
                 if isinstance(error, EOFError | OSError):
                     self._look_after(index)
                 raise
-            with contextlib.suppress(OSError):  # it is gone, which the next wait for it tells
+            with contextlib.suppress(OSError):  # the worker has ended; the next `recv` reports it
                 pipe.send_bytes(b"")
             if item.__class__ is not Last:
                 self._turns.rotate(-1)
@@ -129,7 +129,7 @@ class Workers(Iterator[Any]):
         raise StopIteration
 
     def _look_after(self, index: int) -> None:
-        """Raise why nothing more comes from a worker, if its process is gone."""
+        """Raise an error that says how a worker process ended, if it has ended."""
         process = self._processes[index]
         exitcode = _exitcode(process)
         if exitcode is not None:
@@ -137,7 +137,7 @@ class Workers(Iterator[Any]):
             raise StreamError(f"stream {self._task.name!r}: worker process {index} (pid {process.pid}) {how}") from None
 
     def stacks(self) -> str:
-        """Return what the processes are doing at the moment: the stacks of their threads."""
+        """Return the present stacks of the threads of all processes."""
         parts = []
         for index, process in enumerate(self._processes):
             path = self._task.stacks_file(index)
@@ -161,21 +161,21 @@ def _end(processes: list[Any], name: str, folder: TemporaryFolder) -> None:
 
 
 def _exitcode(process: Any) -> int | None:
-    """Return how a process ended, which is about to; None if it does not.
+    """Return the exit code of a process that is about to end; None if it does not end in time.
 
-    Another one that was forked from it may hold what ends a wait for it.
+    The wait uses short intervals, because a child forked from the process may keep its sentinel open.
     """
     ends_at = time.monotonic() + _PATIENCE
     while process.exitcode is None and time.monotonic() < ends_at:
         process.join(_LOOK_AGAIN)
-    process.join(0)  # multiprocessing forgets it
+    process.join(0)  # so that multiprocessing forgets the process
     return process.exitcode  # type: ignore[no-any-return]
 
 
 def _write(stream_pass: StreamPass, task: Task, start_method: str) -> None:
-    """Write the pass to where processes that are not forked read it.
+    """Write the pass to the file from which processes that are not forked read it.
 
-    Through the pipe that starts a process, a larger one would block for ever when that process dies over it.
+    If a large pass were sent through the pipe that starts a process, this process would block if the other one died.
     """
     try:
         with task.pass_file.open("wb") as file:
@@ -184,38 +184,38 @@ def _write(stream_pass: StreamPass, task: Task, start_method: str) -> None:
         raise
     except Exception as error:
         raise StreamError(
-            f"stream {task.name!r} cannot be sent to worker processes that are started by {start_method}: "
-            f"{what_cannot_be_pickled(stream_pass.function)} cannot be pickled ({error}); open or make it when the "
-            "stream is read, use `start_method: fork`, or `workers: 0`",
+            f"stream {task.name!r} cannot be sent to worker processes with start method {start_method}: "
+            f"{what_cannot_be_pickled(stream_pass.function)} cannot be pickled ({error}); create it inside the stream "
+            "function, use `start_method: fork`, or `workers: 0`",
             first_batch=True,
         ) from None
 
 
 @contextlib.contextmanager
 def _limit_named(name: str, count: int) -> Iterator[None]:
-    """Say of the limit of open files how high it is, and what to do."""
+    """Add the limit and advice to errors about too many open files."""
     try:
         yield
     except (OSError, RuntimeError) as error:
-        # of a file that was sent, and that this process may not open, Python says that none came
+        # "items of ancdata" is Python's error for a received file that this process may not open
         if "items of ancdata" not in str(error) and getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE):
             raise
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise StreamError(
-            f"stream {name!r}: too many open files for its {count} worker processes; this process may have {limit} "
-            "(`ulimit -n`): allow more, use fewer `workers`, or `main_loop.buffer`, which reads in a thread"
+            f"stream {name!r}: too many open files for its {count} worker processes; this process may open {limit} "
+            "(`ulimit -n`); raise the limit, use fewer `workers`, or use `main_loop.buffer`, which reads in a thread"
         ) from error
 
 
 def _how_it_ended(exitcode: int, began: bool) -> str:
     if exitcode >= 0 and not began:
-        return f"could not begin (exit status {exitcode}); what it wrote to standard error tells why"
+        return f"could not start (exit status {exitcode}); see its output on standard error"
     if exitcode >= 0:
-        return f"ended by itself with exit status {exitcode}: the stream left the process"
+        return f"ended by itself with exit status {exitcode}; the code of the stream ended the process"
     name = signal.Signals(-exitcode).name
     hints = {
-        "SIGKILL": "; this is how the system ends a process when memory runs out: use fewer workers, smaller batches, "
-        "or a smaller buffer",
+        "SIGKILL": "; the system does this when memory runs out: use fewer workers, smaller batches, or a smaller "
+        "buffer",
         "SIGBUS": "; the shared memory (/dev/shm) may be full: use fewer workers or a smaller buffer",
         "SIGSEGV": "; a library that the stream uses crashed",
     }

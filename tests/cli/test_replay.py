@@ -133,7 +133,7 @@ def test_a_capsule_that_is_damaged_is_refused_in_one_line(doomed, fail, emrun):
     path.write_bytes(path.read_bytes()[:-1])
     done = emrun("replay", "run")
     assert done.returncode == 74
-    assert "capsule run/failures/1: state.pt is missing or differs; the capsule is damaged" in done.stderr
+    assert "capsule run/failures/1: state.pt is missing or was changed; the capsule is damaged" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -145,7 +145,7 @@ def test_a_directory_that_cannot_be_written_does_not_hide_the_error(doomed, emru
     done = fail("dataset.labels=[9]")
     assert done.returncode == 1
     assert "RuntimeError: a label is 7" in done.stderr
-    assert "warning: the batch that failed could not be kept: StorageError: " in done.stderr
+    assert "warning: cannot save the batch that failed: StorageError: " in done.stderr
     assert "emrun replay" not in done.stderr
 
 
@@ -168,7 +168,7 @@ def test_wrong_usage_is_told(doomed, fail, emrun):
     fail()
     done = emrun("replay", "run")
     assert done.returncode == 2
-    assert "run has no failures: no batch made it fail" in done.stderr
+    assert "run has no recorded failure" in done.stderr
     done = emrun("replay", os.devnull)
     assert done.returncode == 2
     assert "is neither a run directory nor a capsule" in done.stderr
@@ -179,4 +179,4 @@ def test_a_capsule_elsewhere_than_in_its_run_has_no_config_to_build_the_model_fr
     (doomed / "run/failures/1").rename(doomed / "sent")
     done = emrun("replay", "sent")
     assert done.returncode == 2
-    assert "does not lie in the failures of a run" in done.stderr
+    assert "is not in the failures directory of a run" in done.stderr

@@ -147,7 +147,7 @@ def test_a_run_that_was_made_between_the_look_and_the_lock_is_gone_on_with(proje
     done = emrun("train", "config.yaml", "--output-dir", "run", *option)
     assert done.returncode == (0 if option else 2), done.stderr
     assert ("nothing to do: the run is finished" in done.stderr) is bool(option)
-    assert ("run holds a run already (finished)" in done.stderr) is not bool(option)
+    assert ("run already holds a run (finished)" in done.stderr) is not bool(option)
     assert emrun("eval", "run", "valid").returncode == 0
 
 
@@ -163,7 +163,7 @@ def test_auto_resume_with_another_config_is_refused_with_the_keys(project, emrun
     ("arguments", "message"),
     [
         (["train", "config.yaml", "--auto-resume"], "needs --output-dir"),
-        (["resume", "nothing"], "is no run directory"),
+        (["resume", "nothing"], "is not a run directory"),
         (["resume", "run", "--checkpoint", "bset"], "no checkpoint 'bset'"),
         (["resume", "run", "--checkpoint", "/etc"], "is no checkpoint in"),
         (["resume", "run", "a"], "an override is key=value"),
@@ -184,7 +184,7 @@ def test_a_run_in_use_is_refused_with_the_process_that_uses_it(project, emrun):
     done = emrun("resume", "run")
     assert done.returncode == 75
     assert f"is in use by process {os.getpid()} on " in done.stderr
-    with pytest.raises(RunInUse, match="another training of this process"):
+    with pytest.raises(RunInUse, match="another run of this process"):
         create_training(project / "config.yaml", output_dir=project / "run")
     training.main_loop.run.release()
     assert emrun("resume", "-q", "run").returncode == 0

@@ -205,7 +205,7 @@ def test_output_dir_is_the_run_directory_and_is_not_used_twice(project, emrun):
     assert emrun("train", "-q", "config.yaml", "--output-dir", "mine").returncode == 0
     again = emrun("train", "-q", "config.yaml", "--output-dir", "mine")
     assert again.returncode == 2
-    assert again.stderr.startswith("error: mine holds a run already (finished); choose another --output-dir")
+    assert again.stderr.startswith("error: mine already holds a run (finished); choose another --output-dir")
 
 
 def test_rm_deletes_the_run_directory(project, emrun):
@@ -298,7 +298,7 @@ def test_a_wrong_config_is_told_with_its_line_and_leaves_nothing(project, emrun)
         (["train", "config.yaml", "--buffer", "3"], "No such option"),
         (["trian", "config.yaml"], "No such command 'trian'"),
         (["eval", "log"], "Missing argument"),
-        (["eval", "log", "valid"], "log is no run directory"),
+        (["eval", "log", "valid"], "log is not a run directory"),
         (["eval", "log", "a=1"], "name a stream"),
     ],
 )
@@ -480,7 +480,7 @@ def test_a_run_that_failed_with_metrics_is_not_taken_over(project, emrun):
     before = {path: path.read_bytes() for path in (project / "mine").rglob("*") if path.is_file()}
     done = emrun(*command)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: mine holds a run already (failed); choose another --output-dir")
+    assert done.stderr.startswith("error: mine already holds a run (failed); choose another --output-dir")
     assert {path: path.read_bytes() for path in (project / "mine").rglob("*") if path.is_file()} == before
 
 
@@ -540,13 +540,13 @@ def test_a_file_given_for_a_run_directory_is_told_with_the_directory_that_is_mea
     assert emrun("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=0").returncode == 0
     streams = ["valid"] if command == "eval" else []
     done = emrun(command, "run/config.yaml", *streams)
-    expected = "error: run/config.yaml is a file; name the directory of the run: run\n"
+    expected = "error: run/config.yaml is a file; give the run directory instead: run\n"
     assert (done.returncode, done.stderr) == (2, expected)
     done = emrun(command, "config.yaml", *streams)
     assert (done.returncode, done.stderr) == (
         2,
-        "error: config.yaml is a file; name the directory of a run, such as log/NAME_TIME; to begin a run with it: "
-        "emrun train config.yaml\n",
+        "error: config.yaml is a file; give a run directory instead, such as log/NAME_TIME; to start a run with this "
+        "config: emrun train config.yaml\n",
     )
 
 

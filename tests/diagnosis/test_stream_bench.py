@@ -144,7 +144,7 @@ def test_what_a_stream_raises_is_raised(buffered):
 
 
 def test_a_stream_that_only_nobody_ahead_can_read_is_an_error():
-    with pytest.raises(StreamError, match="stream 'train' changes the 'x' of a batch that it gave away"):
+    with pytest.raises(StreamError, match="stream 'train' changed 'x' of a batch that it has already yielded"):
         bench(of("Changing"), seconds=SECONDS)
 
 

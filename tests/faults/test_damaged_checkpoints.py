@@ -96,10 +96,10 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_refused_by_name(
             with trial.reading():
                 training = resume_training(copy, LONGER)
             with trial.telling():
-                assert f"going on from {older.name} instead" in caplog.text
+                assert f"continuing from {older.name} instead" in caplog.text
                 assert any(r.levelname == "WARNING" and newest.name in r.getMessage() for r in caplog.records)
                 if kind == "newer":
-                    assert "is newer than this emrun knows" in caplog.text
+                    assert "is newer than this emrun supports" in caplog.text
             training.main_loop.run.release()
             if trial.random.random() < 0.1:
                 assert small.forked(go_on, copy) == 0

@@ -31,5 +31,5 @@ def test_too_few_file_descriptors_are_told_with_the_limit(project, trials):
                                   capture_output=True, text=True, timeout=100)  # fmt: skip
             with trial.telling():
                 assert done.returncode == 1, done.stderr
-                assert f"may have {limit} (`ulimit -n`): allow more" in done.stderr, done.stderr
+                assert f"may open {limit} (`ulimit -n`); raise the limit" in done.stderr, done.stderr
                 assert "AttributeError" not in done.stderr

@@ -142,7 +142,7 @@ def test_a_stream_that_hangs_is_told_with_its_stacks_and_the_process_ends(projec
             log = (project / f"run-{fault}-{reader}" / "train.log").read_text()
             with trial.telling():
                 assert status == 1
-                assert "stream 'train' gave no batch for 1 seconds" in text
+                assert "stream 'train' yielded no batch for 1 seconds" in text
                 assert "in happen" in log
 
 

@@ -254,7 +254,7 @@ def test_a_hook_that_cannot_take_back_its_state_is_named_with_the_checkpoint(tmp
     with pytest.raises(KeyError, match="count") as caught:  # whose fault that is, only its author knows
         state_of(hooks=[Count()])[0].load(place)
     (note,) = caught.value.__notes__
-    assert note.startswith(f"while Count.load_state_dict took back {place / 'state.pt'}: state of hook ")
+    assert note.startswith(f"while Count.load_state_dict loaded {place / 'state.pt'}: state of hook ")
 
 
 def test_what_a_state_may_hold_is_known_of_each_of_its_fields():

@@ -10,7 +10,7 @@ TIME = datetime(2026, 11, 20, 21, 3, 1, 987_654, tzinfo=timezone(timedelta(hours
 
 
 class Clock:
-    """Tells a time that moves by a minute with every look."""
+    """Return a time that advances by a minute with every call."""
 
     def __init__(self):
         self.now = TIME

@@ -1,4 +1,4 @@
-"""Capsules: what is kept of a batch, when none is written, and the random states before a step."""
+"""Capsules: what is saved of a batch, when no capsule is written, and the random states before a step."""
 
 import errno
 import json
@@ -73,14 +73,14 @@ def test_a_capsule_says_where_and_why(run):
         (True, True, "before_batch", "before the step"),
     ],
 )
-def test_it_says_whether_the_weights_have_moved(run, has_updated, train, event, weights):
+def test_a_capsule_says_whether_the_weights_have_changed(run, has_updated, train, event, weights):
     model = Model()
     model.has_updated = has_updated
     step = Step("train", train, False, 1, 7, 2, 3, event, None, None)
     assert kept(run, model=model, step=step).facts["weights"] == weights
 
 
-def test_weights_that_a_broken_device_does_not_give_back_are_lost_but_not_the_batch(run, caplog):
+def test_a_broken_device_loses_the_weights_but_not_the_batch(run, caplog):
     class Broken(Model):
         def save(self, directory):
             super().save(directory)
@@ -90,7 +90,7 @@ def test_weights_that_a_broken_device_does_not_give_back_are_lost_but_not_the_ba
     assert found.facts["weights"] == "lost"
     assert found.batch == {"x": [1, 2]}
     assert not (found.place / "weights.txt").exists()
-    assert "the weights could not be kept: device-side assert" in caplog.text
+    assert "cannot save the weights: device-side assert" in caplog.text
 
 
 def test_the_state_of_the_hook_that_failed_is_kept_if_it_can_be(run):
@@ -110,12 +110,12 @@ def test_the_state_of_the_hook_that_failed_is_kept_if_it_can_be(run):
 @pytest.mark.parametrize(
     "error", [TrainingTerminated("enough"), ArgumentError("loss", "none"), StorageError(errno.ENOSPC, "full")]
 )
-def test_what_is_no_failure_of_a_step_leaves_none(run, error):
+def test_what_is_not_a_failure_of_a_step_leaves_no_capsule(run, error):
     assert keep(run, error=error) is None
     assert not (run.directory / "failures").exists()
 
 
-def test_a_guard_leaves_one(run):
+def test_a_guard_leaves_a_capsule(run):
     assert keep(run, error=TrainingAborted("NaN")) == run.directory / "failures" / "1"
 
 
@@ -136,7 +136,7 @@ def test_a_full_disk_or_any_other_mishap_is_one_line_of_the_log_and_leaves_nothi
     monkeypatch.setattr(f"emrun.storage.{failing}", full)
     assert keep(run) is None
     (record,) = caplog.records
-    assert record.getMessage().startswith("the batch that failed could not be kept: ")
+    assert record.getMessage().startswith("cannot save the batch that failed: ")
     folder = run.directory / "failures"
     assert not folder.exists() or not list(folder.iterdir())
 
@@ -149,7 +149,7 @@ def test_a_write_that_ends_halfway_leaves_nothing(run, caplog):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list((run.directory / "failures").iterdir())
-    assert "the batch that failed could not be kept: StorageError" in caplog.text
+    assert "cannot save the batch that failed: StorageError" in caplog.text
 
 
 def test_only_the_newest_are_kept(run):
@@ -169,7 +169,7 @@ def test_what_a_killed_process_left_is_removed(run):
 
 
 def test_a_run_without_failures_has_no_capsule(run):
-    with pytest.raises(UsageError, match="has no failures: no batch made it fail"):
+    with pytest.raises(UsageError, match="has no recorded failure"):
         find_capsule(run.directory)
 
 
@@ -180,7 +180,7 @@ def test_a_newer_format_is_refused(run):
     del content["sha256"]
     content["format"] = 2
     path.write_text(json.dumps({**content, "sha256": json_digest(content)}))
-    with pytest.raises(StorageError, match="format 2 is newer than this emrun knows"):
+    with pytest.raises(StorageError, match="format 2 is newer than this emrun supports"):
         read_capsule(place, run.directory)
 
 
@@ -214,7 +214,7 @@ def test_the_loop_keeps_the_batch_that_fails_and_only_with_a_run(run):
             assert (found.step.stream, found.step.batch, found.step.iteration) == ("unnamed_train_0", 2, 2)
 
 
-def test_a_stream_that_fails_leaves_none(run):
+def test_a_stream_that_fails_leaves_no_capsule(run):
     def broken():
         yield {"x": [0]}
         raise ValueError("no more")

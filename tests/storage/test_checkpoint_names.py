@@ -52,7 +52,7 @@ def test_names_that_are_missing_come_back_as_they_were_recorded(root):
     assert links_in(root) == {"best": "it-00000001", "latest": "it-00000002"}  # epoch-1 had been given up
 
 
-def test_names_that_nobody_recorded_come_back_from_the_manifests_that_are_not_later(root):
+def test_names_without_a_record_come_back_from_the_manifests_that_are_not_later(root):
     commit_at(root, 1, "best", "epoch-1", "latest")
     place = commit_at(root, 2, "latest", "epoch-2")
     commit_at(root, 3, "best", "epoch-3")
@@ -71,7 +71,7 @@ def test_a_recorded_name_whose_checkpoint_is_gone_comes_back_from_the_manifests(
     assert links_in(root) == {"best": "it-00000001", "latest": "it-00000002"}
 
 
-def test_what_this_process_did_not_see_named_is_not_deleted(root):
+def test_a_checkpoint_that_lost_its_name_outside_of_this_process_is_not_deleted(root):
     commit_at(root, 1, "best")
     place = commit_at(root, 2, "latest")
     shutil.copytree(place, root / "it-00000002-5")
@@ -80,7 +80,7 @@ def test_what_this_process_did_not_see_named_is_not_deleted(root):
     assert names_in(root) == ["it-00000001", "it-00000002-5", "it-00000003", "latest"]
 
 
-def test_a_name_that_a_killed_process_was_to_give_up_is_given_up(root):
+def test_a_name_that_a_killed_process_had_to_remove_is_removed(root):
     commit_at(root, 1, "epoch-1")
     place = commit_at(root, 2, "epoch-2", "latest")
     (root / "mine").symlink_to("it-00000002")
@@ -175,7 +175,7 @@ def test_a_directory_that_is_not_a_checkpoint_is_not_deleted_when_its_name_moves
     (root / "best" / "notes").write_text("mine")
     commit_at(root, 2, "latest", "best")
     assert (root / "best-replaced-1" / "notes").read_text() == "mine"
-    assert f"{root}/best is a directory that is not a checkpoint; it is now best-replaced-1" in caplog.messages
+    assert f"{root}/best is a directory that is not a checkpoint; renamed it to best-replaced-1" in caplog.messages
     assert links_in(root) == {"latest": "it-00000002", "best": "it-00000002"}
 
 
@@ -189,7 +189,7 @@ def test_an_empty_directory_under_a_name_is_a_name_that_is_missing(root):
     assert links_in(root) == {"best": "it-00000001", "latest": "it-00000002"}
 
 
-def test_a_link_that_somebody_made_keeps_a_checkpoint(root):
+def test_a_link_that_another_process_made_keeps_a_checkpoint(root):
     known = Names(root)
     for iteration in (1, 2):
         commit(root, save, epoch=0, iteration=iteration, names=["latest"], known=known)

@@ -1,4 +1,4 @@
-"""Checkpoints: committed whole, verified, named, found."""
+"""Checkpoints: how they are committed, verified, named and found."""
 
 import errno
 import hashlib
@@ -278,7 +278,7 @@ checkpoint.commit(root, save, epoch=0, iteration=iteration, names=['latest'])
     ("function", "nth"),
     [("fsync", 1), ("fsync", 3), ("rename", 1), ("symlink", 1), ("replace", 1), ("rename", 2), ("rmtree", 3)],
 )
-def test_a_process_that_is_killed_leaves_a_whole_checkpoint_and_no_rubbish_for_long(root, function, nth):
+def test_a_process_that_is_killed_leaves_a_complete_checkpoint_and_its_leftovers_are_deleted(root, function, nth):
     commit_at(root, 1, "latest")
     child = subprocess.run([sys.executable, "-c", KILLED, root, "2", function, str(nth)], check=False, timeout=60)
     assert child.returncode == -9
@@ -339,7 +339,7 @@ def test_an_unknown_name_lists_what_there_is(named):
     with pytest.raises(UsageError) as raised:
         find(named, "bset")
     there = "epoch-1, it-00000001, it-00000002, latest"
-    assert str(raised.value) == f"{named}: no checkpoint 'bset'; there is {there}"
+    assert str(raised.value) == f"{named}: no checkpoint 'bset'; available: {there}"
     assert exit_status(raised.value) == 2
 
 
@@ -347,7 +347,7 @@ def test_an_unknown_name_lists_what_there_is(named):
 def test_without_any_checkpoint_there_is_nothing(root, exists):
     if exists:
         root.mkdir()
-    with pytest.raises(UsageError, match="no checkpoint; there is nothing"):
+    with pytest.raises(UsageError, match="no checkpoint; available: nothing"):
         find(root)
 
 
@@ -355,7 +355,7 @@ def test_without_any_checkpoint_there_is_nothing(root, exists):
     "name",
     ["..", ".", "../checkpoints", "../checkpoints/latest", "it-00000001/", "./latest", "latest/..", ".tmp-1", "{root}"],
 )
-def test_a_name_is_no_path(named, name):
+def test_a_name_is_not_a_path(named, name):
     (named / ".tmp-1").mkdir()
     with pytest.raises(UsageError, match="no checkpoint"):
         find(named, name.format(root=named / "latest"))

@@ -1,4 +1,4 @@
-"""What lies in the directory of checkpoints: checkpoints, names, what is aside."""
+"""The content of the directory of checkpoints: checkpoints, names, temporary directories."""
 
 import errno
 
@@ -20,7 +20,7 @@ def test_a_directory_that_is_not_there_is_empty(tmp_path):
     assert Contents.of(tmp_path / "gone") == Contents([], [], {}, [])
 
 
-def test_checkpoints_names_and_what_is_aside_are_told_apart(root):
+def test_checkpoints_names_and_temporary_directories_are_distinguished(root):
     (root / "it-00000003").rename(root / "best")  # as in a copy that followed links
     commit(root, lambda place: None, epoch=0, iteration=4, names=["latest"])
     (root / "mine").symlink_to("elsewhere/it-00000009")

@@ -172,7 +172,7 @@ def test_a_failure_after_the_rename_leaves_the_new_file(tmp_path, monkeypatch):
     assert path.read_text() == "new"
 
 
-def test_a_write_goes_on_although_an_earlier_process_was_killed_in_it(tmp_path):
+def test_a_write_works_after_a_process_was_killed_in_the_same_write(tmp_path):
     (tmp_path / ".trace.yaml.tmp").write_text("half of a fi")
     write_atomically(tmp_path / "trace.yaml", "new")
     assert entries(tmp_path) == ["trace.yaml"]
@@ -254,14 +254,14 @@ def test_a_line_that_cannot_be_written_whole_is_taken_back(tmp_path, exists):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
-def test_a_line_that_cannot_be_taken_back_either_is_told_of_with_the_first_reason(tmp_path):
+def test_a_line_that_cannot_be_removed_again_is_reported_with_the_first_reason(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.symlink_to("/dev/full")  # it cannot be cut
     with pytest.raises(StorageError, match=r"cannot write .*metrics.jsonl: the disk is full"):
         append_line(path, "first")
 
 
-def test_lines_that_cannot_be_flushed_are_told_of_once(tmp_path, monkeypatch):
+def test_lines_that_cannot_be_flushed_are_reported_once(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     append_line(path, "first")
     flush_lines()
@@ -320,7 +320,7 @@ def test_a_link_does_not_replace_a_directory(tmp_path):
     assert entries(tmp_path) == ["latest"]
 
 
-def test_a_link_is_made_although_an_earlier_process_was_killed_in_it(tmp_path):
+def test_a_link_is_made_after_a_process_was_killed_while_making_it(tmp_path):
     (tmp_path / ".latest.tmp").symlink_to("it-1")
     link_atomically(tmp_path / "latest", "it-2")
     assert str((tmp_path / "latest").readlink()) == "it-2"

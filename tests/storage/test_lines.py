@@ -1,4 +1,4 @@
-"""Files that grow by lines: what somebody else did to them is noticed, with the next line and at a resume."""
+"""Files that grow line by line: changes by others are noticed at the next line and at a resume."""
 
 import hashlib
 import logging
@@ -62,7 +62,7 @@ def test_what_is_rebuilt_counts_only_where_it_is_the_same(lines, made):
 @pytest.mark.parametrize(
     ("content", "left"), [(None, b""), (b"zero\nhalf", b"zero\n"), (b"", b""), (b"other\n", b"other\n")]
 )
-def test_a_file_that_is_changed_meanwhile_goes_on_behind_its_last_whole_line_with_a_warning(
+def test_a_file_that_is_changed_meanwhile_continues_after_its_last_complete_line_with_a_warning(
     lines, content, left, caplog
 ):
     if content is None:

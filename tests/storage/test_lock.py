@@ -60,7 +60,7 @@ def test_it_is_free_when_its_process_was_killed(tmp_path, holder):
 
 def test_a_process_does_not_take_it_twice(tmp_path):
     lock = RunLock(tmp_path)
-    with pytest.raises(RunInUse, match="another training of this process"):
+    with pytest.raises(RunInUse, match="another run of this process"):
         RunLock(tmp_path / ".." / tmp_path.name)
     lock.release()
     RunLock(tmp_path).release()
@@ -72,7 +72,7 @@ def test_a_refused_attempt_does_not_free_it(tmp_path, holder):
             RunLock(tmp_path)
 
 
-def test_releasing_twice_is_no_error(tmp_path):
+def test_releasing_twice_is_not_an_error(tmp_path):
     lock = RunLock(tmp_path)
     lock.release()
     lock.release()
@@ -98,13 +98,13 @@ def test_a_child_process_does_not_inherit_it(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux who holds the lock")
 @pytest.mark.parametrize("content", ["{", "", "3", '{"pid": 0, "host": "here"}'])
-def test_a_damaged_or_older_owner_file_is_no_problem(tmp_path, holder, content):
+def test_a_damaged_or_older_owner_file_is_harmless(tmp_path, holder, content):
     (tmp_path / ".owner.json").write_text(content.replace("here", socket.gethostname()))
     with pytest.raises(RunInUse, match=f"in use by process {holder.pid} on "):
         RunLock(tmp_path)
 
 
-def test_where_the_system_does_not_tell_who_holds_it_the_owner_file_does(tmp_path, holder, monkeypatch):
+def test_the_owner_file_names_the_holder_where_the_system_does_not(tmp_path, holder, monkeypatch):
     monkeypatch.setattr("emrun.storage.lock._holder", lambda descriptor: 0)
     with pytest.raises(RunInUse, match=f"in use by process {holder.pid} on "):
         RunLock(tmp_path)
@@ -115,7 +115,7 @@ def test_where_the_system_does_not_tell_who_holds_it_the_owner_file_does(tmp_pat
 
 @pytest.fixture
 def forked():
-    """Return what forks a child that sleeps, in a function that returns its pid; it is killed at the end."""
+    """Return a function that forks a sleeping child and returns its pid; the child is killed at the end."""
     children = []
 
     def fork():
@@ -232,7 +232,7 @@ def test_a_run_whose_lock_file_was_deleted_is_refused_while_its_owner_lives(tmp_
 
 @pytest.mark.parametrize("changed", [{"started": 1}, {"host": "elsewhere"}, {"pid": 2**22 + 1}, {"pid": "1"}])
 def test_a_run_without_a_lock_file_is_free_when_its_owner_is_not_a_process_of_this_host(tmp_path, holder, changed):
-    """One that has the same pid is not the owner if it started at another time."""
+    """A process with the same pid is not the owner if it started at another time."""
     owner = json.loads((tmp_path / ".owner.json").read_text())
     (tmp_path / ".owner.json").write_text(json.dumps({**owner, **changed}))
     (tmp_path / ".lock").unlink()
@@ -293,7 +293,7 @@ def test_a_forked_child_may_evaluate_which_takes_no_lock(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such locks")
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP], ids=errno.errorcode.get)
-def test_where_there_are_no_locks_of_open_files_a_record_lock_does(tmp_path, holder, monkeypatch, number):
+def test_a_record_lock_is_used_where_there_are_no_locks_of_open_files(tmp_path, holder, monkeypatch, number):
     holder.communicate("")
     real = fcntl.fcntl
 

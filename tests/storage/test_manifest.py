@@ -51,7 +51,7 @@ def damaged(place, match):
     assert exit_status(raised.value) == 74
 
 
-def test_an_untouched_checkpoint_is_intact_as_often_as_it_is_verified(place):
+def test_an_untouched_checkpoint_is_intact_whenever_it_is_verified(place):
     assert verify(place) == verify(place)
 
 
@@ -67,7 +67,7 @@ def test_a_file_cut_off_at_any_point_is_noticed(place, name):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "manifest.json"])
 def test_every_flipped_bit_is_noticed(place, name):
-    """Taking the comparison with the manifest, or the manifest's own digest, out makes this fail."""
+    """This fails without the comparison with the manifest, or without the manifest's own digest."""
     content = (place / name).read_bytes()
     expected = verify(place)
     bits = random.Random(0).sample(range(8 * len(content)), min(300, 8 * len(content)))
@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_read_is_a_storage_error(place, monkeypatch):
         verify(place)
 
 
-def test_a_checkpoint_without_a_manifest_is_none(place):
+def test_a_directory_without_a_manifest_is_not_a_checkpoint(place):
     (place / "manifest.json").unlink()
     damaged(place, "manifest.json cannot be read")
 
@@ -138,7 +138,7 @@ def rewrite(place, **changes):
 @pytest.mark.parametrize("newer", [FORMAT + 1, 99])
 def test_a_newer_format_is_called_so(place, newer):
     rewrite(place, format=newer, files=None, something_new=[1])
-    damaged(place, rf"format {newer} of manifest.json is newer than this emrun knows \({FORMAT}\)")
+    damaged(place, rf"format {newer} of manifest.json is newer than this emrun supports \({FORMAT}\)")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_newer_format_is_called_so(place, newer):
     ],
     ids=lambda text: text[:20],
 )
-def test_a_manifest_that_is_none_is_noticed(place, text):
+def test_a_file_that_is_not_a_manifest_is_noticed(place, text):
     (place / "manifest.json").write_text(text, encoding="latin-1")
     damaged(place, "manifest.json")
 

@@ -15,7 +15,7 @@ from emrun.storage.metrics import METRICS
 
 def lines_of(run):
     def refuse(text):
-        raise AssertionError(f"{text} is no JSON")
+        raise AssertionError(f"{text} is not JSON")
 
     text = (run.directory / "metrics.jsonl").read_text()
     assert text.endswith("\n")
@@ -89,7 +89,7 @@ def test_a_number_of_any_kind_is_a_number(run, value, written):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_no_number_is_left_out(run, value):
+def test_what_is_not_a_number_is_left_out(run, value):
     run.record_epoch(1, 1, 0.1, {"train": {"matrix": value, "loss": {"all": value, "mean": 1.0}}})
     assert lines_of(run)[0]["streams"] == {"train": {"loss": {"mean": 1.0}}}
 
@@ -161,7 +161,7 @@ def test_metrics_that_a_checkpoint_counts_on_and_that_are_lost_are_named(run, ca
     assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [*epochs, 4]
 
 
-def test_metrics_that_are_as_they_were_are_cut_back_without_a_word(run, caplog):
+def test_metrics_that_did_not_change_are_cut_back_without_a_warning(run, caplog):
     run.record_epoch(0, 0, 0.5, {"train": {}})
     position = run.metrics_position
     run.record_epoch(1, 1, 0.5, {"train": {}})

@@ -46,7 +46,7 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path):
     assert names == [stem, f"{stem}-2", f"{stem}-3", f"{stem}-4"]
 
 
-def test_a_name_is_also_taken_by_what_is_no_run(tmp_path):
+def test_a_directory_that_is_not_a_run_takes_a_name_too(tmp_path):
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "digits_20261120-210301").write_text("a file")
     assert create(tmp_path).directory.name == "digits_20261120-210301-2"
@@ -60,7 +60,7 @@ def test_the_directory_lies_in_the_root_whatever_the_name(tmp_path, name, direct
 
 
 @pytest.mark.parametrize("name", ["", "..", "x" * 101])
-def test_a_name_that_cannot_be_one_is_an_error(tmp_path, name):
+def test_a_name_that_is_not_valid_is_an_error(tmp_path, name):
     with pytest.raises(ArgumentError, match=r"^name: "):
         create(tmp_path, name)
     assert not (tmp_path / "log").exists()
@@ -92,14 +92,15 @@ def test_a_format_that_cannot_be_used_is_an_error(tmp_path, monkeypatch, pattern
     with pytest.raises(UsageError) as raised:
         create(tmp_path)
     assert str(raised.value) == (
-        f"EMRUN_OUTPUT_DIR_FORMAT={pattern!r} cannot be used for 'digits'; its fields are {{name}}, {{timestamp}}"
+        f"EMRUN_OUTPUT_DIR_FORMAT={pattern!r} is not a valid format for 'digits'; "
+        "its fields are {name}, {timestamp}"
     )
     assert exit_status(raised.value) == 2
     assert not (tmp_path / "log").exists()
 
 
 @pytest.mark.parametrize("state", ["absent", "empty", "with other files"])
-def test_a_path_of_its_own_may_exist_and_hold_what_is_no_run(tmp_path, state):
+def test_an_output_dir_may_exist_and_hold_other_files(tmp_path, state):
     directory = tmp_path / "deep" / "mine"
     if state != "absent":
         directory.mkdir(parents=True)
@@ -116,15 +117,15 @@ def test_a_path_of_its_own_may_exist_and_hold_what_is_no_run(tmp_path, state):
 def test_a_path_that_holds_a_run_is_refused_and_left_untouched(tmp_path, file):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / file).write_text("old")
-    with pytest.raises(UsageError, match=r"mine holds a run already .*choose another") as raised:
+    with pytest.raises(UsageError, match=r"mine already holds a run .*choose another") as raised:
         create(tmp_path, output_dir=tmp_path / "mine")
     assert exit_status(raised.value) == 2
     assert tree(tmp_path) == {f"mine/{file}": b"old", "mine/.lock": b""}
 
 
-def test_a_run_that_was_killed_is_told_as_such(tmp_path):
+def test_a_run_that_was_killed_is_reported_as_killed(tmp_path):
     create(tmp_path, output_dir=tmp_path / "mine").release()  # as the kernel does
-    with pytest.raises(UsageError, match=r"mine holds a run already \(killed\)"):
+    with pytest.raises(UsageError, match=r"mine already holds a run \(killed\)"):
         create(tmp_path, output_dir=tmp_path / "mine")
 
 
@@ -146,7 +147,7 @@ def test_a_config_that_cannot_be_written_leaves_no_run(tmp_path, monkeypatch):
 
 
 def race(contestants):
-    """Let all of them pass the same gate; return what each returned or raised."""
+    """Let all calls start at the same time; return what each call returned or raised."""
     gate, results = threading.Barrier(len(contestants)), []
 
     def enter(contestant):
@@ -176,7 +177,7 @@ def test_of_two_that_pass_the_check_at_the_same_time_one_wins(tmp_path, monkeypa
         results = race(contestants)
         (loser,) = [result for result in results if isinstance(result, RunInUse)]
         ((config, run),) = [result for result in results if isinstance(result, tuple)]
-        assert "is in use by another training of this process" in str(loser)
+        assert "is in use by another run of this process" in str(loser)
         assert (run.directory / "config.yaml").read_text() == config
         assert trace_of(run)["status"] == "running"
 

@@ -1,4 +1,4 @@
-"""The file of a state: what comes back from it, and what is refused."""
+"""The state file: what is read back from it, and what is refused."""
 
 from pathlib import Path
 
@@ -20,9 +20,9 @@ def test_plain_types_and_tensors_come_back_as_they_were(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x04garbage"])
-def test_a_file_that_is_no_state_is_refused_without_bad_advice(tmp_path, content):
+def test_a_file_that_is_not_a_state_is_refused_without_bad_advice(tmp_path, content):
     (tmp_path / "state.pt").write_bytes(content)
-    with pytest.raises(StorageError, match="is no state of a training") as caught:
+    with pytest.raises(StorageError, match="is not a saved state of a run") as caught:
         load_state(tmp_path)
     assert "weights_only" not in str(caught.value)
 

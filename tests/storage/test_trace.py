@@ -165,7 +165,7 @@ def test_the_trace_and_its_name_are_flushed(run, monkeypatch):
 
 
 class SetClock:
-    """Tells the time that it was set to, in seconds after the begin."""
+    """Returns the time that was set, in seconds after the beginning."""
 
     seconds = 0.0
 
@@ -186,7 +186,7 @@ def timed(tmp_path, clock):
 
 
 def epochs_in_traces(run, clock, times):
-    """Return how many epochs the trace tells of, after epochs that ended at these times."""
+    """Return the number of epochs in the trace after epochs that ended at these times."""
     found = []
     for epoch, clock.seconds in enumerate(times, start=1):
         run.record_epoch(epoch, 10 * epoch, 0.1, {})

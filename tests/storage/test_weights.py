@@ -1,4 +1,4 @@
-"""The file of weights: what comes back from it, who may read it, and errors that name it."""
+"""The file of weights: what is read back from it, its permissions, and errors that name it."""
 
 import errno
 import os

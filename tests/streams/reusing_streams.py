@@ -1,7 +1,7 @@
-"""Streams that use again what they gave away, and what becomes of each when it is read ahead.
+"""Streams that use again what they have yielded, and what happens with each when it is read ahead.
 
-`COPIED`: it is copied, so that nothing happens. `TOLD`: it is an error. `LEGAL`: nothing is written into what is used
-again, so that it must never be one.
+`COPIED`: the values are copied, so that nothing happens. `TOLD`: an error is raised. `LEGAL`: the stream does not write
+into what it uses again, so an error must not be raised.
 """
 
 import array

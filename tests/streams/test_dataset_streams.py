@@ -32,13 +32,13 @@ def names(wrappers):
 
 
 @pytest.mark.parametrize("entry", [{"test": "5 iterations"}, {"test": 0}, {"test": "1.5 epochs"}, 3, {}])
-def test_extra_streams_that_make_no_sense_are_refused(entry):
+def test_invalid_extra_streams_are_refused(entry):
     with pytest.raises(ArgumentError, match="extra_streams"):
         streams_of(entry)
 
 
 def test_extra_streams_are_a_list():
-    with pytest.raises(ArgumentError, match="'valid' is no list of streams"):
+    with pytest.raises(ArgumentError, match="'valid' is not a list of streams"):
         DatasetStreams(Data(), "train", "valid")
 
 

@@ -37,5 +37,5 @@ def test_the_innermost_part_is_named(part, named):
     assert what_cannot_be_pickled(part) == named
 
 
-def test_a_circle_comes_to_an_end():
+def test_a_reference_cycle_ends():
     assert what_cannot_be_pickled(in_a_circle().method).startswith("Holder.parts[0].parts[0]")

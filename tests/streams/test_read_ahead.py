@@ -26,7 +26,7 @@ def no_reader_is_left(monkeypatch):
 
 
 class Producer:
-    """Yields 0, 1, ...; tells how far it is, so that nobody has to look at a clock."""
+    """Yields 0, 1, ... and shows its position, so that tests need no clock."""
 
     def __init__(self, count, error=None):
         self.count = count
@@ -81,7 +81,7 @@ def drain(reader):
 def test_batches_come_in_their_order_and_then_the_end(size, count):
     reader = reader_of(range(count), size)
     assert drain(reader) == list(range(count))
-    assert reader.get() is END  # as often as one asks
+    assert reader.get() is END  # any number of times
     assert reader.stop()
 
 
@@ -94,7 +94,7 @@ def test_whatever_the_stream_yields_arrives(item):
 
 
 class Semaphore:
-    """A lock that tells when someone is about to wait for it."""
+    """A lock that records when a thread is about to wait for it."""
 
     def __init__(self, lock):
         self._lock = lock
@@ -145,7 +145,7 @@ def test_the_thread_ends_with_the_pass():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_reader_that_was_stopped_goes_on_where_it_stopped(size):
+def test_a_reader_that_was_stopped_continues_where_it_stopped(size):
     reader = reader_of(range(20), size)
     found = []
     for _ in range(10):
@@ -207,7 +207,7 @@ def test_an_error_arrives_as_itself_after_the_batches_before_it(before, error):
     assert raised.value is error
     assert found == list(range(before))
     assert "__iter__" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-    with pytest.raises(type(error)):  # whoever asks again gets the same answer
+    with pytest.raises(type(error)):  # the next call raises the same
         reader.get()
     assert reader.stop()
 
@@ -265,7 +265,7 @@ def test_wake_ends_a_wait_that_was_interrupted():
 
 @pytest.mark.timeout(20)
 def test_an_interrupt_that_came_just_before_the_wait_ends_it_soon(monkeypatch):
-    """Waiting without a limit makes this hang: the handler of such a signal cannot run before the wait ends."""
+    """This hangs if the wait has no limit: the handler of such a signal cannot run before the wait ends."""
     monkeypatch.setattr(read_ahead, "_LOOK_AGAIN", 0.01)
     stuck, answers = Stuck(), iter([False, True])
     reader = reader_of(stuck, 1, lambda: next(answers))
@@ -275,7 +275,7 @@ def test_an_interrupt_that_came_just_before_the_wait_ends_it_soon(monkeypatch):
     assert reader.stop()
 
 
-def test_wake_without_an_interrupt_goes_on_waiting():
+def test_wake_without_an_interrupt_continues_to_wait():
     stuck = Stuck()
     asked = threading.Semaphore(0)
 
@@ -320,7 +320,7 @@ def test_a_reader_that_hangs_is_left_behind_with_a_warning(monkeypatch, caplog):
 
 
 class WatchedQueue(deque):
-    """A queue that tells when one of the two sides looked how full it is, before that side acts on it."""
+    """A queue that records when a side has read its length, before this side acts on the length."""
 
     look = staticmethod(lambda length: None)
 
@@ -332,8 +332,8 @@ class WatchedQueue(deque):
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_batch_that_arrives_just_after_the_loop_looked_is_not_slept_through(nth):
-    """Telling the reader after the second look, not before it, makes this hang."""
+def test_a_batch_that_arrives_just_after_the_loop_looked_is_not_missed(nth):
+    """This hangs if the reader is notified after the second look, not before it."""
     loop, looks = threading.current_thread(), 0
     go, appended, past = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
 
@@ -349,7 +349,7 @@ def test_a_batch_that_arrives_just_after_the_loop_looked_is_not_slept_through(nt
             looks += length == 0
             if length == 0 and looks == nth:
                 go.release()
-                past.acquire()  # now the reader has handed a batch over, and thinks that nobody waits
+                past.acquire()  # now the reader has handed a batch over, and thinks that the loop does not wait
         elif appended.is_set():
             appended.clear()
             past.release()
@@ -368,7 +368,7 @@ def test_a_batch_that_arrives_just_after_the_loop_looked_is_not_slept_through(nt
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_queue_that_is_emptied_just_after_the_reader_looked_is_filled_again(size, nth):
-    """Telling the loop after the second look, not before it, makes this hang."""
+    """This hangs if the loop is notified after the second look, not before it."""
     loop, looks = threading.current_thread(), 0
     go = threading.Semaphore(0)
     reader = ReadAhead(iter(range(3 * size)), size, "train", lambda: False)
@@ -450,7 +450,7 @@ def test_stray_wakes_do_no_harm():
 
 
 class Preparations:
-    """Writes down which batches are prepared, in which threads, and which are begun."""
+    """Records which batches are prepared, in which threads, and which are begun."""
 
     def __init__(self, unprepared=()):
         self.unprepared = unprepared

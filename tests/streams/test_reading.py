@@ -1,4 +1,4 @@
-"""How streams are read: values that cannot be used, and how far ahead."""
+"""How streams are read: invalid values, and how far ahead."""
 
 import pytest
 
@@ -29,5 +29,5 @@ def test_workers_share_the_buffer_or_have_two_batches_each(reading, ahead, of_ea
     assert (reading.ahead, reading.ahead_of_each) == (ahead, of_each)
 
 
-def test_a_thread_reads_the_buffer_ahead_and_nobody_without():
+def test_a_thread_reads_ahead_only_with_a_buffer():
     assert (Reading(4).ahead, Reading().ahead) == (4, 0)

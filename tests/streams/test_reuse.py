@@ -1,4 +1,4 @@
-"""Batches that are read ahead and changed: what a stream may do with what it gave away."""
+"""Batches that are read ahead and changed: what a stream may do with a batch that it has yielded."""
 
 import importlib.util
 import itertools
@@ -29,18 +29,18 @@ def seen(kind, buffer):
 
 @pytest.mark.parametrize("buffer", [8, 16])
 @pytest.mark.parametrize("kind", [*streams.COPIED, *streams.LEGAL])
-def test_what_is_copied_or_stays_as_it_was_may_be_given_away_again(kind, buffer):
+def test_what_is_copied_or_unchanged_may_be_yielded_again(kind, buffer):
     assert seen(kind, buffer) == seen(kind, 0)
 
 
 @pytest.mark.parametrize("buffer", [8, 16])
 @pytest.mark.parametrize("kind", streams.TOLD)
 def test_what_is_filled_again_is_an_error(kind, buffer):
-    with pytest.raises(StreamError, match=r"changes the '[xy]' of a batch that it gave away"):
+    with pytest.raises(StreamError, match=r"changed '[xy]' of a batch that it has already yielded"):
         seen(kind, buffer)
 
 
-def test_without_read_ahead_a_stream_may_change_what_it_gave_away():
+def test_without_read_ahead_a_stream_may_change_a_yielded_batch():
     array = np.zeros(3)
 
     def changing():
@@ -53,7 +53,7 @@ def test_without_read_ahead_a_stream_may_change_what_it_gave_away():
 
 @pytest.mark.parametrize("ahead", [1, 2, 9])
 def test_new_arrays_where_older_ones_lay_are_no_change(ahead):
-    """The one of two batches ago is kept; else its memory would be taken for the next, with other numbers in it."""
+    """The array of two batches ago is kept; otherwise its memory would be used for the next array."""
     batches = ({"y": [index]} if index % 2 else {"x": np.full(9, index)} for index in range(40))
     for number, batch in enumerate(checked_for_reuse(batches, "train", ahead)):
         assert next(iter(batch.values()))[0] == number
@@ -86,13 +86,13 @@ def test_one_batch_more_is_in_use_when_batches_are_prepared_and_one_is_read_ahea
     prefetch = (lambda batch: None) if prepared else None
     for count, is_enough in ((arrays - 1, False), (arrays, True)):
         stream = StreamWrapper(partial(filled_in_turn, count), 1, name="train", prefetch=lambda: prefetch)
-        with stream, nullcontext() if is_enough else pytest.raises(StreamError, match="changes the 'x'"):
+        with stream, nullcontext() if is_enough else pytest.raises(StreamError, match="changed 'x'"):
             assert [batch["x"][0] for batch in stream] == list(range(20))
 
 
 @pytest.mark.parametrize("part", [lambda values: values, torch.from_numpy], ids=["views", "tensors"])
 def test_a_block_that_is_loaded_anew_while_other_parts_of_it_wait_is_an_error(part):
-    """Not comparing the batch before, which waits, makes this pass."""
+    """Without a comparison of the previous batch, which waits, no error would be raised."""
 
     def loaded():
         block = np.zeros((40, 4))
@@ -101,16 +101,16 @@ def test_a_block_that_is_loaded_anew_while_other_parts_of_it_wait_is_an_error(pa
                 block[...] = index
             yield {"x": part(block[index % 10 * 4 : index % 10 * 4 + 4])}
 
-    with pytest.raises(StreamError, match="changes the 'x' of a batch that it gave away, and which waits"):
+    with pytest.raises(StreamError, match="changed 'x' of a batch that it has already yielded and that still waits"):
         list(checked_for_reuse(loaded(), "train", 2))
 
 
-def test_views_that_change_while_they_are_in_use_are_warned_of_as_a_hook_may_have_changed_them(caplog):
+def test_views_that_change_while_in_use_cause_only_a_warning_as_a_hook_may_have_changed_them(caplog):
     data = np.zeros((10, 4))
     batches = ({"x": data[index]} for index in range(10))
     for batch in checked_for_reuse(batches, "train", 2, lambda: 0):
         batch["x"] += 1
-    assert caplog.text.count("changes the 'x' of a batch that it gave away, and which is in use") == 1
+    assert caplog.text.count("changed 'x' of a batch that it has already yielded and that is still in use") == 1
 
 
 @pytest.mark.parametrize("kind", [object, float])
@@ -156,7 +156,7 @@ def test_a_series_that_is_filled_again_is_an_error():
             series[:] = index
             yield {"x": series}
 
-    with pytest.raises(StreamError, match="changes the 'x'"):
+    with pytest.raises(StreamError, match="changed 'x'"):
         list(checked_for_reuse(filled(), "train", 4))
 
 
@@ -172,7 +172,7 @@ def test_whether_an_object_has_an_array_is_asked_of_its_class():
 
 @pytest.mark.parametrize(("waiting", "most"), [(0, 4), (5, 9), (100, 101)])
 def test_of_large_batches_only_those_are_kept_that_may_wait_or_be_in_use(waiting, most):
-    """Not asking how many wait keeps all 101, also when nobody waits."""
+    """Without the number of waiting batches, all 101 would be kept although no batch waits."""
     alive = []
 
     def large():

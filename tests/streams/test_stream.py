@@ -1,4 +1,4 @@
-"""Everything between a dataset's stream function and the loop."""
+"""The connection between a dataset's stream function and the loop."""
 
 import copy
 import itertools
@@ -38,7 +38,7 @@ def readers():
 
 
 def by_context(batches=7):
-    """A stream that says in every batch which pass it is of, and draws."""
+    """A stream that has the number of its pass in every batch, and draws random numbers."""
 
     def stream(ctx):
         for rows in ctx.batches(2 * batches - 1, 2, shuffle=True):
@@ -154,7 +154,7 @@ def test_a_batch_that_is_none_does_not_end_the_epoch(buffer):
 @pytest.mark.parametrize("reenter", [False, True])
 @pytest.mark.parametrize("buffer", BUFFERS)
 @pytest.mark.parametrize("make", STREAMS)
-def test_an_iteration_that_was_left_early_goes_on_where_it_was_left(make, buffer, reenter):
+def test_an_iteration_that_was_left_early_continues_where_it_was_left(make, buffer, reenter):
     with StreamWrapper(make()) as whole:
         expected = flat(list(whole) for _ in range(3))
     stream = StreamWrapper(make(), buffer)
@@ -190,7 +190,7 @@ def test_leaving_the_block_keeps_what_was_read_ahead(buffer):
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
-def test_an_epoch_of_a_size_that_was_left_early_goes_on_to_its_end(buffer):
+def test_an_epoch_of_a_size_that_was_left_early_continues_to_its_end(buffer):
     with StreamWrapper(by_counting(5), buffer, epoch_size=4) as stream:
         assert [b["index"] for b in itertools.islice(stream, 3)] == [0, 1, 2]
         assert [b["index"] for b in stream] == [3]
@@ -222,7 +222,7 @@ def test_the_position_counts_what_was_handed_out_not_what_was_read_ahead(buffer)
 
 @pytest.mark.parametrize("buffer", BUFFERS)
 @pytest.mark.parametrize("make", [by_context, always_the_same, lists])
-def test_seeking_goes_on_as_if_the_stream_had_been_read_up_to_there(make, buffer):
+def test_seeking_continues_as_if_the_stream_had_been_read_up_to_there(make, buffer):
     with StreamWrapper(make(), buffer) as stream:
         passes = [list(stream) for _ in range(3)]
     for number in (1, 2):
@@ -411,7 +411,7 @@ def test_the_profile_has_one_entry_for_each_batch(buffer, epoch_size):
 
 
 class Broken:
-    """A stream of `count` batches that raises instead of batch `at`, and tells how far it is."""
+    """A stream of `count` batches that raises instead of batch `at`, and records its position."""
 
     def __init__(self, count, at, error):
         self.count, self.at, self.error = count, at, error
@@ -476,7 +476,7 @@ def test_an_error_reaches_the_loop_as_itself_after_the_batches_before_it(buffer,
     broken = Broken(20, at, error)
     found = []
     with StreamWrapper(getattr(broken, kind), buffer, epoch_size, "train") as stream:
-        for attempt in range(3):  # also when someone catches it and goes on: no epoch ever ends silently short
+        for attempt in range(3):  # also if the caller catches the error: no epoch ends early without one
             with pytest.raises(KeyError) as raised:
                 for batch in stream:
                     found.append(batch["index"])
@@ -492,7 +492,7 @@ def test_an_error_reaches_the_loop_as_itself_after_the_batches_before_it(buffer,
 
 @pytest.mark.parametrize("buffer", [0, 1, 4, 16])
 @pytest.mark.parametrize("kind", ["plain", "with_context"])
-def test_a_stream_that_works_again_goes_on_at_the_batch_that_failed(kind, buffer):
+def test_a_stream_that_works_again_continues_at_the_batch_that_failed(kind, buffer):
     broken = Broken(20, 7, OSError("the network is down"))
     with StreamWrapper(getattr(broken, kind), buffer) as stream:
         found = []
@@ -526,7 +526,7 @@ def test_an_evaluation_that_failed_starts_from_the_beginning_again(buffer):
 
 
 @pytest.mark.parametrize("buffer", [0, 4])
-def test_an_error_in_a_later_pass_of_an_epoch_is_no_end(buffer):
+def test_an_error_in_a_later_pass_of_an_epoch_is_not_its_end(buffer):
     passes = itertools.count(1)
 
     def stream():
@@ -702,7 +702,7 @@ def test_no_error_is_lost_under_stress(buffer):
 
 
 class Live:
-    """An object whose state is given out as it is and taken as it is, and goes on changing."""
+    """An object that returns and loads its state without a copy, and keeps changing it."""
 
     def __init__(self):
         self.state = {"seen": [], "passes": 0}
@@ -729,7 +729,7 @@ def live():
 
 @pytest.mark.parametrize("buffer", [0, 3])
 @pytest.mark.parametrize("at", [1, 3, 5, 6, 8, 10])
-def test_a_state_that_the_stream_goes_on_changing_is_the_one_before_the_batch(at, buffer):
+def test_a_state_that_the_stream_keeps_changing_is_the_one_before_the_batch(at, buffer):
     straight = flat([list(stream) for stream in [StreamWrapper(live(), name="train")] for _ in range(4)])
     before, after = (StreamWrapper(live(), buffer, name="train") for _ in range(2))
     with before:
@@ -841,7 +841,7 @@ def stops_before_it_begins():
 
 @pytest.mark.parametrize("options", [{}, {"buffer_size": 2}], ids=str)
 @pytest.mark.parametrize("function", [stops_in_a_generator, stops_before_it_begins])
-def test_a_stop_iteration_that_a_stream_lets_out_is_an_error_that_names_it(function, options):
+def test_a_stop_iteration_that_a_stream_raises_is_an_error_that_names_it(function, options):
     stream = StreamWrapper(function, name="train", **options)
     message = rf"stream 'train' raised StopIteration \(.*test_stream.py:\d+, in {function.__name__}\)"
     with stream, pytest.raises(StreamError, match=message):

@@ -1,4 +1,4 @@
-"""Worker processes give the same batches in the same order as the loop's own process, and end with it."""
+"""Worker processes yield the same batches in the same order as the process of the loop, and end with this process."""
 
 import errno
 import gc
@@ -130,7 +130,7 @@ def test_batches_and_their_order_are_those_of_one_process(kind, workers, method)
 @pytest.mark.parametrize("method", SLOW)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at", [1, 4])
-def test_a_resume_in_the_middle_goes_on_exactly_with_any_number_of_workers(kind, at, method):
+def test_a_resume_in_the_middle_continues_exactly_with_any_number_of_workers(kind, at, method):
     expected = list(itertools.chain(*epochs_of(wrap(kind().train_stream, 0), 2)))
     for before, after in ((2, 2), (0, 3), (3, 0), (1, 2)):
         first, second = (wrap(kind().train_stream, n, start_method=method if n else None) for n in (before, after))
@@ -146,7 +146,7 @@ def test_a_resume_in_the_middle_goes_on_exactly_with_any_number_of_workers(kind,
         assert head + rest == expected, (before, after)
 
 
-def test_epochs_of_a_fixed_size_go_on_over_the_end_of_a_pass():
+def test_epochs_of_a_fixed_size_continue_over_the_end_of_a_pass():
     expected = epochs_of(wrap(Strided().train_stream, 0, epoch_size=5), 4)
     stream = wrap(Strided().train_stream, 2, epoch_size=5)
     assert epochs_of(stream, 4) == expected
@@ -161,7 +161,7 @@ def test_an_evaluation_left_early_begins_again():
         assert len(list(stream)) == 7
 
 
-def test_global_random_numbers_are_seeded_for_each_batch_whoever_reads_it():
+def test_global_random_numbers_are_seeded_for_each_batch_in_every_worker():
     def stream(ctx):
         for rows in ctx.batches(20, 3):
             yield {"row": rows.tolist(), "draw": [np.random.rand(), torch.rand(1).item()]}
@@ -202,7 +202,7 @@ def test_only_the_first_worker_reads_a_stream_without_rows(tmp_path):
 
 
 def test_a_dataset_that_shares_its_items_among_workers_of_torch_is_read_whole():
-    """One worker reads all of it; it was told of others, and lost what it left to them."""
+    """One worker reads the whole dataset; it used to know of other workers, and lost the items that it left to them."""
 
     class Shared(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -217,7 +217,7 @@ def test_a_dataset_that_shares_its_items_among_workers_of_torch_is_read_whole():
 # What comes over
 
 
-def test_containers_and_dtypes_come_over_as_they_are():
+def test_containers_and_dtypes_are_sent_unchanged():
     batch = {
         "large": np.ones((50, 100), np.float64),
         "small": np.arange(3, dtype=np.int16),
@@ -252,7 +252,7 @@ def test_an_array_that_is_in_a_batch_twice_is_one_array_in_the_loop_too():
 
 
 def test_batches_that_no_pipe_holds_are_read_ahead(tmp_path):
-    """What does not fit into a pipe waits there until the loop reads it, and the worker with it."""
+    """A message that does not fit into a pipe blocks the worker until the loop reads it."""
 
     def stream():
         for index in range(3):
@@ -354,7 +354,7 @@ def test_a_worker_that_dies_is_an_error_with_its_pid_and_how(how, message, metho
 
 
 def test_a_worker_that_dies_is_an_error_also_when_a_process_that_it_forked_lives_on(tmp_path):
-    """Such a process has a copy of all that is open, the end of the pipe to the loop too."""
+    """Such a process has copies of all open files, including the end of the pipe to the loop."""
 
     def stream():
         if child := os.fork():
@@ -396,9 +396,9 @@ def released():
 
 @pytest.mark.usefixtures("released")
 @pytest.mark.parametrize(("workers", "buffer"), [(2, 0), (1, 4), (0, 2)])
-def test_a_stream_that_hangs_is_an_error_when_the_time_is_over_and_the_log_says_where(workers, buffer, caplog):
+def test_a_stream_that_hangs_is_an_error_after_the_time_limit_and_the_log_says_where(workers, buffer, caplog):
     stream = wrap(Hanging().train_stream, workers, buffer_size=buffer, timeout=1)
-    with stream, pytest.raises(StreamError, match=r"gave no batch for 1 seconds \(`main_loop.stream_timeout`\)"):
+    with stream, pytest.raises(StreamError, match=r"yielded no batch for 1 seconds \(`main_loop.stream_timeout`\)"):
         list(stream)
     stream.close()
     assert "in hang_here" in caplog.text
@@ -436,13 +436,13 @@ def test_a_function_that_cannot_be_sent_is_named():
 @pytest.mark.parametrize(("workers", "buffer"), [(1, 0), (0, 4)])
 @pytest.mark.parametrize("array", [np.zeros(4), torch.zeros(4)], ids=["array", "tensor"])
 @pytest.mark.parametrize("view", [False, True])
-def test_a_stream_that_changes_what_it_gave_away_is_an_error_when_it_is_read_ahead(array, workers, buffer, view):
+def test_a_stream_that_changes_a_yielded_batch_is_an_error_when_it_is_read_ahead(array, workers, buffer, view):
     def stream():
         for index in range(9):
             array[:] = index
             yield {"x": array[:3] if view else array, "same": CONSTANT}
 
-    with wrap(stream, workers, buffer_size=buffer) as wrapper, pytest.raises(StreamError, match="changes the 'x' of"):
+    with wrap(stream, workers, buffer_size=buffer) as wrapper, pytest.raises(StreamError, match="changed 'x' of"):
         list(wrapper)
 
 
@@ -451,7 +451,7 @@ def test_a_stream_that_changes_what_it_gave_away_is_an_error_when_it_is_read_ahe
 def test_arrays_that_are_filled_in_turn_may_not_be_fewer_than_what_is_read_ahead(make, workers, buffer, count):
     arrays = [make(4) for _ in range(count)]
     stream = filled_in_turn(arrays)
-    with wrap(stream, workers, buffer_size=buffer) as wrapper, pytest.raises(StreamError, match="changes the 'x' of"):
+    with wrap(stream, workers, buffer_size=buffer) as wrapper, pytest.raises(StreamError, match="changed 'x' of"):
         list(wrapper)
 
 
@@ -576,7 +576,7 @@ def test_what_was_begun_ends_when_a_process_cannot_be_started(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_worker_that_ends_long_before_another_one_gives_a_batch_is_no_error(tmp_path):
+def test_a_worker_that_ends_long_before_another_one_yields_a_batch_is_not_an_error(tmp_path):
     def late():
         while not (tmp_path / "go on").exists():
             pass
@@ -683,11 +683,11 @@ def test_too_many_open_files_are_an_error_that_names_the_limit(method):
     )
     root = str(Path(__file__).parents[2])
     done = subprocess.run([sys.executable, "-c", code, root, method], capture_output=True, text=True, timeout=100)
-    assert done.stderr.count("this process may have 8 (`ulimit -n`): allow more, use fewer `workers`") == 1
+    assert done.stderr.count("this process may open 8 (`ulimit -n`); raise the limit, use fewer `workers`") == 1
     assert "AttributeError" not in done.stderr
 
 
-def test_a_stop_iteration_that_a_stream_lets_out_in_a_worker_is_named():
+def test_a_stop_iteration_that_a_stream_raises_in_a_worker_is_named():
     def stream():
         yield {"x": [0]}
         next(iter(()))
@@ -697,7 +697,7 @@ def test_a_stop_iteration_that_a_stream_lets_out_in_a_worker_is_named():
 
 
 def test_a_process_that_cannot_be_started_after_another_leaves_nothing_but_its_error(monkeypatch):
-    """The loader, which has one process of two, complained when it was deleted; here that is an error."""
+    """The loader, which has started one process of two, used to raise when it was deleted; here that is an error."""
     started, real = [], multiprocessing.process.BaseProcess.start
 
     def start(process):

@@ -288,7 +288,7 @@ def test_streams_that_a_constructor_makes_are_found_when_the_dataset_is_built(tm
 def test_a_directory_that_holds_a_run_is_refused_and_untouched(tmp_path):
     training = trained(tmp_path)
     before = {path: path.read_bytes() for path in training.output_dir.rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match="holds a run already"):
+    with pytest.raises(UsageError, match="already holds a run"):
         create_training(CONFIG, output_dir=training.output_dir)
     assert before == {path: path.read_bytes() for path in training.output_dir.rglob("*") if path.is_file()}
 
@@ -422,7 +422,7 @@ def test_another_config_can_evaluate_the_weights(tmp_path):
     ("arguments", "message"),
     [
         ({"stream": "vaild"}, "no stream 'vaild'; did you mean 'valid'?"),
-        ({"checkpoint_name": "bset"}, "no checkpoint 'bset'; there is best"),
+        ({"checkpoint_name": "bset"}, "no checkpoint 'bset'; available: best"),
     ],
 )
 def test_an_evaluation_of_what_is_not_there_leaves_nothing_behind(tmp_path, arguments, message):
@@ -434,7 +434,7 @@ def test_an_evaluation_of_what_is_not_there_leaves_nothing_behind(tmp_path, argu
 
 
 def test_a_directory_without_a_run_cannot_be_evaluated(tmp_path):
-    with pytest.raises(UsageError, match="no run directory"):
+    with pytest.raises(UsageError, match="not a run directory"):
         evaluate(tmp_path, "valid")
 
 
