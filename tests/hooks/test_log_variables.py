@@ -112,7 +112,7 @@ def test_values_that_are_no_numbers_may_be_warned_of(log, caplog):
 
 
 def test_values_that_are_no_numbers_may_be_errors(log):
-    with pytest.raises(HookError, match=r"LogVariables: train/name is str, not a number \(on_unknown_type decides\)"):
+    with pytest.raises(HookError, match=r"LogVariables: train/name is str, not a number; to allow such values, set"):
         log(ODD, on_unknown_type="error")
 
 

@@ -456,7 +456,7 @@ def test_a_value_that_was_right_for_the_batch_before_is_an_error_in_a_longer_one
 def test_scalars_and_examples_do_not_mix(values):
     stats = RunningStats(["mean"])
     stats.add(values[0], 2)
-    with pytest.raises(ValueError, match=r"is a scalar in some batches and has an entry an example in others"):
+    with pytest.raises(ValueError, match=r"is a scalar in some batches and has one entry per example in others"):
         stats.add(values[1], 2)
 
 
@@ -483,7 +483,7 @@ def test_weights_are_one_number_an_example(weights):
 def test_weights_are_there_in_all_batches_or_in_none(weights):
     stats = RunningStats(["mean"])
     stats.add([1.0, 2.0], 2, weights[0])
-    with pytest.raises(ValueError, match=r"has weights in some batches and none in others"):
+    with pytest.raises(ValueError, match=r"has weights in some batches, but not in others"):
         stats.add([1.0, 2.0], 2, weights[1])
 
 

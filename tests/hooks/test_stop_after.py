@@ -123,7 +123,7 @@ def test_it_ends_the_training_after_so_many_minutes(train, seconds, minutes, bat
     stop.clock = Clock(seconds)
     loop, trace = train(stop)
     assert len(trace.batches) == batches
-    assert loop.outcome.reason == f"{minutes} minutes are over (StopAfter minutes: {minutes})"
+    assert loop.outcome.reason == f"{minutes} minutes have passed (StopAfter minutes: {minutes})"
 
 
 def test_time_of_the_training_before_a_resume_counts(train):

@@ -102,12 +102,12 @@ def test_batches_are_looked_at_only_when_asked_to():
 
 
 def test_a_list_with_anything_else_than_numbers_is_no_number():
-    with pytest.raises(HookError, match="train/x is no number, but list"):
+    with pytest.raises(HookError, match="train/x is list, not a number"):
         hook_of(on_unknown_type="error").after_epoch(1, {"train": {"x": [torch.tensor([NAN]), "x"]}})
 
 
 def test_what_is_no_number_can_be_an_error():
-    with pytest.raises(HookError, match="train/name is no number, but str"):
+    with pytest.raises(HookError, match="train/name is str, not a number"):
         hook_of(on_unknown_type="error").after_epoch(1, {"train": {"name": "x"}})
 
 
@@ -116,7 +116,7 @@ def test_what_is_no_number_can_be_warned_of_once(caplog):
     for _ in range(2):
         hook.after_epoch(1, {"train": {"name": "x", "loss": 1.0}})
     assert [record.getMessage() for record in caplog.records] == [
-        "StopOnNaN: train/name is no number, but str (on_unknown_type)"
+        "StopOnNaN: train/name is str, not a number (see on_unknown_type)"
     ]
     with pytest.raises(TrainingAborted):
         hook.after_epoch(1, {"train": {"name": "x", "loss": NAN}})

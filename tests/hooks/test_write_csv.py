@@ -173,7 +173,7 @@ def test_an_integer_that_no_float_can_hold_is_an_error_that_names_it(tmp_path, v
 
 
 def test_a_name_with_half_a_character_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(HookError, match=r"WriteCSV: .*'lo\\udc80ss' of stream 'train' has half a character .*rename"):
+    with pytest.raises(HookError, match=r"WriteCSV: .*'lo\\udc80ss' of stream 'train' has a lone surrogate, .*rename"):
         hook_of(tmp_path).after_epoch(0, {"train": {"lo\udc80ss": 1}, "valid": {"lo\udc80ss": 1}})
     assert not (tmp_path / "training.csv").exists()
 

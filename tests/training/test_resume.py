@@ -625,7 +625,7 @@ def test_what_is_written_to_a_csv_cannot_be_reordered(project):
 def test_another_statistic_begins_anew_with_its_best(project, caplog):
     directory = stopped(project)
     train(resume_training(directory, ["hooks.StopAfter.epochs=2", "hooks.SaveBest={variable: loss, condition: min}"]))
-    assert "another statistic counts now" in caplog.text
+    assert "now compares another statistic" in caplog.text
     best = json.loads((directory / "checkpoints" / "best" / "manifest.json").read_text())
     assert best["epoch"] == 2
 
@@ -1099,7 +1099,7 @@ def test_what_loading_warns_of_is_in_the_log_once(project, caplog):
     shutil.rmtree(project / "run")
     interrupted(config_of(), project / "run", events.index("before_epoch 2") + 6)
     train(resume_training(project / "run", ["hooks.SaveBest={variable: loss, condition: min}"]))
-    assert caplog.text.count("another statistic counts now") == 1
+    assert caplog.text.count("now compares another statistic") == 1
 
 
 def test_a_checkpoint_without_the_beginning_of_its_epoch_can_be_resumed(project):
