@@ -168,8 +168,8 @@ def test_when_one_cannot_be_saved_the_training_fails(scripted, numbers, run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_epochs": 0}, "n_epochs: 0 is no interval; write for example '5 epochs'"),
-        ({"n_epochs": "5 hours"}, "n_epochs: '5 hours' is no interval"),
+        ({"n_epochs": 0}, "n_epochs: 0 is not an interval; write for example '5 epochs'"),
+        ({"n_epochs": "5 hours"}, "n_epochs: '5 hours' is not an interval"),
         ({"keep": 0}, "keep: "),
         ({"on_failure": "stop"}, "stop"),
     ],
