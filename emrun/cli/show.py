@@ -17,9 +17,9 @@ def show(name: str) -> int:
 
     NAME is one of them, or a dotted path such as my_hooks.Mine, found in the current directory.
     """
-    from emrun.config.names import NotThere, built_ins, documentation, dotted_path, normalised, plugins, short_names
+    from emrun.config.names import NotThere, built_ins, documentation, dotted_path, plugins, short_names
     from emrun.user_modules import find_user_modules
-    from emrun.wording import did_you_mean, listed
+    from emrun.wording import did_you_mean, listed, normalised
 
     if name == "hooks":
         rows = [(each, documentation(each).partition("\n")[0]) for each in short_names("hook", installed=False)]
