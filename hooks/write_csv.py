@@ -63,7 +63,7 @@ class WriteCSV(AbstractHook):
     Raises:
         ArgumentError: an argument has a value that is not allowed.
         HookError: a value is missing or not a number and the policy is `error`; an integer is too large for a float; a
-            name has a character that cannot be written; or another program wrote the file before.
+            name has a character that cannot be written; or the file exists and this hook did not write it.
         StateError: `output_file`, `delimiter` or `variables` differ from those of the checkpoint.
         StorageError: the file cannot be written.
     """
