@@ -323,7 +323,7 @@ def test_redirects_in_a_circle_end(offered, server):
     assert len(server.asked) == 6
 
 
-def test_a_missing_file_is_told_without_secrets_of_its_address(server, tmp_path):
+def test_a_missing_file_is_reported_without_the_secrets_in_its_address(server, tmp_path):
     url = f"http://me:secret@127.0.0.1:{server.server_port}/no?token=secret"
     dataset = DownloadableDataset(str(tmp_path), {"a": {"url": url, "sha256": "0" * 64}})
     with pytest.raises(DownloadError, match="/no: the server answered 404 Not Found") as caught:
@@ -331,7 +331,7 @@ def test_a_missing_file_is_told_without_secrets_of_its_address(server, tmp_path)
     assert "secret" not in str(caught.value)
 
 
-def test_a_server_that_is_not_there_is_told(tmp_path, monkeypatch):
+def test_a_server_that_does_not_exist_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as closed:
         url = f"http://127.0.0.1:{closed.server_port}/a"
@@ -339,7 +339,7 @@ def test_a_server_that_is_not_there_is_told(tmp_path, monkeypatch):
         DownloadableDataset(str(tmp_path), {"a": {"url": url, "sha256": "0" * 64}}).download()
 
 
-def test_a_folder_that_cannot_be_written_is_told(offered, tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported(offered, tmp_path):
     (tmp_path / "root").write_text("a file")
     with pytest.raises(StorageError, match="cannot write"):
         offered().download()
@@ -393,7 +393,7 @@ def test_an_archive_of_very_many_files_is_refused(offered, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("mark", [b"{", b"\xff", b""])
-def test_a_mark_that_cannot_be_read_is_told(offered, tmp_path, mark):
+def test_a_marker_that_cannot_be_read_is_reported(offered, tmp_path, mark):
     dataset = offered(zip_of(MEMBERS), "data.zip", unpack=True)
     dataset.download()
     (tmp_path / "root" / "data" / ".emrun_unpacked.json").write_bytes(mark)

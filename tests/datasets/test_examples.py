@@ -38,7 +38,7 @@ def test_a_bad_example_is_an_error_that_names_it():
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_an_error_without_words_is_told_by_its_type():
+def test_an_error_without_a_message_is_reported_by_its_type():
     def fail(row):
         raise EOFError
 

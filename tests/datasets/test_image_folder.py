@@ -145,7 +145,7 @@ def test_grey_with_a_transparent_colour_is_read_without_a_warning(root, passes):
     assert together(passes(make(), "valid")[0]).shape == (6, 3, 6, 5)
 
 
-def test_pictures_below_the_folder_of_a_class_are_its_own_and_other_files_are_left_alone(root, passes):
+def test_images_in_subfolders_belong_to_the_class_and_other_files_are_ignored(root, passes):
     below = root / "train" / "bee" / "more" / "still"
     below.mkdir(parents=True)
     Image.fromarray(pixels(99)).save(below / "x.JPG", "JPEG")

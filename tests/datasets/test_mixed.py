@@ -1,4 +1,4 @@
-"""Mixed: which dataset each batch is from, how each goes on, and that a resume finds every one of them again."""
+"""Mixed: which dataset each batch comes from, how each dataset continues, and that a resume is exact."""
 
 import itertools
 
@@ -68,7 +68,7 @@ def test_a_mixture_can_be_mixed(check_training_stream):
 
 
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
-def test_each_dataset_goes_on_through_its_own_passes(kinds, passes):
+def test_each_dataset_continues_through_its_own_passes(kinds, passes):
     found = numbers(itertools.chain.from_iterable(passes(make(kinds), "train", 12)))
     for first, count in ((0, 5), (100, 8)):
         own = [number for number in found if number // 100 == first // 100]
@@ -179,7 +179,7 @@ def test_each_dataset_has_its_own_streams(passes):
     assert len(passes(make(), "d1_train")[0]) == 8
 
 
-def test_num_batches_is_told_as_far_as_it_is_known():
+def test_num_batches_has_the_streams_whose_length_is_known():
     assert make().num_batches == {
         "train": 7,
         "valid": 4,

@@ -141,7 +141,7 @@ def test_infinity_is_a_number_when_the_cell_says_so(here, passes, cell):
     assert np.isinf(batch["x"]).all()
 
 
-def test_a_member_that_is_no_array_is_refused_by_name(files):
+def test_a_member_that_is_not_an_array_is_refused_by_name(files):
     with zipfile.ZipFile("all.npz", "a") as archive:
         archive.writestr("notes.txt", "x")
     with pytest.raises(ArgumentError, match=r"^train: all.npz: its member 'notes.txt' is not an array"):
@@ -244,7 +244,7 @@ def test_nothing_in_a_file_is_ever_called(here, content, kind):
         (b"a,b\n1,\xff\n", "train: t.csv cannot be read: 'utf-8' codec"),
     ],
 )
-def test_a_mistake_in_a_csv_file_is_told_at_its_line(here, text, message):
+def test_a_mistake_in_a_csv_file_is_reported_at_its_line(here, text, message):
     (here / "t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ArgumentError) as caught:
         Table("t.csv")

@@ -1,4 +1,4 @@
-"""TarShards: its sources and order, examples that are left out, and shards that are damaged or made to do harm."""
+"""TarShards: its sources and order, examples that are left out, and shards that are damaged or malicious."""
 
 import io
 import itertools
@@ -275,7 +275,7 @@ def test_a_field_twice_in_an_example_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [*range(1, 10 * 2048, 700), 2048, 2560, 3072, 4096, 10 * 2048])
-def test_a_shard_that_is_cut_off_is_refused_or_its_whole_examples_stay(shards, caplog, cut):
+def test_a_truncated_shard_is_refused_or_its_complete_examples_are_used(shards, caplog, cut):
     path = shards / "train-0.tar"
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(ArgumentError, match=rf"^train: shard '.*train-0\.tar': .*at offset \d+ of {cut}: "):
@@ -301,7 +301,7 @@ def test_a_text_that_is_cut_off_is_not_taken_for_a_shorter_one(tmp_path, missing
     assert [batch["text"] for batch in stream_of(dataset, training=False)] == [["first"]]
 
 
-def test_folders_that_match_a_pattern_are_no_shards(shards):
+def test_folders_that_match_a_pattern_are_not_shards(shards):
     (shards / "train-9.tar").mkdir()
     dataset = TarShards(str(shards / "train-*.tar"), SOURCES)
     assert labels(stream_of(dataset, training=False)) == list(range(29))
@@ -317,7 +317,7 @@ def test_a_damaged_header_is_not_taken_for_the_end(shards):
 
 
 @pytest.mark.parametrize("size", [-(2**40), 2**40])
-def test_sizes_that_make_no_sense_are_refused(tmp_path, size):
+def test_impossible_sizes_are_refused(tmp_path, size):
     member = tarfile.TarInfo("0.cls")
     member.size = size
     (tmp_path / "a.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(10240))

@@ -175,7 +175,7 @@ def test_a_tokenizer_whose_source_or_version_changed_has_tokens_of_its_own(files
     assert len(list((files / "cache").iterdir())) == 2
 
 
-def test_what_are_no_tokens_under_their_name_is_written_anew(files, ordered):
+def test_a_cache_file_without_tokens_is_written_again(files, ordered):
     cache = str(files / "cache")
     before = ordered(streams(files, cache_dir=cache))[0]
     (cached,) = (files / "cache").iterdir()
@@ -194,7 +194,7 @@ def test_a_damaged_cache_is_made_again(files, ordered, caplog, content):
     assert list((files / "cache").iterdir()) == [cached]
 
 
-def test_a_cache_that_may_not_be_read_is_told_and_left_alone(files, monkeypatch):
+def test_a_cache_that_may_not_be_read_is_reported_and_not_changed(files, monkeypatch):
     cache = str(files / "cache")
     streams(files, cache_dir=cache)
     (cached,) = (files / "cache").iterdir()
@@ -214,7 +214,7 @@ def test_tokens_in_a_cache_can_be_read_by_others_as_the_umask_says(files):
     assert cached.stat().st_mode == (files / "a.txt").stat().st_mode
 
 
-def test_a_tokenizer_that_changes_as_it_encodes_is_told_by_how_it_began(files):
+def test_a_tokenizer_that_changes_while_it_encodes_is_identified_by_its_first_state(files):
     for tokenizer in (Words(), Words()):
         arguments = {"train": str(files / "a.txt"), "valid": str(files / "a.txt"), "cache_dir": str(files / "cache")}
         TokenWindows(**arguments, window=5, tokenizer=tokenizer)
@@ -236,12 +236,12 @@ def test_what_fails_while_tokens_are_made_leaves_nothing_in_the_cache(files):
     assert list((files / "cache").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_told(files):
+def test_a_cache_that_cannot_be_written_is_reported(files):
     with pytest.raises(StorageError, match=r"cannot write .*a\.txt.*tokens-"):
         streams(files, cache_dir=str(files / "a.txt"))
 
 
-def test_a_cache_that_is_removed_meanwhile_is_told(files, passes):
+def test_a_cache_that_is_removed_meanwhile_is_reported(files, passes):
     dataset = pickle.loads(pickle.dumps(streams(files, cache_dir=str(files / "cache"))))
     next((files / "cache").iterdir()).unlink()
     with pytest.raises(StreamError, match="the tokens cannot be read"):
@@ -266,7 +266,7 @@ def test_a_pickled_dataset_takes_no_tokens_along_when_they_are_in_a_file(files, 
         ([2**31], "its tokens must be from 0 to 2147483647, not from 2147483648 to 2147483648"),
     ],
 )
-def test_what_are_no_tokens_is_refused_by_file(files, found, message):
+def test_a_result_that_is_not_tokens_is_refused_with_the_file(files, found, message):
     with pytest.raises(ArgumentError) as caught:
         streams(files, tokenizer=Broken(found))
     assert str(caught.value).startswith("train: ")
@@ -279,13 +279,13 @@ def test_tokens_beyond_the_vocabulary_are_refused(files):
         TokenWindows(str(files / "a.txt"), tokenizer=Words(10))
 
 
-def test_a_file_that_is_no_text_is_refused_when_there_is_a_tokenizer(files):
+def test_a_file_that_is_not_text_is_refused_when_there_is_a_tokenizer(files):
     (files / "b.txt").write_bytes(b"ab\xff")
     with pytest.raises(ArgumentError, match=r"b\.txt': 'utf-8' codec can't decode byte 0xff in position 2"):
         streams(files, tokenizer=Words())
 
 
-def test_a_cache_needs_a_tokenizer_that_can_be_told_from_others(files):
+def test_a_cache_needs_a_tokenizer_that_can_be_pickled(files):
     tokenizer = Words()
     tokenizer.helper = lambda text: text
     with pytest.raises(

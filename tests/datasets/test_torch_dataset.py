@@ -202,7 +202,7 @@ def test_an_evaluation_between_passes_does_not_change_the_next(kind, passes, bit
     assert bits(passes(dataset, "train")[0]) == bits(straight[0])
 
 
-def test_a_loader_with_workers_in_a_worker_is_told_with_both_settings():
+def test_a_loader_with_workers_in_a_worker_is_reported_with_both_settings():
     stream = StreamWrapper(make(loader(num_workers=2)).train_stream, name="train", workers=1, start_method="fork")
     with (
         stream,
@@ -212,7 +212,7 @@ def test_a_loader_with_workers_in_a_worker_is_told_with_both_settings():
     assert found.value.exit_status == 2
 
 
-def test_an_iterable_dataset_with_a_state_goes_on_by_it(check_training_stream, passes):
+def test_an_iterable_dataset_with_a_state_is_resumed_from_the_state(check_training_stream, passes):
     check_training_stream(lambda: make(Endless()), shuffles=False, pickles=False)
 
 
@@ -260,7 +260,7 @@ def test_a_dataset_that_draws_when_a_pass_begins_is_replayed(passes):
     assert dataset.num_batches == {}
 
 
-def test_set_epoch_is_told_the_number_of_the_pass(passes):
+def test_set_epoch_gets_the_number_of_the_pass(passes):
     data = ByEpoch()
     for training, epochs in ((True, [1, 2]), (False, [0, 0])):
         found = passes(make(data), "train", 2, training=training)

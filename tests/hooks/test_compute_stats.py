@@ -144,7 +144,7 @@ def test_wrong_variables_are_refused_at_once(variables, message):
 
 
 @pytest.mark.parametrize("name", ["los", "Loss", "x_"])
-def test_a_wrong_name_is_told_before_any_update(scripted, numbers, name):
+def test_a_wrong_name_is_reported_before_any_update(scripted, numbers, name):
     loop = MainLoop(scripted(), numbers, [ComputeStats([name]), StopAfter(epochs=1)], skip_zeroth_epoch=True)
     near = "x" if name == "x_" else "loss"
     message = f"hook ComputeStats reads '{name}', which is neither a source nor an output; did you mean '{near}'"

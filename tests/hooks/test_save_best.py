@@ -140,7 +140,7 @@ def test_the_best_value_of_another_statistic_does_not_count(before, caplog):
     assert "SaveBest now compares another statistic, valid/score/mean" in caplog.text
 
 
-def test_it_goes_on_from_the_best_value_of_its_state(scripted, numbers, write, run):
+def test_it_continues_from_the_best_value_of_its_state(scripted, numbers, write, run):
     best = SaveBest(variable="score")
     best.load_state_dict({**best.state_dict(), "best": 2.0})
     look = Look()
@@ -164,7 +164,7 @@ def test_a_checkpoint_that_cannot_be_saved_fails_the_training(scripted, numbers,
 
 
 @pytest.mark.parametrize(("policy", "warnings"), [("warn", 1), ("ignore", 0)])
-def test_the_training_goes_on_without_the_checkpoint(scripted, numbers, write, run, policy, warnings, caplog):
+def test_the_training_continues_without_the_checkpoint(scripted, numbers, write, run, policy, warnings, caplog):
     look = Look()
     hooks = [look, write([3, 2, 1]), SaveBest(variable="score", on_save_failure=policy), StopAfter(epochs=2)]
     loop = MainLoop(scripted(failures=1), numbers, hooks, extra_streams=["valid"], run=run)

@@ -89,7 +89,7 @@ def test_a_hook_derived_from_it_gets_the_batches_that_it_listens_to(scripted, nu
     assert SaveEvery().after_batch is None
 
 
-def test_it_keeps_no_more_when_the_one_before_is_still_written(scripted, numbers, run, monkeypatch):
+def test_it_keeps_no_more_while_the_previous_checkpoint_is_still_written(scripted, numbers, run, monkeypatch):
     """What was in flight was not counted: four of `keep: 3` were left, in one run of ten."""
     asked, before = threading.Event(), SaveEvery._request
 
