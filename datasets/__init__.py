@@ -1,4 +1,4 @@
-"""The built-in datasets; importing one imports its file only."""
+"""The built-in datasets; importing a dataset imports only its file."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Archives that are unpacked whole or not at all, by rules of their own; those for headers of tar are in `_tar`."""
+"""Archives that are unpacked completely or not at all, under strict rules; those for headers of tar are in `_tar`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from emrun.storage.files import storing, written_aside
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
 _MARKER = ".emrun_unpacked.json"
 _MAX_FILES = 2**20
-_MAX_RATIO = 250  # of what comes out of an archive to its own size; text compresses to a tenth, a bomb to a thousandth
-_ALWAYS_ALLOWED = 2**20  # bytes; small files of zeros compress well
+_MAX_RATIO = 250  # size of the content to that of the archive; text compresses to a tenth, a bomb to a thousandth
+_ALWAYS_ALLOWED = 2**20  # bytes of content; small files of zeros compress well
 _CHUNK = 2**20
 _DAMAGE = (
     *DAMAGE,
@@ -32,29 +32,29 @@ _DAMAGE = (
     gzip.BadGzipFile,
     zlib.error,
     struct.error,
-    NotImplementedError,  # a way of compression that the library does not know
+    NotImplementedError,  # a compression method that the library does not support
     RuntimeError,
 )
 
 
 def folder_of(archive: Path) -> Path:
-    """Return the folder that an archive is unpacked to: beside it, without its ending."""
+    """Return the folder that an archive is unpacked to: the path of the archive without its ending."""
     ending = next(ending for ending in sorted(ENDINGS, key=len, reverse=True) if archive.name.lower().endswith(ending))
     return archive.with_name(archive.name[: -len(ending)])
 
 
 def is_unpacked(archive: Path, sha256: str) -> bool:
-    """Tell whether an archive was unpacked, to the end.
+    """Return whether an archive was unpacked completely.
 
     Raises:
-        DownloadError: its folder is there, but holds something else.
+        DownloadError: the folder exists, but holds something else.
     """
     folder = folder_of(archive)
     try:
         found = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
     except FileNotFoundError:
         if folder.exists():
-            raise DownloadError(f"{folder} is there but was not unpacked from {archive.name}; move it away") from None
+            raise DownloadError(f"{folder} exists, but was not unpacked from {archive.name}; move it away") from None
         return False
     except (OSError, ValueError) as error:
         raise DownloadError(f"{folder / _MARKER} cannot be read: {reason_of(error)}; move {folder} away") from error
@@ -64,16 +64,16 @@ def is_unpacked(archive: Path, sha256: str) -> bool:
 
 
 def unpack(archive: Path, sha256: str, max_bytes: int) -> Path:
-    """Unpack an archive aside, then rename its folder; return that.
+    """Unpack an archive to a temporary folder, rename the folder when it is complete, and return its path.
 
     Args:
-        archive: the file; its ending tells its kind.
-        sha256: its checksum, kept in the folder.
-        max_bytes: how much may come out of it.
+        archive: the file; its ending says which kind of archive it is.
+        sha256: the checksum of the archive, which is stored in the folder.
+        max_bytes: the largest size of the content.
 
     Raises:
-        DownloadError: it is damaged, or has what no archive of data needs: links, devices, absolute paths or such as
-            lead out of the folder, two files of one name, too much content.
+        DownloadError: the archive is damaged, or has something that an archive of data does not need: links, devices,
+            absolute paths or paths that lead out of the folder, two files with the same name, too much content.
         StorageError: the folder cannot be written.
     """
     folder = folder_of(archive)
@@ -82,9 +82,9 @@ def unpack(archive: Path, sha256: str, max_bytes: int) -> Path:
         try:
             _Extraction(archive, aside, max_bytes).run()
         except _DAMAGE as error:
-            raise DownloadError(f"archive {archive} is damaged, nothing of it is kept: {reason_of(error)}") from error
+            raise DownloadError(f"archive {archive} is damaged and was not unpacked: {reason_of(error)}") from error
         (aside / _MARKER).write_text(json.dumps({"sha256": sha256}), encoding="utf-8")
-        os.sync()  # one for all files
+        os.sync()  # one call for all files
     return folder
 
 
@@ -143,12 +143,12 @@ class _Extraction:
                 return
             file = path.open("xb")
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise self._refused(f"{name!r} is in the way of another file") from error
+            raise self._refused(f"{name!r} is at the place of another file") from error
         with file:
             while chunk := content.read(_CHUNK):
                 self._written += len(chunk)
                 if self._written > self._max_bytes:
-                    raise self._refused(f"more than {self._max_bytes} bytes come out of it (max_bytes)")
+                    raise self._refused(f"its content has more than {self._max_bytes} bytes (max_bytes)")
                 if self._written > self._from_archive:
                     raise self._too_dense()
                 file.write(chunk)
@@ -159,14 +159,14 @@ class _Extraction:
             raise self._too_dense()
 
     def _too_dense(self) -> DownloadError:
-        return self._refused(f"more than {_MAX_RATIO} times its size comes out of it")
+        return self._refused(f"its content has more than {_MAX_RATIO} times its size")
 
     def _refused(self, reason: str) -> DownloadError:
-        return DownloadError(f"archive {self._archive} is refused, nothing of it is kept: {reason}")
+        return DownloadError(f"archive {self._archive} is refused and was not unpacked: {reason}")
 
 
 class _Watched(io.RawIOBase):
-    """A file that tells how much is read from it."""
+    """A file that reports how many bytes are read from it."""
 
     def __init__(self, file: Any, note: Any) -> None:
         self._file = file

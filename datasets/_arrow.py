@@ -9,7 +9,7 @@ import numpy as np
 
 
 def unreadable(kind: Any) -> bool:
-    """Tell whether columns of an Arrow type cannot become a source."""
+    """Return whether columns of an Arrow type cannot become a source."""
     import pyarrow as pa
 
     types = pa.types
@@ -19,12 +19,12 @@ def unreadable(kind: Any) -> bool:
 
 
 def unreadable_columns(schema: Any) -> str:
-    """Return the columns of a schema that cannot become sources, with their types, as text for a message."""
+    """Return the columns of a schema that cannot become sources, with their types, as they stand in a message."""
     return ", ".join(f"{field.name!r} ({field.type})" for field in schema if unreadable(field.type))
 
 
 def has_nulls(array: Any) -> bool:
-    """Tell whether a column, or a list in it, has a null."""
+    """Return whether a column, or a list in the column, has a null."""
     if array.null_count:
         return True
     if _is_list(array.type):
@@ -35,8 +35,8 @@ def has_nulls(array: Any) -> bool:
 def sources_of(table: Any) -> Mapping[str, Any]:
     """Return the columns of a table without nulls as sources.
 
-    Numbers become an array of shape (B,); lists of numbers an array (B, k) when all of them have k entries, otherwise a
-    list of arrays; texts and lists of texts a list.
+    Numbers become an array of shape (B,). Lists of numbers become an array of shape (B, k) if all of them have k
+    entries, otherwise a list of arrays. Strings and lists of strings become a list.
     """
     return {name: _values(table.column(name).combine_chunks()) for name in table.column_names}
 
@@ -66,7 +66,7 @@ def _lists(array: Any) -> np.ndarray[Any, Any] | list[Any]:
 
 
 def taken(tables: Sequence[Any], order: np.ndarray[Any, Any]) -> Any:
-    """Return the rows of tables, put one below the other, in an order."""
+    """Return the rows of tables, concatenated, in the given order."""
     import pyarrow as pa
 
     table = pa.concat_tables(tables) if len(tables) > 1 else tables[0]

@@ -1,4 +1,4 @@
-"""Examples that are read one by one, and what is done about those that cannot be read."""
+"""Examples that are read one by one, and what to do with those that cannot be read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 _TOLD_ONE_BY_ONE = 3
 
 OnBadExample = Literal["error", "skip"]
-"""What is done about an example that cannot be read."""
+"""What to do with an example that cannot be read."""
 
 Example = TypeVar("Example")
 Read = TypeVar("Read")
@@ -24,36 +24,36 @@ class ExampleReader:
     """Reads the examples of a batch one by one.
 
     Args:
-        on_bad_example: `error` ends the stream at an example that cannot be read; `skip` leaves it out of its batch,
-            with a warning for the first few of each stream and their number at the end of each pass. A batch of which
-            nothing is left is yielded empty, because positions in a pass count batches.
+        on_bad_example: `error` ends the stream at an example that cannot be read. `skip` leaves the example out of its
+            batch, with a warning for the first few examples of each stream, and logs their number at the end of each
+            pass. A batch without any example is still yielded, because positions in a pass count batches.
 
     Raises:
-        ArgumentError: it is neither.
+        ArgumentError: `on_bad_example` has another value.
     """
 
     def __init__(self, on_bad_example: OnBadExample) -> None:
         check_choice("on_bad_example", on_bad_example, OnBadExample)
         self._skips = on_bad_example == "skip"
         self.left_out: dict[str, int] = {}
-        """Stream -> how many examples were left out of it, over all its passes."""
+        """Stream -> number of examples that were left out, over all passes."""
         self._read: dict[str, int] = {}
         self._had_empty: set[str] = set()
 
     def read(
         self, rows: Rows, ctx: StreamContext, read_one: Callable[[int], Example], name_one: Callable[[int], str]
     ) -> list[Example]:
-        """Return the examples of some rows, in their order, without those that were left out.
+        """Return the examples of some rows, in the order of the rows, without those that were left out.
 
         Args:
             rows: the rows of a batch.
             ctx: the context of the pass.
-            read_one: reads the example of a row; what it raises about one is its reason to be a bad one, except
-                emrun's own errors and what the system refuses, such as a file that is gone.
-            name_one: says where the example of a row is found, for messages.
+            read_one: reads the example of a row. If it raises an error, the example is bad, except for emrun's own
+                errors and errors of the operating system, such as a missing file.
+            name_one: returns where the example of a row is found, for messages.
 
         Raises:
-            StreamError: one cannot be read, and is not to be left out.
+            StreamError: an example cannot be read and is not left out.
         """
         stream = ctx.stream_name
         found = []
@@ -75,15 +75,15 @@ class ExampleReader:
         if not found and stream not in self._had_empty:
             self._had_empty.add(stream)
             _LOG.warning(
-                "stream %r: all %d examples of a batch were left out, so it is empty; `main_loop.on_empty_batch: warn` "
-                "(or `ignore`) goes on without such batches, a larger batch_size makes them rare",
+                "stream %r: all %d examples of a batch were left out, so the batch is empty; set "
+                "`main_loop.on_empty_batch` to `warn` or `ignore` to skip such batches, or use a larger batch_size",
                 stream,
                 len(rows),
             )
         return found
 
     def counted(self, batches: Iterable[Read], ctx: StreamContext) -> Iterator[Read]:
-        """Yield the batches of a pass; at its end log how many examples were left out of them."""
+        """Yield the batches of a pass; at its end, log how many examples were left out."""
         stream = ctx.stream_name
         read, left_out = self._read.get(stream, 0), self.left_out.get(stream, 0)
         yield from batches

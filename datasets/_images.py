@@ -10,17 +10,17 @@ import numpy as np
 from emrun.arguments import check_count
 from emrun.errors import ArgumentError, MissingExtra
 
-_MAX_PIXELS = 2**26  # 0.8 GB as three float32 channels; what claims to be larger is damaged, or made to do harm
+_MAX_PIXELS = 2**26  # 0.8 GB as three float32 channels; an image that claims to be larger is damaged or malicious
 _EIGHT_BITS = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
 FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG"}
 """Extension -> Pillow's name of the format."""
 
 
 def check_size(argument: str, size: object) -> tuple[int, int] | None:
-    """Return height and width of an argument that is a whole number, a list of two, or None.
+    """Return height and width for an argument that is a whole number, a list of two whole numbers, or None.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: the argument has another value.
     """
     if size is None:
         return None
@@ -51,14 +51,14 @@ def read_image(
 
     Args:
         source: the encoded image.
-        mode: `RGB` (C is 3) or `L`, grey (C is 1), which it is converted to.
-        size: height and width that it is resized to; None for its own.
-        formats: Pillow's names of the formats that it may have.
+        mode: the mode that the image is converted to: `RGB` (C is 3) or `L`, grey (C is 1).
+        size: the height and width that the image is resized to; None keeps its size.
+        formats: Pillow's names of the formats that are allowed.
 
     Raises:
-        ValueError: it is larger than any that is meant to be read, or has more than 8 bits a channel, which a
-            conversion would cut off.
-        OSError: it is none, or damaged; without an `errno`.
+        ValueError: the image is larger than 67 million pixels, or has more than 8 bits per channel, which a conversion
+            would cut off.
+        OSError: the source is not an image, or is damaged; the error has no `errno`.
     """
     from PIL import Image
 
@@ -66,7 +66,7 @@ def read_image(
         if image.width * image.height > _MAX_PIXELS:
             raise ValueError(f"an image of {image.width} x {image.height} pixels is too large")
         if image.mode not in _EIGHT_BITS:
-            raise ValueError(f"an image of mode {image.mode} has more than 8 bits a channel; convert it before")
+            raise ValueError(f"an image of mode {image.mode} has more than 8 bits per channel; convert the image first")
         is_transparent = image.mode == "P" and "transparency" in image.info
         converted = (image.convert("RGBA") if is_transparent else image).convert(mode)
     if size is not None and size != (converted.height, converted.width):

@@ -1,4 +1,4 @@
-"""Hugging Face's library `datasets`, kept from the network."""
+"""Hugging Face's library `datasets`, without access to the network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def offline_and_quiet(library: Any) -> Iterator[None]:
-    """Keep the library from the network, and from drawing progress bars, while it loads."""
+    """Prevent the library from using the network, and from drawing progress bars, in a `with` block."""
     hub = importlib.import_module("huggingface_hub.constants")
     settings = [
         (owner, name, value)

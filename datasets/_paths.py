@@ -12,14 +12,14 @@ from emrun.errors import ArgumentError
 
 
 def files_of(argument: str, value: object) -> list[Path]:
-    """Return the files that an argument names, those of a pattern sorted by name.
+    """Return the files that an argument names; the files of a pattern are sorted by name.
 
     Args:
-        argument: its name, for the message.
+        argument: the name of the argument, for the message.
         value: a path, a pattern with `*`, `?`, `[...]` or `**`, or a list of these.
 
     Raises:
-        ArgumentError: it names no file, or a file that is not there.
+        ArgumentError: the value does not name any file, or names a file that does not exist.
     """
     entries = value if isinstance(value, list | tuple) else [value]
     paths = [expanded(entry) for entry in entries if isinstance(entry, str | os.PathLike) and str(entry)]
@@ -34,15 +34,15 @@ def _matches(argument: str, path: Path) -> Sequence[Path]:
     if path.is_dir():
         raise ArgumentError(argument, f"{str(path)!r} is a directory; write for example {str(path / '*')!r}")
     if not glob.has_magic(str(path)):
-        raise ArgumentError(argument, f"there is no file {str(path)!r} (looked for from {str(Path.cwd())!r})")
+        raise ArgumentError(argument, f"there is no file {str(path)!r} (the current directory is {str(Path.cwd())!r})")
     found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207  # absolute ones too
     files = [each for each in found if each.is_file()]
     if not files:
-        raise ArgumentError(argument, f"no file matches {str(path)!r} (looked for from {str(Path.cwd())!r})")
+        raise ArgumentError(argument, f"no file matches {str(path)!r} (the current directory is {str(Path.cwd())!r})")
     return files
 
 
 def identity(path: Path) -> tuple[int, int]:
-    """Return what tells a file from the same file changed: its size and when it was changed, in nanoseconds."""
-    found = os.stat(path)  # noqa: PTH116 - half the time of Path.stat, and done for every batch
+    """Return what differs if a file has changed: its size and its time of modification in nanoseconds."""
+    found = os.stat(path)  # noqa: PTH116 - takes half the time of Path.stat, and is called for every batch
     return found.st_size, found.st_mtime_ns

@@ -1,4 +1,4 @@
-"""The base of datasets that find the rows of any batch by themselves: streams `train`, `valid` and `test`."""
+"""The base class of datasets with streams `train`, `valid` and `test` whose examples are read by row number."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ class Part(Protocol):
     """The examples of one stream."""
 
     blocks: Sequence[int] | None
-    """How many examples lie together in each file or row group, None where any example is found as fast."""
+    """The number of examples in each file or row group; None if every example is found equally fast."""
 
     def __len__(self) -> int:
         """Return the number of examples."""
         ...
 
     def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
-        """Return the batch of these rows, an int64 array of shape (B,): source -> values, their first axis B long.
+        """Return the batch of these rows, an int64 array of shape (B,): source -> values with a first axis of length B.
 
-        The result must depend on nothing but `rows` and `ctx`: it is read in any order, in any process.
+        The result must depend only on `rows` and `ctx`: batches are read in any order, in any process.
         """
         ...
 
 
 class Splits(AbstractDataset):
-    """Streams `train`, `valid` and `test` over parts that give any rows; a part that is None has no stream.
+    """Streams `train`, `valid` and `test`, each over a `Part`; a part that is None has no stream.
 
     Args:
         train: the examples to learn from, shuffled in every training pass.
-        valid: those to evaluate on while training.
-        test: those to evaluate on at the end.
-        batch_size: examples of a batch.
+        valid: the examples to evaluate on during the training.
+        test: the examples to evaluate on at the end.
+        batch_size: the number of examples in a batch.
 
     Raises:
-        ArgumentError: the batch size is no usable number, or a part has no example.
+        ArgumentError: the batch size is not a whole number of at least 1, or a part has no examples.
     """
 
     def __init__(self, train: Part, valid: Part | None, test: Part | None, *, batch_size: int) -> None:
@@ -48,9 +48,9 @@ class Splits(AbstractDataset):
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part is not None}
         for name, part in self._parts.items():
             if not len(part):
-                raise ArgumentError(name, "there is no example in it")
+                raise ArgumentError(name, "there are no examples in it")
         for name in parts.keys() - self._parts.keys():
-            setattr(self, f"{name}_stream", None)  # so that a config that runs it is told before the training
+            setattr(self, f"{name}_stream", None)  # a config that uses the stream fails before the training
         self._batch_size = batch_size
 
     @property
@@ -59,7 +59,7 @@ class Splits(AbstractDataset):
         return {name: -(-len(part) // self._batch_size) for name, part in self._parts.items()}
 
     def train_stream(self, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
-        """Yield the training batches; in training passes shuffled, in evaluations in the order of the data."""
+        """Yield the training batches: shuffled in training passes, in the order of the data in evaluations."""
         return self._read("train", ctx)
 
     def valid_stream(self, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:

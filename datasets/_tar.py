@@ -1,6 +1,6 @@
-"""Tar archives that may be damaged, or made to do harm: the rules for whoever reads or unpacks their members.
+"""Rules for reading and unpacking the members of tar archives, which may be damaged or malicious.
 
-`extractall` is not used: its data filter has been passed by (CVE-2025-4517), and Python 3.11.7 has the fault.
+`extractall` is not used: its data filter can be bypassed (CVE-2025-4517), and Python 3.11.7 has this vulnerability.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _EXTENDED = (
     tarfile.GNUTYPE_LONGLINK,
 )
 DAMAGE = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError)
-"""What `tarfile` raises about archives that are none, or damaged."""
+"""The errors that `tarfile` raises for files that are damaged or not tar archives."""
 
 
 class Member(tarfile.TarInfo):
-    """A member whose header is refused where `tarfile` would read without bound, or take damage for the end."""
+    """A member that refuses headers for which `tarfile` would read without limit, or take damage for the end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Member:
         """Return the member of a header.
 
         Raises:
-            ValueError: it is damaged, or its sizes make no sense.
-            HeaderError: it is no header but the mark of the end.
+            ValueError: the header is damaged, or has an impossible size.
+            HeaderError: the block is not a header, but marks the end of the archive.
         """
         if bytes(buf) == bytes(tarfile.BLOCKSIZE):
             return super().frombuf(buf, encoding, errors)
@@ -38,12 +38,12 @@ class Member(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             raise ValueError(f"neither a file nor the end of the archive ({error})") from error
         if found.size < 0 or (found.type in _EXTENDED and found.size > _MAX_EXTENDED):
-            raise ValueError(f"a header with {found.size} bytes of {found.type!r} makes no sense")
+            raise ValueError(f"a header of type {found.type!r} has an impossible size of {found.size} bytes")
         return found
 
 
 def is_plain_file(member: tarfile.TarInfo) -> bool:
-    """Tell whether a member is a file whose content lies in the archive in one piece: no link, device or hole."""
+    """Return whether a member is a file whose content is in the archive in one piece: no link, device or hole."""
     return member.isreg() and not member.issparse()
 
 
@@ -51,7 +51,7 @@ def members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Yield the members of an archive one after the other; they do not stay in memory.
 
     Raises:
-        ValueError: a size makes no sense, or the headers run in a circle.
+        ValueError: a size is negative, or the headers form a cycle.
     """
     offset = 0
     while (member := archive.next()) is not None:
@@ -59,6 +59,6 @@ def members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         if member.size < 0:
             raise ValueError(f"{member.name!r} has a size of {member.size}")
         if archive.offset <= offset:
-            raise ValueError("its headers run in a circle")
+            raise ValueError("its headers form a cycle")
         yield member
         offset = archive.offset

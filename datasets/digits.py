@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 images of 8 x 8 pixels, which scikit-learn brings along."""
+"""Handwritten digits: 1,797 images of 8 x 8 pixels, which are part of scikit-learn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class Digits(AbstractDataset):
-    """Handwritten digits, 1,797 grey images of 8 x 8 pixels (the test set of UCI's Optical Recognition, 1998).
+    """Handwritten digits: 1,797 grey images of 8 x 8 pixels (the test set of UCI's Optical Recognition, 1998).
 
         dataset:
           class: Digits
@@ -25,17 +25,18 @@ class Digits(AbstractDataset):
           shift: 1
 
     Streams: `train` (1,437 examples, shuffled in every pass), `valid` (180), `test` (180). Sources: `image`, float32
-    in [0, 1] of shape (B, 1, 8, 8), or (B, 64) when flat; `label`, int64 of shape (B,), from 0 to 9.
+    in [0, 1] of shape (B, 1, 8, 8), or (B, 64) with `flat`; `label`, int64 of shape (B,), from 0 to 9.
 
     Needs scikit-learn (`pip install 'emrun[metrics]'`).
 
     Args:
-        batch_size: examples of a batch.
-        flat: images as vectors.
-        shift: train images are moved by up to so many pixels in each direction, at random.
+        batch_size: the number of examples in a batch.
+        flat: yield the images as vectors.
+        shift: move each training image at random, by up to `shift` pixels in each direction. Evaluations use the images
+            unchanged.
 
     Raises:
-        ArgumentError: an argument is no usable number.
+        ArgumentError: an argument has a value that is not allowed.
     """
 
     def __init__(self, batch_size: int = 32, flat: bool = False, shift: int = 0) -> None:
@@ -63,7 +64,7 @@ class Digits(AbstractDataset):
         part = self._parts["train"]
         for rows in ctx.batches(len(part["label"]), self._batch_size, shuffle=True):
             images = part["image"][rows]
-            if self._shift and ctx.epoch:  # evaluations see the images as they are
+            if self._shift and ctx.epoch:  # evaluations use the images unchanged
                 images = _moved(images, self._shift, ctx.rng)
             yield self._batch(images, part["label"][rows])
 
@@ -94,7 +95,7 @@ def _load() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def _moved(images: Any, shift: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return images of shape (B, 1, H, W), each moved by up to `shift` pixels, zeros moving in."""
+    """Return images of shape (B, 1, H, W), each moved by up to `shift` pixels; the free pixels are 0."""
     height, width = images.shape[2:]
     padded = np.pad(images, ((0, 0), (0, 0), (shift, shift), (shift, shift)))
     down, right = rng.integers(0, 2 * shift + 1, size=(2, len(images)))

@@ -1,4 +1,4 @@
-"""Local data by Hugging Face's library `datasets`."""
+"""Local data that Hugging Face's library `datasets` reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPLITS = {"train": ("train",), "valid": ("valid", "validation"), "test": ("test
 
 
 class HuggingFace(Splits):
-    """Rows of local files, or of a folder that `save_to_disk` wrote, by Hugging Face's library `datasets`.
+    """Rows of local files, or of a folder that `save_to_disk` wrote, read by Hugging Face's library `datasets`.
 
         dataset:
           class: HuggingFace
@@ -32,27 +32,29 @@ class HuggingFace(Splits):
           cache_dir: data/cache
           batch_size: 32
 
-    Streams: `train`, shuffled in every training pass, and `valid` and `test` where they are given. Each column is a
-    source: numbers are arrays (B,) of the column's type; lists of numbers arrays (B, k) when all of a batch have k
-    entries, otherwise a list of arrays; texts and bytes lists. Nothing is ever asked of the network; a dataset of the
-    hub is saved first: `datasets.load_dataset(...).save_to_disk("data/saved")`.
+    Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Each column is a
+    source. Numbers become an array of shape (B,) with the dtype of the column. Lists of numbers become an array of
+    shape (B, k) if all lists of the batch have k entries, otherwise a list of arrays. Strings and bytes become lists.
+
+    The network is never used. Save a dataset of the hub to disk first:
+    `datasets.load_dataset(...).save_to_disk("data/saved")`.
 
     Needs datasets (`pip install 'emrun[data]'`).
 
     Args:
-        train: a path, a pattern such as `data/*.csv`, or a list of them: files that end in csv, json, jsonl, parquet or
-            arrow. Or a folder that was saved; if it has several splits, those named `train`, `valid` or `validation`,
-            and `test` are the streams, unless they are given here.
-        valid: the files, or the folder with one split, of the validation.
-        test: those of the test.
+        train: a path, a pattern such as `data/*.csv`, or a list of these, of files that end in csv, json, jsonl,
+            parquet or arrow. Or a folder that `save_to_disk` wrote; if it has several splits, those named `train`,
+            `valid` or `validation`, and `test` become the streams, unless `valid` or `test` is given.
+        valid: the files or the folder for the stream `valid`, to evaluate on during the training.
+        test: the files or the folder for the stream `test`, to evaluate on at the end.
         columns: the columns to read; by default all.
-        cache_dir: where the library keeps what it makes of files; by default where it always does.
-        batch_size: examples of a batch.
+        cache_dir: the folder for the library's copies of the files; by default the library's own cache.
+        batch_size: the number of examples in a batch.
 
     Raises:
-        ArgumentError: a file or folder is missing or cannot be read, or a column is missing or holds what cannot be a
-            source, such as dates.
-        StreamError: a column has a null, or a file that the library mapped was changed since the dataset was built.
+        ArgumentError: a file or folder is missing or cannot be read, a column is missing, or a column has a type that
+            cannot be a source, such as a date.
+        StreamError: a column has a null, or a file has changed since the dataset was built.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class _Rows:
                 raise ArgumentError("columns", f"{argument!r} has no column {name!r}{meant}")
         chosen = rows.select_columns(columns) if columns else rows
         if bad := unreadable_columns(chosen.features.arrow_schema):
-            raise ArgumentError("columns", f"{argument!r} has columns that cannot be sources: {bad}; name others")
+            raise ArgumentError("columns", f"{argument!r} has columns that cannot be sources: {bad}; list others")
         self._rows = chosen.with_format("arrow")
         files = [Path(file["filename"]) for file in rows.cache_files]
         self._identities = {path: identity(path) for path in files}
@@ -104,13 +106,13 @@ class _Rows:
             if has_nulls(table.column(name)):
                 row = next((row for row in rows.tolist() if has_nulls(self._rows[[row]].column(name))), None)
                 raise StreamError(
-                    f"stream {ctx.stream_name!r}: column {name!r} has a null in row {row}, counted from 0; fill it, or "
-                    "leave the column out of 'columns'"
+                    f"stream {ctx.stream_name!r}: column {name!r} has a null in row {row} (the first row is 0); fill "
+                    "it, or leave the column out of 'columns'"
                 )
         return sources_of(table)
 
     def _check_files(self, ctx: StreamContext) -> None:
-        """Raise StreamError if a file is not as it was: what is mapped shows the change without a word."""
+        """Raise StreamError if a file has changed: a memory-mapped file shows the change without any error."""
         for path, before in self._identities.items():
             try:
                 is_same = identity(path) == before
@@ -119,13 +121,13 @@ class _Rows:
                 raise StreamError(f"{where} cannot be read any more: {error.strerror}") from error
             if not is_same:
                 raise StreamError(
-                    f"stream {ctx.stream_name!r}: {str(path)!r} was changed since the dataset was built; a training "
-                    "needs the same files to its end, so save to another folder"
+                    f"stream {ctx.stream_name!r}: {str(path)!r} has changed since the dataset was built; a run "
+                    "needs the same files until it ends, so save new data to another folder"
                 )
 
 
 def _library() -> Any:
-    """Return the library, which a folder of that name in the current directory must not stand for."""
+    """Import the library, and not a folder of the same name in the current directory."""
     try:
         found = importlib.import_module("datasets")
     except ImportError as error:
@@ -136,23 +138,23 @@ def _library() -> Any:
 
 
 def _loaded(library: Any, argument: str, value: Any, cache_dir: str | None) -> dict[str, Any]:
-    """Return stream -> dataset of what an argument names."""
+    """Return stream -> rows for the value of an argument."""
     if isinstance(value, str | Path) and expanded(value).is_dir():
         return _saved(library, argument, expanded(value))
     files = files_of(argument, value)
     formats = {_FORMATS.get(path.suffix.lower(), path.name) for path in files}
     if not formats <= set(_FORMATS.values()) or len(formats) > 1:
         allowed = listed([*_FORMATS])
-        raise ArgumentError(argument, f"{listed(sorted(formats))}: all files end in the same of {allowed}")
+        raise ArgumentError(argument, f"{listed(sorted(formats))}: all files must end in the same of {allowed}")
     names = [str(path.resolve()) for path in files]
     if odd := next((name for name in names if "::" in name or glob.has_magic(name)), None):
-        raise ArgumentError(argument, f"the library would take {odd!r} for an address or a pattern; rename the file")
+        raise ArgumentError(argument, f"the library would read {odd!r} as an address or a pattern; rename the file")
     try:
         found = library.load_dataset(
             formats.pop(), data_files={"train": names}, split="train", cache_dir=cache_dir and str(expanded(cache_dir))
         )
-    except Exception as error:  # the library's own errors, and those of all that it reads with
-        reason = str(error.__cause__ or error).strip() or "is there anything in it?"
+    except Exception as error:  # the library's own errors, and those of the libraries that it uses
+        reason = str(error.__cause__ or error).strip() or "is the file empty?"
         raise ArgumentError(argument, f"{listed([str(path) for path in files])} cannot be read: {reason}") from error
     return {argument: found}
 

@@ -1,4 +1,4 @@
-"""Pictures in folders, one for each class."""
+"""Images in folders, one folder per class."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHANNELS = {"RGB": 3, "L": 1}
 
 
 class ImageFolder(Splits):
-    """Pictures of files, in a folder for each class.
+    """Images from files, in one folder per class.
 
         dataset:
           class: ImageFolder
@@ -33,33 +33,35 @@ class ImageFolder(Splits):
           mode: L
           flip: true
 
-    With it, `pictures/train/cat/0.png` is a picture of the class `cat`. The files of a class may lie in folders below
-    its own; a file is a picture by the ending of its name (png, jpg, jpeg, webp, gif, bmp, tif, tiff, ppm, pgm), and
-    what begins with a dot is left alone.
+    In this example, `pictures/train/cat/0.png` is an image of the class `cat`. The files of a class may be in
+    subfolders of its folder. A file is an image if its name ends in png, jpg, jpeg, webp, gif, bmp, tif, tiff, ppm or
+    pgm. Files and folders whose names begin with a dot are ignored.
 
-    Streams: `train`, shuffled in every training pass, and those of `valid` and `test` that are given. Sources: `image`,
-    float32 in [0, 1] of shape (B, C, H, W), with the pixels as they are stored, whatever the camera noted about how it
-    was held; `label`, int64 of shape (B,), the index of the class among the sorted names of the folders in `train`.
+    Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Sources: `image`,
+    float32 in [0, 1] of shape (B, C, H, W); `label`, int64 of shape (B,), the index of the class among the sorted
+    names of the folders in `train`. The pixels are used as they are stored; the orientation that a camera noted in the
+    file is ignored.
 
     Needs Pillow (`pip install 'emrun[data]'`).
 
     Args:
-        train: the folder of the classes. Paths start from the current directory.
-        valid: likewise, with the same classes, to evaluate on while training.
-        test: likewise, to evaluate on at the end.
-        batch_size: examples of a batch.
-        size: height and width that pictures are resized to, one number for a square. When null, all pictures must have
-            the size of the first one.
-        mode: `RGB` (C is 3) or `L`, grey (C is 1), which pictures are converted to.
-        flip: mirror half of the training pictures, left to right, drawn anew in every pass.
-        on_bad_example: `error` ends the training at a file that holds no picture, or one of over 67 million pixels;
-            `skip` leaves it out of its batch, which gets shorter, and tells how many were left out. If all of a batch
-            can be bad, as in small ones, it needs `main_loop.on_empty_batch: warn` or `ignore`.
+        train: the folder with one folder per class. Relative paths start from the current directory.
+        valid: a folder with the same classes, to evaluate on during the training.
+        test: a folder with the same classes, to evaluate on at the end.
+        batch_size: the number of examples in a batch.
+        size: the size that images are resized to: [height, width], or one number for a square. If it is null, all
+            images must have the size of the first image.
+        mode: the mode that images are converted to: `RGB` (C is 3) or `L`, grey (C is 1).
+        flip: mirror half of the training images left to right, drawn anew in every pass.
+        on_bad_example: `error` ends the training at a file that is not an image, or has over 67 million pixels. `skip`
+            leaves such files out of their batches, which get shorter, and logs how many were left out. If a whole
+            batch may be bad, which is likely only for small batches, also set `main_loop.on_empty_batch` to `warn` or
+            `ignore`.
 
     Raises:
-        ArgumentError: an argument cannot be used; a folder is not there, has no classes or not those of `train`, or a
-            class has no pictures.
-        StreamError: a picture cannot be read, or has another size than the first one.
+        ArgumentError: an argument has a value that is not allowed; a folder does not exist, has no classes or other
+            classes than `train`; or a class has no images.
+        StreamError: an image cannot be read, or has another size than the first image.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class ImageFolder(Splits):
         self._reader = ExampleReader(on_bad_example)
         check_pillow("ImageFolder")
         self.classes = _folders("train", expanded(train))
-        """The names of the classes; a label is an index of it."""
+        """The names of the classes; a label is an index into this list."""
         folders = {"train": train, "valid": valid, "test": test}
         found = {name: _files(name, expanded(path), self.classes) for name, path in folders.items() if path is not None}
         shape = sides or _first_size(*found["train"], mode, on_bad_example)
@@ -96,7 +98,7 @@ class ImageFolder(Splits):
 
     @property
     def left_out(self) -> Mapping[str, int]:
-        """Stream -> how many examples were left out of it, over all its passes."""
+        """Stream -> number of examples that were left out, over all passes."""
         return self._reader.left_out
 
     def _read(self, name: str, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
@@ -104,7 +106,7 @@ class ImageFolder(Splits):
 
 
 class _Pictures:
-    """The pictures of one stream."""
+    """The images of one stream."""
 
     blocks: Sequence[int] | None = None
 
@@ -146,13 +148,13 @@ class _Pictures:
         return {"image": images, "label": self._labels[np.array([row for row, _ in found], np.int64)]}
 
     def _pixels(self, row: int) -> np.ndarray[Any, Any]:
-        """Return a picture as bytes of shape (H, W, C)."""
+        """Return an image as bytes of shape (H, W, C)."""
         path = self._root / self._files[row]
         pixels = read_image(path, self._mode, self._size if self._resizes else None, formats=_FORMATS)
         if pixels.shape[:2] != self._size:
             found, first = (f"{height} x {width}" for height, width in (pixels.shape[:2], self._size))
             raise StreamError(
-                f"{path} is {found} pixels (height x width), the first picture of train is {first}; give `size`"
+                f"{path} has {found} pixels (height x width), but the first image of train has {first}; set `size`"
             )
         return pixels
 
@@ -160,7 +162,7 @@ class _Pictures:
 def _first_size(
     root: Path, files: list[str], labels: Any, mode: Literal["RGB", "L"], policy: OnBadExample
 ) -> tuple[int, int]:
-    """Return height and width of the first picture that can be read."""
+    """Return height and width of the first image that can be read."""
     for file in files:
         try:
             height, width, _ = read_image(root / file, mode, formats=_FORMATS).shape
@@ -169,7 +171,7 @@ def _first_size(
                 raise ArgumentError("train", f"{root / file}: {error}") from error
         else:
             return height, width
-    raise ArgumentError("train", f"no picture in {root} can be read")
+    raise ArgumentError("train", f"no image in {root} can be read")
 
 
 def _folders(argument: str, root: Path) -> list[str]:
@@ -177,19 +179,19 @@ def _folders(argument: str, root: Path) -> list[str]:
         raise ArgumentError(argument, f"there is no folder {root} (the current directory is {Path.cwd()})")
     names = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
-        raise ArgumentError(argument, f"{root} has no folders; pictures lie in a folder for each class")
+        raise ArgumentError(argument, f"{root} has no folders; put the images of each class into a folder")
     return names
 
 
 def _files(argument: str, root: Path, classes: list[str]) -> tuple[Path, list[str], np.ndarray[Any, Any]]:
-    """Return the folder, its pictures by class and name, relative to it, and their labels."""
+    """Return the folder, the paths of its images relative to the folder, sorted by class and name, and their labels."""
     there = _folders(argument, root)
     if there != classes:
         more = [name for name in there if name not in classes]
         less = [name for name in classes if name not in there]
         raise ArgumentError(
             argument,
-            f"{root} does not have the classes of train: it has no {listed(less)}"
+            f"{root} does not have all classes of train; missing: {listed(less)}"
             if less
             else f"{root} has classes that train does not have: {listed(more)}",
         )
@@ -198,7 +200,7 @@ def _files(argument: str, root: Path, classes: list[str]) -> tuple[Path, list[st
     for label, name in enumerate(classes):
         own = sorted(_pictures_below(argument, root, name))
         if not own:
-            raise ArgumentError(argument, f"{root / name} has no pictures ({listed(sorted(_ENDINGS))})")
+            raise ArgumentError(argument, f"{root / name} has no images ({listed(sorted(_ENDINGS))})")
         files += own
         labels += [label] * len(own)
     return root, files, np.array(labels, np.int64)
@@ -212,4 +214,4 @@ def _pictures_below(argument: str, root: Path, name: str) -> Iterator[str]:
         folders[:] = [each for each in folders if not each.startswith(".")]
         for each in names:
             if os.path.splitext(each)[1].lower() in _ENDINGS and not each.startswith("."):  # noqa: PTH122 - many files
-                yield os.path.relpath(os.path.join(folder, each), root)  # noqa: PTH118 - likewise
+                yield os.path.relpath(os.path.join(folder, each), root)  # noqa: PTH118 - many files

@@ -13,21 +13,21 @@ from emrun.stream_context import StreamContext
 
 
 class Majority(AbstractDataset):
-    """Random vectors of zeros and ones, to be classified by which of them are more.
+    """Random vectors of zeros and ones, to be classified by whether there are more ones than zeros.
 
         dataset: {class: Majority, n: 500, dim: 11, batch_size: 10}
 
     Streams: `train` (four fifths of the examples, shuffled in every pass), `valid` (the rest). Sources: `x`, float32 of
-    shape (B, dim); `y`, float32 of shape (B,), 1.0 where the ones are more.
+    shape (B, dim); `y`, float32 of shape (B,), 1.0 if there are more ones, else 0.0.
 
     Args:
         n: the number of examples, at least 5.
-        dim: the length of the vectors; odd, so that there is a majority.
-        batch_size: examples of a batch.
-        data_seed: the seed of the examples.
+        dim: the length of the vectors; use an odd number, so that there is always a majority.
+        batch_size: the number of examples in a batch.
+        data_seed: the seed from which the examples are drawn.
 
     Raises:
-        ArgumentError: an argument is no usable number.
+        ArgumentError: an argument has a value that is not allowed.
     """
 
     def __init__(self, n: int = 500, dim: int = 11, batch_size: int = 10, data_seed: int = 0) -> None:

@@ -19,7 +19,7 @@ from emrun.wording import did_you_mean, listed
 
 
 class Mixed(AbstractDataset):
-    """Several datasets: each training batch is of one of them, drawn by its weight.
+    """Several datasets, mixed: each training batch comes from one of them, drawn by weight.
 
         dataset:
           class: Mixed
@@ -29,25 +29,27 @@ class Mixed(AbstractDataset):
           weights: {easy: 1, hard: 3}
           batches_per_epoch: 50
 
-    Streams: `train`, a pass of which has `batches_per_epoch` batches; `valid` and `test`, those of all datasets that
-    have them, one dataset after the other; and every stream of each dataset, as `<name>_<stream>` (`easy_valid`).
-    Sources: those of the dataset that a batch is from.
+    Streams: `train`, with `batches_per_epoch` batches in each pass; `valid` and `test`, which read those streams of all
+    datasets, one dataset after the other; and every stream of each dataset, as `<name>_<stream>` (`easy_valid`).
+    Sources: those of the dataset that the batch comes from.
 
-    A dataset goes on from one training pass to the next, and begins its own next pass when it came to the end of one.
-    In an evaluation of `train` each begins with its first batch, in the order of its evaluations. Its context has the
-    name `<name>.<stream>`. Going on after an interrupt is exact for datasets whose passes depend on nothing but their
-    context: those that tell `num_batches` and use `ctx.batches` skip what was read; a pass without `ctx.batches` is
-    read again up to the position, and without `num_batches` all passes before are too. Each of several worker processes
-    reads what the others hand out, too, so that more than one gain nothing.
+    A dataset continues from one training pass to the next. When its own pass ends, it starts its next one. An
+    evaluation of `train` reads each dataset from its first batch, in the order of evaluations. The context of a dataset
+    has the stream name `<name>.<stream>`.
+
+    A resume is exact if the passes of each dataset depend only on their context. A dataset with `num_batches` that uses
+    `ctx.batches` skips the batches that were read before. Without `ctx.batches`, the current pass is read again up to
+    its position; without `num_batches`, all previous passes are read again too. More than one worker is not faster,
+    because each worker also reads the batches of the other workers.
 
     Args:
         datasets: name -> a dataset with a stream `train`.
-        weights: name -> how often a training batch is of this dataset, in relation to the others. Batches of different
-            sizes count alike.
-        batches_per_epoch: batches of a training pass.
+        weights: name -> how often a training batch comes from this dataset, in proportion to the other weights. All
+            batches count the same, whatever their size.
+        batches_per_epoch: the number of batches in a training pass.
 
     Raises:
-        ArgumentError: a dataset has no stream `train` or no weight, or a weight is no positive number.
+        ArgumentError: a dataset has no stream `train` or no weight, or a weight is not a positive number.
         StreamError: the `train` stream of a dataset is empty, or has another number of batches than `num_batches` says.
     """
 
@@ -69,7 +71,7 @@ class Mixed(AbstractDataset):
 
     @property
     def num_batches(self) -> Mapping[str, int]:
-        """Stream -> number of its batches, as far as the datasets tell it."""
+        """Stream -> number of its batches, if its datasets have `num_batches`."""
         own = {name: _lengths(dataset) for name, dataset in self._datasets.items()}
         found = {"train": self._batches_per_epoch}
         for stream in ("valid", "test"):
@@ -83,7 +85,7 @@ class Mixed(AbstractDataset):
         key = ctx.seed, ctx.stream_name
         choices, before = self._choices(key, ctx.epoch), self._read_before(key, ctx.epoch)
         kept = self._kept.pop(key, {}) if ctx.epoch else {}
-        places = np.empty_like(choices)  # among the batches of the pass that are from the same dataset
+        places = np.empty_like(choices)  # of each batch, among those of the same dataset in this pass
         for chosen in range(len(self._names)):
             places[choices == chosen] = np.arange(np.count_nonzero(choices == chosen))
         readers: dict[int, tuple[int, Iterator[Batch]]] = {}
@@ -94,7 +96,7 @@ class Mixed(AbstractDataset):
                 is_there = chosen in kept and kept[chosen][0] == read
                 readers[chosen] = kept[chosen] if is_there else (read, self._read_on(chosen, read, ctx))
             count, reader = readers[chosen]
-            batch = next(itertools.islice(reader, read - count, None))  # behind those that other workers hand out
+            batch = next(itertools.islice(reader, read - count, None))  # skips those of other workers
             readers[chosen] = read + 1, reader
             yield batch
         if ctx.epoch:
@@ -123,13 +125,13 @@ class Mixed(AbstractDataset):
         return StreamWrapper(function, name=f"{name}.{stream}", seed=ctx.seed, training=training)
 
     def _choices(self, key: tuple[int, str], epoch: int) -> Rows:
-        """Return which dataset each batch of a pass is from."""
+        """Return the index of the dataset that each batch of a pass comes from."""
         seed, stream = key
         drawn = StreamContext(stream, seed=seed, epoch=epoch).rng.random(self._batches_per_epoch)
         return np.asarray(np.searchsorted(self._edges[:-1], drawn * self._edges[-1], side="right"), np.int64)
 
     def _read_before(self, key: tuple[int, str], epoch: int) -> Rows:
-        """Return how many batches were read of each dataset in the training passes before one."""
+        """Return how many batches of each dataset were read in all training passes before `epoch`."""
         totals = self._totals.setdefault(key, [np.zeros(len(self._names), np.int64)])
         while len(totals) < epoch:
             read = np.bincount(self._choices(key, len(totals)), minlength=len(self._names))
@@ -137,7 +139,7 @@ class Mixed(AbstractDataset):
         return totals[max(epoch - 1, 0)]
 
     def _read_on(self, chosen: int, read: int, ctx: StreamContext) -> Iterator[Batch]:
-        """Yield the batches of a dataset, one pass after the other, without the first `read` ones."""
+        """Yield the batches of a dataset, one pass after the other, without the first `read` batches."""
         name, training = self._names[chosen], ctx.epoch > 0
         stream = self._wrapped(name, "train", ctx, training=training)
         told = _lengths(self._datasets[name]).get("train") if training else None
@@ -153,7 +155,7 @@ class Mixed(AbstractDataset):
                 else:
                     yield batch
             if not length or (told and length != told):
-                says = f" in pass {number}, and num_batches says {told}" if told else ""
+                says = f" in pass {number}, but num_batches says {told}" if told else ""
                 raise StreamError(f"dataset {name!r}: its stream 'train' has {length} batches{says}")
 
 
@@ -164,10 +166,10 @@ def _lengths(dataset: Any) -> dict[str, int]:
 def _check(datasets: Mapping[str, Any], weights: Mapping[str, float]) -> None:
     for argument, value in (("datasets", datasets), ("weights", weights)):
         if not isinstance(value, Mapping) or not value:
-            raise ArgumentError(argument, f"{value!r} is no mapping with an entry for each dataset")
+            raise ArgumentError(argument, f"{value!r} is not a mapping with one entry per dataset")
     for name, dataset in datasets.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise ArgumentError("datasets", f"{name!r} is no name; use letters, digits and underscores")
+            raise ArgumentError("datasets", f"{name!r} is not a name; use letters, digits and underscores")
         streams = stream_names(dataset)
         if "train" not in streams:
             kind = type(dataset).__name__
@@ -179,4 +181,4 @@ def _check(datasets: Mapping[str, Any], weights: Mapping[str, float]) -> None:
             raise ArgumentError("weights", f"there is no dataset {name!r}{did_you_mean(str(name), datasets)}")
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not 0 < weight < math.inf:
-            raise ArgumentError("weights", f"{name}: {weight!r} is no positive number")
+            raise ArgumentError("weights", f"{name}: {weight!r} is not a positive number")

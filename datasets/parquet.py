@@ -16,11 +16,11 @@ from emrun.errors import ArgumentError, MissingExtra, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
 from emrun.wording import meant_of
 
-_KEPT = 2  # row groups: a batch at the border of two needs both
+_KEPT = 2  # row groups in memory: a batch at the border of two needs both
 
 
 class Parquet(Splits):
-    """The rows of Parquet files, of which one or two row groups are in memory at a time.
+    """The rows of Parquet files, with only one or two row groups in memory at a time.
 
         dataset:
           class: Parquet
@@ -29,24 +29,26 @@ class Parquet(Splits):
           columns: [image, label]
           batch_size: 32
 
-    Streams: `train`, and `valid` and `test` where they are given. Each column is a source: numbers are arrays (B,) of
-    the column's type; lists of numbers arrays (B, k) when all of a batch have k entries, otherwise a list of arrays;
-    texts and bytes lists. A training pass goes through the row groups in a random order and through the rows of each
-    in a random order; so write files whose rows are shuffled, with row groups of some thousand rows.
+    Streams: `train`, and `valid` and `test` if they are given. Each column is a source. Numbers become an array of
+    shape (B,) with the dtype of the column. Lists of numbers become an array of shape (B, k) if all lists of the batch
+    have k entries, otherwise a list of arrays. Strings and bytes become lists.
+
+    A training pass reads the row groups in random order, and the rows of each row group in random order. So write files
+    with shuffled rows, and with row groups of some thousand rows.
 
     Needs pyarrow (`pip install 'emrun[data]'`).
 
     Args:
-        train: a path, a pattern such as `data/*.parquet` (its files are sorted by name), or a list of them.
-        valid: those of the validation.
-        test: those of the test.
-        columns: the columns to read; by default all of the first file.
-        batch_size: examples of a batch.
+        train: a path, a pattern such as `data/*.parquet` (its files are sorted by name), or a list of these.
+        valid: the files for the stream `valid`, to evaluate on during the training.
+        test: the files for the stream `test`, to evaluate on at the end.
+        columns: the columns to read; by default all columns of the first file.
+        batch_size: the number of examples in a batch.
 
     Raises:
-        ArgumentError: a file is missing, is no whole Parquet file or lacks a column, or a column holds what cannot be a
-            source, such as dates.
-        StreamError: a column has a null, or a file cannot be read or was changed.
+        ArgumentError: a file is missing, is not a complete Parquet file or lacks a column, or a column has a type that
+            cannot be a source, such as a date.
+        StreamError: a column has a null, or a file cannot be read or has changed since the dataset was built.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Parquet(Splits):
         if columns is not None:
             check_names("columns", columns)
             if not columns or len(set(columns)) < len(columns):
-                raise ArgumentError("columns", f"{columns!r} names no column, or one twice")
+                raise ArgumentError("columns", f"{columns!r} is empty, or names a column twice")
 
         def part(argument: str, files: str | list[str]) -> _RowGroups:
             return _RowGroups(argument, files_of(argument, files), columns)
@@ -74,12 +76,12 @@ class Parquet(Splits):
 
 
 class _RowGroups:
-    """The rows of files of one schema; pickled without what it keeps in memory."""
+    """The rows of files with one schema; pickled without the row groups in memory."""
 
     def __init__(self, argument: str, files: Sequence[Path], columns: Sequence[str] | None) -> None:
         self._files = files
         self._identities = [identity(path) for path in files]
-        self._groups: list[tuple[int, int]] = []  # file, number of the row group in it
+        self._groups: list[tuple[int, int]] = []  # index of the file, index of the row group in the file
         sizes: list[int] = []
         self._kept: dict[int, Any] = {}
         self._footer: tuple[int, Any] | None = None  # of the file that was read last
@@ -88,7 +90,7 @@ class _RowGroups:
             try:
                 footer = _opened(path)
             except (OSError, ValueError) as error:
-                raise ArgumentError(argument, f"{str(path)!r} is no whole Parquet file: {error}") from error
+                raise ArgumentError(argument, f"{str(path)!r} is not a complete Parquet file: {error}") from error
             found = _chosen(path, footer.schema_arrow, columns, argument if columns is None or index else "columns")
             schema = found if schema is None else schema
             if not found.equals(schema):
@@ -110,7 +112,7 @@ class _RowGroups:
         return {**self.__dict__, "_kept": {}, "_footer": None}
 
     def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
-        """Return the batch of these rows; the row groups that it needed last are kept for the next one."""
+        """Return the batch of these rows; the row groups that were used last stay in memory for the next batch."""
         import pyarrow as pa
 
         groups = np.searchsorted(self._ends, rows, side="right")
@@ -119,7 +121,7 @@ class _RowGroups:
             kept = self._kept
             table = kept.get(group)
             if table is None:
-                self._kept = kept = dict(list(kept.items())[1 - _KEPT :])  # makes room before it reads
+                self._kept = kept = dict(list(kept.items())[1 - _KEPT :])  # frees memory before it reads
                 table = self._read_group(group, ctx)
             self._kept = {**{each: kept[each] for each in kept if each != group}, group: table}
             here = np.flatnonzero(groups == group)
@@ -133,7 +135,7 @@ class _RowGroups:
         where = f"stream {ctx.stream_name!r}: {str(path)!r}, row group {number}"
         try:
             if identity(path) != self._identities[file]:
-                raise StreamError(f"{where}: the file was changed since the dataset was built")
+                raise StreamError(f"{where}: the file has changed since the dataset was built")
             footer = self._footer[1] if self._footer is not None and self._footer[0] == file else None
             with _opened(path, footer) as opened:
                 self._footer = (file, opened.metadata)
@@ -157,7 +159,7 @@ def _opened(path: Path, footer: Any = None) -> Any:
 
 
 def _chosen(path: Path, schema: Any, columns: Sequence[str] | None, argument: str) -> Any:
-    """Return the names and types of the columns to read."""
+    """Return the schema of the columns to read."""
     import pyarrow as pa
 
     for name in columns or ():
@@ -166,10 +168,10 @@ def _chosen(path: Path, schema: Any, columns: Sequence[str] | None, argument: st
     fields = [schema.field(name) for name in columns or schema.names]
     chosen = pa.schema([pa.field(field.name, field.type) for field in fields])
     if not fields:
-        raise ArgumentError(argument, f"{str(path)!r} has no column")
+        raise ArgumentError(argument, f"{str(path)!r} has no columns")
     if bad := unreadable_columns(chosen):
         raise ArgumentError(
-            argument, f"{str(path)!r} has columns that cannot be sources: {bad}; name others in 'columns'"
+            argument, f"{str(path)!r} has columns that cannot be sources: {bad}; list others in 'columns'"
         )
     return chosen
 

@@ -1,4 +1,4 @@
-"""Tables of examples: NumPy's files and CSV, in memory or mapped into it."""
+"""Tables of examples in NumPy or CSV files, loaded into memory or memory-mapped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, zip
 
 
 class Table(Splits):
-    """Examples of files: a `.npz` file, a `.csv` file, or a `.npy` file for each source.
+    """Examples from a `.npz` file, a `.csv` file, or one `.npy` file per source.
 
         dataset:
           class: Table
@@ -35,29 +35,30 @@ class Table(Splits):
           columns: {x: [height, width], label: species}
           batch_size: 32
 
-    Streams: `train`, shuffled in every training pass, and those of `valid` and `test` that are given. Sources: the
-    arrays of a `.npz` file; the columns of a CSV file, or what `columns` makes of them; the keys of a mapping. Arrays
-    keep their dtype, their first axis counts the examples. A column of whole numbers, such as `3` or `-12`, is int64;
-    any other is float32, where `nan` and `inf` are numbers and an empty cell is none. The streams have the same sources
-    with the same dtypes; for a CSV file, the training file decides which columns are whole numbers.
+    Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Sources: the arrays of
+    a `.npz` file; the columns of a CSV file, or the sources that `columns` names; the keys of a mapping. The first axis
+    of an array counts the examples, and arrays keep their dtype. All streams must have the same sources with the same
+    dtypes.
 
-    A CSV file is UTF-8 text with commas, its first line names the columns (RFC 4180).
+    A CSV file is UTF-8 text with commas, and its first line names the columns (RFC 4180). A column of whole numbers,
+    such as `3` or `-12`, becomes int64; the file of `train` decides which columns these are. Any other column becomes
+    float32. `nan` and `inf` are numbers; an empty cell is an error.
 
     Args:
-        train: a `.npz` or `.csv` file, or a mapping from sources to `.npy` files. Paths start from the current
+        train: a `.npz` or `.csv` file, or a mapping source -> `.npy` file. Relative paths start from the current
             directory.
-        valid: likewise, to evaluate on while training.
-        test: likewise, to evaluate on at the end.
-        batch_size: examples of a batch.
-        columns: of a CSV file: source -> a column, or a list of columns, which become one float32 source of shape
-            (B, number of columns). When null, every column is a source.
-        memory_map: leave `.npy` files where they are and read of them what a batch needs, for tables that are larger
-            than the memory. Such a file must not change during the training.
+        valid: the same for the stream `valid`, to evaluate on during the training.
+        test: the same for the stream `test`, to evaluate on at the end.
+        batch_size: the number of examples in a batch.
+        columns: only for CSV files: source -> a column, or a list of columns, which become one float32 source of shape
+            (B, number of columns). If it is null, every column is a source.
+        memory_map: read from `.npy` files only the examples of each batch, for tables that are larger than the memory.
+            Such a file must not change during the training.
 
     Raises:
-        ArgumentError: a file cannot be read, its sources differ in length or from those of `train`, or a cell that is
-            needed is no number; the message has file, line and column.
-        StreamError: a file changed since it was mapped.
+        ArgumentError: a file cannot be read, its sources differ in length or from those of `train`, or a cell of a
+            source is not a number; the message has file, line and column.
+        StreamError: a memory-mapped file has changed.
     """
 
     def __init__(
@@ -95,10 +96,10 @@ class _Sources:
         expected = train.dtypes() if train is not None else {}
         is_csv = not isinstance(files, Mapping) and files.suffix.lower() == ".csv"
         if columns is not None and not is_csv:
-            raise ArgumentError("columns", f"only CSV files have columns, and {argument} is none")
+            raise ArgumentError("columns", f"only CSV files have columns, and {argument} is not a CSV file")
         if memory_map and not isinstance(files, Mapping):
             raise ArgumentError(
-                "memory_map", f"only .npy files can be mapped; save each source of {argument} ({files}) in one"
+                "memory_map", f"only .npy files can be mapped; save each source of {argument} ({files}) as one"
             )
         self._sources: dict[str, _Array | _Mapped]
         if isinstance(files, Mapping):
@@ -131,7 +132,7 @@ class _Sources:
         for source, values in self._sources.items():
             if values.ndim == 0 or values.dtype.kind in "OV":
                 what = "a single value" if values.ndim == 0 else f"of dtype {values.dtype}"
-                raise ArgumentError(argument, f"source {source!r} is {what}, not an array with an entry an example")
+                raise ArgumentError(argument, f"source {source!r} is {what}, not an array with one entry per example")
         lengths = {source: values.shape[0] for source, values in self._sources.items()}
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{source} {length}" for source, length in lengths.items())
@@ -147,7 +148,7 @@ class _Sources:
 
 
 class _Mapped:
-    """An array in a file, of which only what is asked for is read; mapped anew where it is unpickled."""
+    """A memory-mapped array, of which only the requested rows are read; it is mapped again after unpickling."""
 
     def __init__(self, argument: str, path: Path) -> None:
         self._path = path
@@ -162,7 +163,7 @@ class _Mapped:
         except OSError as error:
             raise StreamError(f"{self._path} cannot be read any more: {error.strerror}") from error
         if not is_same:
-            raise StreamError(f"{self._path} changed since it was mapped; a training needs the same file to its end")
+            raise StreamError(f"{self._path} has changed since it was mapped; a run needs the same file until it ends")
         if self._values is None:
             self._values = np.load(self._path, mmap_mode="r", allow_pickle=False)
         return np.asarray(self._values[rows])
@@ -173,7 +174,7 @@ class _Mapped:
 
 @contextmanager
 def _reading(argument: str, path: Path) -> Iterator[None]:
-    """Turn what goes wrong while a file is read into an error about the argument that names it."""
+    """Turn an error while a file is read into an ArgumentError for the argument that names the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -186,7 +187,7 @@ def _reading(argument: str, path: Path) -> Iterator[None]:
 
 def _npy(argument: str, source: str, path: str | Path) -> Path:
     if Path(path).suffix.lower() != ".npy":
-        raise ArgumentError(argument, f"source {source!r}: {path} is no .npy file")
+        raise ArgumentError(argument, f"source {source!r}: {path} is not a .npy file")
     return expanded(path)
 
 
@@ -197,20 +198,22 @@ def _read_npy(argument: str, path: Path) -> _Array:
 
 
 def _read_npz(argument: str, path: Path) -> dict[str, _Array]:
-    with _reading(argument, path), path.open("rb") as file:  # NumPy would not close it if it is no such file
+    with _reading(argument, path), path.open("rb") as file:  # NumPy does not close files that it cannot read
         found = np.load(file, allow_pickle=False)
         if isinstance(found, np.ndarray):
-            raise ArgumentError(argument, f"{path} holds one array without a name; it is a .npy file")
+            raise ArgumentError(argument, f"{path} has one array without a name; it is a .npy file")
         with found:
             sources = {source: found[source] for source in found.files}
     for source, values in sources.items():
         if not isinstance(values, np.ndarray):
-            raise ArgumentError(argument, f"{path}: its member {source!r} is no array; numpy.savez writes only arrays")
+            raise ArgumentError(
+                argument, f"{path}: its member {source!r} is not an array; write the file with numpy.savez"
+            )
     return sources
 
 
 def _native(values: _Array) -> _Array:
-    """Return values in the byte order of the machine, the only one that torch knows."""
+    """Return values in the byte order of the machine, the only order that torch supports."""
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
@@ -227,7 +230,7 @@ def _read_csv(
     columns: Mapping[str, str | Sequence[str]] | None,
     expected: Mapping[str, np.dtype[Any]],
 ) -> Iterator[tuple[str, _Array]]:
-    """Yield the sources of a CSV file; columns that are to be of a dtype are read as such."""
+    """Yield the sources of a CSV file; a source with an expected dtype is read as that dtype."""
     with _reading(argument, path), path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file, strict=True)
         try:
@@ -261,7 +264,7 @@ def _read_csv(
 
 def _place(argument: str, path: Path, header: Sequence[str], name: str) -> int:
     if not name:
-        raise ArgumentError(argument, f"{path}: a column has no name; say by `columns` which ones are sources")
+        raise ArgumentError(argument, f"{path}: a column has no name; set `columns` to choose the sources")
     if name not in header:
         raise ArgumentError("columns", f"{path} has no column {name!r}{meant_of(name, header)}")
     if header.count(name) > 1:
@@ -270,7 +273,7 @@ def _place(argument: str, path: Path, header: Sequence[str], name: str) -> int:
 
 
 class _Column(NamedTuple):
-    """The cells of a column, and the line of each."""
+    """The cells of a column, and the line number of each cell."""
 
     argument: str
     path: Path
@@ -279,7 +282,7 @@ class _Column(NamedTuple):
     lines: Sequence[int]
 
     def numbers(self, dtype: np.dtype[Any] | None) -> _Array:
-        """Return the numbers as `dtype`; when that is None, as int64 if all of them are whole."""
+        """Return the numbers as `dtype`; if it is None, as int64 if all numbers are whole, else as float32."""
         if dtype is not None:
             return self.wholes(" as in train") if dtype.kind == "i" else self.floats()
         try:
@@ -290,14 +293,14 @@ class _Column(NamedTuple):
             return self.wholes() if self._are_whole() else self.floats()
 
     def wholes(self, because: str = "") -> _Array:
-        """Return whole numbers, or say because of what they have to be."""
+        """Return the numbers as int64; `because` is the part of the error that says why they must be whole."""
         try:
             return self._parsed(np.int64)
         except (ValueError, OverflowError) as error:
             raise self._wrong(np.int64, f"whole number{because}") from error
 
     def floats(self) -> _Array:
-        """Return numbers."""
+        """Return the numbers as float32."""
         try:
             exact = self._parsed(np.float64)
         except ValueError as error:
@@ -318,18 +321,18 @@ class _Column(NamedTuple):
         return True
 
     def _parsed(self, dtype: type[Any]) -> _Array:
-        if any("_" in cell for cell in self.cells):  # which Python's numbers may have, and CSV's may not
+        if any("_" in cell for cell in self.cells):  # Python allows underscores in numbers, CSV files do not
             raise ValueError
         return np.array(self.cells, dtype)
 
     def _wrong(self, dtype: type[Any], what: str) -> ArgumentError:
-        """Return the error for the first cell that is no number of a dtype."""
+        """Return the error for the first cell that is not a number of a dtype."""
         for index in range(len(self.cells)):
             try:
                 self._replace(cells=[self.cells[index]])._parsed(dtype)
             except ValueError:
                 empty = not self.cells[index].strip()
-                return self._problem(index, "is empty" if empty else f"is no {what}")
+                return self._problem(index, "is empty" if empty else f"is not a {what}")
             except OverflowError:
                 return self._problem(index, "is too large for int64")
         raise AssertionError("every cell is a number")

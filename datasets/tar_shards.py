@@ -30,7 +30,7 @@ _ABSENT = -1
 
 
 class TarShards(Splits):
-    """Examples in tar archives, called shards, in the layout of WebDataset; nothing is unpacked to disk.
+    """Examples in tar archives (shards) in the layout of WebDataset; nothing is unpacked to disk.
 
         dataset:
           class: TarShards
@@ -40,38 +40,40 @@ class TarShards(Splits):
           size: 64
           batch_size: 32
 
-    The files of an example stand one after the other in a shard and have one name up to the first dot of their last
-    component; what follows is the field: `cats/007.png`, `cats/007.cls`. Links, devices and files whose name begins
-    with a dot are passed over. When the dataset is built the headers of all shards are read, once.
+    The files of an example follow each other in a shard. Their names are equal up to the first dot of the last path
+    component; the rest of the name is the field. `cats/007.png` and `cats/007.cls` are the fields `png` and `cls` of
+    one example. Links, devices and files whose names begin with a dot are ignored. The headers of all shards are read
+    once, when the dataset is built.
 
-    Streams: `train`, and `valid` and `test` where they are given. Sources by the last extension of their field:
+    Streams: `train`, and `valid` and `test` if they are given. The last extension of a field decides what its source
+    is:
 
     - `jpg`, `jpeg`, `png`: float32 in [0, 1] of shape (B, C, H, W);
-    - `cls`: a whole number as text, int64 of shape (B,);
-    - `npy`: one array (B, ...) where those of the batch have one shape and type, otherwise a list of arrays;
-    - `json`: a list of what it holds; `txt`: a list of texts, in UTF-8.
+    - `cls`: a whole number as text, which becomes int64 of shape (B,);
+    - `npy`: one array of shape (B, ...) if all arrays of the batch have the same shape and dtype, otherwise a list;
+    - `json`: a list of the decoded values; `txt`: a list of strings, from UTF-8.
 
-    A training pass goes through the shards in a random order and through the examples of each in a random order.
+    A training pass reads the shards in random order, and the examples of each shard in random order.
 
-    Needs Pillow for images (`pip install 'emrun[data]'`). The layout: https://github.com/webdataset/webdataset.
+    Needs Pillow for images (`pip install 'emrun[data]'`). See https://github.com/webdataset/webdataset for the layout.
 
     Args:
-        train: a path, a pattern such as `data/*.tar` (its files are sorted by name), or a list of them.
+        train: a path, a pattern such as `data/*.tar` (its files are sorted by name), or a list of these.
         sources: source -> field, such as `{image: jpg, mask: seg.png, label: cls}`.
-        valid: the shards of the validation.
-        test: those of the test.
-        size: what images are resized to: pixels of each side, or [height, width].
-        mode: `RGB` (C is 3) or `L`, grey (C is 1), which images are converted to.
-        batch_size: examples of a batch.
-        on_bad_example: `error`, or `skip` to leave out examples that lack a field or cannot be decoded, and what
-            a shard that is cut off has lost. If all of a batch can be bad, as in small ones, `skip` needs
-            `main_loop.on_empty_batch: warn` or `ignore`.
-        max_bytes: a file in a shard that is larger cannot be decoded.
+        valid: the shards for the stream `valid`, to evaluate on during the training.
+        test: the shards for the stream `test`, to evaluate on at the end.
+        size: the size that images are resized to: [height, width], or one number for a square.
+        mode: the mode that images are converted to: `RGB` (C is 3) or `L`, grey (C is 1).
+        batch_size: the number of examples in a batch.
+        on_bad_example: `error` ends the training at an example that lacks a field or cannot be decoded. `skip` leaves
+            such examples out, and also those that are missing at the end of a truncated shard. If a whole batch may be
+            bad, which is likely only for small batches, also set `main_loop.on_empty_batch` to `warn` or `ignore`.
+        max_bytes: the largest file in a shard that is decoded, in bytes.
 
     Raises:
-        ArgumentError: an argument is wrong, or a shard is missing, compressed, cut off or no tar archive, or an example
-            lacks a field.
-        StreamError: an example cannot be decoded, images of a batch differ in size, or a shard was changed.
+        ArgumentError: an argument has a value that is not allowed; a shard is missing, compressed, truncated or not a
+            tar archive; or an example lacks a field.
+        StreamError: an example cannot be decoded, the images of a batch differ in size, or a shard has changed.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class TarShards(Splits):
 
     @property
     def left_out(self) -> Mapping[str, int]:
-        """Stream -> how many examples were left out of it, over all its passes."""
+        """Stream -> number of examples that were left out, over all passes."""
         return self._reader.left_out
 
     def _read(self, name: str, ctx: StreamContext) -> Iterator[Batch]:
@@ -115,7 +117,7 @@ class TarShards(Splits):
 
 def _checked(sources: object) -> dict[str, str]:
     if not isinstance(sources, Mapping) or not sources:
-        raise ArgumentError("sources", f"{sources!r} is no mapping of sources to fields, such as {{image: png}}")
+        raise ArgumentError("sources", f"{sources!r} is not a mapping of sources to fields such as {{image: png}}")
     for source, field in sources.items():
         if not isinstance(field, str) or _kind(field) not in _KINDS:
             kinds = listed(_KINDS)
@@ -130,22 +132,22 @@ def _kind(field: str) -> str:
 
 
 class _Index:
-    """Where the fields of each example lie, shard after shard."""
+    """The places of the fields of all examples, shard after shard."""
 
     def __init__(self, fields: Sequence[str], *, skips: bool) -> None:
         self.fields = fields
         self.paths: list[Path] = []
         self.identities: list[tuple[int, int]] = []
-        self.sizes: list[int] = []  # examples of each shard
+        self.sizes: list[int] = []  # number of examples in each shard
         self.names: list[str] = []
-        self.places: list[list[tuple[int, int]]] = []  # of each example: offset and length of each field
+        self.places: list[list[tuple[int, int]]] = []  # for each example: offset and length of each field
         self._skips = skips
 
     def add(self, argument: str, path: Path) -> None:
         """Read the headers of a shard.
 
         Raises:
-            ArgumentError: it is damaged or an example lacks a field, which are not to be left out.
+            ArgumentError: the shard is damaged or an example lacks a field, and such examples are not left out.
         """
         before = len(self.names)
         self.paths.append(path)
@@ -157,7 +159,7 @@ class _Index:
         except DAMAGE as error:
             if not self._skips or len(self.names) == before:
                 raise ArgumentError(argument, f"shard {str(path)!r}: {error}") from error
-            _LOG.warning("shard %r: %s; its %d whole examples are used", str(path), error, len(self.names) - before)
+            _LOG.warning("shard %r: %s; its %d complete examples are used", str(path), error, len(self.names) - before)
         except OSError as error:
             raise ArgumentError(argument, f"shard {str(path)!r} cannot be read: {reason_of(error)}") from error
         self.sizes.append(len(self.names) - before)
@@ -166,10 +168,10 @@ class _Index:
         places = [members.get(field, (_ABSENT, 0)) for field in self.fields]
         absent = [field for field, (start, _) in zip(self.fields, places, strict=True) if start == _ABSENT]
         if len(absent) == len(places):
-            return  # of no use, such as a note on the whole shard
+            return  # not an example, but for instance a note about the shard
         if absent and not self._skips:
             raise ValueError(
-                f"example {name!r} at offset {offset} has no field {listed(absent)} (has {listed([*members])})"
+                f"example {name!r} at offset {offset} has no field {listed(absent)} (it has {listed([*members])})"
             )
         self.names.append(name)
         self.places.append(places)
@@ -179,7 +181,7 @@ def _examples_of(file: IO[bytes], fields: Sequence[str]) -> Iterator[tuple[int, 
     """Yield offset, name and members of each example of a shard: field -> offset and length of its content.
 
     Raises:
-        ValueError: the shard is damaged; the examples before that with all their fields were yielded.
+        ValueError: the shard is damaged; the complete examples before the damage were yielded.
     """
     name, begins = None, 0
     members: dict[str, tuple[int, int]] = {}
@@ -207,26 +209,26 @@ def _examples_of(file: IO[bytes], fields: Sequence[str]) -> Iterator[tuple[int, 
 
 
 def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
-    """Yield the members whose content is there, then raise ValueError unless the archive ends as it should."""
+    """Yield the members with complete content, then raise ValueError unless the archive has a correct end."""
     length = file.seek(0, io.SEEK_END)
     file.seek(0)
     if file.read(2) == b"\x1f\x8b":
-        raise ValueError("it is compressed, so its examples cannot be found directly; unpack it with gunzip")
+        raise ValueError("it is compressed, so its examples cannot be read directly; unpack it with gunzip")
     file.seek(0)
     offset = 0
     try:
         with tarfile.TarFile(fileobj=file, tarinfo=Member) as archive:
             for member in members_of(archive):
                 if member.offset_data + member.size > length:
-                    raise ValueError(f"{member.name!r} is cut off")
+                    raise ValueError(f"{member.name!r} is truncated")
                 yield member
                 offset = archive.offset
     except DAMAGE as error:
-        raise ValueError(f"damaged or cut off at offset {offset} of {length}: {error}") from error
+        raise ValueError(f"damaged or truncated at offset {offset} of {length}: {error}") from error
 
 
 class _Decoder:
-    """Makes sources of the fields of examples."""
+    """Decodes the fields of examples into the sources of a batch."""
 
     def __init__(
         self, sources: dict[str, str], size: tuple[int, int] | None, mode: Literal["RGB", "L"], max_bytes: int
@@ -270,7 +272,7 @@ class _Decoder:
         same = len({(value.shape, value.dtype) for value in values}) == 1
         if kind in FORMATS and values and not same:
             shapes = listed(sorted({str(value.shape) for value in values}))
-            raise StreamError(f"stream {ctx.stream_name!r}: {source!r} has images of shapes {shapes}; give a 'size'")
+            raise StreamError(f"stream {ctx.stream_name!r}: {source!r} has images of shapes {shapes}; set 'size'")
         return np.stack(values) if same else values
 
 
@@ -279,7 +281,7 @@ def _array(content: bytes) -> np.ndarray[Any, Any]:
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)
     if version not in readers:
-        raise ValueError(f"version {version} of the format is not read")
+        raise ValueError(f"version {version} of the npy format is not supported")
     shape, fortran_order, dtype = readers[version](file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
@@ -306,7 +308,7 @@ class _Shards:
         return len(self._names)
 
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
-        """Return the batch of these rows, which are looked up in their shards."""
+        """Return the batch of these rows."""
         with ExitStack() as stack:
             opened: dict[int, IO[bytes]] = {}
 
@@ -331,7 +333,7 @@ class _Shards:
         path = self._paths[shard]
         if identity(path) != self._identities[shard]:
             where = f"stream {ctx.stream_name!r}: shard {str(path)!r}"
-            raise StreamError(f"{where} was changed since the dataset was built")
+            raise StreamError(f"{where} has changed since the dataset was built")
         return path.open("rb")
 
     def _content(self, file: IO[bytes], row: int, index: int) -> bytes:
@@ -340,6 +342,6 @@ class _Shards:
             raise ValueError(f"it has no field {self._decoder.fields[index]!r}")
         if length > self._decoder.max_bytes:
             limit = self._decoder.max_bytes
-            raise ValueError(f"field {self._decoder.fields[index]!r} has {length} bytes, max_bytes allows {limit}")
+            raise ValueError(f"field {self._decoder.fields[index]!r} has {length} bytes, but max_bytes is {limit}")
         file.seek(offset)
         return file.read(length)

@@ -24,15 +24,15 @@ from emrun.storage.files import storing, written_aside
 from emrun.stream_context import Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
-_BYTES = 256  # the vocabulary without a tokenizer
+_BYTES = 256  # size of the vocabulary without a tokenizer
 _CHUNK = 2**22
-_FORMAT = 1  # of the cache; a change of how tokens are made or stored counts it up
+_FORMAT = 1  # version of the cache; to increase when tokens are made or stored differently
 _SIZES = ("vocabulary_size", "vocab_size", "n_vocab", "get_vocab_size")
 _Tokens = np.ndarray[Any, Any]
 
 
 class TokenWindows(Splits):
-    """Windows of tokens from text files, and the tokens that follow each.
+    """Windows of tokens from text files, each with the token that follows each of its tokens.
 
         dataset:
           class: TokenWindows
@@ -42,30 +42,33 @@ class TokenWindows(Splits):
           cache_dir: data/tokens
           batch_size: 16
 
-    The tokens of all files of a stream stand one behind the other, cut into windows without overlap; what does not fill
-    a last window is left out. By default the tokens are the bytes of the files, of UTF-8 text 0 to 255.
+    The tokens of all files of a stream are concatenated and cut into windows without overlap. Tokens that do not fill a
+    last window are left out. By default, the tokens are the bytes of the files, from 0 to 255.
 
-    Streams: `train`, shuffled in every training pass, and `valid` and `test` where they are given. Sources: `tokens`,
-    int64 of shape (B, window); `targets`, likewise, the same moved by one: what follows each token.
+    Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Sources: `tokens`,
+    int64 of shape (B, window); `targets`, int64 of shape (B, window), the token that follows each token.
 
     Args:
-        train: a path, a pattern such as `data/*.txt` (its files are sorted by name), or a list of them.
-        valid: those of the validation.
-        test: those of the test.
-        window: how many tokens an example has.
-        tokenizer: an object whose `encode(text)` returns a list of whole numbers, or something with such a list as
-            `ids`; in a config a `class` with its arguments. It gets each file as one text, in UTF-8.
-        separator: a token that is put behind each file.
-        cache_dir: a folder for the tokens, which are then encoded once and read from there instead of from memory; what
-            is in it is used again as long as files, tokenizer and separator stay the same. A tokenizer is told by how
-            it is pickled: one that holds a set of texts differs from run to run, and its tokens are made each time.
-        batch_size: examples of a batch.
+        train: a path, a pattern such as `data/*.txt` (its files are sorted by name), or a list of these.
+        valid: the files for the stream `valid`, to evaluate on during the training.
+        test: the files for the stream `test`, to evaluate on at the end.
+        window: the number of tokens in an example.
+        tokenizer: an object whose `encode(text)` returns a list of whole numbers, or an object with such a list as
+            `ids`; in a config, a `class` with its arguments. `encode` gets the content of each file as one string,
+            decoded as UTF-8.
+        separator: a token that is added after each file.
+        cache_dir: a folder for the tokens. They are then encoded only once, and read from this folder instead of from
+            memory. Tokens in the folder are used again while files, tokenizer and separator are the same. Tokenizers
+            are compared by their pickled content; one that contains a set of strings is pickled differently in each
+            process, so its tokens are encoded again in every run.
+        batch_size: the number of examples in a batch.
 
     Raises:
-        ArgumentError: an argument is wrong, a file is missing, not text or changes while it is read, there are too few
-            tokens for a window, or the tokenizer returns no tokens or cannot be told from others in a cache.
+        ArgumentError: an argument has a value that is not allowed; a file is missing, not text or changes while it is
+            read; there are too few tokens for a window; or the tokenizer returns something else than tokens, or cannot
+            be pickled for the cache.
         StorageError: the cache cannot be read or written.
-        StreamError: the tokens in the cache were removed while they are read.
+        StreamError: the tokens in the cache cannot be read any more.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class TokenWindows(Splits):
         if separator is not None:
             check_count("separator", separator)
         if isinstance(tokenizer, str) or not (tokenizer is None or callable(getattr(tokenizer, "encode", None))):
-            raise ArgumentError("tokenizer", f"{tokenizer!r} is no object with a method 'encode(text)'")
+            raise ArgumentError("tokenizer", f"{tokenizer!r} is not an object with a method 'encode(text)'")
         self._encoder = encoder = _Encoder(tokenizer, separator)
 
         def part(argument: str, files: str | list[str]) -> _Windows:
@@ -103,12 +106,12 @@ class TokenWindows(Splits):
 
     @property
     def vocabulary_size(self) -> int | None:
-        """How many different tokens there can be, the separator among them; None when the tokenizer does not say."""
+        """The number of different tokens, separator included; None if the tokenizer does not report its size."""
         return self._encoder.vocabulary_size
 
 
 class _Windows:
-    """Windows of tokens that are in memory or, if `tokens` is a path, in a file of NumPy."""
+    """Windows of tokens that are in memory or, if `tokens` is a path, in a NumPy file."""
 
     blocks: Sequence[int] | None = None
 
@@ -146,7 +149,7 @@ class _Windows:
 
 
 class _Encoder:
-    """Makes tokens of files."""
+    """Encodes files as tokens."""
 
     def __init__(self, tokenizer: Any, separator: int | None) -> None:
         self._tokenizer = tokenizer
@@ -158,11 +161,11 @@ class _Encoder:
         self._dtype = np.dtype(next(kind for kind in kinds if most <= _values(kind)))
 
     def joined(self, argument: str, paths: Sequence[Path]) -> _Tokens:
-        """Return the tokens of files in memory."""
+        """Return the tokens of files as one array in memory."""
         return np.concatenate([np.empty(0, self._dtype), *self._pieces(argument, paths)])
 
     def cached(self, argument: str, paths: Sequence[Path], folder: Path) -> Path:
-        """Return the file of NumPy with the tokens of files, which is written if it is not there."""
+        """Return the path of the NumPy file with the tokens of files; write the file if it does not exist."""
         path = folder / f"tokens-{self._key(paths)}.npy"
         if _is_whole(path):
             _LOG.info("%s: tokens are read from %s", argument, path)
@@ -178,7 +181,7 @@ class _Encoder:
             header = {"descr": self._dtype.str, "fortran_order": False, "shape": (length,)}
             np.lib.format.write_array_header_1_0(file, header)
 
-        write_header(0)  # NumPy leaves room in it for longer shapes
+        write_header(0)  # NumPy leaves room in the header for a longer shape
         begins, length = file.tell(), 0
         for piece in pieces:
             file.write(piece.tobytes())
@@ -186,7 +189,7 @@ class _Encoder:
         file.seek(0)
         write_header(length)
         if file.tell() != begins:
-            raise RuntimeError("NumPy's header of an array has another length than that of an empty one")
+            raise RuntimeError("NumPy's header of the array is not as long as that of an empty array")
         file.flush()
         os.fsync(file.fileno())
 
@@ -200,7 +203,7 @@ class _Encoder:
             except (TypeError, ValueError, OverflowError) as error:
                 raise ArgumentError(argument, f"{str(path)!r}: {error}") from error
             if identity(path) != before:
-                raise ArgumentError(argument, f"{str(path)!r} was changed while it was read")
+                raise ArgumentError(argument, f"{str(path)!r} has changed while it was read")
             if self._separator is not None:
                 yield np.array([self._separator], self._dtype)
 
@@ -215,10 +218,10 @@ class _Encoder:
         if not tokens.size:
             return np.empty(0, self._dtype)
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise ValueError(f"its tokens are no list of whole numbers, but {tokens.dtype} of shape {tokens.shape}")
+            raise ValueError(f"its tokens must be a list of whole numbers, not {tokens.dtype} of shape {tokens.shape}")
         most = _values(self._dtype) if self.vocabulary_size is None else self.vocabulary_size
         if tokens.min() < 0 or tokens.max() >= most:
-            raise ValueError(f"its tokens are from {tokens.min()} to {tokens.max()}, not from 0 to {most - 1}")
+            raise ValueError(f"its tokens must be from 0 to {most - 1}, not from {tokens.min()} to {tokens.max()}")
         return tokens.astype(self._dtype)
 
     @cached_property
@@ -226,27 +229,27 @@ class _Encoder:
         return _identity_of(self._tokenizer)
 
     def _key(self, paths: Sequence[Path]) -> str:
-        """Return what tells the tokens of these files, made in this way, from others."""
+        """Return a key that identifies the tokens of these files with this tokenizer and separator."""
         files = [(str(path.resolve()), *identity(path)) for path in paths]
         content = [_FORMAT, self._dtype.str, self._separator, files, self._identity]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _is_whole(path: Path) -> bool:
-    """Tell whether the tokens are in the cache; what is not theirs under that name is written anew.
+    """Return whether the tokens are in the cache; log a warning if the file is damaged and must be written again.
 
     Raises:
-        StorageError: the system does not let it be read.
+        StorageError: this user may not read the file.
     """
     try:
         return bool(np.load(path, mmap_mode="r").ndim == 1)
     except FileNotFoundError:
         return False
     except PermissionError as error:
-        advice = "let this user read it, or give another cache_dir"
+        advice = "let this user read it, or use another cache_dir"
         raise StorageError(error.errno, f"cannot read {path}: {error.strerror}; {advice}") from error
     except (OSError, ValueError, EOFError) as error:
-        _LOG.warning("%s is damaged (%s); the tokens are made again", path, error)
+        _LOG.warning("%s is damaged (%s); the tokens are encoded again", path, error)
         return False
 
 
@@ -259,16 +262,16 @@ def _size_of(tokenizer: Any) -> int | None:
         found = getattr(tokenizer, name, None)
         found = found() if callable(found) else found
         if isinstance(found, int) and not isinstance(found, bool) and found > 0:
-            # the `vocab_size` of transformers leaves out the tokens that were added, its length does not
+            # the `vocab_size` of a tokenizer of transformers does not count added tokens, its length does
             return max(found, len(tokenizer)) if hasattr(tokenizer, "__len__") else found
     return None
 
 
 def _identity_of(tokenizer: Any) -> list[str]:
-    """Return what changes when a tokenizer does: its class, the source or version of that, and its state.
+    """Return what identifies a tokenizer: its class, the source and version of the class, and its pickled state.
 
     Raises:
-        ArgumentError: it cannot be pickled, which its state is told by.
+        ArgumentError: the tokenizer cannot be pickled.
     """
     if tokenizer is None:
         return []
@@ -277,7 +280,7 @@ def _identity_of(tokenizer: Any) -> list[str]:
         state = pickle.dumps(tokenizer, protocol=4)
     except Exception as error:
         raise ArgumentError(
-            "cache_dir", f"a cache needs a tokenizer that can be pickled, {kind.__name__} cannot: {error}"
+            "cache_dir", f"a cache needs a tokenizer that can be pickled, but {kind.__name__} cannot: {error}"
         ) from error
     package = importlib.import_module(kind.__module__.partition(".")[0])
     try:

@@ -23,7 +23,7 @@ from emrun.types import Batch
 
 
 class TorchDataset(AbstractDataset):
-    """Any dataset or data loader that was written for torch.
+    """Any dataset or data loader that was written for torch, used without changes.
 
         dataset:
           class: TorchDataset
@@ -32,40 +32,42 @@ class TorchDataset(AbstractDataset):
           sources: [x, label]
           batch_size: 32
 
-    Streams: `train`, and those of `valid` and `test` that are given. What they can be:
+    Streams: `train`, and `valid` and `test` if they are given. Each of them is one of these:
 
-    - a map-style dataset, with `__getitem__` and `__len__`, and `__getitems__` if it has that too: shuffled in every
-      training pass, or read in the order of `sampler`; in evaluations in its own order. Going on in the middle of a
-      pass skips what was read.
-    - an `IterableDataset`, or anything else that can be iterated anew for each pass, in its own order. Going on in the
-      middle reads it again up to there, or sets it by its `state_dict` and `load_state_dict`, if it has these.
-    - a `DataLoader`, which makes the batches itself; its generator and that of its sampler are seeded for each pass.
-      Likewise; a `StatefulDataLoader` of torchdata (`pip install 'emrun[data]'`) is set by its state. With
-      `num_workers` of its own, a loader goes with `main_loop.workers: 0`.
+    - A map-style dataset, with `__getitem__` (or also `__getitems__`) and `__len__`. It is shuffled in every training
+      pass, or read in the order of `sampler`; evaluations read it in its own order. A resume in the middle of a pass
+      skips the examples that were read before.
+    - An `IterableDataset`, or any object that can be iterated again for each pass, which is read in its own order. A
+      resume in the middle of a pass loads the state of the object if it has `state_dict` and `load_state_dict`.
+      Otherwise, the pass is read again up to its position.
+    - A `DataLoader`, which makes the batches itself. Its generator and that of its sampler are seeded for each pass. A
+      resume reads the pass again up to its position, or loads the state of a `StatefulDataLoader` of torchdata
+      (`pip install 'emrun[data]'`). A loader with its own `num_workers` needs `main_loop.workers: 0`.
 
-    Sources: the keys of the items where these are mappings, otherwise their fields, named by `sources`; as tensors with
-    the dtypes that `collate` gives them. If the object has a method `set_epoch`, or the sampler, it is called with the
-    number of each pass (0 for evaluations).
+    Sources: the keys of the items if these are mappings, otherwise the fields of the items, named by `sources`. They
+    are tensors with the dtypes that `collate` gives them. If the dataset, the loader or the sampler has a method
+    `set_epoch`, it is called with the number of each pass (0 for evaluations).
 
-    Random numbers that an item draws by itself, as torchvision's transforms do, are from torch's global generator:
-    going on after an interrupt is exact with them only without `main_loop.buffer`, and never in a `DataLoader` with
-    `persistent_workers`, whose generators go on from pass to pass.
+    Random numbers that an item draws itself, as torchvision's transforms do, come from torch's global generator. With
+    such items, a resume is exact only without `main_loop.buffer`, and never with a `DataLoader` with
+    `persistent_workers`, whose generators continue from pass to pass.
 
     Args:
-        train: what to learn from.
-        valid: what to evaluate on while training.
-        test: what to evaluate on at the end.
-        sources: the names of an item's fields, when items are tuples or single values.
-        batch_size: examples of a batch; data loaders have their own.
-        collate: makes a batch of a list of items; when null, torch's `default_collate`. Data loaders have their own.
-        sampler: yields the indices of the examples of a training pass, such as torch's `WeightedRandomSampler`. For
-            each pass it is iterated once, its `generator` seeded for that pass; one without a `generator` may draw from
-            the global generators, which are seeded while it is iterated. Only for a map-style `train`.
+        train: the data to learn from.
+        valid: the data to evaluate on during the training.
+        test: the data to evaluate on at the end.
+        sources: the names of an item's fields, if items are tuples or single values.
+        batch_size: the number of examples in a batch; a data loader uses its own.
+        collate: a function that makes a batch of a list of items; null means torch's `default_collate`. A data loader
+            uses its own.
+        sampler: an iterable of the indices of the examples of a training pass, such as torch's `WeightedRandomSampler`,
+            only for a map-style `train`. It is iterated once per pass. Its `generator` is seeded for the pass; without
+            a `generator`, the global generators are seeded while it is iterated.
 
     Raises:
-        ArgumentError: an argument cannot be used, or a dataset is empty.
-        StreamError: the fields of an item are not as many as `sources`, the sampler yields what is no index, or a data
-            loader with `num_workers` is read in a worker process.
+        ArgumentError: an argument has a value that is not allowed, or a dataset is empty.
+        StreamError: the number of an item's fields is not that of `sources`, the sampler yields something that is not
+            an index, or a data loader with `num_workers` is read in a worker process.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class TorchDataset(AbstractDataset):
         if sources is not None:
             check_names("sources", sources)
         if collate is not None and not callable(collate):
-            raise ArgumentError("collate", f"{type(collate).__name__} is no function; write {{import: NAME}}")
+            raise ArgumentError("collate", f"{type(collate).__name__} is not a function; write {{import: NAME}}")
         self._parts: dict[str, _Part] = {}
         for name, data in (("train", train), ("valid", valid), ("test", test)):
             if data is None and name != "train":
@@ -94,7 +96,7 @@ class TorchDataset(AbstractDataset):
 
     @property
     def num_batches(self) -> Mapping[str, int]:
-        """Stream -> number of its batches, for those that have a length."""
+        """Stream -> number of its batches, for streams whose length is known."""
         lengths = {name: part.num_batches() for name, part in self._parts.items()}
         return {name: length for name, length in lengths.items() if length is not None}
 
@@ -117,14 +119,14 @@ class TorchDataset(AbstractDataset):
 
 
 class _Part(Protocol):
-    """What one stream is read from."""
+    """The data of one stream."""
 
     def open(self, ctx: StreamContext) -> Iterable[Any]:
-        """Begin a pass; return its batches as they are collated."""
+        """Begin a pass; return its collated batches."""
         ...
 
     def num_batches(self) -> int | None:
-        """Return the number of batches of a pass, None where that is not known."""
+        """Return the number of batches of a pass, or None if it is not known."""
         ...
 
 
@@ -135,12 +137,12 @@ def _part(name: str, data: Any, batch_size: int, collate: Callable[[list[Any]], 
     has_rows = not is_plain and not isinstance(data, IterableDataset) and hasattr(data, "__getitem__")
     if not is_loader and has_rows and hasattr(data, "__len__"):
         if not len(data):
-            raise ArgumentError(name, "there is no example in it")
+            raise ArgumentError(name, "there are no examples in it")
         if sampler is not None and not isinstance(sampler, Iterable):
-            raise ArgumentError("sampler", f"{type(sampler).__name__} yields nothing: it has no __iter__")
+            raise ArgumentError("sampler", f"{type(sampler).__name__} is not iterable: it has no __iter__")
         return _Items(data, name == "train", batch_size, collate, sampler)
     if sampler is not None:
-        raise ArgumentError("sampler", "only a map-style dataset can be read in its order, and train is none")
+        raise ArgumentError("sampler", "a sampler needs a map-style dataset, and train is not one")
     if is_loader:
         return _Loader(data)
     if is_iterable:
@@ -148,8 +150,8 @@ def _part(name: str, data: Any, batch_size: int, collate: Callable[[list[Any]], 
     advice = "; it can be read only once" if hasattr(data, "__next__") else ""
     raise ArgumentError(
         name,
-        f"{type(data).__name__} is neither a map-style dataset (__getitem__ and __len__), nor an iterable one "
-        f"(__iter__), nor a DataLoader{advice}",
+        f"{type(data).__name__} is neither a map-style dataset (__getitem__ and __len__), nor an iterable "
+        f"dataset (__iter__), nor a DataLoader{advice}",
     )
 
 
@@ -171,7 +173,7 @@ class _Items:
         return None if length is None else -(-length // self._batch_size)
 
     def open(self, ctx: StreamContext) -> Iterator[Any]:
-        """Draw the order of the pass, now and not in a thread, and return its batches."""
+        """Draw the order of the pass, here and not in a reader thread, and return the batches of the pass."""
         _set_epoch(self._data, ctx)
         trains = self._is_train and ctx.epoch > 0
         order = self._sampled(ctx) if trains and self._sampler is not None else None
@@ -197,7 +199,7 @@ class _Items:
         return items
 
     def _sampled(self, ctx: StreamContext) -> Rows:
-        """Return the sampler's order for the pass, a pure function of (seed, stream, pass)."""
+        """Return the sampler's order for the pass, which depends only on seed, stream and pass."""
         _set_epoch(self._sampler, ctx)
         if hasattr(self._sampler, "generator"):
             self._sampler.generator = _generator(ctx)
@@ -214,7 +216,7 @@ class _Items:
             try:
                 order[place] = operator.index(each)
             except TypeError:
-                raise _sampler_error(ctx, each, "which is no index of an example") from None
+                raise _sampler_error(ctx, each, "which is not an index of an example") from None
         beyond = np.flatnonzero((order < 0) | (order >= len(self._data)))
         if beyond.size:
             raise _sampler_error(ctx, int(order[beyond[0]]), f"but there are {len(self._data)} examples")
@@ -230,7 +232,7 @@ class _Iterable:
         self._collate = collate
 
     def num_batches(self) -> int | None:
-        """Return the number of batches of a pass, None where the dataset does not tell."""
+        """Return the number of batches of a pass, or None if the dataset has no length."""
         length = _length(self._data)
         return None if length is None else -(-length // self._batch_size)
 
@@ -254,14 +256,14 @@ class _Loader:
         self._loader = loader
 
     def num_batches(self) -> int | None:
-        """Return the number of batches of a pass, None where the loader does not know."""
+        """Return the number of batches of a pass, or None if the loader has no length."""
         return _length(self._loader)
 
     def open(self, ctx: StreamContext) -> Iterable[Any]:
-        """Seed the loader for a pass; return its batches, with their state if it has one.
+        """Seed the loader for a pass; return its batches, with their state if the loader has one.
 
         Raises:
-            StreamError: it starts processes, and this is one that cannot.
+            StreamError: the loader starts processes, but this is a worker process, which cannot.
         """
         loader: Any = self._loader
         if loader.num_workers and multiprocessing.current_process().daemon:
@@ -274,21 +276,21 @@ class _Loader:
         for each in [*owners, loader.dataset]:
             _set_epoch(each, ctx)
         for owner in owners:
-            if hasattr(owner, "generator"):  # one for each: workers that persist draw no seed in later passes
+            if hasattr(owner, "generator"):  # one each, as persistent workers draw no seed in later passes
                 owner.generator = _generator(ctx)
         if not is_stateful(loader):
             return loader  # type: ignore[no-any-return]
-        loader.load_state_dict({})  # forgets a pass that was left
+        loader.load_state_dict({})  # drops a pass that was not read to its end
         return _WithState(loader, lambda: iter(loader), None) if ctx.epoch > 0 else loader
 
 
 class _WithState:
-    """Batches of one pass over something with a state, which is looked at only once the pass has begun.
+    """Batches of one pass over an object with a state, which is read only once the pass has begun.
 
     Args:
-        owner: has the state.
-        begin: begins the pass.
-        state: the state at the beginning of the pass; None for one that needs no state to begin.
+        owner: the object with the state.
+        begin: the function that begins the pass.
+        state: the state at the beginning of the pass; None if the pass begins without a state.
     """
 
     def __init__(self, owner: Any, begin: Callable[[], Iterator[Any]], state: Any) -> None:
@@ -302,11 +304,11 @@ class _WithState:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state behind the last batch."""
+        """Return the state after the last batch."""
         return {"state": self._owner.state_dict()} if self._before is None else self._before
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the pass begin behind the batch of a state."""
+        """Let the pass begin after the batch of a state."""
         self._before = state
         if state["state"] is not None:
             self._owner.load_state_dict(state["state"])
@@ -333,9 +335,9 @@ class _Named:
                 raise self._error(f"batches name their sources: {', '.join(map(str, batch))}; remove `sources`")
             return batch
         if self._sources is None:
-            raise self._error(f"batches are {what}; name the sources by `sources`")
+            raise self._error(f"batches are {what}; set `sources` to the names of the sources")
         if len(fields) != len(self._sources):
-            raise self._error(f"batches are {what}, but `sources` are {len(self._sources)} names")
+            raise self._error(f"batches are {what}, but `sources` has {len(self._sources)} names")
         return dict(zip(self._sources, fields, strict=True))
 
     def _error(self, message: str) -> StreamError:
@@ -343,21 +345,21 @@ class _Named:
 
 
 class _NamedWithState(_Named):
-    """Likewise, of something with a state."""
+    """Batches with names for their sources, of an object with a state."""
 
     def state_dict(self) -> Any:
-        """Return the state behind the last batch."""
+        """Return the state after the last batch."""
         return self._batches.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """Let the pass begin behind the batch of a state."""
+        """Let the pass begin after the batch of a state."""
         self._batches.load_state_dict(state)
 
 
 def _length(data: Any) -> int | None:
     try:
         return len(data)
-    except (TypeError, NotImplementedError):  # a loader of something without a length
+    except (TypeError, NotImplementedError):  # a loader whose dataset has no length
         return None
 
 

@@ -22,16 +22,16 @@ Profile = dict[str, "array[float]"]
 """What was timed -> seconds, one entry each time it happened."""
 
 Policy = Literal["error", "warn", "ignore"]
-"""What to do about something that should not be."""
+"""What to do about a problem."""
 
 InterruptPolicy = Literal["batch", "epoch"]
-"""After what the first SIGINT or SIGTERM ends a training."""
+"""Where the first SIGINT or SIGTERM ends the training: after the current batch or the current epoch."""
 
 InsteadOf = Iterable[str] | Callable[[Iterable[str]], Iterable[str]]
-"""Names of checkpoints that are given up when one is saved, or what returns them, called with all that there are."""
+"""Names that checkpoints lose when a checkpoint is saved, or a function that returns them, called with all names."""
 
 Prefetch = Callable[[Batch], Callable[[], None] | None]
-"""Prepares a batch in the thread that reads it ahead; returns what the loop calls ahead of its turn, or None."""
+"""Prepares a batch in the read-ahead thread; returns a function for the loop to call before the batch, or None."""
 
 StartMethod = Literal["fork", "forkserver", "spawn"]
 """How worker processes are started."""
@@ -39,7 +39,7 @@ StartMethod = Literal["fork", "forkserver", "spawn"]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Says what the texts in an argument of a hook name; see `VariableName`, `EpochVariable`, `Address`.
+    """Says what the strings in an argument of a hook name; see `VariableName`, `EpochVariable`, `Address`.
 
     Args:
         what: `variable`, `epoch variable` or `address`.
@@ -49,30 +49,30 @@ class Names:
 
 
 VariableName = Annotated[str, Names("variable")]
-"""A variable of a batch, a source or an output, that a hook reads: checked with the first batch of each stream.
+"""A variable of a batch, a source or an output, that a hook reads; it is checked with the first batch of each stream.
 
-This and the two below annotate parameters of a hook's constructor, also inside of lists, mappings and unions, as in
-`variables: Sequence[VariableName] | None`. What is given there counts as what the hook reads.
+`VariableName`, `EpochVariable` and `Address` annotate parameters of a hook's constructor, also inside lists, mappings
+and unions, as in `variables: Sequence[VariableName] | None`. The strings that are passed there are what the hook reads.
 """
 
 EpochVariable = Annotated[str, Names("epoch variable")]
-"""A variable of the epoch's data that a hook reads, in whatever stream: an earlier hook must write it."""
+"""A variable of the data of an epoch that a hook reads, in any stream; an earlier hook must write it."""
 
 Address = Annotated[str, Names("address")]
-"""A statistic that a hook reads, `stream/variable` or `stream/variable/aggregation`: an earlier hook must write it."""
+"""A statistic that a hook reads, `stream/variable` or `stream/variable/aggregation`; an earlier hook must write it."""
 
 
 def evaluated(annotation: Any, names: dict[str, Any]) -> Any:
-    """Return the type that an annotation stands for, None when it cannot be evaluated.
+    """Return the type of an annotation, or None if it cannot be evaluated.
 
     Args:
-        annotation: a type, or the text of one.
-        names: the global names of the function that has it.
+        annotation: a type, or a string with a type.
+        names: the global names of the function with the annotation.
     """
     owner = SimpleNamespace(__annotations__={"it": annotation})
     try:
         return get_type_hints(owner, names, include_extras=True)["it"]
-    except Exception:  # annotations are the user's code, and may need what only type checkers import
+    except Exception:  # annotations are user code, and may need names that only type checkers import
         return None
 
 
@@ -88,28 +88,28 @@ class Interval:
         """Read an interval.
 
         Args:
-            argument: the name of the argument that holds it, for the message.
+            argument: the name of the argument, for the message.
             value: a string such as `5 epochs`, or a number of epochs.
-            units: the units that make sense here.
+            units: the units that are allowed.
 
         Raises:
-            ArgumentError: it is not a positive number of one of these units.
+            ArgumentError: the value is not a positive number of one of these units.
         """
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)?\s*", str(value))
         unit = (match.group(2) or "epochs").rstrip("s") + "s" if match else ""
         count = float(match.group(1)) if match else 0.0
         whole = unit == "minutes" or count.is_integer()
         if isinstance(value, bool) or unit not in units or count <= 0 or not whole:
-            raise ArgumentError(argument, f"{value!r} is no interval; write for example '5 {units[0]}'")
+            raise ArgumentError(argument, f"{value!r} is not an interval; write for example '5 {units[0]}'")
         return cls(count, unit)
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Tells how a parameter annotated `Annotated[Factory, Form(...)]` is written in a config.
+    """Describes how a parameter annotated `Annotated[Factory, Form(...)]` is written in a config.
 
     Args:
-        keys: the keys of the form that belong to its owner: they are kept in `Factory.options`.
+        keys: the keys of the form that belong to its owner; they are stored in `Factory.options`.
         package: the package in which a name without a dot is looked up, e.g. `torch.optim`.
         supplied: how many positional arguments its owner supplies.
         shared: the name of an argument, such as `optimizer`, that its owner supplies to the target and to the forms
@@ -122,18 +122,18 @@ class Form:
     shared: str = ""
 
     def is_by_name(self, parameters: Collection[str]) -> bool:
-        """Tell whether a target with these parameters, in their order, gets the shared argument by name."""
+        """Return whether a target with these parameters, in their order, gets the shared argument by name."""
         return self.shared in parameters and next(iter(parameters)) != self.shared
 
 
 class Factory:
     """A `class` or `import` form of a config that its owner calls itself, with arguments that only the owner knows.
 
-    A constructor whose parameter is annotated `Factory` gets the form like this. From Python,
-    `Factory(torch.optim.SGD, lr=0.1)` writes what `{class: SGD, lr: 0.1}` writes in a config.
+    A constructor whose parameter is annotated `Factory` gets the form as a `Factory`. In Python,
+    `Factory(torch.optim.SGD, lr=0.1)` is the same as `{class: SGD, lr: 0.1}` in a config.
 
     Args:
-        target: what is called.
+        target: the object to call.
         args: positional arguments that follow those of the caller.
         options: the keys of the form that belong to its owner, such as `inputs` of a loss.
         is_import: the form names an object that is not called: calling the factory returns `target` itself.
@@ -165,17 +165,17 @@ class Factory:
         return factory
 
     def __call__(self, *supplied: Any) -> Any:
-        """Call the target with the supplied arguments first; return the target itself when it was imported."""
+        """Call the target with the supplied arguments first; for an `import` form, return the target itself."""
         if self._is_import:
             return self.target
         return self.target(*supplied, *self._args, **self._kwargs)
 
     def share(self, name: str, value: Any) -> Any:
-        """Call the target, after the factories among its arguments, all of them with the same argument.
+        """Call the factories among the target's arguments, then the target, all with the same additional argument.
 
         Args:
-            name: the name of the argument. A target that has a parameter of this name, but not as its first one, gets
-                the argument by name, others get it first.
+            name: the name of the argument. A target that has a parameter of this name, but not as its first parameter,
+                gets the argument by name; other targets get it as first positional argument.
             value: the argument.
         """
         if self._is_import:
@@ -202,7 +202,7 @@ def _shared(argument: Any, name: str, value: Any) -> Any:
 
 
 def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a callable by their names; none of one written in C that has no signature."""
+    """Return the parameters of a callable by name; nothing for a callable in C that has no signature."""
     try:
         return inspect.signature(target).parameters
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The built-in hooks; importing one imports its file only."""
+"""The built-in hooks; importing a hook imports only its file."""
 
 from typing import TYPE_CHECKING
 

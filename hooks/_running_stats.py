@@ -12,17 +12,17 @@ from torch import Tensor
 from emrun.fields import FLAG, NUMBER, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
 
 RUNNING = ("mean", "sum", "min", "max", "std", "var", "count", "nancount", "nanfraction")
-"""The aggregations that need no more than a few numbers."""
+"""The aggregations that are computed from a few running totals."""
 
-_CAPACITY = 8192  # values that are kept until they are reduced, which costs about ten small operations
-_MOST = 1024  # batches; a tensor is larger than its value
-_SLOTS = 64  # that are made at a time; each costs about 0.7 us
-_EXACT = (torch.float32, torch.float64)  # kept as they are until they are reduced, in double precision
+_CAPACITY = 8192  # values per reduction, which costs about ten small operations
+_MOST = 1024  # batches per reduction; a tensor takes more memory than the scalar in it
+_SLOTS = 64  # slots that are allocated together; each costs about 0.7 us
+_EXACT = (torch.float32, torch.float64)  # stored in their own dtype; the reduction converts them to double precision
 
 
 _DEVICE = Kind("the name of a device", lambda name: type(name) is str and torch.device(name).type != "meta")
-_NUMBER = Kind("a number, as a tensor", lambda value: value.is_floating_point() and value.dim() == 0)
-_NUMBERS = Kind("a tensor of numbers in a row", lambda value: value.is_floating_point() and value.dim() == 1)
+_NUMBER = Kind("a tensor with one floating-point number", lambda value: value.is_floating_point() and value.dim() == 0)
+_NUMBERS = Kind("a 1-D tensor of floating-point numbers", lambda value: value.is_floating_point() and value.dim() == 1)
 STATE = record(
     {
         "device": optional(_DEVICE),
@@ -37,21 +37,21 @@ STATE = record(
         "collected": sequence_of(_NUMBERS),
     }
 )
-"""What `RunningStats.state_dict` returns."""
+"""The fields of `RunningStats.state_dict`."""
 
 
 _TOTALS = {"sum", "nancount", "min", "max", "squares"}
 
 
 class RunningStats:
-    """Takes values batch by batch and tells their statistics.
+    """Collects the values of a variable batch by batch and returns their statistics.
 
-    Values are copied, one operation a batch, on their own device, and reduced when there are many, in double precision
-    (single where the device has no double); nothing waits for the device before `result`. The variance is combined from
-    the parts' by the method of Chan, Golub and LeVeque (1983).
+    Each batch costs one copy, on the device of the values. Many values are reduced together, in double precision
+    (single precision on a device without doubles). Nothing waits for the device before `result`. The variance is
+    combined from those of the parts by the method of Chan, Golub and LeVeque (1983).
 
     Args:
-        aggregations: names out of `RUNNING`, or functions of NumPy, which get all values.
+        aggregations: names from `RUNNING`, or names of NumPy functions, which are called with all values at once.
     """
 
     def __init__(self, aggregations: Sequence[str]) -> None:
@@ -59,7 +59,7 @@ class RunningStats:
         needs = {"var": "squares", "std": "squares", "nanfraction": "nancount"}
         self._needed = {needs.get(name, name) for name in aggregations}
         self._collects = any(name not in RUNNING for name in aggregations)
-        self._shape: torch.Size | None = None  # of the values before, their type and place, their batch's length
+        self._shape: torch.Size | None = None  # form of the previous values: shape, dtype, device, batch length
         self._dtype = torch.double
         self._is_cpu = True
         self._length = 0
@@ -67,30 +67,30 @@ class RunningStats:
         self._is_weighted = False
         self._device = torch.device("cpu")
         self._precision = torch.double
-        self._values: list[Tensor] = []  # not reduced yet; more of them are in those slots that are used
-        self._slots: Sequence[Tensor] = ()  # for values like those before: `copy_` is quicker than a new tensor each
-        self._buffer = torch.empty(0)  # what they are views of
+        self._values: list[Tensor] = []  # not reduced yet; the used slots hold more such values
+        self._slots: Sequence[Tensor] = ()  # for values of the previous form: `copy_` is faster than a new tensor
+        self._buffer = torch.empty(0)  # the memory of the slots, which are views
         self._used = 0
         self._repeats = False
-        self._batches = self._fill = 0  # of how many batches, and how many they are
-        self._lengths: list[float] = []  # of the batches that scalars among them stand for
+        self._batches = self._fill = 0  # number of batches and number of values that are not reduced yet
+        self._lengths: list[float] = []  # for scalars: the batch length of each value that is not reduced yet
         self._weights: list[Tensor] = []
         self._count = 0
         self._totals: dict[str, Tensor] = {}
         self._collected: list[Tensor] = []
 
     def add(self, value: Any, length: int, weights: Any = None) -> None:
-        """Take the values of a batch.
+        """Add the values of a batch.
 
         Args:
-            value: of shape (B, ...), or a scalar that stands for the whole batch.
-            length: B.
+            value: of shape (B, ...), or a scalar, which counts B times.
+            length: B, the number of examples in the batch.
             weights: of shape (B,), or None.
 
         Raises:
-            ValueError: the value's or the weights' first axis is not the batch, or there are scalars or weights in
-                some batches and not in others.
-            TypeError: the value is no real number.
+            ValueError: the first axis of the value or of the weights is not the batch, or only some batches have
+                scalars or weights.
+            TypeError: the value is not a real number.
         """
         if value.__class__ is not Tensor or value.requires_grad:
             value = _tensor(value)
@@ -124,19 +124,19 @@ class RunningStats:
             self._weights.append(weights)
 
     def _check(self, value: Tensor, length: int, weights: Any) -> Tensor | None:
-        """Check values unlike those before, and take note of how they are; return a weight for each of them."""
+        """Check values of another form than the previous ones and remember the form; return a weight per value."""
         is_scalar = value.dim() == 0
         if self._shape is None:
             self._begin(value)
         if is_scalar is not self._is_scalar:
-            raise ValueError("is a scalar in some batches and has an entry an example in others")
+            raise ValueError("is a scalar in some batches and has one entry per example in others")
         if not is_scalar and value.shape[0] != length:
             raise ValueError(f"has {value.shape[0]} entries, but the batch has {length} examples")
         weight = None if weights is None else _tensor(weights)
         if weight is not None and weight.shape != (length,):
             raise ValueError(f"has weights of shape {tuple(weight.shape)}, but the batch has {length} examples")
         if self._count and (weight is not None) is not self._is_weighted:
-            raise ValueError("has weights in some batches and none in others")
+            raise ValueError("has weights in some batches, but not in others")
         like = value.shape, value.dtype, value.is_cpu
         if like != (self._shape, self._dtype, self._is_cpu):
             self._leave_slots()
@@ -149,13 +149,13 @@ class RunningStats:
         return weight.sum()[None] if is_scalar else weight.repeat_interleave(value.numel() // length)
 
     def result(self) -> dict[str, float]:
-        """Return aggregation -> number; waits for the device."""
+        """Return aggregation -> number; this waits for the device."""
         self._reduce()
         collected = torch.cat(self._collected).cpu().numpy() if self._collected else np.empty(0)
         return {name: self._aggregate(name, collected) for name in self._aggregations}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was taken so far; it is not reduced, which would change the last bits of the result."""
+        """Return the values so far, without a reduction, which would change the last bits of the result."""
         return {
             "device": str(self._device) if self._shape is not None else None,
             "values": self._joined() if self._batches else None,
@@ -170,10 +170,10 @@ class RunningStats:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned, to the device where it was.
+        """Restore what `state_dict` returned, on the same device.
 
         Raises:
-            StateError: it is the state of something else.
+            StateError: the state does not belong to these aggregations, or is damaged.
         """
         STATE.check(state)
         if state["device"] is None:
@@ -191,18 +191,16 @@ class RunningStats:
         self._collected = [each.to(self._device) for each in state["collected"]]
 
     def _check_parts(self, state: dict[str, Any]) -> None:
-        """Check that the parts of a state belong together."""
+        """Check that the parts of a state fit together."""
         filled = 0 if state["values"] is None else state["values"].numel()
         if (state["values"] is None) is not (state["batches"] == 0):
             raise FieldError("values", f"is {shown(state['values'])}", f"the values of {state['batches']} batches")
         if state["batches"] and state["is_weighted"] is not bool(state["weights"]):
-            raise FieldError(
-                "is_weighted", f"is {state['is_weighted']}", "true where there are weights, and only there"
-            )
+            raise FieldError("is_weighted", f"is {state['is_weighted']}", "true if there are weights, and false if not")
         if filled and state["is_scalar"] and len(state["lengths"]) != filled:
-            raise FieldError("lengths", f"has {len(state['lengths'])} entries", f"{filled}, one for each value")
+            raise FieldError("lengths", f"has {len(state['lengths'])} entries", f"{filled} entries, one per value")
         if state["weights"] and sum(each.numel() for each in state["weights"]) != filled:
-            raise FieldError("weights", f"is {shown(state['weights'])}", f"{filled} numbers, one for each value")
+            raise FieldError("weights", f"is {shown(state['weights'])}", f"{filled} numbers, one per value")
         if state["totals"]:
             record(dict.fromkeys(self._needed & _TOTALS | {"weight", "weighted"}, _NUMBER)).check(
                 state["totals"], "totals"
@@ -210,14 +208,14 @@ class RunningStats:
 
     def _begin(self, value: Tensor) -> None:
         if value.is_complex():
-            raise TypeError("complex numbers have no statistics")
+            raise TypeError("is complex, not a real number")
         self._device = value.device
         self._precision = torch.float if value.device.type == "mps" else torch.double
         self._is_scalar = value.dim() == 0
-        self._shape = torch.Size([-1])  # unlike any
+        self._shape = torch.Size([-1])  # different from every shape
 
     def _keep(self, value: Tensor) -> None:
-        """Copy values that no slot is there for; make slots when they are like those before."""
+        """Copy values for which there is no slot; allocate slots when the values have the previous form."""
         self._leave_slots()
         n = value.numel()
         count = min(_SLOTS, _CAPACITY // n) if n and self._repeats else 0
@@ -245,7 +243,7 @@ class RunningStats:
         return torch.cat(values).to(self._precision)
 
     def _reduce(self) -> None:
-        """Add the values to the totals, and let them go."""
+        """Add the collected values to the totals and drop them."""
         values = self._joined() if self._fill else None
         lengths, weights = self._lengths, self._weights
         self._batches = self._fill = 0
@@ -306,12 +304,12 @@ def _combine(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor
 
 
 def _at_least_tiny(weight: Tensor) -> Tensor:
-    """Return what to divide by: examples may weigh nothing."""
+    """Return a divisor that is not 0, as all weights may be 0."""
     return weight.clamp(min=torch.finfo(weight.dtype).tiny)
 
 
 def _tensor(value: Any) -> Tensor:
-    """Return a value as a tensor, without a copy where that is possible."""
+    """Return a value as a tensor, without a copy if possible."""
     if value.__class__ is Tensor:
         return value.detach() if value.requires_grad else value
     if isinstance(value, Tensor):
@@ -321,5 +319,5 @@ def _tensor(value: Any) -> Tensor:
         return torch.from_numpy(value if shareable else value.copy())
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
-        raise TypeError(f"is no number, but {type(value).__name__} of {array.dtype}")
+        raise TypeError(f"is {type(value).__name__} of dtype {array.dtype}, not a number")
     return torch.as_tensor(array.astype(np.float64))

@@ -19,30 +19,34 @@ from emrun.wording import did_you_mean
 _LOG = logging.getLogger(__name__)
 
 ByVariable = Mapping[VariableName, str | Sequence[str]]
-"""Variable -> its aggregation, or several."""
+"""Variable -> its aggregation, or a list of its aggregations."""
 
 
 class ComputeStats(AbstractHook):
-    """Computes statistics of variables over each stream and writes them to the epoch's data.
+    """Computes statistics of variables over each stream and adds them to the data of the epoch.
 
         hooks:
           - ComputeStats: {variables: [loss, {accuracy: [mean, std]}]}
 
-    `mean`, `sum`, `min`, `max`, `std`, `var`, `count`, `nancount` and `nanfraction` are computed as the batches come,
-    in constant memory and double precision, without a copy from the device before the end of the stream. Any other
-    function of NumPy that makes one number of an array, such as `median`, gets all values of the epoch.
+    The hooks that follow and `metrics.jsonl` have these statistics.
 
-    A variable with an entry an example counts each entry (and each number of an entry); a scalar stands for the whole
-    batch. `std` and `var` are those of the population. When there is an output `example_weight`, mean, std and var
-    weight the examples with it.
+    `mean`, `sum`, `min`, `max`, `std`, `var`, `count`, `nancount` and `nanfraction` are computed batch by batch, in
+    constant memory and double precision. Nothing is copied from the device before the end of the epoch. Any other
+    NumPy function that reduces an array to one number, such as `median`, is called with all values of the epoch, which
+    are stored until then.
+
+    If a variable has one entry per example, each number of each entry counts once. A scalar counts once per example of
+    its batch. `std` and `var` divide by the number of values (population statistics). If a batch has a variable
+    `example_weight` of shape (B,), the weights apply to `mean`, `std` and `var`.
 
     Args:
-        variables: names, or `{name: [aggregation, ...]}`; a name alone means the mean. Or a mapping of all,
-            `{loss: [mean, std], accuracy: mean}`.
+        variables: a list of names and mappings `{name: [aggregation, ...]}`; a name alone means the mean. A single
+            mapping for all variables is allowed too: `{loss: [mean, std], accuracy: mean}`.
 
     Raises:
-        ArgumentError: an aggregation is unknown.
-        HookError: a variable is no number, or its length is not that of the batch.
+        ArgumentError: `variables` has another form, or an aggregation is unknown.
+        HookError: a batch does not have a variable, the variable is not a number, or its length differs from that of
+            the batch.
     """
 
     def __init__(self, variables: Sequence[VariableName | ByVariable] | ByVariable) -> None:
@@ -53,11 +57,11 @@ class ComputeStats(AbstractHook):
         self.writes = tuple(f"{name}/{each}" for name, names in self._aggregations.items() for each in names)
 
     def before_epoch(self, epoch_id: int) -> None:
-        """Begin anew."""
+        """Drop the statistics of the previous epoch."""
         self._stats = {}
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Take the values of a batch."""
+        """Add the values of a batch to the statistics of its stream."""
         stats = self._stats.get(stream_name)
         if stats is None:
             stats = {name: RunningStats(each) for name, each in self._aggregations.items()}
@@ -69,12 +73,12 @@ class ComputeStats(AbstractHook):
             for name, running in stats.items():
                 running.add(batch_data[name], length, weights)
         except KeyError as error:
-            raise HookError(f"ComputeStats: stream {stream_name!r}: a batch has no {name!r}") from error
+            raise HookError(f"ComputeStats: stream {stream_name!r}: a batch has no variable {name!r}") from error
         except (TypeError, ValueError) as error:
             raise HookError(f"ComputeStats: stream {stream_name!r}, variable {name!r}: {error}") from error
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Write the statistics."""
+        """Add the statistics to the data of the epoch."""
         for stream, stats in self._stats.items():
             for name, running in stats.items():
                 epoch_data.setdefault(stream, {})[name] = running.result()
@@ -90,13 +94,16 @@ class ComputeStats(AbstractHook):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back the statistics of half an epoch; other variables than before begin with the rest of it."""
+        """Restore the statistics of an epoch that is resumed in its middle, unless other variables are wanted now."""
         stats = mapping_of(mapping_of(STATE))
         record({"aggregations": mapping_of(sequence_of(TEXT)), "stats": stats}).check(state)
         self._stats = {}
         if state["aggregations"] != self._aggregations:
             if state["stats"]:
-                _LOG.warning("ComputeStats has other variables than before: the epoch's statistics begin in its middle")
+                _LOG.warning(
+                    "ComputeStats: the variables are not those of the checkpoint; the statistics of this epoch cover "
+                    "only the batches after the checkpoint"
+                )
             return
         for stream, saved in state["stats"].items():
             record(dict.fromkeys(self._aggregations, ANYTHING)).check(saved, f"stats.{stream}")
@@ -108,7 +115,7 @@ class ComputeStats(AbstractHook):
 def _read(variables: Any) -> dict[str, list[str]]:
     if isinstance(variables, str) or not isinstance(variables, Sequence | Mapping) or not variables:
         raise ArgumentError(
-            "variables", f"{variables!r} is no list of variables, e.g. [loss, {{accuracy: [mean, std]}}]"
+            "variables", f"{variables!r} is not a list of variables such as [loss, {{accuracy: [mean, std]}}]"
         )
     aggregations: dict[str, list[str]] = {}
     for entry in [variables] if isinstance(variables, Mapping) else variables:
@@ -129,12 +136,12 @@ def _check_aggregation(name: Any) -> None:
     function = getattr(np, name, None) if isinstance(name, str) else None
     try:
         usable = callable(function) and isinstance(function(np.array([1.0, 2.0])), Real | np.bool_)
-    except Exception:  # whatever it says about two numbers, it is no aggregation
+    except Exception:  # a function that fails on two numbers, with whatever error, is not an aggregation
         usable = False
     if not usable:
         hint = did_you_mean(str(name), RUNNING)
         allowed = ", ".join(RUNNING)
         raise ArgumentError(
             "variables",
-            f"{name!r} is no aggregation{hint} (one of {allowed}, or a function of NumPy like median)",
+            f"{name!r} is not an aggregation{hint} (allowed: {allowed}, or a NumPy function such as median)",
         )

@@ -1,4 +1,4 @@
-"""Write the epoch's statistics to the log."""
+"""Write the statistics of each epoch to the log."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ UnknownType = Literal["error", "warn", "str", "ignore"]
 
 
 class LogVariables(AbstractHook):
-    """Logs a line for each stream after every epoch: `epoch 3  valid  loss 0.1240  accuracy 0.9611`.
+    """Logs one line per stream after every epoch: `epoch 3  valid  loss 0.1240  accuracy 0.9611`.
 
-    A mean is logged under the name of its variable, another aggregation as `variable/aggregation`. The line of the
-    train stream ends with the learning rate of the last update, one for each group of parameters where they differ, and
-    with the seconds of the epoch, evaluations included: `epoch 3  train  loss 0.1173  lr 0.001  12.3 s`.
+    A mean is logged under the name of its variable, any other aggregation as `variable/aggregation`. The line of the
+    train stream ends with the learning rate of the last update (several, if the parameter groups have different ones)
+    and the seconds of the epoch, evaluations included: `epoch 3  train  loss 0.1173  lr 0.001  12.3 s`.
 
         hooks:
           - ComputeStats: {variables: [loss, {accuracy: [mean, std]}]}
@@ -32,12 +32,12 @@ class LogVariables(AbstractHook):
 
     Args:
         variables: which variables of the epoch are logged; by default all.
-        on_unknown_type: what to do about a value that is no number: `error`, `warn`, `str` to log it as text, or
+        on_unknown_type: what to do if a value is not a number: `error`, `warn`, `str` (log the value as a string) or
             `ignore`.
 
     Raises:
-        ArgumentError: the policy is none of these.
-        HookError: a value is no number, and the policy is `error`; or a listed variable is in no stream.
+        ArgumentError: `variables` is not a list of names, or `on_unknown_type` has another value.
+        HookError: a value is not a number and `on_unknown_type` is `error`, or no stream has a listed variable.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class LogVariables(AbstractHook):
         self._on_unknown_type = on_unknown_type
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Log the lines."""
+        """Log one line per stream."""
         found = [name for variables in epoch_data.values() for name in variables]
         for name in self._variables or ():
             if name not in found:
-                raise HookError(f"LogVariables: no hook before it wrote {name!r}{did_you_mean(name, found)}")
+                raise HookError(f"LogVariables: no earlier hook wrote {name!r}{did_you_mean(name, found)}")
         width = max((len(stream) for stream in epoch_data), default=0)
         for stream, variables in epoch_data.items():
             parts = [
@@ -72,7 +72,7 @@ class LogVariables(AbstractHook):
                 )
 
     def _pace(self, epoch_id: int) -> list[str]:
-        """Return the learning rates of a training epoch, and the seconds of any."""
+        """Return the learning rates, if the epoch trains, and the seconds of the epoch."""
         rates = self.main_loop.model.step_values().get("learning_rate", ()) if epoch_id > 0 else ()
         shown = list(dict.fromkeys(f"{rate:g}" for rate in rates))
         return [*([f"lr {' '.join(shown)}"] if shown else []), f"{self.main_loop.epoch_seconds:.1f} s"]
@@ -87,13 +87,13 @@ class LogVariables(AbstractHook):
             elif self._on_unknown_type != "ignore":
                 message = f"LogVariables: {stream}/{label} is {type(entry).__name__}, not a number"
                 if self._on_unknown_type == "error":
-                    raise HookError(f"{message} (on_unknown_type decides)")
+                    raise HookError(f"{message}; to allow such values, set on_unknown_type to warn, str or ignore")
                 _LOG.warning("%s", message)
         return parts
 
 
 def _readable(value: float) -> str:
-    """Return a number in a width that stays the same from epoch to epoch for the usual magnitudes."""
+    """Format a number so that its width stays the same from epoch to epoch for the usual magnitudes."""
     if isinstance(value, int):
         return str(value)
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"

@@ -1,4 +1,4 @@
-"""Save a checkpoint whenever a statistic is better than ever."""
+"""Save a checkpoint whenever a statistic is better than before."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ Condition = Literal["min", "max"]
 
 
 class SaveBest(SaveLatest):
-    """Saves a checkpoint after the epochs in which a statistic is better than in all before; NaN is never better.
+    """Saves a checkpoint after each epoch in which a statistic is better than in all previous epochs.
 
         hooks:
           - ComputeStats: {variables: [loss, accuracy]}
           - SaveBest: {variable: accuracy, condition: max}
 
+    Only the latest such checkpoint is kept. NaN is never better.
+
     Args:
         model_name: the name of the checkpoint.
-        variable: the variable whose statistic counts.
-        condition: whether less (`min`) or more (`max`) is better.
-        stream: the stream whose statistic counts; epochs that do not evaluate it are passed over.
-        aggregation: the statistic; null when the variable of the epoch is a plain number.
-        on_save_failure: what to do when it cannot be saved, for whatever reason: `error`, `warn` or `ignore`.
+        variable: the variable to compare.
+        condition: `min` if smaller values are better, `max` if larger values are better.
+        stream: the stream of the variable; epochs in which the stream is not evaluated are skipped.
+        aggregation: the aggregation to compare; null if the data of the epoch has one plain number for the variable.
+        on_save_failure: what to do if the checkpoint cannot be saved, for whatever reason: `error`, `warn` or
+            `ignore`.
 
     Raises:
-        ArgumentError: the condition or policy is none of these.
-        HookError: the main loop has no run directory, or the statistic is not there or not a number.
+        ArgumentError: `condition` or `on_save_failure` has another value, or `model_name` cannot name a directory.
+        HookError: there is no run directory, or the statistic is missing or not a number.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class SaveBest(SaveLatest):
         super().__init__(on_save_failure)
         check_choice("condition", condition, Condition)
         if not isinstance(model_name, str) or not model_name:
-            raise ArgumentError("model_name", f"{model_name!r} is no name")
+            raise ArgumentError("model_name", f"{model_name!r} is not a name")
         self.name = model_name
         safe_component("model_name", model_name)
         self.saves = (model_name.replace("*", "_"),)
@@ -61,7 +64,7 @@ class SaveBest(SaveLatest):
         self.monitors = ("/".join(str(part) for part in self._path),)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Ask for the checkpoint when the statistic is better."""
+        """Request the checkpoint if the statistic is better than before."""
         if self.main_loop.evaluating or self._path[0] not in epoch_data:
             return
         value = self._read(epoch_data)
@@ -72,16 +75,18 @@ class SaveBest(SaveLatest):
         super().after_epoch(epoch_id, epoch_data)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value so far, and of what."""
+        """Return the best value so far, with its statistic and its sign."""
         return {"best": self._best, "of": [self.monitors[0], self._sign]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back the best value so far, unless another statistic counts now."""
+        """Restore the best value so far, unless this hook compares another statistic now."""
         record({"best": optional(NUMBER), "of": sequence_of(ANYTHING)}).check(state)
         if state["of"] == [self.monitors[0], self._sign]:
             self._best = state["best"]
         else:
-            _LOG.warning("SaveBest: another statistic counts now, %s; the next value is the best", self.monitors[0])
+            _LOG.warning(
+                "SaveBest now compares another statistic, %s; its next value counts as the best", self.monitors[0]
+            )
 
     def _read(self, epoch_data: EpochData) -> float:
         value: Any = epoch_data
@@ -93,7 +98,7 @@ class SaveBest(SaveLatest):
         if isinstance(value, Mapping) and value:
             raise HookError(
                 f"SaveBest monitors {self.monitors[0]}, which has the aggregations {listed(list(map(str, value)))}; "
-                "name one of them (aggregation)"
+                "set aggregation to one of them"
             )
         number = _number(value)
         if number is None:
@@ -102,7 +107,7 @@ class SaveBest(SaveLatest):
 
 
 def _number(value: Any) -> float | None:
-    """Return the number that a value is or holds alone, None when it is none."""
+    """Return a number, or the only number in an array or tensor; None for any other value."""
     if isinstance(value, str | bytes):
         return None
     item = getattr(value, "item", None)  # of arrays and tensors
@@ -113,6 +118,6 @@ def _number(value: Any) -> float | None:
 
 
 def _shown(value: Any) -> str:
-    """Return what a value is, in a few words."""
+    """Return a short description of a value."""
     shape = getattr(value, "shape", None)
     return repr(value)[:40] if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"

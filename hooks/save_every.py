@@ -1,4 +1,4 @@
-"""Save a checkpoint now and then, and keep it."""
+"""Save a checkpoint at regular intervals."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _UNITS = ("epochs", "iterations", "minutes")
 
 
 class SaveEvery(SaveLatest):
-    """Saves a checkpoint every so many epochs, iterations or minutes, and keeps all of them or the last few.
+    """Saves a checkpoint at every interval of epochs, iterations or minutes, and keeps all of them or the last few.
 
         hooks:
           - SaveEvery: {n_epochs: 10}
           - SaveEvery: {n_epochs: 500 iterations, keep: 3}
 
-    The checkpoints are named `epoch-10`, `epoch-20`, ...; those of iterations and minutes, which are saved in the
-    middle of an epoch, `iteration-500`, ... The zeroth epoch counts as one.
+    With an interval of epochs, the checkpoints are named `epoch-0`, `epoch-10`, `epoch-20`, ... With iterations or
+    minutes, the checkpoints are saved in the middle of an epoch and named `iteration-500`, `iteration-1000`, ...
 
     Args:
-        n_epochs: how often: a number of epochs, or an interval such as `500 iterations` or `30 minutes`.
-        keep: how many of them are kept, the older ones are deleted; null for all.
-        model_name: what the names begin with; null for `epoch` or `iteration`.
-        on_failure: what to do when one cannot be saved, for whatever reason: `error`, `warn` or `ignore`.
+        n_epochs: the interval: a number of epochs, or a string such as `500 iterations` or `30 minutes`.
+        keep: how many of these checkpoints to keep; older ones are deleted. null keeps all.
+        model_name: the first part of the names; null means `epoch` or `iteration`.
+        on_failure: what to do if a checkpoint cannot be saved, for whatever reason: `error`, `warn` or `ignore`.
 
     Raises:
-        ArgumentError: an argument cannot be used.
-        HookError: the main loop has no run directory, or another hook gives the same names.
+        ArgumentError: an argument has a value that is not allowed.
+        HookError: there is no run directory, or another hook saves under the same names.
     """
 
     reads = ()
@@ -54,19 +54,19 @@ class SaveEvery(SaveLatest):
         self.saves = (f"{self.name}-*",)
         self._last = 0.0
         if self._interval.unit == "epochs" and type(self).after_batch is SaveEvery.after_batch:
-            self.after_batch = None  # type: ignore[method-assign, assignment]  # there is nothing to look at
+            self.after_batch = None  # type: ignore[method-assign, assignment]  # it would do nothing
 
     def before_training(self) -> None:
         """Start the clock."""
         self._last = monotonic()
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Ask for the checkpoint when it is due by iterations or minutes."""
+        """Request a checkpoint if one is due by iterations or minutes."""
         if self._interval.unit != "epochs" and self.main_loop.training and self._is_due():
             self._request(self.main_loop.iterations_done)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Ask for the checkpoint when it is due by epochs."""
+        """Request a checkpoint if one is due by epochs."""
         if self._interval.unit == "epochs" and epoch_id % self._interval.count == 0:
             self._request(epoch_id)
 
@@ -84,7 +84,7 @@ class SaveEvery(SaveLatest):
         self.main_loop.request_checkpoint(name, self._on_save_failure, self._superfluous if self._keep else ())
 
     def _superfluous(self, names: Iterable[str]) -> list[str]:
-        """Return the names of this hook beside the last ones."""
+        """Return the names of this hook's checkpoints, without the last `keep`."""
         pattern = re.compile(re.escape(self.name) + r"-\d+")
         own = sorted(filter(pattern.fullmatch, names), key=lambda name: int(name.rpartition("-")[2]))
         return own[: -self._keep] if self._keep else []

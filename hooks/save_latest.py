@@ -1,4 +1,4 @@
-"""Save a checkpoint after every epoch, over the one before."""
+"""Save a checkpoint after every epoch, in place of the previous one."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from emrun.types import EpochData, Policy
 
 
 class SaveLatest(AbstractHook):
-    """Saves the checkpoint `latest` after every epoch; every run has this hook.
+    """Saves the checkpoint `latest` after every epoch, in place of the previous one.
+
+    emrun adds this hook to every config that does not list it.
 
         hooks:
           - SaveLatest: {on_save_failure: warn}
 
     Args:
-        on_save_failure: what to do when it cannot be saved, for whatever reason: `error`, `warn` or `ignore`.
+        on_save_failure: what to do if the checkpoint cannot be saved, for whatever reason: `error`, `warn` or
+            `ignore`.
 
     Raises:
-        ArgumentError: the policy is none of these.
-        HookError: the main loop has no run directory.
+        ArgumentError: `on_save_failure` has another value.
+        HookError: there is no run directory.
     """
 
     name = "latest"
@@ -30,11 +33,11 @@ class SaveLatest(AbstractHook):
         self._on_save_failure = on_save_failure
 
     def register_mainloop(self, main_loop: Loop) -> None:
-        """Make sure that there is a place to save to."""
+        """Check that there is a run directory for the checkpoints."""
         super().register_mainloop(main_loop)
         if not main_loop.has_run:
             raise HookError(f"{type(self).__name__} saves checkpoints, but the main loop has no run directory")
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Ask for the checkpoint."""
+        """Request the checkpoint."""
         self.main_loop.request_checkpoint(self.name, self._on_save_failure)

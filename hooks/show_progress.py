@@ -12,21 +12,22 @@ from tqdm import tqdm
 from emrun.hook import AbstractHook
 
 tqdm.monitor_interval = 0  # no monitor thread
-_SECONDS = 0.25  # between two looks at the loss, which may wait for the device
+_SECONDS = 0.25  # between two reads of the loss, which may wait for the device
 
 
 class ShowProgress(AbstractHook):
-    """Shows a bar with the remaining time for each stream; nothing when standard error is no terminal.
+    """Shows a progress bar with the remaining time for each stream.
 
-    Nor with `--no-progress` or `--quiet`, or the environment variable TQDM_DISABLE.
+    There is no bar if standard error is not a terminal, with `--no-progress` or `--quiet`, or if the environment
+    variable `TQDM_DISABLE` is set.
 
         hooks:
           - ShowProgress
 
-    The bar of a training shows the loss that was minimised last, as far as the model tells; reading it waits for the
-    device, at most four times a second.
+    The bar of the train stream shows the loss of the last update, if the model reports the loss. Reading the loss waits
+    for the device, at most four times per second.
 
-    The number of batches is that of `dataset.num_batches`, of `main_loop.fixed_epoch_size`, or of the pass before.
+    The number of batches comes from `dataset.num_batches`, `main_loop.fixed_epoch_size`, or the previous epoch.
     """
 
     reads = ()
@@ -39,17 +40,17 @@ class ShowProgress(AbstractHook):
         self._epoch = 0
 
     def before_training(self) -> None:
-        """Find out how long the streams are."""
+        """Find the number of batches of each stream."""
         self._totals = dict(getattr(self.dataset, "num_batches", None) or {})
         if self.main_loop.fixed_epoch_size is not None:
             self._totals[self.main_loop.train_stream_name] = self.main_loop.fixed_epoch_size
 
     def before_epoch(self, epoch_id: int) -> None:
-        """Take note of the number of the epoch."""
+        """Remember the number of the epoch."""
         self._epoch = epoch_id
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Move the bar on."""
+        """Advance the bar by one batch."""
         if self._bar is None:
             self._count = 0
             self._bar = _Bar(
@@ -73,11 +74,11 @@ class ShowProgress(AbstractHook):
         self._close()
 
     def after_training(self, success: bool) -> None:
-        """Remove the bar of a stream that did not come to its end."""
+        """Remove the bar of a stream that was not read to its end."""
         self._close()
 
     def _loss(self) -> str:
-        """Return the loss of the last update, empty when the model does not tell."""
+        """Return the loss of the last update, or an empty string if the model does not report the loss."""
         loss = self.main_loop.model.step_values().get("loss")
         return "" if loss is None else f"loss {float(loss):.4g}"
 
@@ -88,14 +89,14 @@ class ShowProgress(AbstractHook):
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
-    """A bar that looks at the loss only when it is drawn."""
+    """A bar that reads the loss only when the bar is drawn."""
 
     def __init__(self, *args: Any, tell_loss: Callable[[], str] | None, **kwargs: Any) -> None:
         self._tell_loss = tell_loss
         super().__init__(*args, **kwargs)
 
     def refresh(self, *args: Any, **kwargs: Any) -> Any:
-        """Draw the bar with the loss as it is now."""
+        """Draw the bar with the current loss."""
         if self._tell_loss is not None:
             self.set_postfix_str(self._tell_loss(), refresh=False)
         return super().refresh(*args, **kwargs)

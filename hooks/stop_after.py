@@ -1,4 +1,4 @@
-"""End the training after a number of epochs or iterations, or a time."""
+"""End the training after a number of epochs, iterations or minutes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class StopAfter(AbstractHook):
           - StopAfter: {epochs: 20, minutes: 30}
 
     Args:
-        epochs: training epochs done; 0 ends it after the zeroth epoch.
-        iterations: batches of the train stream run.
-        minutes: time since the training began.
-        train_stream_name: the stream whose iterations count; by default that of the main loop.
+        epochs: the number of training epochs; 0 ends the training after the zeroth epoch.
+        iterations: the number of batches of the train stream.
+        minutes: the time since the start of the training; in a resumed run, the time before the checkpoint counts too.
+        train_stream_name: the stream whose iterations count; by default the train stream of the main loop.
 
     Raises:
-        ArgumentError: no limit is given, or one is negative.
+        ArgumentError: no limit is given, or a limit is negative, not a number, or not whole (epochs, iterations).
     """
 
     reads = ()
@@ -53,45 +53,45 @@ class StopAfter(AbstractHook):
         self._stream = train_stream_name
         self._iterations_done = 0
         self._began = 0.0
-        self._seconds = 0.0  # of the training before a resume
+        self._seconds = 0.0  # that the training took before a resume
         if iterations is None and minutes is None and type(self).after_batch is StopAfter.after_batch:
-            self.after_batch = None  # type: ignore[method-assign, assignment]  # there is nothing to look at
+            self.after_batch = None  # type: ignore[method-assign, assignment]  # it would do nothing
 
     def before_training(self) -> None:
-        """Start the clock; end a training that reached a limit before."""
+        """Start the clock; end a resumed training that is at a limit already."""
         self._began = self.clock() - self._seconds
         if self.main_loop.iterations_done:
             self._check_epochs()
             self._check_iterations()
 
     def before_epoch(self, epoch_id: int) -> None:
-        """End a training that has reached a limit without having begun, as with `epochs: 0` and no zeroth epoch."""
+        """End a training that is at a limit before its first batch, as with `epochs: 0` and no zeroth epoch."""
         if epoch_id > self.main_loop.training_epochs_done:
             self._check_epochs()
             self._check_iterations()
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Count the iterations and look at the clock."""
+        """Count the iteration; end the training if it is at the limit of iterations or minutes."""
         if self.main_loop.training and stream_name == (self._stream or self.main_loop.train_stream_name):
             self._iterations_done += 1
             self._check_iterations()
         self._check_minutes()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Count the epochs."""
+        """End the training if it is at the limit of epochs."""
         self._check_epochs()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the iterations that were counted."""
+        """Return the counted iterations and the elapsed seconds."""
         counted = self._iterations_done if self.after_batch is not None else None
         return {"iterations_done": counted, "seconds": self.clock() - self._began}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what was counted."""
-        seconds = Kind("a number of seconds from 0", lambda value: type(value) in (int, float) and 0 <= value < 2**63)
+        """Restore the counted iterations and the elapsed seconds."""
+        seconds = Kind("at least 0 seconds", lambda value: type(value) in (int, float) and 0 <= value < 2**63)
         record({"iterations_done": optional(whole()), "seconds": seconds}, may_lack=("seconds",)).check(state)
         counted = state["iterations_done"]
-        if counted is None and self.after_batch is not None:  # it did not count then
+        if counted is None and self.after_batch is not None:  # iterations were not counted before the checkpoint
             counted = self.main_loop.iterations_done
         self._iterations_done = counted or 0
         self._seconds = state.get("seconds", 0.0)
@@ -109,4 +109,4 @@ class StopAfter(AbstractHook):
 
     def _check_minutes(self) -> None:
         if self._minutes is not None and self.clock() - self._began >= 60 * self._minutes:
-            raise TrainingTerminated(f"{self._minutes} minutes are over (StopAfter minutes: {self._minutes})")
+            raise TrainingTerminated(f"{self._minutes} minutes have passed (StopAfter minutes: {self._minutes})")

@@ -1,4 +1,4 @@
-"""Abort the training when a variable is not a number any more."""
+"""Abort the training when a variable becomes NaN."""
 
 from __future__ import annotations
 
@@ -23,34 +23,35 @@ _FLOATS = {
     torch.bfloat16: torch.float32,
     torch.float32: torch.float32,
     torch.float64: torch.float64,
-}  # type -> that of a sum
+}  # dtype -> the dtype of its sum
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class StopOnNaN(AbstractHook):
-    """Aborts the training (exit status 3) when a variable has a NaN; the checkpoints saved before it are kept.
+    """Aborts the training (exit status 3) when a variable is NaN; the checkpoints saved before are kept.
 
-    With `after_batch` it also looks before each update, at the outputs and the gradients, so that the update is never
-    made: the weights before it are kept with the batch, and `emrun replay` names the examples that cause it.
+    With `after_batch`, the outputs and the gradients are checked before each update, so that an update with NaN is
+    never made. The weights before this update are saved with the batch, and `emrun replay` names the examples that
+    cause the NaN.
 
         hooks:
           - ComputeStats: {variables: [loss]}
           - StopOnNaN: {variables: [loss], after_batch: true}
 
-    It stands before the hooks that save, so that nothing of the epoch with the NaN is saved.
+    List this hook before the hooks that save, so that nothing of the epoch with the NaN is saved.
 
     Args:
-        variables: which variables are looked at; by default all. With `after_batch` every batch must have them, without
-            it an earlier hook must write them.
-        on_unknown_type: what to do about a value that is no number: `error`, `warn`, once for each, or `ignore`.
-        stop_on_inf: abort when a value is infinite too.
-        after_batch: look at the variables of every batch, and at the gradients of every update, which waits for the
-            device. Gradients are looked at whatever `variables` says.
-        after_epoch: look at the variables of the epoch.
+        variables: which variables are checked; by default all. With `after_batch`, every batch must have them; without
+            `after_batch`, an earlier hook must write them.
+        on_unknown_type: what to do if a value is not a number: `error`, `warn` (once per variable) or `ignore`.
+        stop_on_inf: abort also when a value is infinite.
+        after_batch: check the variables of every batch and the gradients of every update; the check waits for the
+            device. Gradients are checked whatever `variables` says.
+        after_epoch: check the variables of every epoch.
 
     Raises:
-        ArgumentError: an argument cannot be used.
-        HookError: a value is no number, and the policy is `error`.
+        ArgumentError: an argument has a value that is not allowed.
+        HookError: a value is not a number and `on_unknown_type` is `error`.
         TrainingAborted: a value or a gradient is NaN, or infinite with `stop_on_inf`.
     """
 
@@ -65,15 +66,15 @@ class StopOnNaN(AbstractHook):
         super().__init__()
         check_choice("on_unknown_type", on_unknown_type, UnknownType)
         if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
-            raise ArgumentError("variables", f"{variables!r} is no list of variables")
+            raise ArgumentError("variables", f"{variables!r} is not a list of variables")
         for name, value in (("stop_on_inf", stop_on_inf), ("after_batch", after_batch), ("after_epoch", after_epoch)):
             check_flag(name, value)
         if not (after_batch or after_epoch):
-            raise ArgumentError("after_epoch", "with after_batch false too there is nothing to look at")
+            raise ArgumentError("after_epoch", "after_batch and after_epoch are both false; set one to true")
         addresses = [name for name in variables or () if "/" in name and not after_batch]
         if addresses:
             name = addresses[0]
-            message = f"{name!r} is not a variable; all statistics of a variable are looked at, in every stream: [loss]"
+            message = f"{name!r} is not a variable; name variables only, [loss]: all their statistics are checked"
             raise ArgumentError("variables", message)
         self._variables = variables
         self._warned: set[str] = set()
@@ -85,9 +86,9 @@ class StopOnNaN(AbstractHook):
         self.monitors = () if after_batch or variables is None else variables
 
     def before_update(self, model: Any) -> None:
-        """Look at the outputs and the gradients of the batch while the weights are still those before it."""
+        """Check the outputs and the gradients of the batch before they change the weights."""
         if self._looks_after_batch:
-            iteration = self.main_loop.iterations_done + 1  # that of the batch, which is not done yet
+            iteration = self.main_loop.iterations_done + 1  # of this batch, which is not counted yet
             stream = str(self.main_loop.stream_name)
             self._check(stream, getattr(model, "step_outputs", None) or {}, iteration)
             module = getattr(model, "module", None)
@@ -95,12 +96,12 @@ class StopOnNaN(AbstractHook):
                 self._check_gradients(stream, module, iteration)
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Look at the variables of the batch."""
+        """Check the variables of the batch."""
         if self._looks_after_batch:
             self._check(stream_name, batch_data)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Look at the variables of the epoch."""
+        """Check the variables of the epoch."""
         if self._looks_after_epoch:
             for stream, variables in epoch_data.items():
                 self._check(stream, variables)
@@ -127,7 +128,7 @@ class StopOnNaN(AbstractHook):
             return
         found = _not_finite(value)
         if found is None:
-            message = f"StopOnNaN: {address} is no number, but {type(value).__name__} (on_unknown_type)"
+            message = f"StopOnNaN: {address} is {type(value).__name__}, not a number (see on_unknown_type)"
             if self._on_unknown_type == "error":
                 raise HookError(message)
             if self._on_unknown_type == "warn" and address not in self._warned:
@@ -141,7 +142,7 @@ class StopOnNaN(AbstractHook):
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the numbers in a tensor of any layout, in a dtype that can be looked at."""
+    """Return the numbers in a tensor of any layout, in a dtype that can be tested for NaN."""
     values = tensor.detach()
     if values.is_nested:
         values = torch.cat([each.flatten() for each in values.unbind()])
@@ -153,7 +154,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _are_finite(values: Iterable[Any]) -> bool:
-    """Tell whether all values are tensors of finite numbers, by their sum; False when that is not sure. Waits once."""
+    """Return whether all values are tensors of finite numbers, by their sums; False if unsure. Waits once."""
     totals: dict[torch.device, torch.Tensor] = {}
     for value in values:
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
@@ -167,7 +168,7 @@ def _are_finite(values: Iterable[Any]) -> bool:
 
 
 def _not_finite(value: Any) -> tuple[bool, bool] | None:
-    """Return whether a value has NaN and whether it has infinities; None when it is no number."""
+    """Return whether a value has NaNs and whether it has infinities; None if the value is not a number."""
     if isinstance(value, torch.Tensor):
         values = _values(value)
         return bool(values.isnan().any()), bool(values.isinf().any())

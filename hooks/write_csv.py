@@ -1,4 +1,4 @@
-"""Write the epoch's statistics to a CSV file."""
+"""Write the statistics of each epoch to a CSV file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _is_column(value: Any) -> bool:
 
 
 _STATE = {
-    "columns": sequence_of(Kind("stream, variable and perhaps aggregation", _is_column)),
+    "columns": sequence_of(Kind("a list of stream, variable and possibly aggregation", _is_column)),
     "length": whole(),
     "digest": SHA256,
     "format": record({"output_file": TEXT, "delimiter": TEXT, "variables": optional(sequence_of(TEXT))}),
@@ -37,30 +37,34 @@ MissingVariable = Literal["error", "warn", "default"]
 
 
 class WriteCSV(AbstractHook):
-    """Writes a line for every epoch to a CSV file in the run directory: `epoch_id`, then `<stream>_<variable>`.
+    """Writes one line per epoch to a CSV file in the run directory, with the columns `epoch_id` and `STREAM_VARIABLE`.
 
         hooks:
           - ComputeStats: {variables: [loss, {accuracy: [mean, std]}]}
           - WriteCSV: {output_file: training.csv}
 
-    Of a variable with several aggregations the mean is written; where it has none, each of them, as
-    `<stream>_<variable>_<aggregation>`. Of an array, the mean without its NaNs. The columns are those of the first
-    epoch that is written. A resumed run continues the same file and has no epoch twice. A file that lost lines
-    meanwhile is written again from `metrics.jsonl`; where that does not have all of it, the whole lines are kept.
+    If a variable has several aggregations, only its mean is written. If there is no mean, each aggregation gets a
+    column `STREAM_VARIABLE_AGGREGATION`. For an array, the mean of its entries without NaNs is written. The first epoch
+    determines the columns.
+
+    A resumed run continues the same file and writes no epoch twice. If the file has lost lines since the checkpoint, it
+    is rebuilt from `metrics.jsonl`; if `metrics.jsonl` is incomplete, the complete lines of the file are kept.
 
     Args:
         output_file: the name of the file.
         delimiter: the character between the columns.
-        default_value: what is written where there is no value.
+        default_value: what is written if there is no value.
         variables: which variables are written; by default all of the first epoch.
-        on_unknown_type: what to do about a value that is no number: `error`, `warn` and write the default, or
-            `default`.
-        on_missing_variable: likewise about a variable that a stream of the epoch does not have.
+        on_unknown_type: what to do if a value is not a number: `error`, `warn` (and write `default_value`) or
+            `default` (write `default_value`).
+        on_missing_variable: what to do if a stream of the epoch lacks a variable: `error`, `warn` or `default`, as
+            above.
 
     Raises:
-        ArgumentError: an argument cannot be used.
-        HookError: a value is no number or missing, and the policy is `error`; or it is an integer that is too large for
-            a column of floats; or a name has a character that cannot be written.
+        ArgumentError: an argument has a value that is not allowed.
+        HookError: a value is missing or not a number and the policy is `error`; an integer is too large for a float; a
+            name has a character that cannot be written; or the file exists and this hook did not write it.
+        StateError: `output_file`, `delimiter` or `variables` differ from those of the checkpoint.
         StorageError: the file cannot be written.
     """
 
@@ -78,13 +82,17 @@ class WriteCSV(AbstractHook):
         check_choice("on_unknown_type", on_unknown_type, UnknownType)
         check_choice("on_missing_variable", on_missing_variable, MissingVariable)
         if not isinstance(output_file, str) or safe_component("output_file", output_file) != output_file:
-            raise ArgumentError("output_file", f"{output_file!r} is no plain file name")
+            raise ArgumentError(
+                "output_file", f"{output_file!r} is not a file name of letters, digits, '.', '_' and '-'"
+            )
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
-            raise ArgumentError("delimiter", f"{delimiter!r} is no single character")
+            raise ArgumentError(
+                "delimiter", f"{delimiter!r} is not a single character (quotes and line breaks excluded)"
+            )
         if _has_surrogates(f"{default_value}{delimiter}"):
-            raise ArgumentError("default_value", f"{default_value!r} is not a text that a file can hold")
+            raise ArgumentError("default_value", f"{default_value!r} cannot be written to a file")
         if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
-            raise ArgumentError("variables", f"{variables!r} is no list of variables")
+            raise ArgumentError("variables", f"{variables!r} is not a list of variables")
         self._path = Path(output_dir or ".") / output_file
         self._lines = Lines(self._path)
         self._delimiter = delimiter
@@ -92,20 +100,20 @@ class WriteCSV(AbstractHook):
         self._variables = list(variables) if variables is not None else None
         self._on_unknown_type = on_unknown_type
         self._on_missing_variable = on_missing_variable
-        self._columns: list[list[str]] = []  # stream, variable, and, where it has no mean, aggregation
-        self._checkpoint: tuple[int, str | None] | None = None  # length and digest to go back to
+        self._columns: list[list[str]] = []  # stream, variable and, if it has no mean, aggregation
+        self._checkpoint: tuple[int, str | None] | None = None  # length and digest of the file
         self._gone_back_to: tuple[int, str | None] | None = None
         self._is_known = False
 
     def before_training(self) -> None:
-        """Go back to what the file held at the checkpoint.
+        """Restore the content that the file had at the checkpoint.
 
         Raises:
-            HookError: the file is there, but this hook was not when the checkpoint was saved.
+            HookError: the file exists, but the checkpoint has no state of this hook.
         """
         if not self._is_known and self.main_loop.iterations_done and self._path.exists():
             raise HookError(
-                f"WriteCSV: {self._path} was written before, and not by this hook; choose another output_file"
+                f"WriteCSV: {self._path} exists, but this hook did not write it; choose another output_file"
             )
         self._is_known = True
         position, self._checkpoint = self._checkpoint or (self._lines.length, self._lines.digest), None
@@ -114,18 +122,18 @@ class WriteCSV(AbstractHook):
             *position, is_wanted=self._is_wanted, rebuilt=lambda: self._rebuilt(position[0])
         )
         if change is Change.REBUILT:
-            _LOG.warning("WriteCSV: %s was not what it was at the checkpoint; rebuilt from metrics.jsonl", self._path)
+            _LOG.warning("WriteCSV: %s has changed since the checkpoint; rebuilt from metrics.jsonl", self._path)
         elif change is Change.LOST:
             _LOG.warning(
-                "WriteCSV: %s has lost lines that the checkpoint counts on, and metrics.jsonl does not have all of "
-                "them; its whole lines are kept, the next epoch begins a new line",
+                "WriteCSV: %s has lost lines since the checkpoint, and metrics.jsonl does not have all of them; the "
+                "complete lines are kept, and the next epoch is appended",
                 self._path,
             )
         elif change is Change.EDITED:
-            _LOG.warning("WriteCSV: %s was edited since the checkpoint was saved; it continues as it is", self._path)
+            _LOG.warning("WriteCSV: %s was edited after the checkpoint; the edited file is continued", self._path)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Write the line, before the first one of the file the header."""
+        """Write the line of the epoch, after the header if the file is empty."""
         if not self._columns:
             self._columns = self._find_columns(epoch_data)
         line = self._line(epoch_id, epoch_data)
@@ -135,22 +143,22 @@ class WriteCSV(AbstractHook):
         self._lines.append(line)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the columns, the length of the file in bytes and its SHA-256, and what must not change."""
+        """Return the columns, the length of the file in bytes, its SHA-256, and the format, which must not change."""
         length, digest = self._checkpoint or (self._lines.length, self._lines.digest)
         return {"columns": self._columns, "length": length, "digest": digest, "format": self._format()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back columns and length.
+        """Restore the columns and the position in the file.
 
         Raises:
-            StateError: the file, its delimiter or variables are others, or a field has a value that it cannot have.
+            StateError: the format of the file has changed, or a field of the state is damaged.
         """
         record(_STATE, may_lack=("digest",)).check(state)
         for name, value in self._format().items():
             if state["format"][name] != value:
                 raise StateError(
-                    f"WriteCSV: {name} was {state['format'][name]!r}, is {value!r}; a resume cannot change or reorder "
-                    "what is written to a file. Add another WriteCSV at the end of the hooks instead"
+                    f"WriteCSV: {name} is {value!r}, but was {state['format'][name]!r} at the checkpoint; a resume "
+                    "cannot change the format or the order of CSV files. Add another WriteCSV at the end of the hooks"
                 )
         self._columns, self._is_known = [list(column) for column in state["columns"]], True
         position = state["length"], state.get("digest")
@@ -197,7 +205,7 @@ class WriteCSV(AbstractHook):
 
     def _complain(self, policy: str, message: str) -> str:
         if policy == "error":
-            raise HookError(f"WriteCSV: {message} (on_missing_variable and on_unknown_type decide)")
+            raise HookError(f"WriteCSV: {message} (see on_missing_variable and on_unknown_type)")
         if policy == "warn":
             _LOG.warning("WriteCSV: %s", message)
         return self._default
@@ -207,9 +215,8 @@ class WriteCSV(AbstractHook):
         for column, name in zip(self._columns, names, strict=True):
             if _has_surrogates(name):
                 raise HookError(
-                    f"WriteCSV: the name of variable {column[1]!r} of stream {column[0]!r} has half a "
-                    "character (a lone surrogate), which no file can hold; rename the variable, or leave it out "
-                    "(variables: [...])"
+                    f"WriteCSV: the name of variable {column[1]!r} of stream {column[0]!r} has a lone surrogate, which "
+                    "cannot be written to a file; rename the variable, or leave it out (variables: [...])"
                 )
         return self._joined(["epoch_id", *names])
 
@@ -222,13 +229,13 @@ class WriteCSV(AbstractHook):
         return text.getvalue()
 
     def _rebuilt(self, length: int) -> bytes | None:
-        """Return the file as it follows from `metrics.jsonl`: of as many of the last epochs as it has length for."""
+        """Return the content made from `metrics.jsonl`: the header, and the last epochs until `length` is reached."""
         if not (self.main_loop.has_run and self._columns):
             return None
         header = f"{self._header()}\n".encode()
         try:
             lines = [f"{self._line(each['epoch'], _as_written(each['streams']))}\n" for each in self.main_loop.metrics]
-        except (HookError, TypeError):  # a value that metrics.jsonl does not have
+        except (HookError, TypeError):  # metrics.jsonl lacks a value
             return None
         kept: list[bytes] = []
         found = len(header)
@@ -240,14 +247,14 @@ class WriteCSV(AbstractHook):
         return header + b"".join(reversed(kept))
 
     def _is_wanted(self, line: bytes) -> bool:
-        """Tell whether a line is whole and not of an epoch after the checkpoint."""
+        """Return whether a line is complete and not of an epoch after the checkpoint."""
         first = line.decode(errors="replace").partition(self._delimiter)[0].strip('"\r\n')
         is_later = first.isdecimal() and int(first) > self.main_loop.training_epochs_done
         return line.endswith(b"\n") and not is_later
 
 
 def _as_written(value: Any) -> Any:
-    """Return what `metrics.jsonl` says of an epoch as hooks wrote it: values that are not finite are texts there."""
+    """Return the values of `metrics.jsonl` as hooks wrote them: that file has non-finite numbers as strings."""
     if isinstance(value, Mapping):
         return {name: _as_written(each) for name, each in value.items()}
     return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
@@ -260,7 +267,7 @@ def _has_surrogates(text: str) -> bool:
 def _without_mean(stream: str, name: str, epoch_data: EpochData) -> list[list[str]]:
     """Return a list for each column of a variable: empty for its mean or number, else with one of its aggregations.
 
-    A stream that does not have it now is taken to be like the others.
+    A stream without the variable in this epoch gets the columns of the other streams.
     """
     own = epoch_data.get(stream, {})
     found = own if name in own else next((each for each in epoch_data.values() if name in each), {})

@@ -30,12 +30,12 @@ def test_an_interval_is_a_number_and_a_unit(value, count, unit):
     ["", "epochs", "-1 epochs", "0 epochs", "1.5 epochs", "5 apples", "5 5", True, None, [5], "1e3", "5 Epochs"],
 )
 def test_any_other_interval_is_an_error_with_an_example(value):
-    with pytest.raises(ArgumentError, match="is no interval; write for example '5 epochs'"):
+    with pytest.raises(ArgumentError, match="is not an interval; write for example '5 epochs'"):
         Interval.parse("every", value, UNITS)
 
 
 def test_a_unit_must_make_sense_where_it_stands():
-    with pytest.raises(ArgumentError, match="'5 minutes' is no interval"):
+    with pytest.raises(ArgumentError, match="'5 minutes' is not an interval"):
         Interval.parse("every", "5 minutes", ("epochs",))
 
 

@@ -1,9 +1,9 @@
-"""`TorchModel`, and what it is put together from.
+"""`TorchModel` and its parts.
 
-Read `torch_model`, which trains, and `module_model`, which runs the module. Then in the order of a step: `inputs`
-(batches to tensors; `prefetching` copies them ahead), `outputs` (losses and metrics too), `updates` (gradients and
-traces), `optimizer` and `schedule`. Of the module itself: `laziness`, and `weights`, which tells whether a resume could
-load them; for that `built_apart` builds the module once more.
+Read `torch_model`, which trains, and `module_model`, which runs the module. Then read the parts in the order of a step:
+`inputs` (batches to tensors; `prefetching` copies them ahead of time), `outputs` (with losses and metrics), `updates`
+(gradients, traces of updates), `optimizer` and `schedule`. `laziness` and `weights` are about the module itself;
+`weights` checks whether a resume could load the weights, for which `built_apart` builds the module a second time.
 The engine finds models by name and does not import this package.
 
 May import: the root of emrun, `storage`.

@@ -1,4 +1,4 @@
-"""What a module would have if it were built once more: built by a child process, so that nothing happens twice here."""
+"""The structure of a module that is built a second time, in a child process, so that nothing happens twice here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import torch
 
 from emrun.models.weights import Structure, structure
 
-_LONGEST = 60  # seconds that a child lives, whatever happens to this process
+_LONGEST = 60  # seconds that a child lives at most, whatever happens to this process
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _EFFECTS = (
@@ -33,14 +33,14 @@ _EFFECTS = (
 
 
 class BuiltApart:
-    """A child process, forked here, builds a module on the device meta, without memory for its values.
+    """A forked child process that builds a module on the meta device, without memory for its values.
 
-    It begins as this process is, so begin it before the module is built here. It has no open files, its output goes
-    nowhere, and it ends before it would write a file, start a process, connect to something or use a GPU. This process
-    never waits long for it, and it is gone with this object.
+    The child starts as a copy of this process, so it must start before the module is built here. The child has no open
+    files and no output, and it ends before it would write a file, start a process, connect to something or use a GPU.
+    This process never waits long for the child, and the child ends with this object.
 
     Args:
-        build: builds the module.
+        build: the function that builds the module.
     """
 
     def __init__(self, build: Callable[[], torch.nn.Module]) -> None:
@@ -48,7 +48,7 @@ class BuiltApart:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of threads, which the child does without
+                warnings.simplefilter("ignore")  # about threads, which the child does not use
                 child = os.fork()
             if child == 0:
                 _live(build, ours)
@@ -63,7 +63,7 @@ class BuiltApart:
 
     @classmethod
     def begin(cls, build: Callable[[], torch.nn.Module]) -> BuiltApart | None:
-        """Return one, None where processes cannot be forked."""
+        """Start a child process; return None if processes cannot be forked here."""
         is_possible = hasattr(os, "fork") and sys.platform != "darwin" and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         if not is_possible or threading.current_thread() is not threading.main_thread():
             return None
@@ -73,13 +73,13 @@ class BuiltApart:
             return None
 
     def structure(self, seconds: float) -> Structure | None:
-        """Return names, shapes and dtypes of the module, then end the child.
+        """Return names, shapes and dtypes of the module, and end the child.
 
         Args:
-            seconds: how long to wait for them at most.
+            seconds: how long to wait for the child at most.
 
         Returns:
-            None where they are not known by then, or the module could not be built that way.
+            None if the child has not answered by then, or could not build the module.
         """
         text, ends_at = b"", monotonic() + seconds
         poll = select.poll()
@@ -89,7 +89,7 @@ class BuiltApart:
         self.end()
         try:
             found = json.loads(text)
-        except ValueError:  # nothing, or not all of them
+        except ValueError:  # no answer, or only a part of it
             return None
         return {
             name: (None if shape is None else tuple(shape), getattr(torch, dtype))
@@ -99,7 +99,7 @@ class BuiltApart:
 
 def _end(owner: int, child: int, answer: int) -> None:
     """Kill the child and wait for it, in the process that forked it."""
-    with suppress(OSError):  # somebody else closed it, or waited for the child
+    with suppress(OSError):  # the pipe is closed already, or the child has been waited for
         os.close(answer)
     with suppress(OSError):
         if os.getpid() == owner and os.waitpid(child, os.WNOHANG) == (0, 0):
@@ -108,7 +108,7 @@ def _end(owner: int, child: int, answer: int) -> None:
 
 
 def _live(build: Callable[[], torch.nn.Module], answer: int) -> NoReturn:
-    """Build the module, write what it has, and end; all of it in the child."""
+    """Build the module, write its structure to the pipe, and exit; this runs in the child."""
     try:
         _cut_off(answer)
         with torch.device("meta"):
@@ -117,13 +117,13 @@ def _live(build: Callable[[], torch.nn.Module], answer: int) -> NoReturn:
         with os.fdopen(answer, "wb", closefd=False) as file:
             file.write(json.dumps(sent).encode())
     except BaseException:
-        pass  # it cannot be built that way
+        pass  # the child cannot build the module
     finally:
         os._exit(0)
 
 
 def _cut_off(answer: int) -> None:
-    """Take from the child what it could do to others, and see to its end."""
+    """Prevent the child from affecting anything outside of it, and limit its lifetime."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -133,11 +133,11 @@ def _cut_off(answer: int) -> None:
     logging.disable()
     sys.dont_write_bytecode = True
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # it is the first to go where memory is short
+        Path("/proc/self/oom_score_adj").write_text("1000")  # the first process to be killed if memory is short
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nowhere, standard)
-    for path in list(Path("/dev/fd").iterdir()):  # whose positions it shares
+    for path in list(Path("/dev/fd").iterdir()):  # their positions are shared with the parent
         if int(path.name) not in (0, 1, 2, answer):
             with suppress(OSError):
                 os.close(int(path.name))
@@ -148,7 +148,7 @@ def _cut_off(answer: int) -> None:
 
 
 def _end_before_effects(event: str, arguments: tuple[Any, ...]) -> None:
-    """End the child before something happens that others would notice."""
+    """End the child before it does something that has an effect outside of it."""
     is_effect = event in _EFFECTS
     if event == "open":
         path, _, flags = arguments

@@ -1,4 +1,4 @@
-"""From the sources of a batch to the tensors that a module's forward is called with."""
+"""Convert the sources of a batch to the tensors that a module's forward is called with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from emrun.types import Batch
 from emrun.wording import did_you_mean, meant_of
 
 InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype]]
-"""Sources, or parameter of forward -> a source, or `{source: NAME, dtype: keep or a name}`."""
+"""A list of sources, or parameter of forward -> a source or `{source: NAME, dtype: keep or a name}`."""
 
 _AS_USUAL = object()
 
@@ -30,8 +30,8 @@ class InputNames:
     Args:
         positional: sources that are passed by position.
         named: parameter of forward -> the source that it gets.
-        optional: sources that are passed by their names when a batch has them.
-        dtypes: source -> the dtype that it gets, None when it keeps its own; the others are converted as usual.
+        optional: sources that are passed by name if a batch has them.
+        dtypes: source -> the dtype that it is converted to, None to keep its own; other sources are converted as usual.
     """
 
     positional: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class InputNames:
         """Read the form of `inputs`.
 
         Raises:
-            ArgumentError: it does not fit the signature of forward.
+            ArgumentError: the form does not fit the signature of forward.
         """
         names = cls._read(module, inputs)
         try:
@@ -62,7 +62,7 @@ class InputNames:
         kind = type(module).__name__
         if inputs is None:
             if takes_any:
-                raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources it gets")
+                raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources that it gets")
             optional = tuple(name for name, p in named.items() if p.default is not p.empty)
             return cls(named={name: name for name in named if name not in optional}, optional=optional)
         if isinstance(inputs, Mapping):
@@ -74,7 +74,7 @@ class InputNames:
             dtypes: dict[str, Any] = {}
             for name, dtype in sources.values():
                 if dtypes.setdefault(name, dtype) != dtype:
-                    message = f"source {name!r} cannot have two dtypes; give all of its parameters the same one"
+                    message = f"source {name!r} cannot have two dtypes; give all its parameters the same dtype"
                     raise ArgumentError("inputs", message)
             own = {name: dtype for name, dtype in dtypes.items() if dtype is not _AS_USUAL}
             return cls(named={parameter: name for parameter, (name, _) in sources.items()}, dtypes=own)
@@ -90,10 +90,10 @@ class Inputs:
     """Turns batches into tensors on a device, and calls a module with them.
 
     Args:
-        module: floating point sources get the dtype of its first floating point parameter or buffer.
+        module: floating-point sources get the dtype of its first floating-point parameter or buffer.
         names: the sources of forward.
-        others: sources that something else needs, and names that may be sources.
-        device: where the tensors go.
+        others: sources that losses and metrics need, and names that may be sources.
+        device: the device of the tensors.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Inputs:
         self._dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
         self._wanted = (self._dtype, torch.int64, torch.bool)
         named, self._positional = dict(names.named), list(names.positional)
-        if not self._positional:  # cheaper than by name
+        if not self._positional:  # costs less than passing by name
             self._positional = [named.pop(each) for each in _first_parameters(module, named)]
         self._named = [(source, parameter) for parameter, source in named.items()]
         self._dtypes = names.dtypes
@@ -119,7 +119,7 @@ class Inputs:
         self._maybe = names.optional
 
     def needed(self, batch: Batch) -> list[str]:
-        """Return the sources that are needed of a batch."""
+        """Return the names of the sources that are needed from a batch."""
         return [*self.required, *(name for name in self.optional if name in batch)]
 
     def tensors(self, batch: Batch) -> dict[str, Tensor]:
@@ -141,7 +141,7 @@ class Inputs:
         return tensors
 
     def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor], *, is_lazy: bool = False) -> Any:
-        """Call the module's forward with its sources; an error of forward tells what it was called with."""
+        """Call the module's forward with its sources; an error in forward gets a note with these inputs."""
         positional = self._positional
         try:
             if not (self._named or self._maybe):
@@ -160,16 +160,16 @@ class Inputs:
             raise
 
     def read(self, name: str, value: Any) -> tuple[Tensor, torch.dtype]:
-        """Return a source as a tensor where it is, and the dtype that it gets on the device.
+        """Return a source as a tensor, not yet on the device, and the dtype that it gets on the device.
 
         Raises:
-            StreamError: it cannot become a tensor.
+            StreamError: the source cannot become a tensor.
         """
         try:
             tensor = _tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
-            message = f"source {name!r} cannot become a tensor: {reason}; the dataset must give numbers of equal shape"
+            message = f"source {name!r} cannot become a tensor: {reason}; the dataset must yield numbers of equal shape"
             raise StreamError(message) from error
         if name in self._dtypes:
             return tensor, self._dtypes[name] or tensor.dtype
@@ -183,7 +183,7 @@ class Inputs:
 
 
 def _source(parameter: str, entry: Any) -> tuple[str, Any]:
-    """Return the source of a parameter of forward, and the dtype that it gets: None to keep its own."""
+    """Return the source of a parameter of forward, and the dtype that the source gets: None to keep its own."""
     if isinstance(entry, str):
         return entry, _AS_USUAL
     if not isinstance(entry, Mapping):
@@ -207,7 +207,7 @@ def _source(parameter: str, entry: Any) -> tuple[str, Any]:
 
 
 def describe(name: str, value: Any) -> str:
-    """Return how an input is shown in messages: `x: float32 (32, 10)`."""
+    """Return an input as it stands in a message: `x: float32 (32, 10)`."""
     if not isinstance(value, Tensor):
         return f"{name}: {type(value).__name__}"
     place = "" if value.is_cpu else f" on {value.device}"
@@ -215,7 +215,7 @@ def describe(name: str, value: Any) -> str:
 
 
 def _first_parameters(module: torch.nn.Module, wanted: Container[str]) -> list[str]:
-    """Return the first parameters of forward, as far as they are wanted and may be passed by position."""
+    """Return the first parameters of forward, up to one that is not wanted or cannot be passed by position."""
     parameters = inspect.signature(module.forward).parameters.values()
     first = itertools.takewhile(
         lambda each: each.kind is each.POSITIONAL_OR_KEYWORD and each.name in wanted, parameters
@@ -224,9 +224,9 @@ def _first_parameters(module: torch.nn.Module, wanted: Container[str]) -> list[s
 
 
 def _tensor(value: Any) -> Tensor:
-    """Return a source as a tensor, which shares its memory where that is possible."""
+    """Return a source as a tensor, which shares memory with the source if possible."""
     if isinstance(value, np.ndarray) and (not value.flags.writeable or any(stride < 0 for stride in value.strides)):
-        value = value.copy()  # torch shares memory with arrays; it cannot with these
+        value = value.copy()  # torch cannot share memory with such an array
     elif isinstance(value, list | tuple) and value and isinstance(value[0], np.ndarray | Tensor | list | tuple):
         return torch.stack([_tensor(each) for each in value])
     return torch.as_tensor(value)

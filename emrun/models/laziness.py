@@ -1,4 +1,4 @@
-"""Lazy modules: which parts have no shapes yet, how they get them from a batch or a checkpoint; modes of parts."""
+"""Lazy modules: which parts have no shapes yet, and how they get shapes; also the modes of a module's parts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def uninitialised(module: torch.nn.Module) -> list[str]:
 
 
 def end_laziness(module: torch.nn.Module) -> None:
-    """Let the lazy parts of a module that have all shapes become what they are in a training, without a batch.
+    """Turn the lazy parts of a module that have all shapes into regular modules, without a batch.
 
-    That is what torch does in their first forward. Parts that are lazy in a way of their own do it there.
+    torch does the same in their first forward. Parts with laziness of their own are left to their first forward.
     """
     for part in module.modules():
         if not isinstance(part, LazyModuleMixin) or not hasattr(part, "_initialize_hook"):
@@ -40,12 +40,12 @@ def end_laziness(module: torch.nn.Module) -> None:
 
 
 def give_shapes(module: torch.nn.Module, forward: Callable[[], Any], random: dict[str, Any]) -> None:
-    """Give the lazy parts of a module their shapes and first values, and leave all else as it was.
+    """Give the lazy parts of a module their shapes and first values, and leave everything else unchanged.
 
     Args:
-        module: runs in evaluation mode, without gradients. Its other buffers and all random states are put back.
-        forward: runs the module.
-        random: the random states with which the values are drawn.
+        module: the module. It runs in evaluation mode, without gradients; other buffers and random states are restored.
+        forward: the function that runs the module.
+        random: the random states from which the values are drawn.
 
     Raises:
         ArgumentError: forward does not use a lazy part in an evaluation.
@@ -65,12 +65,12 @@ def give_shapes(module: torch.nn.Module, forward: Callable[[], Any], random: dic
         set_modes(module, before)
     missing = sorted(set(uninitialised(module)))
     if missing:
-        message = f"{listed(missing)}: lazy, but forward does not use it in an evaluation; give its size"
+        message = f"{listed(missing)}: lazy, but forward does not use it in an evaluation; set its size"
         raise ArgumentError("module", message)
 
 
 def _set_sizes(part: Any) -> None:
-    """Give a part of torch's the sizes of its input, which a checkpoint does not have: those of its tensors."""
+    """Set the input sizes of one of torch's modules from its tensors, because a checkpoint does not have them."""
     tensor = part.weight if getattr(part, "weight", None) is not None else getattr(part, "running_mean", None)
     if tensor is None:
         return
@@ -83,14 +83,14 @@ def _set_sizes(part: Any) -> None:
 
 
 def modes(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the mode of a module, and the names of its parts that have another one."""
+    """Return the mode of a module, and the names of its parts that are in the other mode."""
     training = module.training
     others = [name for name, part in module.named_modules() if part.training is not training]
     return {"training": training, "others": others}
 
 
 def set_modes(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Give a module and its parts back the modes that `modes` returned."""
+    """Restore the modes that `modes` returned."""
     module.train(saved["training"])
     others = frozenset(saved["others"])
     for name, part in module.named_modules():

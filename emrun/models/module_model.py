@@ -23,11 +23,11 @@ from emrun.storage.weights import write_weights
 from emrun.types import Batch
 
 EXTRA = mapping_of(ANYTHING)
-"""What `state_dict` returns as `extra`."""
+"""The field `extra` of `state_dict`."""
 
 
 class ModuleModel(AbstractModel):
-    """Runs a `torch.nn.Module` and keeps its weights; `TorchModel`, which explains the arguments, trains it.
+    """Runs a `torch.nn.Module`, saves and loads its weights; `TorchModel` explains the arguments, and trains it.
 
     Raises:
         ArgumentError: an argument does not fit the module.
@@ -44,10 +44,10 @@ class ModuleModel(AbstractModel):
     ) -> None:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(
-                "module", f"{type(module).__name__} is no torch.nn.Module; write module: {{class: ...}}"
+                "module", f"{type(module).__name__} is not a torch.nn.Module; write module: {{class: ...}}"
             )
         self.device = _find_device(device)
-        self._random_of_lazy = random_state() if uninitialised(module) else None  # with which a batch initialises it
+        self._random_of_lazy = random_state() if uninitialised(module) else None  # for its first values
         self.module = module.to(self.device)
         own_memory(module)
         self._outputs = Outputs(outputs, loss, metrics, self.device)
@@ -60,7 +60,7 @@ class ModuleModel(AbstractModel):
 
     @property
     def optional_input_names(self) -> Sequence[str]:  # type: ignore[override]
-        """Sources that are used when a batch has them."""
+        """Names of the sources that are used if a batch has them."""
         return self._inputs.optional
 
     @property
@@ -70,7 +70,7 @@ class ModuleModel(AbstractModel):
 
     @property
     def losses(self) -> Mapping[str, Any]:
-        """The objects that calculate losses: their keys in the model's section -> object. No checkpoint has them."""
+        """Key in the model's section -> the object that calculates a loss; checkpoints do not have these objects."""
         return self._outputs.losses
 
     @property
@@ -82,7 +82,7 @@ class ModuleModel(AbstractModel):
         """Give the lazy parts of the module their shapes and first values.
 
         The values are drawn as if the parts had been initialised when the module was built. The module runs on the
-        batch in evaluation mode, without gradients; its other buffers and all random states are put back afterwards.
+        batch in evaluation mode, without gradients; its other buffers and all random states are restored afterwards.
 
         Raises:
             ArgumentError: `forward` does not use a lazy part in an evaluation.
@@ -107,11 +107,11 @@ class ModuleModel(AbstractModel):
         return self._outputs.of(self._inputs.call(self.module, inputs), inputs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the module keeps beside its tensors."""
+        """Return the module's extra state, which is not in its tensors, and the modes of its parts."""
         return {"extra": extra_state(self.module), "modes": modes(self.module)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back the modes of the module's parts; `load` reads what else `state_dict` returned."""
+        """Restore the modes of the module's parts; `load` restores the extra state."""
         if "modes" in state:
             set_modes(self.module, state["modes"])
 
@@ -119,24 +119,24 @@ class ModuleModel(AbstractModel):
         """Write the weights to `model.safetensors`.
 
         Raises:
-            StorageError: they cannot be written.
+            StorageError: the file cannot be written.
         """
         write_weights(*collect_weights(self.module), directory)
 
     def stage(self) -> Callable[[Path], None] | None:
-        """Copy the weights; return what writes them in any thread, None when a subclass saves in its own way."""
+        """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`."""
         if getattr(self.save, "__func__", None) is not ModuleModel.save:
             return None
         return partial(write_weights, *collect_weights(self.module, copied=True))
 
     def load(self, directory: Path) -> None:
-        """Read the weights from `model.safetensors`, and what the module keeps beside them from `state.pt`.
+        """Read the weights from `model.safetensors`, and the module's extra state from `state.pt`.
 
         Raises:
-            StorageError: they cannot be read, or are not those of this module.
+            StorageError: a file cannot be read, or does not fit this module.
         """
         load_weights(self.module, directory)
-        self.built_apart = None  # it fits
+        self.built_apart = None  # not needed any more: the weights fit
         if self.is_lazy:
             self._end_laziness()
         if extra_state(self.module):
@@ -146,7 +146,7 @@ class ModuleModel(AbstractModel):
             self.module.load_state_dict({**self.module.state_dict(), **state["model"]["extra"]})
 
     def _end_laziness(self) -> None:
-        """Take note that the module has all shapes."""
+        """Finish the initialisation of the lazy parts once the module has all shapes."""
         self._random_of_lazy = None
         end_laziness(self.module)
         own_memory(self.module)

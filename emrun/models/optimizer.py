@@ -1,4 +1,4 @@
-"""The optimizer of a `TorchModel`: from its form in a config, and its state in a checkpoint, a scheduler's too."""
+"""The optimizer of a `TorchModel`: how a config builds it, and how its state in a checkpoint is checked and loaded."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
     """Build the optimizer of a module's parameters.
 
     Args:
-        module: what is trained.
+        module: the module to train.
         form: called with the parameters; its option `groups` is a list of `{match: REGEX, ...}`.
 
     Raises:
-        ArgumentError: a group matches nothing, a parameter matches two, or the module has no parameters.
+        ArgumentError: a group matches no parameter, a parameter matches two groups, or the module has no parameters.
     """
     groups = getattr(form, "options", {}).get("groups") or []
     fits = isinstance(groups, list) and all(isinstance(g, Mapping) and isinstance(g.get("match"), str) for g in groups)
     if not fits:
-        raise ArgumentError("optimizer", f"groups: {groups!r} is no list of mappings {{match: REGEX, argument: value}}")
+        raise ArgumentError("optimizer", f"groups: {groups!r} is not a list of {{match: REGEX, argument: value}}")
     parameters = dict(module.named_parameters())
     if not parameters:
         raise ArgumentError("optimizer", f"module {type(module).__name__} has no parameters to train")
     try:
         regexes = [re.compile(group["match"]) for group in groups]
     except re.error as error:
-        message = f"groups: {error.pattern!r} is no regular expression: {error}"
+        message = f"groups: {error.pattern!r} is not a regular expression: {error}"
         raise ArgumentError("optimizer", message) from error
-    members: list[list[torch.nn.Parameter]] = [[] for _ in range(len(groups) + 1)]  # the last: of no group
+    members: list[list[torch.nn.Parameter]] = [[] for _ in range(len(groups) + 1)]  # the last: without a group
     for name, parameter in parameters.items():
         matches = [index for index, regex in enumerate(regexes) if regex.search(name)]
         if len(matches) > 1:
@@ -57,16 +57,16 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
         allowed = listed(sorted(defaults))
         raise ArgumentError("optimizer", f"groups: unknown argument {unknown[0]!r}; allowed: {allowed}")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ArgumentError("optimizer", f"{type(optimizer).__name__} is no torch.optim.Optimizer")
+        raise ArgumentError("optimizer", f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
     return optimizer
 
 
 def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the arguments of each group of parameters as the config gives them, and the names of its parameters.
+    """Return the arguments of each parameter group as the config sets them, with the names of its parameters.
 
     Args:
-        module: what is trained.
-        optimizer: a new one, whose scheduler is built already: some keep their own arguments in the groups.
+        module: the module to train.
+        optimizer: a new optimizer, whose scheduler is built already: some schedulers store arguments in the groups.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return [
@@ -76,26 +76,26 @@ def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimiz
 
 
 def _number(value: Any) -> Any:
-    """Return a copy of an argument; of a tensor, such as a learning rate may be, its number."""
+    """Return a copy of an argument; for a tensor with one number, such as a learning rate, return the number."""
     is_number = isinstance(value, torch.Tensor) and value.numel() == 1
     return value.item() if is_number else copy.deepcopy(value)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, configured: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return an optimizer's state with its class and configured arguments, which a resume compares with its own."""
+    """Return an optimizer's state with its class and configured arguments, which a resume compares with the config."""
     return {"class": type(optimizer).__name__, "configured": configured, "state": optimizer.state_dict()}
 
 
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], configured: list[dict[str, Any]]
 ) -> None:
-    """Load what `optimizer_state` returned; arguments that the config changed since then win over the saved ones.
+    """Load what `optimizer_state` returned; arguments that the config has changed since then replace the saved ones.
 
-    A new learning rate scales the current one, which a scheduler may have changed.
+    A new learning rate scales the current rate, which a scheduler may have changed.
 
     Raises:
-        StateError: it is the state of another optimizer, or of other groups of parameters, or a field has a value that
-            it cannot have.
+        StateError: the state belongs to another optimizer or to other parameter groups, or a field has a value that is
+            not allowed.
     """
     record({"configured": sequence_of(record({"params": sequence_of(optional(TEXT))}))}).check(saved, "optimizer")
     check_class(saved, "optimizer", type(optimizer).__name__)
@@ -103,12 +103,12 @@ def load_optimizer_state(
         raise StateError("model.optimizer.groups puts the parameters into other groups; a resume cannot change that")
     _check_number_of_groups(optimizer, saved["state"])
     _check_optimizer_state(optimizer, saved, configured)
-    optimizer.state.clear()  # it is replaced: two of them in memory, on a second load, may be too much for a GPU
+    optimizer.state.clear()  # frees the old state first, as a GPU may not have memory for two states
     try:
         optimizer.load_state_dict(saved["state"])
     except ValueError as error:
         raise StateError(f"model.optimizer: {error}") from error
-    optimizer._opt_called = True  # type: ignore[attr-defined]  # it made updates: torch warns of schedulers otherwise
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # it has made updates; otherwise torch warns
     for group, old, new in zip(optimizer.param_groups, saved["configured"], configured, strict=False):
         for key in [key for key, value in new.items() if key in old and old[key] != value]:
             value = new[key]
@@ -121,27 +121,27 @@ def load_optimizer_state(
 
 
 def _check_number_of_groups(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Check that an optimizer has as many groups of parameters as a saved one, those that hooks added included."""
+    """Check that an optimizer has as many parameter groups as a saved one, including groups that hooks added."""
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     if isinstance(groups, list) and len(groups) != len(optimizer.param_groups):
         raise StateError(
-            f"the optimizer of the checkpoint has {len(groups)} groups of parameters, that of the config has "
-            f"{len(optimizer.param_groups)}; a hook or a model that adds groups must do so where it is built, as "
-            "before_training comes after the loading"
+            f"the optimizer of the checkpoint has {len(groups)} parameter groups, but that of the config has "
+            f"{len(optimizer.param_groups)}; a hook or model must add groups in its constructor, because "
+            "before_training is called after the checkpoint is loaded"
         )
 
 
 _OF_OTHER_SHAPES = ("Adafactor", "LBFGS", "Muon")
-"""The optimizers of torch with tensors in their state that have neither their parameter's shape nor one number."""
+"""torch's optimizers whose state has tensors that have neither their parameter's shape nor a single number."""
 
 
 def _check_optimizer_state(
     optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], configured: list[dict[str, Any]]
 ) -> None:
-    """Check what torch takes without a look and what would fail in the first update; of torch's own optimizers.
+    """Check fields that torch loads unchecked and that would fail in the first update; only for torch's optimizers.
 
     Raises:
-        FieldError: a field has a value that it cannot have.
+        FieldError: a field has a value that is not allowed.
     """
     if not is_of_torch(optimizer):
         return
@@ -159,8 +159,8 @@ def _check_optimizer_state(
         _check_options(optimizer, found, saved["configured"][index], f"optimizer.state.param_groups[{index}]")
     if type(optimizer).__name__ in _OF_OTHER_SHAPES:
         return
-    step = Kind("a number from 0", lambda value: is_one_number(value) and value >= 0)
-    first: Mapping[str, Any] = {}  # which torch made alike, parameter by parameter
+    step = Kind("a number of at least 0", lambda value: is_one_number(value) and value >= 0)
+    first: Mapping[str, Any] = {}  # torch stores the same keys for every parameter
     for index, values in saved["state"]["state"].items():
         key, shape = f"optimizer.state.state.{index}", parameters[index].shape
         first = first or values
@@ -179,35 +179,35 @@ def _check_optimizer_state(
 def _check_options(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], configured: Mapping[str, Any], key: str
 ) -> None:
-    """Check that an optimizer takes the arguments of a saved group, and that its switches are as configured."""
+    """Check that an optimizer accepts the arguments of a saved group, and that its switches are as configured."""
     for name, value in configured.items():
         if (value is None or isinstance(value, bool)) and group[name] is not value:
-            raise FieldError(f"{key}.{name}", f"is {shown(group[name])}", f"{value}, as it was configured")
+            raise FieldError(f"{key}.{name}", f"is {shown(group[name])}", f"{value}, as configured")
     parameters = inspect.signature(type(optimizer)).parameters.keys() & group.keys() - {"params", "lr"}
     try:
         type(optimizer)([torch.nn.Parameter(torch.zeros(1))], **{name: group[name] for name in parameters})
     except Exception as error:
         refused = f"has an argument that {type(optimizer).__name__} refuses ({error})"
-        raise FieldError(key, refused, "one it takes") from error
+        raise FieldError(key, refused, "a group of accepted arguments") from error
 
 
 def check_class(saved: Mapping[str, Any], key: str, kind: str) -> None:
-    """Check that a saved optimizer or scheduler is of the class that the config has now.
+    """Check that a saved optimizer or scheduler has the class that the config has now.
 
     Raises:
-        StateError: it is not.
+        StateError: the classes differ.
     """
     if saved["class"] != kind:
-        raise StateError(f"model.{key} was {saved['class']}, is {kind}; a resume cannot change it")
+        raise StateError(f"model.{key} is {kind}, but was {saved['class']}; a resume cannot change it")
 
 
 def like(own: Any, may_lack: Collection[str] = (), *, same_length: bool = False) -> Kind:
-    """Return the kind of what stands in the place of a value in a saved state.
+    """Return the kind of values that a saved state may have in place of a value.
 
     Args:
         own: the value.
-        may_lack: where it is a mapping, the keys that may be missing.
-        same_length: whether lists must have as many entries.
+        may_lack: if the value is a mapping, the keys that may be missing.
+        same_length: whether lists must have the same length.
     """
     if own is None:
         return ANYTHING
@@ -232,11 +232,11 @@ def like(own: Any, may_lack: Collection[str] = (), *, same_length: bool = False)
 
 
 def is_one_number(value: Any) -> bool:
-    """Tell whether a value is a number, or a tensor of one."""
+    """Return whether a value is a number, or a tensor with one number."""
     is_tensor = isinstance(value, torch.Tensor) and value.numel() == 1
     return is_tensor or (type(value) is float or (type(value) is int and abs(value) < 2**63))
 
 
 def is_of_torch(value: Any) -> bool:
-    """Tell whether a value is of one of torch's own classes."""
+    """Return whether the class of a value is one of torch's own."""
     return type(value).__module__.partition(".")[0] == "torch"

@@ -1,4 +1,4 @@
-"""The outputs of a model for a batch: what forward returns, under its names, with losses and metrics."""
+"""The outputs of a model for a batch: the named values that forward returns, with losses and metrics."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from emrun.wording import did_you_mean, listed
 
 
 class Outputs:
-    """Names what forward returns, and adds losses and metrics.
+    """Names the values that forward returns, and adds losses and metrics.
 
     Args:
-        names: of what forward returns, None for all of a mapping.
+        names: the names of the values that forward returns; None for all keys of a mapping.
         loss: one form, or name -> form.
         metrics: name -> form.
-        device: where losses that are modules go.
+        device: the device of losses that are modules.
 
     Raises:
-        ArgumentError: an argument cannot be used.
+        ArgumentError: an argument has a value that is not allowed.
     """
 
     def __init__(self, names: Sequence[str] | None, loss: Any, metrics: Any, device: torch.device) -> None:
         if names is not None:
             check_names("outputs", names)
             if len(set(names)) < len(names):
-                raise ArgumentError("outputs", f"{list(names)} has a name twice")
+                raise ArgumentError("outputs", f"{list(names)} names an output twice")
         self._named = tuple(names) if names is not None else None
         self._only = self._named[0] if self._named is not None and len(self._named) == 1 else None
         self._terms = calculations("loss", loss, device)
@@ -48,7 +48,7 @@ class Outputs:
 
     @property
     def losses(self) -> dict[str, Any]:
-        """The objects that calculate losses: their keys in the model's section -> object."""
+        """Key in the model's section -> the object that calculates a loss."""
         return {term.key: term.function for term in self._terms.values()}
 
     def sources(self) -> tuple[list[str], list[str]]:
@@ -71,8 +71,8 @@ class Outputs:
             Output name -> value, with gradients where they are enabled.
 
         Raises:
-            ArgumentError: forward returns something else than the names say, or an output twice.
-            StreamError: a loss or metric needs what is not there.
+            ArgumentError: forward returns other values than the names say, or an output exists twice.
+            StreamError: a loss or metric needs a name that is neither an output nor a source.
         """
         if type(returned) is dict and self._is_complete:
             return returned
@@ -86,7 +86,7 @@ class Outputs:
                 outputs["loss"] = sum(term.scale * mean(outputs[name], weights) for name, term in self._terms.items())
         if self._metrics:
             with_gradients = torch.is_grad_enabled()
-            torch.set_grad_enabled(False)  # half as dear as no_grad
+            torch.set_grad_enabled(False)  # costs half as much as no_grad
             try:
                 _add(outputs, self._metrics, inputs, "metrics")
             finally:
@@ -105,7 +105,7 @@ class Outputs:
                 raise ArgumentError("outputs", message)
             return {name: returned[name] for name in names}
         if names is None:
-            message = f"forward returns {type(returned).__name__}, not a mapping; name what it returns, e.g. [logits]"
+            message = f"forward returns {type(returned).__name__}, not a mapping; name its values, e.g. [logits]"
             raise ArgumentError("outputs", message)
         values = returned if isinstance(returned, tuple | list) else (returned,)
         if len(values) != len(names):
@@ -115,13 +115,13 @@ class Outputs:
 
 
 def _add(outputs: dict[str, Any], calculations: Calculations, inputs: Mapping[str, Tensor], argument: str) -> None:
-    """Add what losses or metrics make of outputs and sources to the outputs."""
+    """Calculate losses or metrics from outputs and sources, and add them to the outputs."""
     made = {}
     for name, calculation in calculations.items():
         made[name] = calculation(outputs, inputs)
         if name in outputs:
             twice = listed([each for each in calculations if each in outputs])
-            raise ArgumentError(argument, f"there is an output {twice} already; give one of them another name")
+            raise ArgumentError(argument, f"there is an output {twice} already; rename one of the two")
     outputs.update(made)
 
 
@@ -129,30 +129,30 @@ class Calculation:
     """A loss or metric with the names of its inputs.
 
     Args:
-        key: its key in the model's section.
-        form: makes the object or function; its options are `inputs` and, of a loss, `scale`.
-        device: where a loss that is a module goes.
+        key: the key in the model's section.
+        form: returns the object or function; its options are `inputs` and, for a loss, `scale`.
+        device: the device of a loss that is a module.
 
     Raises:
-        ArgumentError: it cannot be calculated.
+        ArgumentError: the loss or metric cannot be calculated.
     """
 
     def __init__(self, key: str, form: Any, device: torch.device) -> None:
         self.key = key
         if not callable(form):
-            raise self._wrong(f"{form!r} is no form; write {{class: ..., inputs: [...]}}")
+            raise self._wrong(f"{form!r} is not a class or function; write {{class: ..., inputs: [...]}}")
         options: Mapping[str, Any] = getattr(form, "options", {})
         self.inputs: Sequence[str] = options.get("inputs", ())
         self.scale = options.get("scale", 1.0)
         if not isinstance(self.inputs, list | tuple) or not self.inputs:
-            raise self._wrong("'inputs' lists the outputs and sources it is called with, e.g. [logits, label]")
+            raise self._wrong("set 'inputs' to the outputs and sources that it is called with, e.g. [logits, label]")
         if isinstance(self.scale, bool) or not isinstance(self.scale, int | float):
-            raise self._wrong(f"scale {self.scale!r} is no number")
+            raise self._wrong(f"scale {self.scale!r} is not a number")
         function = form()
         if isinstance(function, torch.nn.Module):
             function = function.to(device)
             if any(parameter.requires_grad for parameter in function.parameters()):
-                raise self._wrong("it has parameters, which nothing would train or save; make it part of the module")
+                raise self._wrong("it has parameters, which would not be trained or saved; make it part of the module")
         if not callable(function):
             raise self._wrong(f"{type(function).__name__} cannot be called")
         self.function = function
@@ -161,11 +161,11 @@ class Calculation:
         return ArgumentError(self.key.partition(".")[0], f"{self.key}: {problem}")
 
     def __call__(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Any:
-        """Return the loss or metric; what fails in it tells what it was called with."""
+        """Return the loss or metric; an error in it gets a note with its inputs."""
         arguments = []
         try:
             for name in self.inputs:
-                arguments.append(outputs[name] if name in outputs else inputs[name])  # noqa: PERF401 - no slower call
+                arguments.append(outputs[name] if name in outputs else inputs[name])  # noqa: PERF401 - is not slower
         except KeyError as error:
             there = [*outputs, *inputs]
             message = f"model.{self.key} needs {error.args[0]!r}, which is neither an output nor a source"
@@ -188,19 +188,19 @@ def calculations(key: str, forms: Any, device: torch.device) -> Calculations:
     Args:
         key: `loss` or `metrics`.
         forms: a form, named `loss`, or name -> form.
-        device: the model's.
+        device: the model's device.
 
     Raises:
-        ArgumentError: one cannot be calculated, or has a name that it cannot have.
+        ArgumentError: a loss or metric cannot be calculated, or has a name that is not allowed.
     """
     if forms is None:
         return {}
     if key == "loss" and callable(forms):
         return {"loss": Calculation("loss", forms, device)}
     if not isinstance(forms, Mapping):
-        raise ArgumentError(key, f"{forms!r} is no form; write {{class: ..., inputs: [...]}}")
+        raise ArgumentError(key, f"{forms!r} is not a class or function; write {{class: ..., inputs: [...]}}")
     if "loss" in forms:
-        raise ArgumentError(key, "'loss' is the name of what is minimised; choose another name")
+        raise ArgumentError(key, "'loss' is the name of the minimised sum; choose another name")
     return {name: Calculation(f"{key}.{name}", form, device) for name, form in forms.items()}
 
 
@@ -208,7 +208,7 @@ def mean_loss(outputs: Mapping[str, Any]) -> Tensor:
     """Return the mean of the output `loss` over the examples.
 
     Raises:
-        StreamError: there is no tensor `loss`, or no weight for each of its examples.
+        StreamError: there is no tensor `loss`, or the weights do not have one number per example.
     """
     loss = outputs.get("loss")
     if isinstance(loss, Tensor):
@@ -218,12 +218,12 @@ def mean_loss(outputs: Mapping[str, Any]) -> Tensor:
         shown = "None" if loss is None else f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
         message = f"the output 'loss' is {shown}, not a tensor: forward must return a tensor with gradients"
         raise StreamError(f"{message}, without .item(), float() or .numpy()", first_batch=True)
-    message = f"the outputs have no tensor 'loss', but {listed(list(outputs))}; return one from forward"
+    message = f"there is no output 'loss' (there is {listed(list(outputs))}); return a tensor 'loss' from forward"
     raise StreamError(f"{message}, or set model.loss", first_batch=True)
 
 
 def mean(loss: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the mean over the examples, weighted if there are weights; a scalar is the mean already.
+    """Return the mean over the examples, weighted if there are weights; a scalar is returned unchanged.
 
     Args:
         loss: of shape (B, ...), or a scalar.
@@ -239,5 +239,5 @@ def mean(loss: Tensor, weights: Tensor | None) -> Tensor:
     per_example = loss.flatten(1).mean(dim=1) if loss.dim() > 1 else loss
     if weights.shape != per_example.shape:
         message = f"output 'example_weight' has shape {tuple(weights.shape)}, not {tuple(per_example.shape)}"
-        raise StreamError(f"{message}: it is one number an example")
+        raise StreamError(f"{message}: it must have one number per example")
     return (per_example * weights).sum() / weights.sum()

@@ -1,4 +1,4 @@
-"""Batches that wait on the device already when the model comes to them."""
+"""Batches that are copied to the device while the model still runs on the previous batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WIDENED_THERE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, t
 
 
 def can_prefetch(device: torch.device) -> bool:
-    """Tell whether a device copies while it computes: an accelerator with streams, which CPUs and MPS have not."""
+    """Return whether a device can copy while it computes: an accelerator with streams, so neither a CPU nor MPS."""
     if not hasattr(torch, "accelerator") or not hasattr(torch.accelerator, "device_index"):  # before torch 2.8
         return False
     accelerator = torch.accelerator.current_accelerator()
@@ -28,15 +28,15 @@ def can_prefetch(device: torch.device) -> bool:
 
 
 class Prefetcher:
-    """Copies the tensors of a batch to the device while the model is busy with the batch before it.
+    """Copies the tensors of a batch to the device while the model runs on the previous batch.
 
-    Who reads ahead calls `pin`, which brings the sources into page-locked memory; the loop calls what that returns,
-    which starts the copy on a stream of its own; `tensors` lets the model's stream wait for it. At most two batches
-    wait on the device, beside two at most that the model has not done: a loop that is further ahead of the device waits
-    for it, as memory would grow otherwise.
+    The read-ahead thread calls `pin`, which copies the sources to page-locked memory. The loop calls the function that
+    `pin` returned, which starts the copy to the device on a separate stream. `tensors` makes the model's stream wait
+    for this copy. At most two batches wait on the device, besides at most two that the model has not finished. If the
+    loop is further ahead, it waits for the device, because memory would grow otherwise.
 
     Args:
-        inputs: which sources are needed, and in which types.
+        inputs: which sources are needed, and in which dtypes.
         device: an accelerator, see `can_prefetch`.
     """
 
@@ -46,30 +46,30 @@ class Prefetcher:
         self._index = torch.accelerator.current_device_index() if device.index is None else device.index
         self._stream = torch.Stream(device)
         self._copies: deque[tuple[Batch, dict[str, Tensor], torch.Event]] = deque(maxlen=2)
-        self._steps: deque[torch.Event] = deque(maxlen=2)  # what the model's stream had done when it came to a batch
+        self._steps: deque[torch.Event] = deque(maxlen=2)  # the model's stream, when it reached a batch
         self._failed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Prefetcher, (self._inputs, self._device)  # streams and events cannot be copied
 
     def pin(self, batch: Batch) -> Callable[[], None] | None:
-        """Copy the sources of a batch that lie in the CPU's memory to page-locked memory; may be called in any thread.
+        """Copy the sources of a batch that are in CPU memory to page-locked memory; may be called in any thread.
 
         Returns:
-            What starts their copy to the device; None when there is none, or something is wrong with them, which
-            `tensors` tells.
+            A function that starts their copy to the device; None if there is nothing to copy, or if a source is wrong,
+            which `tensors` reports.
         """
         if self._failed:
             return None
         pinned: dict[str, tuple[Tensor, torch.dtype]] = {}
         try:
-            with torch.accelerator.device_index(self._index):  # or the memory would be a context's on device 0
+            with torch.accelerator.device_index(self._index):  # otherwise, device 0 gets a context
                 for name in self._inputs.needed(batch):
                     tensor, dtype = self._inputs.read(name, batch[name])
                     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.requires_grad:
                         continue
                     widened = tensor.dtype in _WIDENED_THERE and tensor.dtype.itemsize <= dtype.itemsize
-                    copied_as = tensor.dtype if widened else dtype  # never in more bytes, nor in types not known there
+                    copied_as = tensor.dtype if widened else dtype  # never more bytes, only dtypes known there
                     pinned[name] = torch.empty_like(tensor, dtype=copied_as, pin_memory=True).copy_(tensor), dtype
         except (StreamError, KeyError, TypeError):
             return None
@@ -94,16 +94,16 @@ class Prefetcher:
         self._steps.append(stream.record_event())
         stream.wait_event(copied)
         for tensor in tensors.values():
-            tensor.record_stream(stream)  # or its memory would be used again before this stream has read it
+            tensor.record_stream(stream)  # otherwise its memory could be reused before this stream has read it
         return self._inputs.tensors({**batch, **tensors})
 
     def clear(self) -> None:
-        """Let go of what was copied."""
+        """Drop the copied batches."""
         self._copies.clear()
         self._steps.clear()
 
     def _copy(self, batch: Batch, pinned: dict[str, tuple[Tensor, torch.dtype]]) -> None:
-        """Start the copy of a batch."""
+        """Start the copy of a batch to the device."""
         if self._failed:
             return
         try:
@@ -115,9 +115,9 @@ class Prefetcher:
                     for name, (tensor, dtype) in pinned.items()
                 }
                 self._copies.append((batch, tensors, self._stream.record_event()))
-        except RuntimeError as error:  # no memory, or what a step before did to the device, which the next one tells
+        except RuntimeError as error:  # no memory, or an error of a previous step, which the next step reports
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         self._failed = True
-        _LOG.warning("batches are not copied to the device ahead any more: %s", str(error).splitlines()[0])
+        _LOG.warning("batches are no longer copied to the device ahead of time: %s", str(error).splitlines()[0])

@@ -1,4 +1,4 @@
-"""The schedule of a `TorchModel`: one of the schedulers of torch, when it steps, and what a resume makes of it."""
+"""The learning rate schedule of a `TorchModel`: one of torch's schedulers, when it steps, and how it is resumed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from emrun.types import EpochData, Factory
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
-_PARTS = "_schedulers"  # where torch's schedulers keep those that they are made of, and their states
+_PARTS = "_schedulers"  # where torch's schedulers store their inner schedulers, and the states of these
 
 
 CLASS_AND_STATE = record({"class": TEXT, "configured": ANYTHING, "state": ANYTHING})
-"""What is saved of an optimizer or a scheduler."""
+"""The saved fields of an optimizer or a scheduler."""
 
 
 class Scheduler:
     """A learning rate scheduler and when it steps.
 
     Args:
-        scheduler: one of torch's.
+        scheduler: one of torch's schedulers.
         on_update: step after each update instead of after each epoch.
-        metric: the address `stream/variable/aggregation` of the statistic that it gets.
+        metric: the address `stream/variable/aggregation` of the statistic that each step gets.
     """
 
     def __init__(self, scheduler: Any, on_update: bool, metric: str | None) -> None:
@@ -43,7 +43,7 @@ class Scheduler:
         self.metric = metric
         self._configured = _plain(scheduler.state_dict())
         self._is_loaded = False
-        self._ended: list[_End] | None = None  # when it was loaded
+        self._ended: list[_End] | None = None  # at the time of loading
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state with its class and configured arguments."""
@@ -51,10 +51,10 @@ class Scheduler:
         return {"class": _class_of(self.scheduler), "configured": self._configured, "state": state}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned; arguments that the config changed since then win over the saved ones.
+        """Load what `state_dict` returned; arguments that the config has changed since then replace the saved ones.
 
         Raises:
-            StateError: it is the state of another scheduler.
+            StateError: the state belongs to another scheduler.
         """
         check_class(saved, "scheduler", _class_of(self.scheduler))
         record(dict.fromkeys(("configured", "state"), mapping_of(ANYTHING))).check(saved, "scheduler")
@@ -71,10 +71,10 @@ class Scheduler:
                 each._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
 
     def step(self, epoch_data: EpochData | None) -> None:
-        """Step; with a metric, only after an epoch that ran its stream.
+        """Step the scheduler; with a metric, only after an epoch that evaluated the stream of the metric.
 
         Raises:
-            ArgumentError: the epoch's data do not have the metric, or it is not a number.
+            ArgumentError: the data of the epoch does not have the metric, or the metric is not a number.
         """
         if self.metric is None:
             self.scheduler.step()
@@ -86,7 +86,7 @@ class Scheduler:
             if not isinstance(value, Mapping) or part not in value:
                 there = listed(list(value)) if isinstance(value, Mapping) else "a number"
                 raise ArgumentError(
-                    "scheduler", f"metric {self.metric!r}: no {part!r} there, but {there}; see ComputeStats"
+                    "scheduler", f"metric {self.metric!r}: there is no {part!r}: there is {there}; see ComputeStats"
                 )
             value = value[part]
         if not _is_number(value):
@@ -96,7 +96,7 @@ class Scheduler:
         self.scheduler.step(value)
 
     def check_end(self) -> None:
-        """Warn once when the training goes on though the schedule that was loaded is over, with the rates.
+        """Warn once, with the learning rates, if the training continues after the end of the loaded schedule.
 
         Raises:
             ArgumentError: the scheduler cannot make another step.
@@ -112,28 +112,28 @@ class Scheduler:
         made = "; ".join(steps.format(type(each.scheduler).__name__, each.made, each.end, each.key) for each in found)
         last = [each for each in ended or [] if isinstance(each.scheduler, torch.optim.lr_scheduler.OneCycleLR)]
         if last:
-            message = f"the schedule is over: {made}, and torch makes no more"
-            raise ArgumentError("scheduler", f"{message}; resume with {last[0].key}=N, the new end, as an override")
+            message = f"the schedule has ended: {made}, and torch does not allow more"
+            raise ArgumentError("scheduler", f"{message}; resume with the override {last[0].key}=N, the new end")
         now, after = _rates(self.scheduler), self._rates_after_a_step()
         rates = f"the learning rate is {now}" + (f", after the next step {after}" if after is not None else "")
         if ended:
-            advice = f"; {ended[0].key}=N as an override makes the schedule longer"
+            advice = f"; the override {ended[0].key}=N makes the schedule longer"
         else:
-            made, advice = made.replace(" has made ", " had made "), "; the longer schedule begins there"
+            made, advice = made.replace(" has made ", " had made "), "; the longer schedule starts from there"
         if ended or after == now:
             advice += (
-                ". A rate that has come to its end, such as 0, stays there: resume from a checkpoint before the end "
-                "(`--checkpoint NAME`) for other rates"
+                ". A rate that has reached its end, such as 0, does not change: resume from a checkpoint before the "
+                "end (`--checkpoint NAME`) for other rates"
             )
         _LOG.warning("the run continues after the end of its schedule: %s; %s%s", made, rates, advice)
 
     def _rates_after_a_step(self) -> str | None:
-        """Return what the learning rates would be, None where a step of the scheduler may do anything else too."""
+        """Return the learning rates after one more step, or None if a step may have other effects."""
         if not all(type(each).__module__ == torch.optim.lr_scheduler.__name__ for each in _all_in(self.scheduler)):
             return None
         optimizer = self.scheduler.optimizer
         shared = [optimizer.state, *(parameter for group in optimizer.param_groups for parameter in group["params"])]
-        for each in _all_in(self.scheduler):  # functions of the user's may hold anything
+        for each in _all_in(self.scheduler):  # the user's functions may hold anything, so they are not copied
             shared += [*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None)]
         copied = copy.deepcopy(self.scheduler, {id(each): each for each in shared})
         copied.step()
@@ -141,7 +141,7 @@ class Scheduler:
 
 
 class _End(NamedTuple):
-    """A scheduler whose steps are all made, and the key that says how many these are."""
+    """A scheduler that has made all its steps, and the key that sets their number."""
 
     scheduler: Any
     key: str
@@ -150,9 +150,9 @@ class _End(NamedTuple):
 
 
 def _ends(scheduler: Any, state: Mapping[str, Any], key: str = "model.scheduler") -> list[_End] | None:
-    """Return what has come to its end in a scheduler; None when the scheduler goes on, or has no end.
+    """Return the parts of a scheduler that have ended; None if the scheduler continues or has no end.
 
-    A warm-up that is over is no end: the rate is what it led to.
+    A warm-up that has ended does not count: it has led to the intended rate.
 
     Args:
         scheduler: the scheduler.
@@ -186,22 +186,22 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
     """Build the scheduler of an optimizer.
 
     Args:
-        optimizer: whose learning rates it sets.
+        optimizer: the optimizer whose learning rates the scheduler sets.
         form: called with the optimizer; its options are `step_on` (`epoch` or `update`) and `metric`.
 
     Raises:
-        ArgumentError: an option cannot be used, or the scheduler needs a metric.
+        ArgumentError: an option has a value that is not allowed, or the scheduler needs a metric.
     """
     options: Mapping[str, Any] = getattr(form, "options", {})
     step_on, metric = options.get("step_on", "epoch"), options.get("metric")
     if optimizer is None:
-        raise ArgumentError("scheduler", "there is no optimizer whose learning rate it could set")
+        raise ArgumentError("scheduler", "there is no optimizer whose learning rate the scheduler could set")
     if step_on not in ("epoch", "update"):
         raise ArgumentError("scheduler", f"step_on: {step_on!r} is neither epoch nor update")
     if metric is not None and (not isinstance(metric, str) or not 1 <= metric.count("/") <= 2):
-        raise ArgumentError("scheduler", f"metric: {metric!r} is no address stream/variable/aggregation")
+        raise ArgumentError("scheduler", f"metric: {metric!r} is not an address stream/variable/aggregation")
     if metric is not None and step_on == "update":
-        raise ArgumentError("scheduler", "metric: statistics are there after an epoch; remove `step_on: update`")
+        raise ArgumentError("scheduler", "metric: statistics exist only after an epoch; remove `step_on: update`")
     try:
         with warnings.catch_warnings():  # a chain that is the first part of a sequence steps while it is built
             warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
@@ -214,18 +214,18 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
         later = each._schedulers[1:] if isinstance(each, torch.optim.lr_scheduler.SequentialLR) else []
         for part in later:
             if type(part).get_lr is torch.optim.lr_scheduler.LRScheduler.get_lr:
-                message = f"torch cannot begin {_class_of(part)} at a milestone of SequentialLR, only as its first part"
+                message = f"torch cannot start {_class_of(part)} at a milestone of SequentialLR, only as its first part"
                 raise ArgumentError("scheduler", message)
     needs_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     if needs_metric and metric is None:
         raise ArgumentError("scheduler", "ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean")
     if metric is not None and not needs_metric and "metrics" not in inspect.signature(scheduler.step).parameters:
-        raise ArgumentError("scheduler", f"{type(scheduler).__name__} takes no metric")
+        raise ArgumentError("scheduler", f"{type(scheduler).__name__} does not take a metric; remove `metric`")
     return Scheduler(scheduler, step_on == "update", metric)
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether a statistic is one number, as any library has them."""
+    """Return whether a statistic is one number, of any library."""
     with suppress(TypeError, ValueError, RuntimeError):
         float(value)
         return not isinstance(value, str | bytes)
@@ -233,7 +233,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _updated(state: Any, old: Any, new: Any) -> Any:
-    """Return a state with the new value wherever the old and the new configuration differ."""
+    """Return a state with the new value wherever the old and the new arguments differ."""
     if isinstance(state, dict) and isinstance(old, dict) and isinstance(new, dict):
         known = {key for key in state if key in old and key in new}
         return {key: _updated(state[key], old[key], new[key]) if key in known else state[key] for key in state}
@@ -243,7 +243,7 @@ def _updated(state: Any, old: Any, new: Any) -> Any:
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what can be saved of a scheduler's state, and of the states of its parts; functions are in the config."""
+    """Return the part of a scheduler's state that can be saved, at any depth; functions are in the config."""
     return {
         key: [_plain(part) for part in value] if key == _PARTS and isinstance(value, list) else copy.deepcopy(value)
         for key, value in state.items()
@@ -252,25 +252,25 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _all_in(scheduler: Any) -> Iterator[Any]:
-    """Yield a scheduler and those that it is made of, at any depth."""
+    """Yield a scheduler and its inner schedulers, at any depth."""
     yield scheduler
     for part in getattr(scheduler, _PARTS, ()):
         yield from _all_in(part)
 
 
 def _rates(scheduler: Any) -> str:
-    """Return the learning rates of the groups as they stand in a message."""
+    """Return the learning rates of the parameter groups as they stand in a message."""
     rates = [f"{float(group['lr']):g}" for group in scheduler.optimizer.param_groups]
     return ", ".join(dict.fromkeys(rates))
 
 
 def _class_of(scheduler: Any) -> str:
-    """Return the name of a scheduler's class, with those of its parts: `SequentialLR(LinearLR, StepLR)`."""
+    """Return the name of a scheduler's class, with those of its inner ones: `SequentialLR(LinearLR, StepLR)`."""
     parts = ", ".join(map(_class_of, getattr(scheduler, _PARTS, ())))
     return f"{type(scheduler).__name__}({parts})" if parts else type(scheduler).__name__
 
 
 def _is_raised_by_torch(error: BaseException) -> bool:
-    """Tell whether the code that raised an error is torch's."""
+    """Return whether the code that raised an error is torch's."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return str(frames[-1].f_globals.get("__name__")).partition(".")[0] == "torch"

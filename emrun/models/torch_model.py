@@ -1,4 +1,4 @@
-"""TorchModel: trains and evaluates any `torch.nn.Module`, whose inputs, outputs, loss and metrics a config names."""
+"""TorchModel: trains and evaluates any `torch.nn.Module`; a config names its inputs, outputs, loss and metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SchedulerForm = Annotated[
     Factory, Form(keys=("step_on", "metric"), package="torch.optim.lr_scheduler", supplied=1, shared="optimizer")
 ]
 
-_NO_OPTIMIZER = ArgumentError("optimizer", "a model that is trained needs one, e.g. {class: AdamW, lr: 1.0e-3}")
+_NO_OPTIMIZER = ArgumentError("optimizer", "training needs an optimizer, e.g. {class: AdamW, lr: 1.0e-3}")
 
 _STATE = {
     "optimizer": optional(CLASS_AND_STATE),
@@ -38,7 +38,7 @@ _STATE = {
     "trained": FLAG,
     "modes": record({"training": FLAG, "others": sequence_of(TEXT)}),
 }
-"""What `TorchModel.state_dict` returns; `optimizer` and `schedule` look at the states inside."""
+"""The fields of `TorchModel.state_dict`; `optimizer` and `schedule` check the states inside."""
 
 
 class TorchModel(ModuleModel):
@@ -54,50 +54,50 @@ class TorchModel(ModuleModel):
           optimizer: {class: AdamW, lr: 1.0e-3}
           scheduler: {class: CosineAnnealingLR, T_max: 20}
 
-    Inputs become tensors on the model's device: floating point in the module's dtype, integers int64, booleans bool.
-    Outputs are detached and stay on the device; nothing is copied to the host or synchronised.
+    Inputs become tensors on the model's device: floating-point sources get the module's dtype, integers int64, booleans
+    bool. Outputs are detached and stay on the device; nothing is copied to the host, and nothing waits for the device.
 
-    The loss that is minimised is the mean over the examples of the batch. An output `example_weight` of shape (B,)
-    weights them, e.g. with token counts.
+    The loss that is minimised is the mean over the examples of the batch. If there is an output `example_weight` of
+    shape (B,), e.g. the number of tokens, the mean is weighted.
 
     Args:
-        module: its `forward` returns a mapping of outputs, or values that `outputs` names. A lazy one, such as
-            `torch.nn.LazyLinear`, gets its shapes from the first batch of an evaluation pass, or from a checkpoint. It
-            gets the batch as hooks change it, before `before_training`, or after that where a hook's `before_batch`
-            needs its `before_training`. The stream must not return one iterator for all passes, unless that has a
-            state.
-        inputs: the sources that `forward` gets. A list is passed by name when all its names are parameters of
-            `forward`, else by position; a mapping `{parameter: source}` by name. For another dtype than stated above,
-            `{parameter: {source: image, dtype: uint8}}` names a dtype of torch, or `keep` for the one that the source
-            has; `source` may be left out when it is called like the parameter. Default: the parameters of `forward`;
-            those with a default value are passed when a batch has them.
-        outputs: the names of what `forward` returns, one value or as many as the tuple has; of a mapping, the keys
-            that are kept, by default all.
-        loss: an object or function called with `inputs`, named outputs and sources; its result is the output `loss`,
-            a scalar or of shape (B, ...). Several by name: `{NAME: {class, inputs, scale}}`, each an output, whose
-            scaled sum is `loss`. Default: `forward` returns an output `loss`.
-        metrics: name -> an object or function called with `inputs`, without gradients; its result is an output.
+        module: its `forward` returns a mapping of outputs, or values that `outputs` names. A lazy module, such as
+            `torch.nn.LazyLinear`, gets its shapes from a checkpoint, or from the first batch of an evaluation pass,
+            after the `before_batch` of the hooks. This happens before `before_training`, or after it if a hook needs
+            `before_training` for its `before_batch`. The stream must then return a new iterator for each pass, or one
+            with a state.
+        inputs: the sources that `forward` gets. A list is passed by name if all its names are parameters of `forward`,
+            else by position; a mapping `{parameter: source}` is passed by name. `{parameter: {source: image, dtype:
+            uint8}}` sets another dtype than stated above: a dtype of torch, or `keep` for the dtype of the source;
+            `source` may be left out if it has the name of the parameter. Default: the parameters of `forward`; those
+            with a default value are passed if a batch has them.
+        outputs: the names of the values that `forward` returns, a single value or a tuple. If `forward` returns a
+            mapping: the keys to use, by default all.
+        loss: an object or function that is called with `inputs`, which names outputs and sources; its result is the
+            output `loss`, a scalar or of shape (B, ...). Several losses have names: `{NAME: {class, inputs, scale}}`.
+            Each is an output, and `loss` is their scaled sum. Default: `forward` returns an output `loss`.
+        metrics: name -> an object or function that is called with `inputs`, without gradients; its result is an output.
         optimizer: a class from torch.optim or a dotted path, and its arguments. `groups: [{match: REGEX, lr: 0.01}]`
-            gives the parameters whose names the regular expression matches (`re.search`) arguments of their own; what
-            matches no group gets the defaults. Without an optimizer the model can only be evaluated.
+            sets arguments for the parameters whose names match the regular expression (`re.search`); parameters
+            without a group get the defaults. Without an optimizer, the model can only be evaluated.
         scheduler: a class from torch.optim.lr_scheduler or a dotted path, and its arguments. It steps after each
-            training epoch, or, with `step_on: update`, after each update. `metric: valid/loss/mean` hands it that
-            statistic of the epoch; epochs that do not evaluate its stream are passed over. Schedulers of schedulers
-            are written the same way at every depth: `{class: SequentialLR, schedulers: [{class: LinearLR}, {class:
-            CosineAnnealingLR, T_max: 20}], milestones: [5]}`.
-        device: `auto` takes CUDA or MPS when there is one, else the CPU; or any torch device.
+            training epoch, or, with `step_on: update`, after each update. With `metric: valid/loss/mean`, each step
+            gets that statistic of the epoch; epochs that do not evaluate its stream are skipped. Schedulers that
+            contain schedulers are written in the same way: `{class: SequentialLR, schedulers: [{class: LinearLR},
+            {class: CosineAnnealingLR, T_max: 20}], milestones: [5]}`.
+        device: a torch device; `auto` means CUDA or MPS if available, else the CPU.
 
     Attributes:
         module: the `torch.nn.Module`, on `device`.
-        optimizer: the `torch.optim.Optimizer`, None without one, and while the module is lazy and has seen no batch.
-        scheduler: what steps torch's scheduler, which is `scheduler.scheduler`; None without one.
+        optimizer: the `torch.optim.Optimizer`; None without an optimizer, or as long as a lazy module has no shapes.
+        scheduler: a wrapper of torch's scheduler, which is `scheduler.scheduler`; None without a scheduler.
         device: the `torch.device` of the module and of the tensors that it gets.
-        step_outputs: output name -> value of the batch whose update is made, with gradients, in `before_update` and
-            `after_update`; None at other times, and in a `train_step` of one's own that does not set it.
+        step_outputs: output name -> value of the current batch, with gradients, in `before_update` and `after_update`;
+            None at other times, and if the `train_step` of a subclass does not set it.
 
     Raises:
         ArgumentError: an argument does not fit the module.
-        StreamError: a batch does not fit, found before any update.
+        StreamError: a batch does not fit the module; this is found before any update.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class TorchModel(ModuleModel):
         self._main_loop: Loop | None = None
         self._notify_before: Callable[..., None] | None = None
         self._notify_after: Callable[..., None] | None = None
-        self._stream: str | None = None  # the stream of the step before, None at the beginning of an epoch
+        self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
         self._check_pending = False
         self._trained = False
         self._updated = False
@@ -131,15 +131,15 @@ class TorchModel(ModuleModel):
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
         self._is_own_saving = own.save is not ModuleModel.save or own.load is not ModuleModel.load
         self._loadable = Loadable(self)
-        self._traces: Traces | None = None  # of the last step of a scheme of its own
+        self._traces: Traces | None = None  # of the last step, if a subclass trains in its own way
         self._parameters: list[torch.nn.Parameter] = []  # of the module, at the beginning of the stream
-        self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer
+        self._others: list[torch.nn.Parameter] = []  # not in the optimizer, but gradients are cleared
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
 
     @classmethod
     def build_apart(cls, builds: Mapping[str, Callable[[], Any]]) -> BuiltApart | None:
-        """Begin to build the module once more, unless a subclass changes what it is given."""
+        """Start to build the module a second time, in a child process, unless a subclass has its own constructor."""
         is_compared = "module" in builds and cls.__init__ is TorchModel.__init__
         return BuiltApart.begin(builds["module"]) if is_compared else None
 
@@ -147,7 +147,7 @@ class TorchModel(ModuleModel):
     def has_updated(self) -> bool | None:  # type: ignore[override]
         """Whether the last `run` with `train` has made an update, or begun one.
 
-        None for a subclass that trains in its own way, when no update was seen and none of its attributes is an
+        None if it is not known: a subclass trains in its own way, no update was seen, and none of its attributes is an
         optimizer of torch.
         """
         if self._updated or not self._is_own_scheme:
@@ -157,7 +157,7 @@ class TorchModel(ModuleModel):
         return False if any(isinstance(each, torch.optim.Optimizer) for each in vars(self).values()) else None
 
     def register_mainloop(self, main_loop: Loop) -> None:
-        """Take note of the loop whose hooks listen to the updates."""
+        """Store the loop, whose hooks listen to the updates."""
         self._main_loop = main_loop
         self._loadable.register()
         self._notify_before, self._notify_after = (
@@ -175,7 +175,7 @@ class TorchModel(ModuleModel):
         """Check that there is an optimizer, unless a subclass trains in its own way, and that the weights can be saved.
 
         Raises:
-            ArgumentError: there is none, or what would be saved could not be loaded.
+            ArgumentError: there is no optimizer, or a resume could not load the weights.
         """
         if self._evaluates:
             return
@@ -198,7 +198,7 @@ class TorchModel(ModuleModel):
         if module.training is not train:
             module.train(train)
         self._updated = False
-        if self._random_of_lazy is not None:  # no loop has done that before
+        if self._random_of_lazy is not None:  # if no loop has done so before
             self.materialise(batch)
         inputs = self._tensors(batch)
         if not train:
@@ -212,20 +212,20 @@ class TorchModel(ModuleModel):
                 self.scheduler.check_end()  # the replay of a step is not a resume
         if self._is_own_scheme:
             self._traces = Traces(self._parameters, self._loadable.pending)
-            self._minimised = None  # it may call `backward` of the loss itself
+            self._minimised = None  # a subclass may call `backward` of the loss itself
         clear_gradients(self.optimizer, self._others)
         outputs = self.train_step(inputs)
         detached = {}
         for name, value in outputs.items():
             detached[name] = value.detach() if isinstance(value, Tensor) and value.requires_grad else value
-        if self._minimised is not None:  # as a rule it is an output, whose detached tensor is there already
+        if self._minimised is not None:  # usually an output, which is detached already
             self._minimised = detached["loss"] if self._minimised is outputs.get("loss") else self._minimised.detach()
         elif isinstance(loss := detached.get("loss"), Tensor) and not loss.dim():
             self._minimised = loss
         return detached
 
     def step_values(self) -> Mapping[str, Any]:
-        """Return the scalar `loss` that was minimised last, on its device, and the `learning_rate` of each group."""
+        """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group."""
         values: dict[str, Any] = {}
         if self._minimised is not None:
             values["loss"] = self._minimised
@@ -234,7 +234,7 @@ class TorchModel(ModuleModel):
         return values
 
     def prefetcher(self) -> Prefetch | None:
-        """Return what pins the sources of a batch and copies them to the device ahead; None on CPU and MPS."""
+        """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
         if type(self).run is not TorchModel.run or self.is_lazy or not can_prefetch(self.device):
             return None
         if self._prefetcher is None:
@@ -243,9 +243,9 @@ class TorchModel(ModuleModel):
         return self._prefetcher.pin
 
     def train_step(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """Run the module forward and backward and make an update; override it for other schemes of training.
+        """Run the module forward and backward and make an update; a subclass may override it to train in another way.
 
-        The gradients of all parameters of the module are None when it is called, also of those that only an optimizer
+        When it is called, the gradients of all parameters of the module are None, also of those that only an optimizer
         of a subclass trains.
 
         Args:
@@ -266,14 +266,14 @@ class TorchModel(ModuleModel):
         self.backward(loss)
         self.step_outputs = outputs
         self.update(self.optimizer)
-        self.step_outputs = None  # they hold the graph, whose memory the next step needs
+        self.step_outputs = None  # frees the graph, whose memory the next step needs
         return outputs
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a scalar loss.
+        """Calculate the gradients of a scalar loss and add them to those of the parameters.
 
         Raises:
-            ArgumentError: the loss does not depend on any parameter that is trained.
+            ArgumentError: the loss does not depend on any parameter with `requires_grad`.
         """
         self._minimised = loss
         try:
@@ -281,11 +281,11 @@ class TorchModel(ModuleModel):
         except RuntimeError as error:
             if loss.requires_grad:
                 raise
-            message = "the loss depends on no parameter with requires_grad; there is nothing to train"
+            message = "the loss does not depend on any parameter with requires_grad; there is nothing to train"
             raise ArgumentError("loss", message) from error
 
     def update(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Make an update with the gradients that are there; hooks are told before and after."""
+        """Make an update with the current gradients; hooks are called before and after."""
         if optimizer is None:
             raise _NO_OPTIMIZER
         if self._notify_before is not None:
@@ -298,27 +298,27 @@ class TorchModel(ModuleModel):
             self.scheduler.step(None)
 
     def before_epoch(self, epoch_id: int) -> None:
-        """Forget what an epoch that did not come to its end has left."""
+        """Reset what an incomplete epoch has left."""
         if not self._evaluates:
             self._trained, self._stream = False, None
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Step the scheduler, after a training epoch only; after the zeroth, check what its checkpoint would keep.
+        """Step the scheduler after a training epoch; after the zeroth, check that its checkpoint can be loaded.
 
         Raises:
-            ArgumentError: it could not be loaded.
+            ArgumentError: the checkpoint could not be loaded.
         """
         self._loadable.check()
         if self._trained and not self._evaluates and self.scheduler is not None and not self.scheduler.on_update:
             self.scheduler.step(epoch_data)
 
     def after_training(self, success: bool) -> None:
-        """Let go of the batches that were copied ahead."""
+        """Drop the batches that were copied ahead of time."""
         if self._prefetcher is not None:
             self._prefetcher.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of optimizer and scheduler, and what the module keeps beside its tensors."""
+        """Return the states of optimizer and scheduler, and the module's extra state and modes."""
         return {
             "optimizer": optimizer_state(self.optimizer, self._configured) if self.optimizer is not None else None,
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
@@ -327,14 +327,14 @@ class TorchModel(ModuleModel):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned; learning rates and other arguments that the config changed win.
+        """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
 
         Raises:
-            StateError: the config has another optimizer or scheduler, or a field has a value that it cannot have.
+            StateError: the config has another optimizer or scheduler, or a field has a value that is not allowed.
         """
         record(_STATE, may_lack=("modes",)).check(state)
         if (self.optimizer is None) is not (state["optimizer"] is None):
-            raise StateError("the checkpoint was saved with an optimizer or without one, the config says otherwise")
+            raise StateError("model.optimizer was added or removed; a resume cannot change that")
         if self.optimizer is not None:
             load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
         if (self.scheduler is None) is not (state["scheduler"] is None):
@@ -345,7 +345,7 @@ class TorchModel(ModuleModel):
         super().load_state_dict(state)
 
     def _build_optimizer(self) -> None:
-        """Build optimizer and scheduler from their forms, when all parameters have shapes."""
+        """Build optimizer and scheduler from their forms, once all parameters have shapes."""
         optimizer, scheduler = self._forms
         self.optimizer = build_optimizer(self.module, optimizer) if optimizer is not None else None
         self.scheduler = build_scheduler(self.optimizer, scheduler) if scheduler is not None else None

@@ -1,4 +1,4 @@
-"""What a step finds in the parameters, gradients to clear, and what it leaves there, traces of an update."""
+"""Clear the gradients before a training step, and find the traces of its updates after it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def clear_gradients(optimizer: torch.optim.Optimizer | None, others: Sequence[to
     """Set all gradients to None, in a fifth of the time that torch's own method takes for a small model.
 
     Args:
-        optimizer: whose parameters are cleared. A `zero_grad` of its own decides what becomes of their gradients.
-        others: parameters that are cleared beside them.
+        optimizer: its parameters are cleared. If its class overrides `zero_grad`, that method is called instead.
+        others: more parameters to clear.
     """
     if optimizer is not None and getattr(optimizer.zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad:
-        optimizer.zero_grad()  # it is more than torch's
+        optimizer.zero_grad()  # which does more than torch's
         others = parameters_beside(others, optimizer)
     elif optimizer is not None:
         for group in optimizer.param_groups:
@@ -28,10 +28,10 @@ def clear_gradients(optimizer: torch.optim.Optimizer | None, others: Sequence[to
 
 
 def all_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return what `module.parameters()` yields, in a third of the time; a shared parameter may be there twice."""
+    """Return what `module.parameters()` yields, in a third of the time; a shared parameter may occur twice."""
     parameters = []
     modules = [module]
-    for each in modules:  # grows on the way
+    for each in modules:  # grows during the loop
         parameters += [parameter for parameter in each._parameters.values() if parameter is not None]
         modules += [child for child in each._modules.values() if child is not None]
     return parameters
@@ -40,20 +40,20 @@ def all_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
 def parameters_beside(
     parameters: Sequence[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None
 ) -> list[torch.nn.Parameter]:
-    """Return those of a module's parameters that its optimizer does not hold."""
+    """Return the parameters of a module that its optimizer does not have."""
     held = {id(each) for group in getattr(optimizer, "param_groups", ()) for each in group["params"]}
     return [parameter for parameter in parameters if id(parameter) not in held]
 
 
 class Traces:
-    """Tells whether a step of training that makes its updates itself has made one; built before the step.
+    """Finds out whether a training step that makes its own updates has made one; built before the step.
 
-    Optimizers of torch tell when they step, and operations count the versions of a parameter. What changes a parameter
+    torch's optimizers call a hook when they step, and torch counts the changes of a parameter as its version. A change
     through `.data` alone leaves no trace.
 
     Args:
         parameters: the parameters of the module.
-        first: called before the first update of an optimizer, of whichever parameters.
+        first: called before the first update of any optimizer.
     """
 
     _steps = 0
@@ -70,7 +70,7 @@ class Traces:
         self._versions = [parameter._version for parameter in parameters]
 
     def has_updated(self) -> bool:
-        """Tell whether an optimizer has stepped, or a parameter was changed, since then."""
+        """Return whether an optimizer has stepped, or a parameter has changed, since this object was built."""
         now = [parameter._version for parameter in self._parameters]
         return now != self._versions or self._before != Traces._steps
 

@@ -1,4 +1,4 @@
-"""The weights of a module: which there are, how they are saved and loaded, and whether a resume could load them."""
+"""The weights of a module: their structure, how they are saved and loaded, and whether a resume could load them."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from emrun.storage.weights import FILE, read_weights
 from emrun.wording import listed
 
 Structure = Mapping[str, tuple[tuple[int, ...] | None, torch.dtype]]
-"""Name of a parameter or buffer -> its shape, None as long as a lazy module has not seen a batch, and its dtype."""
+"""Name of a parameter or buffer -> its shape (None as long as a lazy module has not seen a batch) and its dtype."""
 
 
 def own_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a module that are saved: its state without `extra_state`."""
+    """Return the parameters and buffers of a module that are saved: its state dict without `extra_state`."""
     return {name: value for name, value in module.state_dict().items() if not _is_extra(name, value)}
 
 
 def extra_state(module: torch.nn.Module) -> dict[str, Any]:
-    """Return what a module's state has beside tensors: what `get_extra_state` of its parts returned."""
+    """Return the extra state in a module's state dict: what `get_extra_state` of its parts returned."""
     return {name: value for name, value in module.state_dict().items() if _is_extra(name, value)}
 
 
 def _is_extra(name: str, value: Any) -> bool:
-    """Tell whether an entry of a module's state is what `get_extra_state` returned, and not a tensor of its own."""
+    """Return whether an entry of a state dict is what `get_extra_state` returned, and not a tensor of the module."""
     return name.rpartition(".")[2] == "_extra_state" or not isinstance(value, Tensor)
 
 
 def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return a module's parameters and buffers, tied ones once, and the names of the others: see `write_weights`.
+    """Return a module's parameters and buffers, tied tensors once, and the names of the others; see `write_weights`.
 
     Args:
         module: the module.
-        copied: as they are now, whatever happens to the module's.
+        copied: copy the tensors, so that later changes of the module do not change them.
 
     Raises:
         StateError: a lazy module has not seen a batch.
@@ -73,7 +73,7 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
 
     Raises:
         StorageError: the file cannot be read.
-        StateError: its names or shapes are not those of the module.
+        StateError: the names or shapes in the file are not those of the module.
     """
     state = read_weights(directory)
     expected = own_tensors(module)
@@ -94,9 +94,9 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
 
 
 def own_memory(module: torch.nn.Module) -> None:
-    """Give each value of expanded parameters and buffers its own memory: torch writes into no other ones.
+    """Give each value of expanded parameters and buffers its own memory, because torch cannot load into shared memory.
 
-    Buffers with `persistent=False` stay as they are: they are not loaded.
+    Buffers with `persistent=False` are not changed, because they are not loaded.
     """
     for part in module.modules():
         tensors = {**part._parameters, **part._buffers}
@@ -109,18 +109,18 @@ def own_memory(module: torch.nn.Module) -> None:
 
 
 def structure(module: torch.nn.Module) -> Structure:
-    """Return names, shapes and dtypes of what is saved of a module's tensors."""
+    """Return names, shapes and dtypes of the tensors of a module that are saved."""
     state = own_tensors(module)
     return {name: (None if is_lazy(each) else tuple(each.shape), each.dtype) for name, each in state.items()}
 
 
 def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) -> list[str]:
-    """Return what is new, gone or of another kind, in words; a shape that was not known may be any.
+    """Return the differences of two structures in words: new, missing or different tensors; an unknown shape fits any.
 
     Args:
-        before: what a checkpoint is loaded into.
-        now: what is saved in the checkpoint.
-        of_dtypes: dtypes are compared too.
+        before: the structure that a checkpoint is loaded into.
+        now: the structure that is saved in the checkpoint.
+        of_dtypes: whether dtypes are compared too.
     """
     found = [f"{name!r} is new" for name in now if name not in before]
     found += [f"{name!r} is missing" for name in before if name not in now]
@@ -134,7 +134,7 @@ def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) ->
 
 
 def what_cannot_be_held(module: torch.nn.Module) -> list[str]:
-    """Return the parameters and buffers that no file of safetensors can hold, and why, in words."""
+    """Return the parameters and buffers that safetensors cannot store, with the reasons, in words."""
     found = []
     for name, tensor in own_tensors(module).items():
         if is_lazy(tensor):
@@ -151,7 +151,7 @@ def what_cannot_be_held(module: torch.nn.Module) -> list[str]:
 
 
 def _is_held(dtype: torch.dtype) -> bool:
-    """Tell whether safetensors has a dtype."""
+    """Return whether safetensors supports a dtype."""
     try:
         save({"": torch.empty(0, dtype=dtype)})
     except (KeyError, SafetensorError):
@@ -170,87 +170,86 @@ class HasModule(Protocol):
 
 
 class Loadable:
-    """Whether a resume could load what a training saves: found before the first batch, update and checkpoint.
+    """Checks, before the first batch, update and checkpoint, that a resume could load what a run saves.
 
     Compares the parameters and buffers of a module with those that a resume would load a checkpoint into.
 
     Args:
-        model: has the module, which a hook or a subclass may replace.
+        model: the model with the module, which a hook or a subclass may replace.
     """
 
     def __init__(self, model: HasModule) -> None:
         self._model = model
         self._as_built = structure(model.module)
         self._registered: Structure = {}  # what a checkpoint would be loaded into
-        self._before_update: Structure | None = None  # until the first update is checked
+        self._before_update: Structure | None = None  # None once the first update is checked
 
     def register(self) -> None:
-        """Take note of what the module has when it is registered: afterwards a checkpoint is loaded."""
+        """Record the structure of the module when the model is registered; after that, a checkpoint is loaded."""
         self._registered = structure(self._model.module)
 
     def check_saving(self, built_apart: Callable[[], Structure | None] | None) -> None:
         """Check before the first batch that a checkpoint could be saved, and loaded by a resume.
 
         Args:
-            built_apart: returns what the module has when another process builds it, if that is known.
+            built_apart: returns the structure of the module when another process builds it, if it is known.
 
         Raises:
-            ArgumentError: it could not.
+            ArgumentError: a checkpoint could not be saved or loaded.
         """
         self._check_that_weights_can_be_held()
         now = structure(self._model.module)
         changed = differences(self._registered, now, of_dtypes=False)
         if changed:
             self._refuse(
-                "in before_training, which comes after the loading, a hook or the model changes which parameters or "
-                f"buffers there are: {listed(changed)}; do that where the hook or the model is built"
+                "before_training of a hook or of the model changes parameters or buffers, after the checkpoint was "
+                f"loaded: {listed(changed)}; do that in the constructor of the hook or model"
             )
         anew = built_apart() if built_apart is not None else None
         changed = differences(anew, self._as_built) if anew is not None else []
         if changed:
             self._refuse(
-                "built from the same config once more, it has other parameters or buffers: "
-                f"{listed(changed)}; they must depend on nothing but the config"
+                "when it is built again from the same config, it has other parameters or buffers: "
+                f"{listed(changed)}; they must depend only on the config"
             )
         self._before_update = now
 
     @property
     def pending(self) -> Callable[[], None] | None:
-        """What checks the first update, None when that is done."""
+        """The check of the first update, None once it is done."""
         return self.check_first_update if self._before_update is not None else None
 
     def check_first_update(self) -> None:
-        """Check once, between the first forward of a training step and its update, what `check` does."""
+        """Call `check` once, between the first forward of a training step and its update."""
         self.check()
         self._before_update = None
 
     def check(self) -> None:
-        """Check that running the module has made no parameters or buffers of other kinds; once only, before an update.
+        """Check that running the module has not changed its structure; only before the first update.
 
         Raises:
-            ArgumentError: a resume could not load them.
+            ArgumentError: a resume could not load the parameters and buffers.
         """
         if self._before_update is None:
             return
         changed = differences(self._before_update, structure(self._model.module))
         if changed:
             self._refuse(
-                f"forward changes which parameters or buffers there are: {listed(changed)}; create them in __init__, "
-                "or use torch.nn.LazyLinear and its kind; the optimizer would not train parameters that are created "
-                "later"
+                f"forward changes parameters or buffers: {listed(changed)}; create them in __init__, or use lazy "
+                "modules such as torch.nn.LazyLinear; the optimizer would not train parameters that are created later"
             )
         self._check_that_weights_can_be_held()
 
     def _refuse(self, reason: str) -> NoReturn:
         kind = type(self._model.module).__name__
-        raise ArgumentError("module", f"no checkpoint of {kind} could be loaded: {reason}")
+        raise ArgumentError("module", f"a checkpoint of {kind} could not be loaded: {reason}")
 
     def _check_that_weights_can_be_held(self) -> None:
         found = what_cannot_be_held(self._model.module)
         if found:
             raise ArgumentError(
                 "module",
-                f"the weights cannot be saved: {listed(found)}, which safetensors cannot hold; use another dtype or "
-                "layout, such as torch.view_as_real of complex numbers, or a buffer with persistent=False beside "
+                f"the weights cannot be saved: {listed(found)}, which safetensors cannot store; use another dtype or "
+                "layout, such as torch.view_as_real of complex numbers, or a buffer with persistent=False and "
                 "get_extra_state()",
             )

@@ -1,4 +1,4 @@
-"""Writes scikit-learn's wines as lines of JSON: three of four for training, the others for validation."""
+"""Writes scikit-learn's wine dataset as JSON lines: three of four rows for training, the others for validation."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Writes handwritten digits as pictures: digits/train/<digit>/<number>.png, and the same in digits/valid."""
+"""Writes handwritten digits as image files: digits/train/<digit>/<number>.png, and the same in digits/valid."""
 
 from pathlib import Path
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from sklearn.datasets import load_digits
 
 digits = load_digits()
-order = np.random.default_rng(0).permutation(len(digits.target))  # a row group should have examples of all kinds
+order = np.random.default_rng(0).permutation(len(digits.target))  # so that each row group has examples of all classes
 images = (digits.data[order] / 16).astype(np.float32)
 table = pa.table(
     {

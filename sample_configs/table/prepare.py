@@ -1,4 +1,4 @@
-"""Writes flowers as CSV: train.csv and valid.csv, which the config beside this file reads."""
+"""Writes measurements of flowers to train.csv and valid.csv, which the config in this folder reads."""
 
 import csv
 from pathlib import Path

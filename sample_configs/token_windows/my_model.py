@@ -2,7 +2,7 @@ from torch import nn
 
 
 class LanguageModel(nn.Module):
-    """What comes after each byte of a text? A recurrent network's guess."""
+    """A recurrent network that predicts the next byte of a text."""
 
     def __init__(self, vocabulary_size=256, width=64):
         super().__init__()

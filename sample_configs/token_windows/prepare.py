@@ -1,4 +1,4 @@
-"""Writes the descriptions of scikit-learn's data sets as texts, the last one for validation."""
+"""Writes the descriptions of scikit-learn's datasets as text files, the last one for validation."""
 
 from pathlib import Path
 

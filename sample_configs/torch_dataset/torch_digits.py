@@ -4,7 +4,7 @@ from torch.utils.data import Dataset
 
 
 class TorchDigits(Dataset):
-    """Handwritten digits as torch's tutorials write datasets: one example at a time."""
+    """Handwritten digits, written as in torch's tutorials: one example at a time."""
 
     def __init__(self, held_out=False):
         images, labels = load_digits(return_X_y=True)

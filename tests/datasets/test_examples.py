@@ -1,4 +1,4 @@
-"""Examples that cannot be read: an error that names them, or left out, told of and counted."""
+"""Examples that cannot be read: an error that names them, or they are left out, logged and counted."""
 
 import errno
 import pickle
@@ -38,7 +38,7 @@ def test_a_bad_example_is_an_error_that_names_it():
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_an_error_without_words_is_told_by_its_type():
+def test_an_error_without_a_message_is_reported_by_its_type():
     def fail(row):
         raise EOFError
 
@@ -68,7 +68,7 @@ def test_the_first_empty_batch_of_a_stream_comes_with_advice(caplog):
     reader = ExampleReader("skip")
     assert [read(reader, rows) for rows in ([1, 2], [2, 3], [5, 7])] == [[10], [], []]
     (told,) = [record.getMessage() for record in caplog.records if "empty" in record.getMessage()]
-    assert told.startswith("stream 'train': all 2 examples of a batch were left out, so it is empty; `main_loop.on")
+    assert told.startswith("stream 'train': all 2 examples of a batch were left out, so the batch is empty; set `main")
 
 
 def test_a_pass_without_bad_examples_says_nothing(caplog):

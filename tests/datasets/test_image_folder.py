@@ -1,4 +1,4 @@
-"""ImageFolder: pictures as arrays, classes as labels, flips, and pictures that are none."""
+"""ImageFolder: images as arrays, classes as labels, flips, and files that are not images."""
 
 import errno
 import logging
@@ -145,7 +145,7 @@ def test_grey_with_a_transparent_colour_is_read_without_a_warning(root, passes):
     assert together(passes(make(), "valid")[0]).shape == (6, 3, 6, 5)
 
 
-def test_pictures_below_the_folder_of_a_class_are_its_own_and_other_files_are_left_alone(root, passes):
+def test_images_in_subfolders_belong_to_the_class_and_other_files_are_ignored(root, passes):
     below = root / "train" / "bee" / "more" / "still"
     below.mkdir(parents=True)
     Image.fromarray(pixels(99)).save(below / "x.JPG", "JPEG")
@@ -161,7 +161,7 @@ def test_pictures_of_another_size_are_an_error_that_names_both(root, passes):
         with pytest.raises(StreamError) as caught:
             passes(make(on_bad_example=policy), "train")
         assert str(caught.value) == (
-            "train/bee/1.png is 7 x 8 pixels (height x width), the first picture of train is 6 x 5; give `size`"
+            "train/bee/1.png has 7 x 8 pixels (height x width), but the first image of train has 6 x 5; set `size`"
         )
 
 
@@ -224,7 +224,7 @@ def test_the_first_picture_that_can_be_read_gives_the_size(root, passes):
     assert together(passes(make(on_bad_example="skip"), "valid")[0]).shape == (6, 3, 6, 5)
     for path in (root / "train").rglob("*.png"):
         spoil(path, "text")
-    with pytest.raises(ArgumentError, match=r"^train: no picture in train can be read$"):
+    with pytest.raises(ArgumentError, match=r"^train: no image in train can be read$"):
         make(on_bad_example="skip")
 
 
@@ -239,10 +239,10 @@ def test_a_file_that_is_gone_is_an_error_even_where_bad_ones_are_left_out(root, 
     ("arguments", "message"),
     [
         ({"train": "trian"}, "train: there is no folder trian (the current directory is "),
-        ({"train": "train/ant"}, "train: train/ant has no folders; pictures lie in a folder for each class"),
-        ({"valid": "less"}, "valid: less does not have the classes of train: it has no cat"),
+        ({"train": "train/ant"}, "train: train/ant has no folders; put the images of each class into a folder"),
+        ({"valid": "less"}, "valid: less does not have all classes of train; missing: cat"),
         ({"valid": "more"}, "valid: more has classes that train does not have: dog"),
-        ({"test": "empty"}, "test: empty/bee has no pictures (.bmp, "),
+        ({"test": "empty"}, "test: empty/bee has no images (.bmp, "),
         ({"size": 0}, "size: 0 is not a whole number of at least 1"),
         ({"size": [8]}, "size: [8] is neither a number of pixels nor [height, width]"),
         ({"size": "8x8"}, "size: '8x8' is neither a number of pixels nor [height, width]"),

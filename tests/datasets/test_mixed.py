@@ -1,4 +1,4 @@
-"""Mixed: which dataset each batch is from, how each goes on, and that a resume finds every one of them again."""
+"""Mixed: which dataset each batch comes from, how each dataset continues, and that a resume is exact."""
 
 import itertools
 
@@ -68,7 +68,7 @@ def test_a_mixture_can_be_mixed(check_training_stream):
 
 
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
-def test_each_dataset_goes_on_through_its_own_passes(kinds, passes):
+def test_each_dataset_continues_through_its_own_passes(kinds, passes):
     found = numbers(itertools.chain.from_iterable(passes(make(kinds), "train", 12)))
     for first, count in ((0, 5), (100, 8)):
         own = [number for number in found if number // 100 == first // 100]
@@ -179,7 +179,7 @@ def test_each_dataset_has_its_own_streams(passes):
     assert len(passes(make(), "d1_train")[0]) == 8
 
 
-def test_num_batches_is_told_as_far_as_it_is_known():
+def test_num_batches_has_the_streams_whose_length_is_known():
     assert make().num_batches == {
         "train": 7,
         "valid": 4,
@@ -200,8 +200,8 @@ def test_a_stream_that_no_dataset_has_is_none():
     [
         (Numbers(0, 0), "dataset 'a': its stream 'train' has 0 batches"),
         (Untold(0, 0), "dataset 'a': its stream 'train' has 0 batches"),
-        (Numbers(0, 5, told=6), "dataset 'a': its stream 'train' has 5 batches in pass 1, and num_batches says 6"),
-        (Numbers(0, 5, told=4), "dataset 'a': its stream 'train' has 5 batches in pass 1, and num_batches says 4"),
+        (Numbers(0, 5, told=6), "dataset 'a': its stream 'train' has 5 batches in pass 1, but num_batches says 6"),
+        (Numbers(0, 5, told=4), "dataset 'a': its stream 'train' has 5 batches in pass 1, but num_batches says 4"),
     ],
 )
 def test_a_dataset_that_is_empty_or_tells_a_wrong_number_is_an_error(passes, dataset, message):
@@ -218,19 +218,19 @@ class Evaluated:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"datasets": {}}, "datasets: {} is no mapping with an entry for each dataset"),
+        ({"datasets": {}}, "datasets: {} is not a mapping with one entry per dataset"),
         ({"datasets": [Numbers(0, 5)]}, "datasets: ["),
-        ({"datasets": {"a b": Numbers(0, 5)}}, "datasets: 'a b' is no name; use letters, digits and underscores"),
+        ({"datasets": {"a b": Numbers(0, 5)}}, "datasets: 'a b' is not a name; use letters, digits and underscores"),
         ({"datasets": {"a": Evaluated()}}, "datasets: a: Evaluated has no stream 'train' (its streams: valid)"),
         ({"datasets": {"a": {"x": 1}}}, "datasets: a: dict has no stream 'train' (its streams: nothing)"),
-        ({"weights": {}}, "weights: {} is no mapping with an entry for each dataset"),
+        ({"weights": {}}, "weights: {} is not a mapping with one entry per dataset"),
         ({"weights": {"b": 1}}, "weights: dataset 'a' has no weight"),
         ({"weights": {"a": 1, "aa": 1}}, "weights: there is no dataset 'aa'; did you mean 'a'?"),
-        ({"weights": {"a": 0}}, "weights: a: 0 is no positive number"),
-        ({"weights": {"a": -0.5}}, "weights: a: -0.5 is no positive number"),
-        ({"weights": {"a": float("nan")}}, "weights: a: nan is no positive number"),
-        ({"weights": {"a": float("inf")}}, "weights: a: inf is no positive number"),
-        ({"weights": {"a": True}}, "weights: a: True is no positive number"),
+        ({"weights": {"a": 0}}, "weights: a: 0 is not a positive number"),
+        ({"weights": {"a": -0.5}}, "weights: a: -0.5 is not a positive number"),
+        ({"weights": {"a": float("nan")}}, "weights: a: nan is not a positive number"),
+        ({"weights": {"a": float("inf")}}, "weights: a: inf is not a positive number"),
+        ({"weights": {"a": True}}, "weights: a: True is not a positive number"),
         ({"batches_per_epoch": 0}, "batches_per_epoch: 0 is not a whole number of at least 1"),
     ],
 )

@@ -182,7 +182,7 @@ def test_a_null_is_an_error_with_column_file_and_row_group(tmp_path, column):
 def test_a_truncated_file_is_refused_by_its_name(files, size):
     whole = (files / "part-b.parquet").read_bytes()
     (files / "part-b.parquet").write_bytes(whole[:size])
-    with pytest.raises(ArgumentError, match=r"^train: '.*part-b\.parquet' is no whole Parquet file"):
+    with pytest.raises(ArgumentError, match=r"^train: '.*part-b\.parquet' is not a complete Parquet file"):
         Parquet(str(files / "part-*.parquet"))
 
 
@@ -197,7 +197,7 @@ def test_damage_inside_a_row_group_is_an_error_with_its_place(tmp_path):
 
 def test_a_file_that_was_changed_or_removed_is_an_error(files, dataset):
     write(files / "part-b.parquet", {"id": range(9), "x": np.zeros(9, np.float32), "text": ["new"] * 9})
-    with pytest.raises(StreamError, match=r"part-b\.parquet', row group \d: the file was changed"):
+    with pytest.raises(StreamError, match=r"part-b\.parquet', row group \d: the file has changed"):
         list(stream_of(dataset))
     (files / "part-b.parquet").unlink()
     with pytest.raises(StreamError, match=r"part-b\.parquet', row group \d cannot be read: no such file"):
@@ -231,8 +231,8 @@ def test_columns_that_cannot_be_sources_are_refused(tmp_path):
         ({"train": ["part-a.parquet", "no"]}, "train: there is no file 'no'"),
         ({"valid": "no"}, "valid: there is no file 'no'"),
         ({"columns": ["Id"]}, "columns: 'part-a.parquet' has no column 'Id'; did you mean 'id'? (it has id, x, text)"),
-        ({"columns": []}, "columns: [] names no column"),
-        ({"columns": ["x", "x"]}, "columns: ['x', 'x'] names no column, or one twice"),
+        ({"columns": []}, "columns: [] is empty"),
+        ({"columns": ["x", "x"]}, "columns: ['x', 'x'] is empty, or names a column twice"),
         ({"columns": "x"}, "columns: 'x' is no list of names"),
         ({"batch_size": 0}, "batch_size: 0 is not a whole number of at least 1"),
     ],
@@ -246,7 +246,7 @@ def test_wrong_arguments_are_refused_at_once(files, monkeypatch, arguments, mess
 
 def test_files_without_rows_are_refused(tmp_path):
     path = write(tmp_path / "a.parquet", {"id": pa.array([], pa.int64())})
-    with pytest.raises(ArgumentError, match="train: there is no example in it"):
+    with pytest.raises(ArgumentError, match="train: there are no examples in it"):
         Parquet(str(path))
 
 

@@ -120,7 +120,9 @@ def test_the_training_file_decides_which_columns_are_whole(here, passes):
     ((batch,),) = passes(Table("train.csv", "valid.csv"), "valid")
     assert (batch["x"].dtype, batch["y"].dtype) == (np.float32, np.int64)
     (here / "valid.csv").write_text("x,y\n2,1\n2,1.5\n")
-    with pytest.raises(ArgumentError, match=r"^valid: valid.csv:3: column 'y': '1.5' is no whole number as in train$"):
+    with pytest.raises(
+        ArgumentError, match=r"^valid: valid.csv:3: column 'y': '1.5' is not a whole number as in train$"
+    ):
         Table("train.csv", "valid.csv")
 
 
@@ -139,10 +141,10 @@ def test_infinity_is_a_number_when_the_cell_says_so(here, passes, cell):
     assert np.isinf(batch["x"]).all()
 
 
-def test_a_member_that_is_no_array_is_refused_by_name(files):
+def test_a_member_that_is_not_an_array_is_refused_by_name(files):
     with zipfile.ZipFile("all.npz", "a") as archive:
         archive.writestr("notes.txt", "x")
-    with pytest.raises(ArgumentError, match=r"^train: all.npz: its member 'notes.txt' is no array"):
+    with pytest.raises(ArgumentError, match=r"^train: all.npz: its member 'notes.txt' is not an array"):
         Table("all.npz")
 
 
@@ -169,7 +171,7 @@ def test_a_mapped_file_that_changed_is_an_error_that_names_it(files, here, passe
         passes(table, "train")
     np.save("x.npy", X + 1)
     os.utime("x.npy", ns=(0, 1))
-    with pytest.raises(StreamError, match=r"x.npy changed since it was mapped"):
+    with pytest.raises(StreamError, match=r"x.npy has changed since it was mapped"):
         passes(table, "train")
     (here / "x.npy").unlink()
     with pytest.raises(StreamError, match=r"x.npy cannot be read any more: No such file"):
@@ -179,7 +181,7 @@ def test_a_mapped_file_that_changed_is_an_error_that_names_it(files, here, passe
 def test_a_mapped_file_that_was_cut_is_an_error_and_no_crash(files, passes):
     table = Table(files["npy"], memory_map=True)
     os.truncate("x.npy", 100)
-    with pytest.raises(StreamError, match=r"x.npy changed"):
+    with pytest.raises(StreamError, match=r"x.npy has changed"):
         passes(table, "train")
 
 
@@ -188,7 +190,7 @@ def test_a_mapped_file_of_another_size_is_another_one_whatever_its_time(files, p
     table = Table(files["npy"], memory_map=True)
     np.save("x.npy", np.concatenate([X + 1, X]))
     os.utime("x.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(StreamError, match=r"x.npy changed"):
+    with pytest.raises(StreamError, match=r"x.npy has changed"):
         passes(table, "train")
 
 
@@ -226,23 +228,23 @@ def test_nothing_in_a_file_is_ever_called(here, content, kind):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "train: there is no example in it"),
-        ("a,b\n", "train: there is no example in it"),
-        ("a,b\n1,2\n1,two\n", "train: t.csv:3: column 'b': 'two' is no number"),
+        ("", "train: there are no examples in it"),
+        ("a,b\n", "train: there are no examples in it"),
+        ("a,b\n1,2\n1,two\n", "train: t.csv:3: column 'b': 'two' is not a number"),
         ("a,b\n1.5,2\n,3\n", "train: t.csv:3: column 'a': '' is empty"),
-        ("a,b\n\n1_0,2\n", "train: t.csv:3: column 'a': '1_0' is no number"),
+        ("a,b\n\n1_0,2\n", "train: t.csv:3: column 'a': '1_0' is not a number"),
         ("a,b\n1e60,2\n", "train: t.csv:2: column 'a': '1e60' is too large for float32"),
         ("a,b\ninf,2\n1e400,2\n", "train: t.csv:3: column 'a': '1e400' is too large for float32"),
         ("a,b\n-1e400,2\n", "train: t.csv:2: column 'a': '-1e400' is too large for float32"),
         ("a,b\n1,99999999999999999999\n", "train: t.csv:2: column 'b': '99999999999999999999' is too large for int64"),
         ("a,b\n1,2\n3\n", "train: t.csv:3: 1 cells, but the header has 2"),
         ("a,a\n1,2\n", "train: t.csv: 2 columns are named 'a'"),
-        (",a\n1,2\n", "train: t.csv: a column has no name; say by `columns` which ones are sources"),
+        (",a\n1,2\n", "train: t.csv: a column has no name; set `columns` to choose the sources"),
         ('a,b\n1,"2\n', "train: t.csv:2: unexpected end of data"),
         (b"a,b\n1,\xff\n", "train: t.csv cannot be read: 'utf-8' codec"),
     ],
 )
-def test_a_mistake_in_a_csv_file_is_told_at_its_line(here, text, message):
+def test_a_mistake_in_a_csv_file_is_reported_at_its_line(here, text, message):
     (here / "t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ArgumentError) as caught:
         Table("t.csv")
@@ -257,8 +259,8 @@ def test_a_mistake_in_a_csv_file_is_told_at_its_line(here, text, message):
         ({"train": {"x": "no.npy"}}, "train: there is no file no.npy"),
         ({"train": "x.npy"}, "train: a .npy file has no name for its source; write {source: file.npy}"),
         ({"train": "x.txt"}, "train: x.txt is neither a .npz nor a .csv file"),
-        ({"train": {"x": "all.npz"}}, "train: source 'x': all.npz is no .npy file"),
-        ({"train": {}}, "train: there is no example in it"),
+        ({"train": {"x": "all.npz"}}, "train: source 'x': all.npz is not a .npy file"),
+        ({"train": {}}, "train: there are no examples in it"),
         (
             {"train": {"x": "x.npy", "y": "short.npy"}},
             "train: its sources have different numbers of examples: x 20, y 4",
@@ -270,12 +272,12 @@ def test_a_mistake_in_a_csv_file_is_told_at_its_line(here, text, message):
         ({"train": {"x": "cut.npy"}, "memory_map": True}, "train: cut.npy cannot be read: "),
         ({"train": "cut.npz"}, "train: cut.npz cannot be read: "),
         ({"train": "empty.npz"}, "train: empty.npz cannot be read: "),
-        ({"train": "array.npz"}, "train: array.npz holds one array without a name"),
+        ({"train": "array.npz"}, "train: array.npz has one array without a name"),
         ({"valid": {"x": "x.npy"}}, "valid: its sources are x; those of train are x, y"),
         ({"valid": {"x": "x.npy", "y": "y8.npy"}}, "valid: source 'y' is int8; in train it is int64"),
-        ({"memory_map": True}, "memory_map: only .npy files can be mapped; save each source of train (all.npz) in one"),
+        ({"memory_map": True}, "memory_map: only .npy files can be mapped; save each source of train (all.npz) as one"),
         ({"memory_map": 1}, "memory_map: 1 is neither true nor false"),
-        ({"columns": {"x": "a"}}, "columns: only CSV files have columns, and train is none"),
+        ({"columns": {"x": "a"}}, "columns: only CSV files have columns, and train is not a CSV file"),
         ({"columns": {"x": []}}, "columns: source 'x': [] is neither a column nor a list of columns"),
         ({"columns": {"x": 3}}, "columns: source 'x': 3 is neither a column nor a list of columns"),
         ({"train": "all.csv", "columns": {"x": "bb"}}, "columns: all.csv has no column 'bb'; did you mean 'b'?"),
@@ -314,4 +316,4 @@ def test_a_wrong_cell_is_reported_at_the_line_of_the_config(here, emrun):
     )
     done = emrun("train", "config.yaml")
     assert done.returncode == 2
-    assert "config.yaml:3:10: dataset.train: t.csv:2: column 'b': 'x' is no number" in done.stderr
+    assert "config.yaml:3:10: dataset.train: t.csv:2: column 'b': 'x' is not a number" in done.stderr

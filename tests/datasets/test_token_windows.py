@@ -175,7 +175,7 @@ def test_a_tokenizer_whose_source_or_version_changed_has_tokens_of_its_own(files
     assert len(list((files / "cache").iterdir())) == 2
 
 
-def test_what_are_no_tokens_under_their_name_is_written_anew(files, ordered):
+def test_a_cache_file_without_tokens_is_written_again(files, ordered):
     cache = str(files / "cache")
     before = ordered(streams(files, cache_dir=cache))[0]
     (cached,) = (files / "cache").iterdir()
@@ -194,7 +194,7 @@ def test_a_damaged_cache_is_made_again(files, ordered, caplog, content):
     assert list((files / "cache").iterdir()) == [cached]
 
 
-def test_a_cache_that_may_not_be_read_is_told_and_left_alone(files, monkeypatch):
+def test_a_cache_that_may_not_be_read_is_reported_and_not_changed(files, monkeypatch):
     cache = str(files / "cache")
     streams(files, cache_dir=cache)
     (cached,) = (files / "cache").iterdir()
@@ -203,7 +203,7 @@ def test_a_cache_that_may_not_be_read_is_told_and_left_alone(files, monkeypatch)
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(np, "load", refuse)
-    with pytest.raises(StorageError, match=r"cannot read .*npy: Permission denied; let this user read it, or give"):
+    with pytest.raises(StorageError, match=r"cannot read .*npy: Permission denied; let this user read it, or use"):
         streams(files, cache_dir=cache)
     assert list((files / "cache").iterdir()) == [cached]
 
@@ -214,7 +214,7 @@ def test_tokens_in_a_cache_can_be_read_by_others_as_the_umask_says(files):
     assert cached.stat().st_mode == (files / "a.txt").stat().st_mode
 
 
-def test_a_tokenizer_that_changes_as_it_encodes_is_told_by_how_it_began(files):
+def test_a_tokenizer_that_changes_while_it_encodes_is_identified_by_its_first_state(files):
     for tokenizer in (Words(), Words()):
         arguments = {"train": str(files / "a.txt"), "valid": str(files / "a.txt"), "cache_dir": str(files / "cache")}
         TokenWindows(**arguments, window=5, tokenizer=tokenizer)
@@ -231,17 +231,17 @@ def test_added_tokens_belong_to_the_vocabulary(files):
 
 
 def test_what_fails_while_tokens_are_made_leaves_nothing_in_the_cache(files):
-    with pytest.raises(ArgumentError, match="no list of whole numbers"):
+    with pytest.raises(ArgumentError, match="must be a list of whole numbers"):
         streams(files, cache_dir=str(files / "cache"), tokenizer=Broken([1.5]))
     assert list((files / "cache").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_told(files):
+def test_a_cache_that_cannot_be_written_is_reported(files):
     with pytest.raises(StorageError, match=r"cannot write .*a\.txt.*tokens-"):
         streams(files, cache_dir=str(files / "a.txt"))
 
 
-def test_a_cache_that_is_removed_meanwhile_is_told(files, passes):
+def test_a_cache_that_is_removed_meanwhile_is_reported(files, passes):
     dataset = pickle.loads(pickle.dumps(streams(files, cache_dir=str(files / "cache"))))
     next((files / "cache").iterdir()).unlink()
     with pytest.raises(StreamError, match="the tokens cannot be read"):
@@ -262,11 +262,11 @@ def test_a_pickled_dataset_takes_no_tokens_along_when_they_are_in_a_file(files, 
         (["a"], "of shape (1,)"),
         ([[1, 2]], "int64 of shape (1, 2)"),
         (None, "object of shape ()"),
-        ([-1, 3], "its tokens are from -1 to 3, not from 0 to"),
-        ([2**31], "its tokens are from 2147483648 to 2147483648, not from 0 to 2147483647"),
+        ([-1, 3], "its tokens must be from 0 to 2147483647, not from -1 to 3"),
+        ([2**31], "its tokens must be from 0 to 2147483647, not from 2147483648 to 2147483648"),
     ],
 )
-def test_what_are_no_tokens_is_refused_by_file(files, found, message):
+def test_a_result_that_is_not_tokens_is_refused_with_the_file(files, found, message):
     with pytest.raises(ArgumentError) as caught:
         streams(files, tokenizer=Broken(found))
     assert str(caught.value).startswith("train: ")
@@ -275,20 +275,22 @@ def test_what_are_no_tokens_is_refused_by_file(files, found, message):
 
 
 def test_tokens_beyond_the_vocabulary_are_refused(files):
-    with pytest.raises(ArgumentError, match=r"a\.txt': its tokens are from 0 to 25, not from 0 to 9"):
+    with pytest.raises(ArgumentError, match=r"a\.txt': its tokens must be from 0 to 9, not from 0 to 25"):
         TokenWindows(str(files / "a.txt"), tokenizer=Words(10))
 
 
-def test_a_file_that_is_no_text_is_refused_when_there_is_a_tokenizer(files):
+def test_a_file_that_is_not_text_is_refused_when_there_is_a_tokenizer(files):
     (files / "b.txt").write_bytes(b"ab\xff")
     with pytest.raises(ArgumentError, match=r"b\.txt': 'utf-8' codec can't decode byte 0xff in position 2"):
         streams(files, tokenizer=Words())
 
 
-def test_a_cache_needs_a_tokenizer_that_can_be_told_from_others(files):
+def test_a_cache_needs_a_tokenizer_that_can_be_pickled(files):
     tokenizer = Words()
     tokenizer.helper = lambda text: text
-    with pytest.raises(ArgumentError, match="cache_dir: a cache needs a tokenizer that can be pickled, Words cannot"):
+    with pytest.raises(
+        ArgumentError, match="cache_dir: a cache needs a tokenizer that can be pickled, but Words cannot"
+    ):
         TokenWindows(str(files / "a.txt"), tokenizer=tokenizer, cache_dir=str(files / "cache"))
 
 
@@ -298,7 +300,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(files):
             (files / "a.txt").write_text("more" * 50)
             return [1, 2, 3]
 
-    with pytest.raises(ArgumentError, match=r"a\.txt' was changed while it was read"):
+    with pytest.raises(ArgumentError, match=r"a\.txt' has changed while it was read"):
         streams(files, tokenizer=Changing())
 
 
@@ -311,8 +313,8 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(files):
         ({"window": 95}, "train: 95 tokens are too few; a window and its targets need 96"),
         ({"separator": -1}, "separator: -1 is not a whole number of at least 0"),
         ({"separator": "end"}, "separator: 'end' is not a whole number"),
-        ({"tokenizer": "gpt"}, "tokenizer: 'gpt' is no object with a method 'encode(text)'"),
-        ({"tokenizer": 3}, "tokenizer: 3 is no object"),
+        ({"tokenizer": "gpt"}, "tokenizer: 'gpt' is not an object with a method 'encode(text)'"),
+        ({"tokenizer": 3}, "tokenizer: 3 is not an object"),
         ({"batch_size": 0}, "batch_size: 0 is not a whole number of at least 1"),
         ({"train": "empty.txt"}, "train: 0 tokens are too few"),
         ({"train": "empty.txt", "cache_dir": "c"}, "train: 0 tokens are too few"),

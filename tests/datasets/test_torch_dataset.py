@@ -202,7 +202,7 @@ def test_an_evaluation_between_passes_does_not_change_the_next(kind, passes, bit
     assert bits(passes(dataset, "train")[0]) == bits(straight[0])
 
 
-def test_a_loader_with_workers_in_a_worker_is_told_with_both_settings():
+def test_a_loader_with_workers_in_a_worker_is_reported_with_both_settings():
     stream = StreamWrapper(make(loader(num_workers=2)).train_stream, name="train", workers=1, start_method="fork")
     with (
         stream,
@@ -212,7 +212,7 @@ def test_a_loader_with_workers_in_a_worker_is_told_with_both_settings():
     assert found.value.exit_status == 2
 
 
-def test_an_iterable_dataset_with_a_state_goes_on_by_it(check_training_stream, passes):
+def test_an_iterable_dataset_with_a_state_is_resumed_from_the_state(check_training_stream, passes):
     check_training_stream(lambda: make(Endless()), shuffles=False, pickles=False)
 
 
@@ -260,7 +260,7 @@ def test_a_dataset_that_draws_when_a_pass_begins_is_replayed(passes):
     assert dataset.num_batches == {}
 
 
-def test_set_epoch_is_told_the_number_of_the_pass(passes):
+def test_set_epoch_gets_the_number_of_the_pass(passes):
     data = ByEpoch()
     for training, epochs in ((True, [1, 2]), (False, [0, 0])):
         found = passes(make(data), "train", 2, training=training)
@@ -293,14 +293,14 @@ def test_a_failing_item_is_named(passes):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sources": None}, "stream 'train': its batches are tuples of 2 fields; name the sources by `sources`"),
-        ({"sources": ["x"]}, "stream 'train': its batches are tuples of 2 fields, but `sources` are 1 names"),
+        ({"sources": None}, "stream 'train': its batches are tuples of 2 fields; set `sources` to the names"),
+        ({"sources": ["x"]}, "stream 'train': its batches are tuples of 2 fields, but `sources` has 1 names"),
         ({"train": Named()}, "stream 'train': its batches name their sources: x, y; remove `sources`"),
-        ({"train": torch.arange(3), "sources": None}, "stream 'train': its batches are of type Tensor; name the"),
+        ({"train": torch.arange(3), "sources": None}, "stream 'train': its batches are of type Tensor; set `sources`"),
         ({"sampler": [0, 11]}, "stream 'train': its sampler gave 11, but there are 11 examples"),
         ({"sampler": [0, -1]}, "stream 'train': its sampler gave -1, but there are 11 examples"),
-        ({"sampler": [[0, 1]]}, "stream 'train': its sampler gave [0, 1], which is no index of an example"),
-        ({"sampler": [torch.tensor(0.5)]}, "stream 'train': its sampler gave tensor(0.5000), which is no index"),
+        ({"sampler": [[0, 1]]}, "stream 'train': its sampler gave [0, 1], which is not an index of an example"),
+        ({"sampler": [torch.tensor(0.5)]}, "stream 'train': its sampler gave tensor(0.5000), which is not an index"),
     ],
 )
 def test_what_the_first_batch_shows_is_a_stream_error(passes, arguments, message):
@@ -317,14 +317,14 @@ def test_what_the_first_batch_shows_is_a_stream_error(passes, arguments, message
         ({"train": "data"}, "train: str is neither"),
         ({"train": {"a": 1}}, "train: dict is neither"),
         ({"train": iter([1])}, "train: list_iterator is neither a map-style dataset "),
-        ({"train": []}, "train: there is no example in it"),
+        ({"train": []}, "train: there are no examples in it"),
         ({"valid": 3}, "valid: int is neither"),
         ({"batch_size": 0}, "batch_size: 0 is not a whole number of at least 1"),
         ({"sources": "x"}, "sources: 'x' is no list of names"),
-        ({"collate": "mine"}, "collate: str is no function; write {import: NAME}"),
-        ({"sampler": 3}, "sampler: int yields nothing: it has no __iter__"),
-        ({"train": Drawn(), "sampler": [1]}, "sampler: only a map-style dataset can be read in its order"),
-        ({"train": loader(), "sampler": [1]}, "sampler: only a map-style dataset can be read in its order"),
+        ({"collate": "mine"}, "collate: str is not a function; write {import: NAME}"),
+        ({"sampler": 3}, "sampler: int is not iterable: it has no __iter__"),
+        ({"train": Drawn(), "sampler": [1]}, "sampler: a sampler needs a map-style dataset, and train is not one"),
+        ({"train": loader(), "sampler": [1]}, "sampler: a sampler needs a map-style dataset, and train is not one"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments, message):

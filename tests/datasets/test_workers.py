@@ -1,4 +1,4 @@
-"""Each dataset gives the same batches in the same order whoever reads them, a thread or any number of processes."""
+"""Each dataset gives the same batches in the same order in a thread and in any number of processes."""
 
 import importlib
 import io
@@ -199,7 +199,7 @@ def test_batches_and_their_order_are_those_of_one_process(dataset, read, method)
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_resume_in_the_middle_goes_on_exactly_with_another_number_of_workers(dataset, read, method):
+def test_a_resume_in_the_middle_of_a_pass_is_exact_with_another_number_of_workers(dataset, read, method):
     expected = read(dataset)[0]
     cases = ((0, 2, 1), (2, 3, 4), (3, 0, 4), (1, 2, 5)) if method == "fork" else ((0, 2, 1), (2, 0, 4))
     for before, after, stop in cases:

@@ -91,7 +91,7 @@ def test_a_run_that_is_resumed_goes_on_or_says_why_not(project, small, trials):
             elif case == "what cannot be changed":
                 done = command("resume", "-q", "run", "model.optimizer.class=SGD")
                 assert done.returncode == 2
-                assert "model.optimizer was Adam, is SGD" in done.stderr
+                assert "model.optimizer is SGD, but was Adam" in done.stderr
                 assert files() == before
             else:
                 n = 50 if case == "a shorter dataset" else 5

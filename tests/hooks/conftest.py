@@ -1,4 +1,4 @@
-"""What the tests of hooks share: the YAML of docstrings, small trainings, and a model that does what it is told."""
+"""What the tests of hooks share: the YAML of docstrings, small runs, and a model with scripted outputs."""
 
 import inspect
 
@@ -56,7 +56,7 @@ def train_digits(tmp_path, digits_config):
 
 
 class Scripted(AbstractModel):
-    """Returns what a function makes of a batch; saving fails as often as it is told."""
+    """Returns what a function makes of a batch; saving fails the given number of times."""
 
     input_names = ("x",)
     output_names = ("loss",)

@@ -117,23 +117,23 @@ def test_it_tells_what_it_reads_and_writes():
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ("loss", "'loss' is no list of variables, e.g. [loss, {accuracy: [mean, std]}]"),
-        ([], "[] is no list of variables"),
-        (None, "None is no list of variables"),
-        ({}, "{} is no list of variables"),
-        ({"loss": ["mena"]}, "'mena' is no aggregation; did you mean 'mean'?"),
+        ("loss", "'loss' is not a list of variables such as [loss, {accuracy: [mean, std]}]"),
+        ([], "[] is not a list of variables"),
+        (None, "None is not a list of variables"),
+        ({}, "{} is not a list of variables"),
+        ({"loss": ["mena"]}, "'mena' is not an aggregation; did you mean 'mean'?"),
         ({"loss": []}, "is neither a name nor {name: [aggregation, ...]}"),
         ([3], "3 is neither a name nor {name: [aggregation, ...]}"),
         ([{"loss": []}], "{'loss': []} is neither a name nor"),
         ([{"loss": 3}], "{'loss': 3} is neither a name nor"),
-        ([{"loss": ["men"]}], "'men' is no aggregation; did you mean 'mean'? (one of mean, sum, min,"),
-        ([{"loss": ["nan_count"]}], "'nan_count' is no aggregation; did you mean 'nancount'?"),
-        ([{"loss": ["sort"]}], "'sort' is no aggregation"),
-        ([{"loss": ["pi"]}], "'pi' is no aggregation"),
-        ([{"loss": ["save"]}], "'save' is no aggregation"),
-        ([{"loss": ["array_repr"]}], "'array_repr' is no aggregation"),
-        ([{"loss": ["__name__"]}], "'__name__' is no aggregation"),
-        ([{"loss": [3]}], "3 is no aggregation"),
+        ([{"loss": ["men"]}], "'men' is not an aggregation; did you mean 'mean'? (allowed: mean, sum, min,"),
+        ([{"loss": ["nan_count"]}], "'nan_count' is not an aggregation; did you mean 'nancount'?"),
+        ([{"loss": ["sort"]}], "'sort' is not an aggregation"),
+        ([{"loss": ["pi"]}], "'pi' is not an aggregation"),
+        ([{"loss": ["save"]}], "'save' is not an aggregation"),
+        ([{"loss": ["array_repr"]}], "'array_repr' is not an aggregation"),
+        ([{"loss": ["__name__"]}], "'__name__' is not an aggregation"),
+        ([{"loss": [3]}], "3 is not an aggregation"),
     ],
 )
 def test_wrong_variables_are_refused_at_once(variables, message):
@@ -144,7 +144,7 @@ def test_wrong_variables_are_refused_at_once(variables, message):
 
 
 @pytest.mark.parametrize("name", ["los", "Loss", "x_"])
-def test_a_wrong_name_is_told_before_any_update(scripted, numbers, name):
+def test_a_wrong_name_is_reported_before_any_update(scripted, numbers, name):
     loop = MainLoop(scripted(), numbers, [ComputeStats([name]), StopAfter(epochs=1)], skip_zeroth_epoch=True)
     near = "x" if name == "x_" else "loss"
     message = f"hook ComputeStats reads '{name}', which is neither a source nor an output; did you mean '{near}'"
@@ -158,9 +158,9 @@ def test_a_wrong_name_is_told_before_any_update(scripted, numbers, name):
     ("function", "message"),
     [
         (lambda batch: {"loss": [1.0] * 4}, "has 4 entries, but the batch has 2 examples"),
-        (lambda batch: {"loss": ["a"] * len(batch["x"])}, "is no number"),
+        (lambda batch: {"loss": ["a"] * len(batch["x"])}, "is list of dtype <U1, not a number"),
         (lambda batch: {"loss": [[1.0], [1.0, 2.0]]}, "inhomogeneous"),
-        (lambda batch: {"loss": torch.ones(2, dtype=torch.complex64)}, "complex numbers have no statistics"),
+        (lambda batch: {"loss": torch.ones(2, dtype=torch.complex64)}, "is complex, not a real number"),
         (lambda batch: {"loss": 1.0 if batch["x"] == [5.0] else [1.0, 2.0]}, "is a scalar in some batches"),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_variable_without_statistics_is_named_with_its_stream(scripted, number
 
 def test_a_variable_that_a_later_batch_does_not_have_is_named_with_its_stream(scripted, numbers):
     model = scripted(lambda batch: {"loss": 1.0} if batch["x"] == [1.0, 2.0] else {})
-    with pytest.raises(HookError, match=r"ComputeStats: stream 'train': a batch has no 'loss'"):
+    with pytest.raises(HookError, match=r"ComputeStats: stream 'train': a batch has no variable 'loss'"):
         statistics(model, numbers, ["loss"])
 
 

@@ -1,4 +1,4 @@
-"""LogVariables: the line of each stream, and what happens to values that are no numbers."""
+"""LogVariables: the line of each stream, and what happens to values that are not numbers."""
 
 import logging
 import re
@@ -93,15 +93,15 @@ def test_numbers_are_short_and_keep_their_digits(log, value, text):
 ODD = {"train": {"name": "best", "loss": {"mean": 1.0, "curve": [1, 2]}}}
 
 
-def test_values_that_are_no_numbers_are_ignored_by_default(log):
+def test_values_that_are_not_numbers_are_ignored_by_default(log):
     assert log(ODD) == ["epoch 3  train  loss 1.0000"]
 
 
-def test_values_that_are_no_numbers_may_be_logged_as_text(log):
+def test_values_that_are_not_numbers_may_be_logged_as_strings(log):
     assert log(ODD, on_unknown_type="str") == ["epoch 3  train  name best  loss 1.0000  loss/curve [1, 2]"]
 
 
-def test_values_that_are_no_numbers_may_be_warned_of(log, caplog):
+def test_values_that_are_not_numbers_may_cause_a_warning(log, caplog):
     lines = log(ODD, on_unknown_type="warn")
     assert lines == [
         "LogVariables: train/name is str, not a number",
@@ -111,8 +111,8 @@ def test_values_that_are_no_numbers_may_be_warned_of(log, caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
 
 
-def test_values_that_are_no_numbers_may_be_errors(log):
-    with pytest.raises(HookError, match=r"LogVariables: train/name is str, not a number \(on_unknown_type decides\)"):
+def test_values_that_are_not_numbers_may_be_errors(log):
+    with pytest.raises(HookError, match=r"LogVariables: train/name is str, not a number; to allow such values, set"):
         log(ODD, on_unknown_type="error")
 
 

@@ -254,7 +254,7 @@ def test_examples_without_weight_do_not_count(weightless):
     assert found == pytest.approx(weighted(values, weights), rel=1e-12)
 
 
-def test_the_mean_of_no_weight_at_all_is_no_number():
+def test_the_mean_with_a_total_weight_of_0_is_nan():
     assert np.isnan(running(["mean"], [some(3)], [np.zeros(3)])["mean"])
 
 
@@ -456,14 +456,14 @@ def test_a_value_that_was_right_for_the_batch_before_is_an_error_in_a_longer_one
 def test_scalars_and_examples_do_not_mix(values):
     stats = RunningStats(["mean"])
     stats.add(values[0], 2)
-    with pytest.raises(ValueError, match=r"is a scalar in some batches and has an entry an example in others"):
+    with pytest.raises(ValueError, match=r"is a scalar in some batches and has one entry per example in others"):
         stats.add(values[1], 2)
 
 
 @pytest.mark.parametrize(
     "value", [["a", "b"], ["1", "2"], [None, 1.0], np.array(["a", "b"]), [{}, {}], [1j, 2.0], torch.tensor([1j, 2])]
 )
-def test_what_is_no_number_is_an_error(value):
+def test_a_value_that_is_not_a_number_is_an_error(value):
     with pytest.raises(TypeError, match=r"number|numpy.str_"):
         RunningStats(["mean"]).add(value, 2)
 
@@ -474,7 +474,7 @@ def test_ragged_values_are_an_error():
 
 
 @pytest.mark.parametrize("weights", [np.ones(3), np.ones((2, 1)), np.ones((2, 2)), 1.0], ids=str)
-def test_weights_are_one_number_an_example(weights):
+def test_weights_are_one_number_per_example(weights):
     with pytest.raises(ValueError, match=r"has weights of shape .*, but the batch has 2 examples"):
         RunningStats(["mean"]).add([1.0, 2.0], 2, weights)
 
@@ -483,7 +483,7 @@ def test_weights_are_one_number_an_example(weights):
 def test_weights_are_there_in_all_batches_or_in_none(weights):
     stats = RunningStats(["mean"])
     stats.add([1.0, 2.0], 2, weights[0])
-    with pytest.raises(ValueError, match=r"has weights in some batches and none in others"):
+    with pytest.raises(ValueError, match=r"has weights in some batches, but not in others"):
         stats.add([1.0, 2.0], 2, weights[1])
 
 

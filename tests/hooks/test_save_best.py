@@ -137,10 +137,10 @@ def test_the_best_value_of_another_statistic_does_not_count(before, caplog):
     best = SaveBest(variable="score")
     best.load_state_dict(state)
     assert best.state_dict() == SaveBest(variable="score").state_dict()
-    assert "another statistic counts now, valid/score/mean" in caplog.text
+    assert "SaveBest now compares another statistic, valid/score/mean" in caplog.text
 
 
-def test_it_goes_on_from_the_best_value_of_its_state(scripted, numbers, write, run):
+def test_it_continues_from_the_best_value_of_its_state(scripted, numbers, write, run):
     best = SaveBest(variable="score")
     best.load_state_dict({**best.state_dict(), "best": 2.0})
     look = Look()
@@ -164,7 +164,7 @@ def test_a_checkpoint_that_cannot_be_saved_fails_the_training(scripted, numbers,
 
 
 @pytest.mark.parametrize(("policy", "warnings"), [("warn", 1), ("ignore", 0)])
-def test_the_training_goes_on_without_the_checkpoint(scripted, numbers, write, run, policy, warnings, caplog):
+def test_the_training_continues_without_the_checkpoint(scripted, numbers, write, run, policy, warnings, caplog):
     look = Look()
     hooks = [look, write([3, 2, 1]), SaveBest(variable="score", on_save_failure=policy), StopAfter(epochs=2)]
     loop = MainLoop(scripted(failures=1), numbers, hooks, extra_streams=["valid"], run=run)
@@ -179,8 +179,8 @@ def test_the_training_goes_on_without_the_checkpoint(scripted, numbers, write, r
     [
         ({"condition": "less"}, "condition", "'less' is not one of min, max"),
         ({"on_save_failure": "fail"}, "on_save_failure", "'fail' is not one of error, warn, ignore"),
-        ({"model_name": ""}, "model_name", "'' is no name"),
-        ({"model_name": 3}, "model_name", "3 is no name"),
+        ({"model_name": ""}, "model_name", "'' is not a name"),
+        ({"model_name": 3}, "model_name", "3 is not a name"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments, argument, message):
@@ -248,7 +248,9 @@ def test_a_variable_of_several_aggregations_needs_one(scripted, numbers, run):
     hooks = [ComputeStats([{"loss": ["mean", "std"]}]), SaveBest(aggregation=None), StopAfter(epochs=1)]
     hooks[0].writes = ("loss",)
     loop = MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run)
-    with pytest.raises(HookError, match=r"valid/loss, which has the aggregations mean, std; name one of them"):
+    with pytest.raises(
+        HookError, match=r"valid/loss, which has the aggregations mean, std; set aggregation to one of them"
+    ):
         loop.run_training()
 
 

@@ -89,7 +89,7 @@ def test_a_hook_derived_from_it_gets_the_batches_that_it_listens_to(scripted, nu
     assert SaveEvery().after_batch is None
 
 
-def test_it_keeps_no_more_when_the_one_before_is_still_written(scripted, numbers, run, monkeypatch):
+def test_it_keeps_no_more_while_the_previous_checkpoint_is_still_written(scripted, numbers, run, monkeypatch):
     """What was in flight was not counted: four of `keep: 3` were left, in one run of ten."""
     asked, before = threading.Event(), SaveEvery._request
 
@@ -168,8 +168,8 @@ def test_when_one_cannot_be_saved_the_training_fails(scripted, numbers, run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_epochs": 0}, "n_epochs: 0 is no interval; write for example '5 epochs'"),
-        ({"n_epochs": "5 hours"}, "n_epochs: '5 hours' is no interval"),
+        ({"n_epochs": 0}, "n_epochs: 0 is not an interval; write for example '5 epochs'"),
+        ({"n_epochs": "5 hours"}, "n_epochs: '5 hours' is not an interval"),
         ({"keep": 0}, "keep: "),
         ({"on_failure": "stop"}, "stop"),
     ],

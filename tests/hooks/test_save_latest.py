@@ -58,7 +58,7 @@ def test_a_checkpoint_that_cannot_be_saved_fails_the_training(scripted, numbers,
 
 
 @pytest.mark.parametrize(("policy", "warnings"), [("warn", 2), ("ignore", 0)])
-def test_the_training_goes_on_without_the_checkpoint(scripted, numbers, run, policy, warnings, caplog):
+def test_the_training_continues_without_the_checkpoint(scripted, numbers, run, policy, warnings, caplog):
     look = Look()
     hooks = [look, SaveLatest(on_save_failure=policy), StopAfter(epochs=3)]
     loop = MainLoop(scripted(failures=2), numbers, hooks, run=run)
@@ -68,7 +68,7 @@ def test_the_training_goes_on_without_the_checkpoint(scripted, numbers, run, pol
     assert [record.levelno for record in told] == [logging.WARNING] * warnings
 
 
-def test_a_failed_checkpoint_leaves_the_one_before_as_it_was(scripted, numbers, run):
+def test_a_failed_checkpoint_leaves_the_previous_one_unchanged(scripted, numbers, run):
     class FailFrom(AbstractHook):
         def before_epoch(self, epoch_id):
             self.main_loop.model.failures = int(epoch_id in (2, 3))

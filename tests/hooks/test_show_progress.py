@@ -77,7 +77,7 @@ def test_a_terminal_shows_no_bar_when_none_is_wanted(tmp_path, emrun_on_terminal
     assert ("epoch 1  valid  loss" in text) is (option == "--no-progress")
 
 
-def test_nothing_is_written_when_standard_error_is_no_terminal(tmp_path, emrun):
+def test_nothing_is_written_when_standard_error_is_not_a_terminal(tmp_path, emrun):
     (tmp_path / "config.yaml").write_text(CONFIG)
     finished = emrun("train", "config.yaml")
     assert finished.returncode == 0
@@ -132,7 +132,7 @@ AT_THE_END = 1  # the loop looks whether the loss of an epoch's last step is fin
 
 
 class Loss:
-    """A loss on a device: counts how often somebody waits for it."""
+    """A loss on a device: counts how often its value is read."""
 
     def __init__(self):
         self.reads = 0

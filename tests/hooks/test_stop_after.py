@@ -81,7 +81,7 @@ def test_the_first_limit_that_is_reached_counts(train, limits, iterations):
     assert loop.iterations_done == iterations
 
 
-def test_batches_of_an_evaluation_are_no_iterations(train):
+def test_batches_of_an_evaluation_do_not_count_as_iterations(train):
     loop, trace = train(StopAfter(iterations=4))
     assert trace.batches.count(("train", False)) == 3
     assert loop.iterations_done == 4
@@ -123,7 +123,7 @@ def test_it_ends_the_training_after_so_many_minutes(train, seconds, minutes, bat
     stop.clock = Clock(seconds)
     loop, trace = train(stop)
     assert len(trace.batches) == batches
-    assert loop.outcome.reason == f"{minutes} minutes are over (StopAfter minutes: {minutes})"
+    assert loop.outcome.reason == f"{minutes} minutes have passed (StopAfter minutes: {minutes})"
 
 
 def test_time_of_the_training_before_a_resume_counts(train):

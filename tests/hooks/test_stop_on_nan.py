@@ -101,22 +101,22 @@ def test_batches_are_looked_at_only_when_asked_to():
     hook_of(after_batch=True, after_epoch=False).after_epoch(1, {"train": {"loss": NAN}})
 
 
-def test_a_list_with_anything_else_than_numbers_is_no_number():
-    with pytest.raises(HookError, match="train/x is no number, but list"):
+def test_a_list_with_a_string_is_not_a_number():
+    with pytest.raises(HookError, match="train/x is list, not a number"):
         hook_of(on_unknown_type="error").after_epoch(1, {"train": {"x": [torch.tensor([NAN]), "x"]}})
 
 
-def test_what_is_no_number_can_be_an_error():
-    with pytest.raises(HookError, match="train/name is no number, but str"):
+def test_a_value_that_is_not_a_number_can_be_an_error():
+    with pytest.raises(HookError, match="train/name is str, not a number"):
         hook_of(on_unknown_type="error").after_epoch(1, {"train": {"name": "x"}})
 
 
-def test_what_is_no_number_can_be_warned_of_once(caplog):
+def test_a_value_that_is_not_a_number_can_cause_one_warning(caplog):
     hook = hook_of(on_unknown_type="warn")
     for _ in range(2):
         hook.after_epoch(1, {"train": {"name": "x", "loss": 1.0}})
     assert [record.getMessage() for record in caplog.records] == [
-        "StopOnNaN: train/name is no number, but str (on_unknown_type)"
+        "StopOnNaN: train/name is str, not a number (see on_unknown_type)"
     ]
     with pytest.raises(TrainingAborted):
         hook.after_epoch(1, {"train": {"name": "x", "loss": NAN}})
@@ -186,7 +186,7 @@ def test_it_aborts_before_the_update_so_that_the_weights_stay_as_they_were(tmp_p
     ],
     ids=["overflow", "half", "double", "no floats", "mixed"],
 )
-def test_numbers_whose_sum_is_infinite_are_no_infinity(values):
+def test_numbers_whose_sum_is_infinite_do_not_abort(values):
     hook = hook_of(after_batch=True, stop_on_inf=True)
     hook.after_batch("train", {f"v{index}": value for index, value in enumerate(values)})
 

@@ -1,4 +1,4 @@
-"""WriteCSV: one header, one line an epoch, whatever the values."""
+"""WriteCSV: one header, one line per epoch, whatever the values."""
 
 import csv
 import logging
@@ -76,7 +76,7 @@ def test_only_listed_variables_are_written(tmp_path):
 
 @pytest.mark.parametrize("value", ["text", None, {}])
 @pytest.mark.parametrize("policy", ["error", "warn", "default"])
-def test_what_is_no_number_or_missing_follows_the_policies(tmp_path, value, policy, caplog):
+def test_a_value_that_is_missing_or_not_a_number_follows_the_policies(tmp_path, value, policy, caplog):
     hook = hook_of(tmp_path, on_unknown_type=policy, on_missing_variable=policy, default_value="?")
     data = {"train": {"v": 1.0}, "valid": {"v": value}}
     if policy == "error":
@@ -173,7 +173,7 @@ def test_an_integer_that_no_float_can_hold_is_an_error_that_names_it(tmp_path, v
 
 
 def test_a_name_with_half_a_character_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(HookError, match=r"WriteCSV: .*'lo\\udc80ss' of stream 'train' has half a character .*rename"):
+    with pytest.raises(HookError, match=r"WriteCSV: .*'lo\\udc80ss' of stream 'train' has a lone surrogate, .*rename"):
         hook_of(tmp_path).after_epoch(0, {"train": {"lo\udc80ss": 1}, "valid": {"lo\udc80ss": 1}})
     assert not (tmp_path / "training.csv").exists()
 

@@ -1,4 +1,4 @@
-"""A module is built once more in a child process, which leaves nothing behind."""
+"""A module is built a second time in a child process, which leaves nothing behind."""
 
 import os
 import signal
@@ -88,7 +88,7 @@ def test_a_child_that_is_slow_is_not_waited_for_and_killed():
     assert structure(signal.pause, 0) is None
 
 
-def test_a_child_that_nobody_asks_ends_with_its_object():
+def test_a_child_that_is_not_asked_ends_with_its_object():
     before = children()
     apart = BuiltApart.begin(signal.pause)
     assert children() != before

@@ -1,4 +1,4 @@
-"""A lazy model gets its shapes before anybody looks at it, from a batch that the training does not miss."""
+"""A lazy model gets its shapes before anything uses it, from a batch that the training still gets."""
 
 import numpy as np
 import pytest
@@ -171,7 +171,7 @@ class WithState:
         self.index = state["index"]
 
 
-def test_a_stream_with_a_state_is_trained_on_from_its_first_batch():
+def test_a_stream_with_a_state_is_trained_from_its_first_batch():
     hook = TakesNote()
     run(WithState(), [hook])
     assert hook.seen == [0, 1, 2]

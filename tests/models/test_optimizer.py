@@ -62,7 +62,7 @@ def test_a_group_that_a_hook_adds_where_it_is_built_is_resumed():
 def test_a_group_that_is_missing_on_a_resume_is_named():
     model, again = (TorchModel(Net(), optimizer=sgd()) for _ in range(2))
     AddsGroup(model)
-    message = "the optimizer of the checkpoint has 2 groups of parameters, that of the config has 1; a hook or a model"
+    message = "the optimizer of the checkpoint has 2 parameter groups, but that of the config has 1; a hook or model"
     with pytest.raises(StateError, match=message):
         again.load_state_dict(stepped(model))
 
@@ -124,11 +124,11 @@ def test_tied_parameters_are_trained_once():
         ([{"match": "bias"}, {"match": "bias"}], "groups: parameter 'first.bias' matches bias and bias"),
         ([{"match": "third"}], "groups: 'third' matches none of the parameters first.weight, first.bias,"),
         ([{"match": "bias", "learning_rate": 0.1}], "groups: unknown argument 'learning_rate'; allowed: dampening,"),
-        ([{"match": "bias["}], "groups: 'bias[' is no regular expression"),
-        ([{"lr": 0.1}], "is no list of mappings {match: REGEX, argument: value}"),
-        ([{"match": 3}], "is no list of mappings"),
-        (["bias"], "is no list of mappings"),
-        ({"match": "bias"}, "is no list of mappings"),
+        ([{"match": "bias["}], "groups: 'bias[' is not a regular expression"),
+        ([{"lr": 0.1}], "is not a list of {match: REGEX, argument: value}"),
+        ([{"match": 3}], "is not a list of {match"),
+        (["bias"], "is not a list of {match"),
+        ({"match": "bias"}, "is not a list of {match"),
     ],
 )
 def test_wrong_groups_are_refused(groups, message):
@@ -144,6 +144,6 @@ def test_a_module_without_parameters_has_nothing_to_optimize():
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": [{"match": "bias", "lr": 1.0}]}])
-def test_what_is_no_optimizer_is_refused(options):
-    with pytest.raises(ArgumentError, match=r"optimizer: list is no torch.optim.Optimizer"):
+def test_an_object_that_is_not_an_optimizer_is_refused(options):
+    with pytest.raises(ArgumentError, match=r"optimizer: list is not a torch.optim.Optimizer"):
         build_optimizer(Net(), Factory(list, options=options))

@@ -285,7 +285,7 @@ def test_a_batch_of_somebody_else_leaves_what_was_copied(device):
 
 @pytest.mark.parametrize("failing", ["pin", "copy"])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError, RuntimeError])
-def test_when_it_fails_the_training_goes_on_without_and_says_so_once(device, monkeypatch, caplog, failing, error):
+def test_after_a_failure_the_training_continues_without_it_and_warns_once(device, monkeypatch, caplog, failing, error):
     prefetcher = Prefetcher(inputs_of(), device.device)
     batches = [{"x": torch.ones(2, 3), "y": torch.ones(2)} for _ in range(4)]
     before = [prefetcher.pin(batch) for batch in batches[:2]]
@@ -305,7 +305,7 @@ def test_when_it_fails_the_training_goes_on_without_and_says_so_once(device, mon
     for batch in batches:
         assert torch.equal(prefetcher.tensors(batch)["x"], batch["x"])
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == ["batches are not copied to the device ahead any more: cannot allocate"]
+    assert messages == ["batches are no longer copied to the device ahead of time: cannot allocate"]
     assert device.used == 0
 
 

@@ -207,7 +207,10 @@ def test_a_metric_that_is_not_there_is_an_error():
 
     model = TorchModel(Net(), optimizer=sgd(), scheduler=scheduled(PLATEAU, metric="valid/loss/mean"))
     loop = MainLoop(model, Streams(), [Forgetful(["loss"]), StopAfter(epochs=2)], extra_streams=["valid"])
-    with pytest.raises(ArgumentError, match=r"scheduler: metric 'valid/loss/mean': no 'loss' there, but nothing"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"scheduler: metric 'valid/loss/mean': there is no 'loss': there is nothing; see ComputeStats",
+    ):
         loop.run_training()
 
 
@@ -226,10 +229,10 @@ def test_a_metric_of_a_stream_that_is_not_run_is_an_error_before_any_batch():
     [
         (PLATEAU, {}, "ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean"),
         (PLATEAU, {"metric": "valid/loss/mean", "step_on": "update"}, "remove `step_on: update`"),
-        (PLATEAU, {"metric": "loss"}, "metric: 'loss' is no address stream/variable/aggregation"),
-        (PLATEAU, {"metric": "a/b/c/d"}, "metric: 'a/b/c/d' is no address"),
-        (PLATEAU, {"metric": 3}, "metric: 3 is no address"),
-        (EXPONENTIAL, {"metric": "valid/loss/mean"}, "ExponentialLR takes no metric"),
+        (PLATEAU, {"metric": "loss"}, "metric: 'loss' is not an address stream/variable/aggregation"),
+        (PLATEAU, {"metric": "a/b/c/d"}, "metric: 'a/b/c/d' is not an address"),
+        (PLATEAU, {"metric": 3}, "metric: 3 is not an address"),
+        (EXPONENTIAL, {"metric": "valid/loss/mean"}, "ExponentialLR does not take a metric"),
         (EXPONENTIAL, {"step_on": "batch"}, "step_on: 'batch' is neither epoch nor update"),
     ],
 )
@@ -242,7 +245,9 @@ def test_wrong_options_of_a_scheduler_are_refused(scheduler, options, message):
 
 
 def test_a_scheduler_without_an_optimizer_is_refused():
-    with pytest.raises(ArgumentError, match=r"scheduler: there is no optimizer whose learning rate it could set"):
+    with pytest.raises(
+        ArgumentError, match=r"scheduler: there is no optimizer whose learning rate the scheduler could set"
+    ):
         TorchModel(Net(), scheduler=scheduled(EXPONENTIAL))
 
 

@@ -269,7 +269,7 @@ def test_a_module_that_takes_any_keywords_gets_a_mapping_by_name():
 @pytest.mark.parametrize(
     ("module", "inputs", "message"),
     [
-        (Anything(), None, "inputs: Anything.forward takes any arguments; list the sources it gets"),
+        (Anything(), None, "inputs: Anything.forward takes any arguments; list the sources that it gets"),
         (Two(), {"aa": "x"}, "no parameter 'aa'; did you mean 'a'? (it has a, b)"),
         (Two(), ["x", "y", "z"], "Two.forward takes 2 arguments, not 3"),
         (Two(), ["a"], "Two.forward: missing a required argument: 'b'"),
@@ -295,7 +295,7 @@ def test_sources_of_loss_and_metrics_are_inputs():
     assert (data["loss"].item(), data["error"].item()) == (4.0, -2.0)
 
 
-def test_a_missing_source_of_the_loss_is_told_before_the_module_runs():
+def test_a_missing_source_of_the_loss_is_reported_before_the_module_runs():
     loss = Factory(nn.MSELoss, options={"inputs": ["same", "label"]})
     with pytest.raises(
         StreamError, match=r"the model needs label, which the batch does not have; did you mean 'labels'"
@@ -417,7 +417,7 @@ def test_a_source_that_cannot_become_a_tensor_is_named(values):
         evaluate(identity(), [{"x": values}])
 
 
-def test_a_source_that_is_no_input_stays_as_it_is():
+def test_a_source_that_is_not_an_input_is_unchanged():
     names = ["a", "b"]
     (data,) = evaluate(identity(), [{"x": [1.0, 2.0], "name": names}])
     assert data["name"] is names
@@ -483,7 +483,7 @@ def test_outputs_names_what_forward_returns(function, outputs, expected):
     [
         (lambda x: (x, x), ["p"], "['p'] names 1 values, but forward returns 2"),
         (lambda x: x, ["p", "q"], "['p', 'q'] names 2 values, but forward returns 1"),
-        (lambda x: x, None, "forward returns Tensor, not a mapping; name what it returns"),
+        (lambda x: x, None, "forward returns Tensor, not a mapping; name its values"),
         (lambda x: {"logits": x}, ["logit"], "forward returns no logit; did you mean 'logits'? (it returns logits)"),
     ],
 )
@@ -495,7 +495,7 @@ def test_outputs_that_forward_does_not_return_are_an_error(function, outputs, me
 
 @pytest.mark.parametrize(
     ("outputs", "message"),
-    [("logits", "'logits' is no list of names"), ([1], "no list of names"), (["a", "a"], "has a name twice")],
+    [("logits", "'logits' is no list of names"), ([1], "no list of names"), (["a", "a"], "names an output twice")],
 )
 def test_a_wrong_form_of_outputs_is_refused_at_once(outputs, message):
     with pytest.raises(ArgumentError, match=rf"^outputs: .*{message}"):
@@ -674,7 +674,7 @@ def test_example_weight_may_be_of_integers():
 @pytest.mark.parametrize("shape", [(3, 1), (1,), (2,)])
 def test_example_weight_of_another_shape_is_an_error(shape):
     module = WithLoss(lambda errors: {"loss": errors, "example_weight": torch.ones(shape)})
-    with pytest.raises(StreamError, match=r"'example_weight' has shape .*: it is one number an example"):
+    with pytest.raises(StreamError, match=r"'example_weight' has shape .*: it must have one number per example"):
         run(TorchModel(module, optimizer=SGD), [{"x": X, "y": Y}])
 
 
@@ -743,19 +743,19 @@ def test_a_loss_that_is_not_a_tensor_is_named_as_what_it_is(change, shown):
     assert caught.value.exit_status == 2
 
 
-def test_a_missing_loss_is_told_before_any_update():
+def test_a_missing_loss_is_reported_before_any_update():
     module = Predict()
     before = state_of(module)
     model = TorchModel(module, outputs=["predicted"], optimizer=SGD)
     with pytest.raises(
-        StreamError, match=r"the outputs have no tensor 'loss', but predicted; .* set model.loss"
+        StreamError, match=r"there is no output 'loss' \(there is predicted\); .* set model.loss"
     ) as caught:
         run(model, [{"x": X}])
     assert caught.value.exit_status == 2
     assert same_state(module, before)
 
 
-def test_an_unknown_input_of_a_loss_is_told_with_a_suggestion():
+def test_an_unknown_input_of_a_loss_is_reported_with_a_suggestion():
     loss = Factory(nn.MSELoss, options={"inputs": ["predicted", "target"]})
     module = Predict()
     module.forward = lambda x: {"predictions": module.w * x}
@@ -768,7 +768,7 @@ def test_an_unknown_input_of_a_loss_is_told_with_a_suggestion():
 
 def test_a_loss_that_depends_on_no_parameter_is_an_error():
     module = WithLoss(lambda errors: {"loss": errors.detach()})
-    with pytest.raises(ArgumentError, match=r"loss: the loss depends on no parameter with requires_grad"):
+    with pytest.raises(ArgumentError, match=r"loss: the loss does not depend on any parameter with requires_grad"):
         run(TorchModel(module, optimizer=SGD), [{"x": X, "y": Y}])
 
 
@@ -808,12 +808,15 @@ class LearnedLoss(nn.Module):
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        (Factory(LearnedLoss, options={"inputs": ["same"]}), "it has parameters, which nothing would train or save"),
-        (Factory(nn.MSELoss), "'inputs' lists the outputs and sources it is called with"),
-        (Factory(nn.MSELoss, options={"inputs": "same"}), "'inputs' lists the outputs and sources it is called with"),
-        (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": "1"}), "scale '1' is no number"),
+        (Factory(LearnedLoss, options={"inputs": ["same"]}), "it has parameters, which would not be trained or saved"),
+        (Factory(nn.MSELoss), "set 'inputs' to the outputs and sources that it is called with"),
+        (
+            Factory(nn.MSELoss, options={"inputs": "same"}),
+            "set 'inputs' to the outputs and sources that it is called with",
+        ),
+        (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": "1"}), "scale '1' is not a number"),
         (Factory(int, options={"inputs": ["same"]}), "int cannot be called"),
-        ("mse", "'mse' is no form; write {class: ..., inputs: [...]}"),
+        ("mse", "'mse' is not a class or function; write {class: ..., inputs: [...]}"),
     ],
 )
 def test_a_wrong_form_of_a_loss_or_metric_is_refused_at_once(key, form, message):
@@ -825,8 +828,8 @@ def test_a_wrong_form_of_a_loss_or_metric_is_refused_at_once(key, form, message)
 
 
 @pytest.mark.parametrize("key", ["loss", "metrics"])
-def test_loss_is_no_name_of_one_of_several_losses_or_metrics(key):
-    with pytest.raises(ArgumentError, match=rf"{key}: 'loss' is the name of what is minimised"):
+def test_one_of_several_losses_or_metrics_cannot_be_called_loss(key):
+    with pytest.raises(ArgumentError, match=rf"{key}: 'loss' is the name of the minimised sum"):
         identity(**{key: {"loss": Factory(nn.MSELoss, options={"inputs": ["same", "x"]})}})
 
 
@@ -845,7 +848,7 @@ def test_metrics_are_calculated_without_gradients():
 
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
-def test_gradients_are_enabled_behind_the_metrics_as_they_were_before(enabled, fails):
+def test_gradients_are_enabled_after_the_metrics_as_before(enabled, fails):
     def metric(predicted):
         if fails:
             raise ZeroDivisionError("in the metric")
@@ -868,8 +871,8 @@ def test_metrics_may_use_the_losses():
 # --- the model itself -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_module_is_refused():
-    with pytest.raises(ArgumentError, match=r"module: type is no torch.nn.Module; write module: "):
+def test_an_object_that_is_not_a_module_is_refused():
+    with pytest.raises(ArgumentError, match=r"module: type is not a torch.nn.Module; write module: "):
         TorchModel(Affine)
 
 
@@ -881,7 +884,7 @@ def test_a_device_that_is_not_there_is_refused(device):
 
 def test_training_without_an_optimizer_is_an_error_before_any_batch():
     loop = MainLoop(TorchModel(Affine()), Streams(train=XY), [record := Record(), StopAfter(epochs=1)])
-    with pytest.raises(ArgumentError, match=r"optimizer: a model that is trained needs one"):
+    with pytest.raises(ArgumentError, match=r"optimizer: training needs an optimizer"):
         loop.run_training()
     assert record.evaluated == []
 
@@ -1050,7 +1053,7 @@ def test_a_failure_of_a_hook_before_the_update_leaves_the_weights_alone():
     assert model.module.w.item() == 1.0
 
 
-def test_a_wrong_variable_of_a_hook_is_told_before_any_update():
+def test_a_wrong_variable_of_a_hook_is_reported_before_any_update():
     module = Affine()
     before = state_of(module)
     with pytest.raises(StreamError, match=r"ComputeStats reads 'los', .* did you mean 'loss'"):

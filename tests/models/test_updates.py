@@ -5,7 +5,7 @@ import torch
 from emrun.models.updates import clear_gradients
 
 
-def test_gradients_are_cleared_and_an_optimizer_of_ones_own_clears_them_its_way():
+def test_gradients_are_cleared_and_an_optimizer_that_overrides_zero_grad_clears_its_own():
     class Keeps(torch.optim.SGD):
         cleared = 0
 

@@ -199,7 +199,7 @@ def test_weights_of_another_module_are_refused_and_nothing_is_loaded(tmp_path, o
     assert all(bool((tensor == 1).all()) for tensor in other.state_dict().values())
 
 
-def test_state_that_is_no_tensor_is_not_in_the_weights_but_beside_them(tmp_path):
+def test_extra_state_that_is_not_a_tensor_is_not_in_the_weights(tmp_path):
     class Extra(nn.Module):
         def __init__(self):
             super().__init__()
@@ -296,6 +296,6 @@ def test_a_module_that_a_hook_replaces_is_the_one_that_a_resume_could_not_load(t
     model = TorchModel(nn.Linear(2, 1), inputs=["x"], outputs=["loss"], optimizer=optimizer)
     data = SimpleNamespace(train_stream=lambda: iter([{"x": torch.ones(1, 2)}]))
     loop = MainLoop(model, data, [Replaces(), StopAfter(epochs=1)], run=Run(tmp_path, seed=1, command=["emrun"]))
-    with pytest.raises(ArgumentError, match="no checkpoint of Sequential could be loaded"):
+    with pytest.raises(ArgumentError, match="a checkpoint of Sequential could not be loaded"):
         loop.run_training()
     assert loop.iterations_done == 0

@@ -208,7 +208,7 @@ def test_a_training_without_a_hook_that_ends_it_is_warned_of(tmp_path, caplog):
         (["hooks.SaveBest.variable=accuracy"], "no hook writes 'accuracy/mean'"),
         (["hooks.SaveBest.stream=test"], "stream 'test' is not run"),
         (["hooks.SaveBest.condition=most"], "'most' is not one of min, max"),
-        (["hooks.ComputeStats.variables=[{loss: [maen]}]"], "'maen' is no aggregation; did you mean 'mean'?"),
+        (["hooks.ComputeStats.variables=[{loss: [maen]}]"], "'maen' is not an aggregation; did you mean 'mean'?"),
         (["~model.module"], "missing argument 'module'"),
         (["model.optimizer.class=SDG"], "torch.optim has no class 'SDG'; did you mean 'SGD'?"),
         (["seed=-1"], "negative"),

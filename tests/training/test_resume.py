@@ -388,8 +388,8 @@ def test_other_arguments_that_changed_win_over_the_saved_ones(project):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.optimizer={class: SGD, lr: 0.1}", "model.optimizer was Adam, is SGD"),
-        ("model.scheduler={class: ExponentialLR, gamma: 0.5}", "model.scheduler was StepLR, is ExponentialLR"),
+        ("model.optimizer={class: SGD, lr: 0.1}", "model.optimizer is SGD, but was Adam"),
+        ("model.scheduler={class: ExponentialLR, gamma: 0.5}", "model.scheduler is ExponentialLR, but was StepLR"),
         ("~model.scheduler", "model.scheduler was added or removed"),
         ("model.module.width=9", "of another shape"),
         ("model.optimizer.momentun=1", "unknown argument"),
@@ -625,7 +625,7 @@ def test_what_is_written_to_a_csv_cannot_be_reordered(project):
 def test_another_statistic_begins_anew_with_its_best(project, caplog):
     directory = stopped(project)
     train(resume_training(directory, ["hooks.StopAfter.epochs=2", "hooks.SaveBest={variable: loss, condition: min}"]))
-    assert "another statistic counts now" in caplog.text
+    assert "now compares another statistic" in caplog.text
     best = json.loads((directory / "checkpoints" / "best" / "manifest.json").read_text())
     assert best["epoch"] == 2
 
@@ -751,7 +751,7 @@ def test_other_parts_of_a_schedule_are_refused_at_a_resume(project):
     config["model"]["scheduler"] = SCHEDULES["sequential"]
     directory = stopped(project, config)
     parts = "[{class: LinearLR}, {class: ExponentialLR, gamma: 0.9}]"
-    message = r"was SequentialLR\(LinearLR, CosineAnnealingLR\), is SequentialLR\(LinearLR, ExponentialLR\)"
+    message = r"is SequentialLR\(LinearLR, ExponentialLR\), but was SequentialLR\(LinearLR, CosineAnnealingLR\)"
     with pytest.raises(StateError, match=message):
         resume_training(directory, ["hooks.StopAfter.epochs=2", f"model.scheduler.schedulers={parts}"])
 
@@ -760,12 +760,12 @@ ENDS = {  # schedule, of which one epoch of five updates is the whole -> what th
     "cosine": (
         {"class": "CosineAnnealingLR", "T_max": 5},
         "CosineAnnealingLR has made 5 of its 5 steps (model.scheduler.T_max); the learning rate is 0, after the next "
-        "step 0.00477458; model.scheduler.T_max=N as an override",
+        "step 0.00477458; the override model.scheduler.T_max=N",
     ),
     "polynomial": (
         {"class": "PolynomialLR", "total_iters": 4},
         "PolynomialLR has made 5 of its 4 steps (model.scheduler.total_iters); the learning rate is 0, after the next "
-        "step 0; model.scheduler.total_iters=N",
+        "step 0; the override model.scheduler.total_iters=N",
     ),
     "linear": (
         {"class": "LinearLR", "start_factor": 1.0, "end_factor": 0.1, "total_iters": 5},
@@ -1099,7 +1099,7 @@ def test_what_loading_warns_of_is_in_the_log_once(project, caplog):
     shutil.rmtree(project / "run")
     interrupted(config_of(), project / "run", events.index("before_epoch 2") + 6)
     train(resume_training(project / "run", ["hooks.SaveBest={variable: loss, condition: min}"]))
-    assert caplog.text.count("another statistic counts now") == 1
+    assert caplog.text.count("now compares another statistic") == 1
 
 
 def test_a_checkpoint_without_the_beginning_of_its_epoch_can_be_resumed(project):
