@@ -90,5 +90,11 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "nothing"
 
 
+def size_of(count: float) -> str:
+    """Return a number of bytes as it is shown: `1.5 GB`."""
+    thousands = min(3, (len(f"{count:.0f}") - 1) // 3)
+    return f"{count / 1000**thousands:.3g} {('B', 'KB', 'MB', 'GB')[thousands]}"
+
+
 def _fold(name: str) -> str:
     return name.lower().replace("_", "")
