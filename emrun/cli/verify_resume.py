@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from emrun.diagnosis.verification import Row, Verification
 
 
-@click.command(short_help="Prove that an interrupted training ends as if nothing had happened.")
+@click.command(short_help="Prove that an interrupted run resumes exactly.")
 @config_arguments
 @click.option("--kill", is_flag=True, help="Interrupt by SIGKILL, two iterations after a checkpoint, not by SIGTERM.")
 @click.option(
