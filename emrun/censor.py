@@ -61,8 +61,7 @@ class Censor:
     def keep(self, *paths: object) -> None:
         """Leave these paths as they are where they stand in a text."""
         self._kept.update(str(path) for path in paths)
-        if self._shown:
-            self._compile()
+        self._compile()
 
     def plain(self, value: Any) -> Any:
         """Return a tree of plain values without the values in its texts; keys stay."""
@@ -89,9 +88,7 @@ def _forms(value: str) -> set[str]:
     """Return how a value may stand in a text; nothing for one that is too short."""
     found: set[str] = set()
     lines = {line.strip() for line in value.strip().splitlines()}
-    for part in {value.strip(), *(line for line in lines if len(line) >= _LONG)}:
-        if not _is_replaced(part):
-            continue
+    for part in filter(_is_replaced, {value.strip(), *(line for line in lines if len(line) >= _LONG)}):
         escaped = {each for once in _escaped(part) for each in (once, *_escaped(once))}
         found |= {part, *escaped, quote(part), quote(part, safe=""), quote_plus(part)}
     return {form for form in found if _is_replaced(form)}

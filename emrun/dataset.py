@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import traceback
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from tabulate import tabulate
 
 from emrun.errors import reason_of
 from emrun.stream_context import StreamContext
+from emrun.types import parameters_of
 from emrun.wording import did_you_mean, listed
 
 _SUFFIX = "_stream"
@@ -65,9 +65,7 @@ def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tu
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
             broken.append((f"stream {name!r} fails after {count} batches: {_in_a_line(error)}", error))
-        rows += [[name, source, *info.row()] for source, info in sources.items()]
-        if not sources:
-            rows.append([name, "no batches", "", "", ""])
+        rows += [[name, source, *info.row()] for source, info in sources.items()] or [[name, "no batches", "", "", ""]]
     return tabulate(rows, headers=["stream", "source", "dtype", "shape", "range"]), broken
 
 
@@ -103,10 +101,7 @@ def stream_function(dataset: Any, name: str) -> Any:
 
 def takes_context(function: Any) -> bool:
     """Tell whether a stream function takes the `StreamContext`."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return False
+    parameters = parameters_of(function).values()
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 

@@ -20,15 +20,10 @@ def check_events(hook_class: type) -> None:
     for name in dir(hook_class):
         if name in EVENTS:
             _check_parameters(hook_class, name)
-        elif (near := _misspelt_event(name)) is not None and callable(getattr(hook_class, name)):
-            raise HookError(f"{hook_class.__name__}.{name} is no event of a hook; did you mean {near!r}?")
-
-
-def _misspelt_event(name: str) -> str | None:
-    """Return the event that a method's name is one edit away from, None when it is one or is far from all."""
-    if name in EVENTS or name.startswith("_") or name in dir(AbstractHook):
-        return None
-    return next((event for event in EVENTS if _one_edit_apart(name, event)), None)
+        elif not name.startswith("_") and name not in dir(AbstractHook):
+            near = next((event for event in EVENTS if _one_edit_apart(name, event)), None)
+            if near is not None and callable(getattr(hook_class, name)):
+                raise HookError(f"{hook_class.__name__}.{name} is no event of a hook; did you mean {near!r}?")
 
 
 def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., Any] | None:

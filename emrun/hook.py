@@ -33,22 +33,6 @@ from typing import Any, Protocol
 from emrun.model import AbstractModel
 from emrun.types import Batch, EpochData, InsteadOf, Names, Policy, Profile, evaluated
 
-EVENTS: dict[str, tuple[str, ...]] = {
-    "register_mainloop": ("main_loop",),
-    "before_training": (),
-    "before_epoch": ("epoch_id",),
-    "before_batch": ("stream_name", "batch"),
-    "before_update": ("model",),
-    "after_update": ("model",),
-    "after_batch": ("stream_name", "batch_data"),
-    "after_stream": ("stream_name",),
-    "after_epoch": ("epoch_id", "epoch_data"),
-    "after_epoch_profile": ("epoch_id", "profile", "streams"),
-    "on_error": ("error",),
-    "after_training": ("success",),
-}
-"""The events and the arguments they are called with, by keyword."""
-
 
 class TrainingTerminated(Exception):
     """Raised by a hook to end the training successfully.
@@ -299,6 +283,14 @@ class AbstractHook(_NotesNames):
 
         Called twice when an epoch is resumed in its middle: it sets what was counted, and adds nothing.
         """
+
+
+EVENTS: dict[str, tuple[str, ...]] = {
+    name: tuple(inspect.signature(method).parameters)[1:]
+    for name, method in vars(AbstractHook).items()
+    if inspect.isfunction(method) and not name.startswith("_") and name not in ("state_dict", "load_state_dict")
+}
+"""The events, which are the other methods, and the arguments they are called with, by keyword."""
 
 
 def _named_by(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -182,7 +182,7 @@ class Factory:
             return self.target
         args = [_shared(each, name, value) for each in self._args]
         kwargs = {key: _shared(each, name, value) for key, each in self._kwargs.items()}
-        if Form(shared=name).is_by_name(_parameters(self.target)):
+        if Form(shared=name).is_by_name(parameters_of(self.target)):
             return self.target(*args, **kwargs, **{name: value})
         return self.target(value, *args, **kwargs)
 
@@ -201,8 +201,9 @@ def _shared(argument: Any, name: str, value: Any) -> Any:
     return argument
 
 
-def _parameters(target: Callable[..., Any]) -> list[str]:
+def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a callable by their names; none of one written in C that has no signature."""
     try:
-        return list(inspect.signature(target).parameters)
-    except (TypeError, ValueError):  # written in C
-        return []
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return {}

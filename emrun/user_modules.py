@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -18,7 +19,4 @@ def find_user_modules(*directories: str) -> None:
 
 def user_directories() -> list[str]:
     """Return the directories at the end of the path that are there for the user's modules."""
-    count = 0
-    while count < len(sys.path) and sys.path[-1 - count] in _DIRECTORIES:
-        count += 1
-    return sys.path[len(sys.path) - count :]
+    return list(itertools.takewhile(_DIRECTORIES.__contains__, reversed(sys.path)))[::-1]

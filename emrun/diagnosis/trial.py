@@ -103,11 +103,10 @@ def _build_model(plan: Plan, training: Training) -> AbstractModel:
 
 def _streams_of_no_dataset(plan: Plan, dataset: Any) -> list[str]:
     """Return what is to be said about streams under `eval` that a dataset does not have."""
-    there = stream_names(dataset)
     return [
-        f"eval.{name}: the dataset has no stream {name!r}{meant_of(name, there)}"
+        f"eval.{name}: the dataset has no stream {name!r}{meant_of(name, stream_names(dataset))}"
         for name in plan.get("eval", {})
-        if name not in there and not hasattr(dataset, f"{name}_stream")
+        if not hasattr(dataset, f"{name}_stream")
     ]
 
 

@@ -28,12 +28,14 @@ class InputNames:
     """Which sources a module's forward gets, and how.
 
     Args:
-        required: pairs of a source and the parameter of forward that gets it, None when it is passed by position.
+        positional: sources that are passed by position.
+        named: parameter of forward -> the source that it gets.
         optional: sources that are passed by their names when a batch has them.
         dtypes: source -> the dtype that it gets, None when it keeps its own; the others are converted as usual.
     """
 
-    required: tuple[tuple[str, str | None], ...]
+    positional: tuple[str, ...] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     dtypes: Mapping[str, torch.dtype | None] = field(default_factory=dict)
 
@@ -45,10 +47,8 @@ class InputNames:
             ArgumentError: it does not fit the signature of forward.
         """
         names = cls._read(module, inputs)
-        positional = [source for source, parameter in names.required if parameter is None]
-        keywords = {parameter: source for source, parameter in names.required if parameter is not None}
         try:
-            inspect.signature(module.forward).bind(*positional, **keywords)
+            inspect.signature(module.forward).bind(*names.positional, **names.named)
         except TypeError as error:
             raise ArgumentError("inputs", f"{type(module).__name__}.forward: {error}") from error
         return names
@@ -64,7 +64,7 @@ class InputNames:
             if takes_any:
                 raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources it gets")
             optional = tuple(name for name, p in named.items() if p.default is not p.empty)
-            return cls(tuple((name, name) for name in named if name not in optional), optional)
+            return cls(named={name: name for name in named if name not in optional}, optional=optional)
         if isinstance(inputs, Mapping):
             unknown = [name for name in inputs if name not in named]
             if unknown and not takes_any:
@@ -77,13 +77,13 @@ class InputNames:
                     message = f"source {name!r} cannot have two dtypes; give all of its parameters the same one"
                     raise ArgumentError("inputs", message)
             own = {name: dtype for name, dtype in dtypes.items() if dtype is not _AS_USUAL}
-            return cls(tuple((name, parameter) for parameter, (name, _) in sources.items()), dtypes=own)
+            return cls(named={parameter: name for parameter, (name, _) in sources.items()}, dtypes=own)
         check_names("inputs", inputs)
         if all(name in named for name in inputs) and len(set(inputs)) == len(inputs):
-            return cls(tuple((name, name) for name in inputs))
+            return cls(named={name: name for name in inputs})
         if len(inputs) > len(named) and not takes_any:
             raise ArgumentError("inputs", f"{kind}.forward takes {len(named)} arguments, not {len(inputs)}")
-        return cls(tuple((name, None) for name in inputs))
+        return cls(tuple(inputs))
 
 
 class Inputs:
@@ -103,15 +103,14 @@ class Inputs:
         others: tuple[Sequence[str], Sequence[str]],
         device: torch.device,
     ) -> None:
-        self.required = list(dict.fromkeys((*(source for source, _ in names.required), *others[0])))
+        self.required = list(dict.fromkeys((*names.positional, *names.named.values(), *others[0])))
         self.optional = [name for name in dict.fromkeys((*names.optional, *others[1])) if name not in self.required]
         self._device = device
         self._on_cpu = device.type == "cpu"
         tensors = [*module.parameters(), *module.buffers()]
         self._dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
         self._wanted = (self._dtype, torch.int64, torch.bool)
-        named = {parameter: source for source, parameter in names.required if parameter is not None}
-        self._positional = [source for source, parameter in names.required if parameter is None]
+        named, self._positional = dict(names.named), list(names.positional)
         if not self._positional:  # cheaper than by name
             self._positional = [named.pop(each) for each in _first_parameters(module, named)]
         self._named = [(source, parameter) for parameter, source in named.items()]

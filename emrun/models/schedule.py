@@ -9,8 +9,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.lr_scheduler import ConstantLR, LinearLR
@@ -141,8 +140,7 @@ class Scheduler:
         return _rates(copied)
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
+class _End(NamedTuple):
     """A scheduler whose steps are all made, and the key that says how many these are."""
 
     scheduler: Any

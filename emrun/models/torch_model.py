@@ -131,7 +131,7 @@ class TorchModel(ModuleModel):
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
         self._is_own_saving = own.save is not ModuleModel.save or own.load is not ModuleModel.load
         self._loadable = Loadable(self)
-        self._traces = Traces()
+        self._traces: Traces | None = None  # of the last step of a scheme of its own
         self._parameters: list[torch.nn.Parameter] = []  # of the module, at the beginning of the stream
         self._others: list[torch.nn.Parameter] = []  # what has gradients to be cleared beside those of the optimizer
         self._minimised: Tensor | None = None
@@ -152,7 +152,7 @@ class TorchModel(ModuleModel):
         """
         if self._updated or not self._is_own_scheme:
             return self._updated
-        if self._traces.has_updated():
+        if self._traces is not None and self._traces.has_updated():
             return True
         return False if any(isinstance(each, torch.optim.Optimizer) for each in vars(self).values()) else None
 
@@ -211,7 +211,7 @@ class TorchModel(ModuleModel):
             if self.scheduler is not None and self._main_loop is not None and self._main_loop.has_run:
                 self.scheduler.check_end()  # the replay of a step is not a resume
         if self._is_own_scheme:
-            self._traces.begin(self._parameters, self._loadable.pending)
+            self._traces = Traces(self._parameters, self._loadable.pending)
             self._minimised = None  # it may call `backward` of the loss itself
         clear_gradients(self.optimizer, self._others)
         outputs = self.train_step(inputs)

@@ -135,7 +135,6 @@ def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) ->
 
 def what_cannot_be_held(module: torch.nn.Module) -> list[str]:
     """Return the parameters and buffers that no file of safetensors can hold, and why, in words."""
-    held: dict[torch.dtype, bool] = {}
     found = []
     for name, tensor in own_tensors(module).items():
         if is_lazy(tensor):
@@ -146,7 +145,7 @@ def what_cannot_be_held(module: torch.nn.Module) -> list[str]:
             found.append(f"{name!r} is {'nested' if tensor.is_nested else _shown(tensor.layout)}")
         elif tensor.is_meta:
             found.append(f"{name!r} is on the device meta, without values")
-        elif not held.setdefault(tensor.dtype, _is_held(tensor.dtype)):
+        elif not _is_held(tensor.dtype):
             found.append(f"{name!r} is {_shown(tensor.dtype)}")
     return found
 

@@ -376,10 +376,25 @@ class Hanging:
             yield {"x": rows}
 
 
+RELEASED = threading.Event()
+
+
 def hang_here():
-    threading.Event().wait()
+    RELEASED.wait()
 
 
+@pytest.fixture
+def released():
+    """Let the threads that hang end after the test; in worker processes nothing is ever released."""
+    before = set(threading.enumerate())
+    yield
+    RELEASED.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    RELEASED.clear()
+
+
+@pytest.mark.usefixtures("released")
 @pytest.mark.parametrize(("workers", "buffer"), [(2, 0), (1, 4), (0, 2)])
 def test_a_stream_that_hangs_is_an_error_when_the_time_is_over_and_the_log_says_where(workers, buffer, caplog):
     stream = wrap(Hanging().train_stream, workers, buffer_size=buffer, timeout=1)
