@@ -32,19 +32,19 @@ def sure(name: str, allowed: Iterable[str]) -> str | None:
     """Return the name that was surely meant: but for a slip of a letter, or by another word for the same thing."""
     found = _most_alike(name, allowed := list(allowed), 0.8)
     if found is None:
-        candidates = {_fold(candidate): candidate for candidate in allowed}
+        candidates = {normalised(candidate): candidate for candidate in allowed}
         found = next((candidates[word] for word in same(name) if word in candidates), None)
     return found
 
 
 def same(name: str) -> list[str]:
     """Return what other tools call the same thing, in lower case and without underscores."""
-    return next((words.split() for words in _SAME if _fold(name) in words.split()), [])
+    return next((words.split() for words in _SAME if normalised(name) in words.split()), [])
 
 
 def _most_alike(name: str, allowed: Iterable[str], cutoff: float) -> str | None:
-    candidates = {_fold(candidate): candidate for candidate in allowed}
-    near = difflib.get_close_matches(_fold(name), candidates, n=1, cutoff=cutoff)
+    candidates = {normalised(candidate): candidate for candidate in allowed}
+    near = difflib.get_close_matches(normalised(name), candidates, n=1, cutoff=cutoff)
     return candidates[near[0]] if near else None
 
 
@@ -96,5 +96,6 @@ def size_of(count: float) -> str:
     return f"{count / 1000**thousands:.3g} {('B', 'KB', 'MB', 'GB')[thousands]}"
 
 
-def _fold(name: str) -> str:
+def normalised(name: str) -> str:
+    """Return a name without regard to case and underscores, as short names and what was meant are compared."""
     return name.lower().replace("_", "")

@@ -107,7 +107,8 @@ class Warm:
         return subprocess.CompletedProcess(arguments, status, *texts)
 
     def close(self):
-        """End it."""
+        """End it, whatever processes that a test forked have a copy of the socket."""
+        self._client.shutdown(socket.SHUT_RDWR)
         self._client.close()
         self._server.wait()
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from emrun.cli.tables import table
-
-if TYPE_CHECKING:
-    from emrun.config.yaml_tree import Node
 
 
 @click.command("config", short_help="Print a config as emrun reads it.")
@@ -50,7 +45,11 @@ def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool,
         click.echo(f"warning: {note}", err=True)
     tree = read.tree if resolved else read.root
     if origins:
-        rows = [(key, repr(node.shown()), str(node.position)) for key, node in _leaves(tree)]
+        rows = [
+            (".".join(map(str, path)), repr(node.shown()), str(node.position))  # as overrides write the key
+            for path, node, _ in (((), tree, None), *tree.places())
+            if not (node.value and isinstance(node.value, dict | list))
+        ]
         for key, value, kind in defaults_of(read):
             rows.insert(_place(key, rows), (key, repr(value), f"default of {kind}"))
         click.echo(table(rows))
@@ -67,13 +66,3 @@ def _place(key: str, rows: list[tuple[str, str, str]]) -> int:
         if found:
             return found[-1] + 1
     return len(rows)
-
-
-def _leaves(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:
-    """Yield the values that hold no others, with their keys as overrides write them."""
-    if node.value and isinstance(node.value, dict | list):
-        children = node.value.items() if isinstance(node.value, dict) else enumerate(node.value)
-        for name, child in children:
-            yield from _leaves(child, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, node

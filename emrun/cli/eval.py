@@ -50,8 +50,7 @@ def evaluate(
     try:
         for stream in streams:
             with users_code():
-                done = evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir)
-            found.update(done)
+                found.update(evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir))
     except Interrupted as error:
         click.echo(f"{error.reason}; the evaluation is not complete", err=True)
         end_by_signal(error.signal)

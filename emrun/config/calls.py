@@ -74,9 +74,7 @@ def check_call(
     by_position = enumerate(zip(taken[first:], args or (), strict=False))
     values = [(name, f"{key}.args[{index}]", value) for index, (name, value) in by_position]
     for name, where, value in [*values, *((name, f"{key}.{name}", value) for name, value in arguments.items())]:
-        problem = check_type(value, named.get(name))
-        if problem is not None:
-            problems.append(Problem(value.position, where, value.censored(problem)))
+        problems += check_type(value, named.get(name), where)
     return problems
 
 
@@ -90,11 +88,12 @@ def _left_over(value: Node, key: str, name: str, call: Node) -> Problem | None:
     return Problem(value.key_position, key, f"{str(cls.shown()).rpartition('.')[2]} does not take {name!r}; {hint}")
 
 
-def check_type(value: Node, parameter: inspect.Parameter | None) -> str | None:
-    """Return why a value cannot be that of a parameter, None when it may be."""
+def check_type(value: Node, parameter: inspect.Parameter | None, where: str) -> list[Problem]:
+    """Return the problem of a value, at a key of the config, that cannot be that of a parameter."""
     if parameter is None or form_in(parameter.annotation) is not None:
-        return None
-    return mismatch(value, parameter.annotation, parameter.default)
+        return []
+    wrong = mismatch(value, parameter.annotation, parameter.default)
+    return [] if wrong is None else [Problem(value.position, where, value.censored(wrong))]
 
 
 def unknown(

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from emrun.config.json_schema import argument_texts
-from emrun.config.names import built_ins, documentation, normalised, plugins, short_names
+from emrun.config.names import built_ins, documentation, plugins, short_names
 from emrun.config.source_finder import Sources
 from emrun.config.source_modules import SourceModules
+from emrun.wording import normalised
 
 PLACES = {
     "hooks": "entries of hooks",

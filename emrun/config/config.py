@@ -50,8 +50,7 @@ class Config(Mapping[str, Any]):
 
     @cached_property
     def _plain(self) -> dict[str, Any]:
-        plain = self.tree.plain()
-        return plain if isinstance(plain, dict) else {}
+        return dict(self.tree.plain())
 
     def __getitem__(self, key: str) -> Any:
         return self._plain[key]

@@ -94,11 +94,9 @@ class _Interpolation:
 
     def _text(self, node: Node, active: tuple[str, ...], depth: int) -> Node:
         """Return a text with interpolations in it as one text."""
-        spelling = None
-        environment: list[tuple[str, str]] = []
+        parts: list[Node] = []
 
         def text(match: re.Match[str]) -> str:
-            nonlocal spelling
             if match["escape"]:
                 return "${"
             if match["name"] is None:
@@ -106,13 +104,13 @@ class _Interpolation:
             found = self._named(match["name"], node, active, depth)
             if isinstance(found.value, dict | list):
                 raise node.error(f"{match.group()} is no single value, so it cannot be part of a text")
-            if found.spelling is not None:
-                spelling = node.value
-                environment.extend(found.environment)
+            parts.append(found)
             return str(found.value)
 
         value = _INTERPOLATION.sub(text, node.value)
-        return replace(node, value=value, spelling=spelling, environment=tuple(environment))
+        spelling = node.value if any(part.spelling is not None for part in parts) else None
+        environment = tuple(each for part in parts for each in part.environment)
+        return replace(node, value=value, spelling=spelling, environment=environment)
 
     def _named(self, name: str, node: Node, active: tuple[str, ...], depth: int) -> Node:
         """Return what an interpolation names."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from emrun.wording import did_you_mean, nearest, sure
+from emrun.wording import did_you_mean, nearest, normalised, sure
 
 _HOUSE = Path(__file__).parents[1]
 _FILES = {"hook": "hooks/[!_]*.py", "dataset": "datasets/[!_]*.py", "model": "models/torch_model.py"}
@@ -119,11 +119,6 @@ class NoModule(NotThere):
         super().__init__(f"no module {module!r}{near} ({where}{more})")
 
 
-def normalised(name: str) -> str:
-    """Return a name without regard to case and underscores, as short names are compared."""
-    return name.lower().replace("_", "")
-
-
 def built_ins(kind: str) -> dict[str, Path]:
     """Return the built-ins of a kind: short name in the form of `normalised` -> the file that is named for its class.
 
@@ -147,10 +142,8 @@ def documentation(name: str, kind: str = "hook") -> str:
 
 
 def _class_definition(path: Path) -> ast.ClassDef | None:
-    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.ClassDef) and normalised(statement.name) == normalised(path.stem):
-            return statement
-    return None
+    classes = (each for each in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(each, ast.ClassDef))
+    return next((each for each in classes if normalised(each.name) == normalised(path.stem)), None)
 
 
 def plugins(kind: str) -> dict[str, list[str]]:

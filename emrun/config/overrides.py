@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from emrun.config.interpolation import name_of, unread_values
-from emrun.config.names import normalised, same_class
+from emrun.config.names import same_class
 from emrun.config.yaml_tree import MAX_DEPTH, Node, Place, parse, read_scalar
 from emrun.errors import ConfigError, Position, Problem
-from emrun.wording import did_you_mean
+from emrun.wording import did_you_mean, normalised
 
 
 def merge(base: Node, over: Node) -> Node:

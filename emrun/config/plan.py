@@ -11,7 +11,6 @@ from emrun.arguments import expanded
 from emrun.config.calls import Elsewhere
 from emrun.config.config import Config
 from emrun.config.import_finder import Imported
-from emrun.config.names import normalised
 from emrun.config.overrides import hook_entry
 from emrun.config.planner import Planner
 from emrun.config.recipe import Recipe
@@ -20,7 +19,7 @@ from emrun.config.source_finder import Sources
 from emrun.config.yaml_tree import Node
 from emrun.errors import ConfigError, Problem
 from emrun.user_modules import find_user_modules
-from emrun.wording import meant_of, same
+from emrun.wording import meant_of, normalised, same
 
 _LOG = logging.getLogger(__name__)
 
@@ -153,13 +152,12 @@ def _check_streams(config: Node, dataset: Any, finder: Imported) -> list[Problem
     there = finder.streams(dataset)
     if there is None:
         return []
-    problems = []
     kind = str(config.value["dataset"].value["class"].shown()).rpartition(".")[2]
-    for name, node in named_streams(config):
-        if name not in there:
-            message = f"{kind} has no stream {name!r}{meant_of(name, there)}"
-            problems.append(Problem(node.position, "main_loop", config.censored(message)))
-    return problems
+    return [
+        Problem(node.position, "main_loop", config.censored(f"{kind} has no stream {name!r}{meant_of(name, there)}"))
+        for name, node in named_streams(config)
+        if name not in there
+    ]
 
 
 def _elsewhere(config: Node, finder: Imported) -> Elsewhere:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from emrun.config.calls import Elsewhere, check_call, nowhere
 from emrun.config.import_finder import Imported
-from emrun.config.names import NotThere, beside_config, dotted_path, instead, nearest_class, normalised, short_names
+from emrun.config.names import NotThere, beside_config, dotted_path, instead, nearest_class, short_names
 from emrun.config.overrides import hook_entry
 from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, SUPPLIED_TO_LOOP, check_main_loop
@@ -17,8 +17,8 @@ from emrun.config.type_hints import allows_mapping, form_in
 from emrun.config.yaml_tree import Node
 from emrun.errors import HookError, MissingExtra, Problem
 from emrun.events import check_events
-from emrun.types import Form
-from emrun.wording import did_you_mean, listed
+from emrun.types import Factory, Form
+from emrun.wording import did_you_mean, listed, normalised
 
 _KEYS = ("class", "import", "args")
 _METRICS = ("accuracy", "errors", "top_k")  # the functions of `emrun.metrics`
@@ -87,8 +87,7 @@ class Planner:
         found: list[Any] = []
         for index, entry in enumerate(entries):
             name, arguments = hook_entry(entry)
-            has_mapping = arguments is None or arguments.value is None or isinstance(arguments.value, dict)
-            is_usable = name is not None and has_mapping
+            is_usable = name is not None and (arguments is None or isinstance(arguments.value, dict | None))
             found.append(self.hook(str(name), arguments, entry, f"hooks[{index}].{name}") if is_usable else None)
         return found
 
@@ -132,33 +131,22 @@ class Planner:
         if hint is UNREAD:
             return None
         form = form_in(hint)
-        if form is not None:
-            return self._form(node, key, supplied, form, allows_mapping=allows_mapping(hint))
-        if isinstance(node.value, dict):
-            if "class" in node.value or "import" in node.value:
-                return self._call(node, key, "", supplied, outer=outer)
+        if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
+            return self._call(node, key, "", supplied, form, outer if form is None else None)
+        if isinstance(node.value, dict) and (form is None or allows_mapping(hint)):
+            inner = None if form is None else Annotated[Factory, form]  # each is a form, not a mapping of forms again
             return {
-                name: self.value(child, f"{key}.{name}", supplied, outer=outer) for name, child in node.value.items()
+                name: self.value(child, f"{key}.{name}", supplied, inner, outer) for name, child in node.value.items()
             }
+        if form is not None and node.value is not None:
+            message = f"{node.shown()!r} is not a mapping with 'class'; write {self._written_as(node.value, form)}"
+            self._problem(node, key, message)
+            return None
         if isinstance(node.value, list):
             return [
                 self.value(child, f"{key}[{index}]", supplied, outer=outer) for index, child in enumerate(node.value)
             ]
         return node.value
-
-    def _form(self, node: Node, key: str, supplied: tuple[str, ...], form: Form, *, allows_mapping: bool) -> Any:
-        if node.value is None:
-            return None
-        if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
-            return self._call(node, key, "", supplied, form)
-        if isinstance(node.value, dict) and allows_mapping:
-            return {
-                name: self._form(child, f"{key}.{name}", supplied, form, allows_mapping=False)
-                for name, child in node.value.items()
-            }
-        message = f"{node.shown()!r} is not a mapping with 'class'; write {self._written_as(node.value, form)}"
-        self._problem(node, key, message)
-        return None
 
     def _written_as(self, value: Any, form: Form) -> str:
         """Return how a form is written, with the class that a name may mean."""
@@ -168,9 +156,8 @@ class Planner:
             return f"{{import: emrun.metrics.{text.lower()}, {rest}}}"
         members = [each for each in self._classes(form) if form.package or each.endswith("Loss")]
         near = nearest_class(text, members)
-        if near is None:
-            return f"{{class: NAME, {rest}}}"
-        return f"{{class: {near if form.package else f'torch.nn.{near}'}, {rest}}}"
+        name = "NAME" if near is None else near if form.package else f"torch.nn.{near}"
+        return f"{{class: {name}, {rest}}}"
 
     def _classes(self, form: Form | None) -> list[str]:
         """Return the classes that a name without a dot may mean: of the form's package, or else of torch.nn."""
@@ -196,41 +183,39 @@ class Planner:
             self._problem(node.value["class"], key, refusal)
             return None
         parameters = None if is_import else self._finder.parameters(target)
-        names = list(parameters.named) if parameters is not None else []
-        if outer is not None and outer.shared in names:
+        named = parameters.named if parameters is not None else {}
+        if outer is not None and outer.shared in named:
             form = outer
         own_keys = form.keys if form else ()
         options = {k: self.value(v, f"{key}.{k}", supplied) for k, v in node.value.items() if k in own_keys}
         rest = {k: v for k, v in node.value.items() if k not in own_keys and k not in _KEYS}
         args = node.get("args")
-        is_list = args is None or isinstance(args.value, list)
+        given: list[Node] | None = [] if args is None else args.value if isinstance(args.value, list) else None
         if is_import:
             self.problems += [
                 Problem(v.key_position, key, f"unknown argument {k!r}; 'import' names an object that is not called")
                 for k, v in {**rest, **({"args": args} if args else {})}.items()
             ]
             return Recipe(target, node, key, True, form=form, options=options)
-        if args is not None and not is_list:
+        if args is not None and given is None:
             self._problem(args, f"{key}.args", f"{args.shown()!r} is no list of positional arguments")
-        given = list(args.value if args and is_list else ())
         first = form.supplied if form else 0
         hidden, inner, is_known = supplied, None, False
         if form is not None and form.shared:
             if form.shared in rest:
                 self._problem(rest[form.shared], key, f"{form.shared!r} is supplied by emrun; remove it")
                 return None
-            if form.is_by_name(names):
+            if form.is_by_name(named):
                 first, hidden = 0, (*supplied, form.shared)
             inner = replace(form, keys=())
             name = str(node.value["class"].value)
             is_known = "." not in name or name.startswith(f"{form.package}.")  # has no factories among its arguments
         self.problems += check_call(
-            parameters, rest, key=key, node=node, args=given if is_list else None, first=first, supplied=hidden,
+            parameters, rest, key=key, node=node, args=given, first=first, supplied=hidden,
             own_keys=own_keys, elsewhere=self._elsewhere,
         )  # fmt: skip
-        named = parameters.named if parameters is not None else {}
         self.places |= {(key, name) for name in (*named, *own_keys) if name not in supplied}
-        taken = parameters.by_position(first + len(given)) if parameters is not None else []
+        taken = parameters.by_position(first + len(given or ())) if parameters is not None else []
         self.defaults += [
             (f"{key}.{name}", parameter.default, str(node.value["class"].shown()))
             for name, parameter in named.items()

@@ -94,11 +94,10 @@ def check_main_loop(
     for key, node in section.value.items():
         if key in allowed:
             if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
-                problem: str | None = "nothing is built in main_loop; write the value itself"
+                message = node.censored("nothing is built in main_loop; write the value itself")
+                problems.append(Problem(node.position, f"main_loop.{key}", message))
             else:
-                problem = check_type(node, main_loop.named[key])
-            if problem is not None:
-                problems.append(Problem(node.position, f"main_loop.{key}", node.censored(problem)))
+                problems += check_type(node, main_loop.named[key], f"main_loop.{key}")
         elif not (lenient and isinstance(key, str) and key not in SUPPLIED_TO_LOOP):
             problems.append(unknown(node, "main_loop", key, allowed, elsewhere))
     return problems

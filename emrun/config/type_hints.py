@@ -111,10 +111,8 @@ def _is_one(value: Any, sort: str, kind: Any, arguments: tuple[Any, ...]) -> boo
         case "sequence" if isinstance(value, list):
             return all(_accepts(child, arguments[0] if arguments else Any) for child in value)
         case "sequence":  # a text is a sequence of texts, a mapping is an iterable of keys
-            is_one = isinstance(value, str) or (
-                isinstance(value, dict) and not issubclass(kind, collections.abc.Sequence)
-            )
-            return is_one and inspect.isabstract(kind)
+            has_keys = isinstance(value, dict) and not issubclass(kind, collections.abc.Sequence)
+            return (isinstance(value, str) or has_keys) and inspect.isabstract(kind)
         case "no text":
             return not isinstance(value, str)
     return True

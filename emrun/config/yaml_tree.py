@@ -61,12 +61,10 @@ class Node:
                 if text.strip() not in names:
                     yield text, shown
 
-    def _from_environment(self) -> Iterator[tuple[Node, str]]:
-        """Yield the scalars that came from there, each with its spelling."""
-        if self.spelling is not None:
-            yield self, self.spelling
-        for _, child in self.entries():
-            yield from child._from_environment()
+    def _from_environment(self) -> list[tuple[Node, str]]:
+        """Return the scalars that came from there, each with its spelling."""
+        nodes = (self, *(node for _, node, _ in self.places()))
+        return [(node, node.spelling) for node in nodes if node.spelling is not None]
 
     def _names(self, key: str = "") -> Iterator[str]:
         """Yield keys, and the names that are values; `key` is that of this value, or of the list it is in."""

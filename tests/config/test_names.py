@@ -8,6 +8,7 @@ import pytest
 
 from emrun.config import names
 from emrun.config.import_finder import locate
+from emrun.wording import normalised
 
 ROOT = Path(names.__file__).parents[1]
 
@@ -69,6 +70,6 @@ def test_names_are_found_without_importing_torch_or_a_hook():
 def test_former_names_are_written_as_they_are_compared_and_are_free():
     for table in names._TABLES.values():
         written = [name for each in table for name in each.split()]
-        assert written == [names.normalised(name) for name in written]
+        assert written == [normalised(name) for name in written]
         assert len(set(written)) == len(written)
     assert not [name for each in names._HOOKS for name in each.split() if names.dotted_path(name, "hook")]
