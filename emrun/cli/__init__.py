@@ -48,7 +48,7 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; what click and Python would end the process with is a failure of the user's code."""
+        """Run a command; an exception that would end the process silently is a failure of the user's code."""
         try:
             return super().invoke(ctx)
         except UsersCodeFailed as failed:
@@ -80,7 +80,7 @@ def main() -> int:
             return error.exit_code
         except (KeyboardInterrupt, click.Abort):
             end_by_signal(2)
-        except BrokenPipeError:  # whoever read the output has gone
+        except BrokenPipeError:  # the reader of the output has ended
             sys.stderr.close()
             return 1
         except Exception as error:

@@ -48,7 +48,7 @@ def check(config: Path | None, overrides: tuple[str, ...], static: bool, as_json
         sys.dont_write_bytecode = True
         try:
             with redirect_stdout(sys.stderr) if as_json else nullcontext(), unwound_by_sigterm():
-                contract = _check(config, overrides, static)  # what the user's code prints is none of the JSON
+                contract = _check(config, overrides, static)  # so that what the user's code prints is not in the JSON
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
@@ -58,7 +58,7 @@ def check(config: Path | None, overrides: tuple[str, ...], static: bool, as_json
     if as_json:
         click.echo(json.dumps({"problems": [], "contract": contract}, indent=2))
     elif contract is None:
-        click.echo(f"{config}: nothing is wrong, as far as can be known without importing what it names")
+        click.echo(f"{config}: nothing is wrong, as far as can be checked without importing anything")
     else:
         _show(contract)
         click.echo(f"\n{config}: nothing is wrong; tried a step, evaluations, saving and loading")
@@ -117,7 +117,7 @@ def _show(contract: dict[str, Any]) -> None:
     seconds = contract["seconds_per_epoch"]
     if seconds:
         parts = ", ".join(f"{name} {value:.2g} s" for name, value in seconds.items())
-        click.echo(f"an epoch takes about {sum(seconds.values()):.2g} s, judged by the first batches: {parts}")
+        click.echo(f"an epoch takes about {sum(seconds.values()):.2g} s, estimated from the first batches: {parts}")
     for note in contract["notes"]:
         click.echo(f"warning: {note}", err=True)
 

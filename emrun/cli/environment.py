@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import terminal_log
 from emrun.cli.failures import print_error
 from emrun.cli.signals import unwound_by_sigterm
 from emrun.cli.tables import table
@@ -16,7 +15,7 @@ from emrun.cli.tables import table
 
 def check_environment(as_json: bool) -> int:
     """Print the environment and what is wrong with it; return the exit status."""
-    with terminal_log(quiet=True), unwound_by_sigterm():
+    with unwound_by_sigterm():
         try:
             from emrun.diagnosis.environment import inspect_environment
         except (ImportError, OSError) as error:  # also a shared library that torch does not find

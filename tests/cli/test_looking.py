@@ -116,9 +116,9 @@ def test_the_schema_is_printed_without_a_config_and_without_torch(tmp_path, emru
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--schema", "config.yaml"], "it takes no CONFIG and no other option"),
-        (["--schema", "--resolved"], "it takes no CONFIG and no other option"),
-        (["--origins", "--schema"], "it takes no CONFIG and no other option"),
+        (["--schema", "config.yaml"], "remove CONFIG and the other options"),
+        (["--schema", "--resolved"], "remove CONFIG and the other options"),
+        (["--origins", "--schema"], "remove CONFIG and the other options"),
         ([], "Missing argument 'CONFIG'."),
         (["--origins"], "Missing argument 'CONFIG'."),
     ],
@@ -171,7 +171,7 @@ def test_bench_prints_a_table_of_streams_and_settings_and_what_to_choose(project
     streams = [line.split()[0] for line in lines[2 : lines.index("")]]
     assert len(streams) >= 8
     assert streams == ["train"] * (len(streams) // 2) + ["valid"] * (len(streams) // 2)
-    assert re.match(r"choose .*: with a step of 9 ms a training waits \d+% of its time for stream 'train', ", lines[-1])
+    assert re.match(r"choose .*: with a step of 9 ms, training waits \d+% of its time for stream 'train', ", lines[-1])
     assert sorted(path.name for path in project.iterdir()) == ["base.yaml", "config.yaml"]
 
 
