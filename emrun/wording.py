@@ -90,6 +90,12 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "nothing"
 
 
+def size_of(count: float) -> str:
+    """Return a number of bytes as it is shown: `1.5 GB`."""
+    thousands = min(3, (len(f"{count:.0f}") - 1) // 3)
+    return f"{count / 1000**thousands:.3g} {('B', 'KB', 'MB', 'GB')[thousands]}"
+
+
 def normalised(name: str) -> str:
     """Return a name without regard to case and underscores, as short names and what was meant are compared."""
     return name.lower().replace("_", "")

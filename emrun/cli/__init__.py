@@ -22,20 +22,33 @@ from emrun.cli.signals import end_by_signal
 from emrun.cli.train import train
 from emrun.cli.verify_resume import verify_resume
 
-_OLD_WORDS = {("dataset", "bench"): "bench", ("hooks",): "show"}
-"""What commands were once called -> what they are called now."""
+GROUPS = {
+    "Train": (train, resume, evaluate),
+    "Look": (check, show_config, show, bench, dataset),
+    "Prove": (verify_resume, replay),
+}
+"""The commands in the groups and the order in which the help shows them."""
 
 
 class _Commands(click.Group):
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in groups; the names are padded, so that the descriptions begin in one column."""
+        width = max(map(len, self.commands))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{each.name:{width}}", each.get_short_help_str(200)) for each in commands])
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find a command, also by what it was once called, which no help shows."""
-        for words, name in _OLD_WORDS.items():
-            if tuple(args[: len(words)]) == words:
-                args = [name, *args[len(words) :]]
+        """Find a command, also by its old name, which no help shows."""
+        match args:
+            case ["dataset", "bench", *rest]:
+                args = ["bench", *rest]
+            case ["hooks", *rest]:
+                args = ["show", *(rest or ["hooks"])]
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; what click and Python would end the process with is a failure of the user's code."""
+        """Run a command; an exception that would end the process silently is a failure of the user's code."""
         try:
             return super().invoke(ctx)
         except UsersCodeFailed as failed:
@@ -52,8 +65,9 @@ def emrun() -> None:
     """Train PyTorch models from one YAML file."""
 
 
-for _command in (train, resume, evaluate, check, show_config, dataset, bench, show, verify_resume, replay):
-    emrun.add_command(_command)
+for _commands in GROUPS.values():
+    for _command in _commands:
+        emrun.add_command(_command)
 
 
 def main() -> int:
@@ -66,7 +80,7 @@ def main() -> int:
             return error.exit_code
         except (KeyboardInterrupt, click.Abort):
             end_by_signal(2)
-        except BrokenPipeError:  # whoever read the output has gone
+        except BrokenPipeError:  # the reader of the output has ended
             sys.stderr.close()
             return 1
         except Exception as error:

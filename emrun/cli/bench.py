@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 @config_arguments
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True,
-    help="How long a stream is read in each setting.",
+    help="Seconds for which each stream is read with each setting.",
 )  # fmt: skip
 @click.option(
     "--step-ms", type=click.FloatRange(0, min_open=True),
-    help="Milliseconds that the model takes for a batch, instead of trying it here.",
+    help="Milliseconds that the model takes for a batch; by default they are measured.",
 )  # fmt: skip
-@click.option("--all", "all_streams", is_flag=True, help="Read the streams that no training reads, too.")
+@click.option("--all", "all_streams", is_flag=True, help="Also read the streams that the config does not use.")
 def bench(config: Path, overrides: tuple[str, ...], seconds: float, step_ms: float | None, all_streams: bool) -> int:
-    """Measure how fast the streams of CONFIG are read with nobody ahead, by a thread (buffer) and by worker processes.
+    """Measure how fast the streams of CONFIG are read, and recommend how to read them.
 
-    It says which of them a training has to wait for least.
+    Each stream is read without read-ahead, by a thread (main_loop.buffer) and by worker processes (main_loop.workers).
+    A step of the model is measured too. The recommendation is the simplest setting with which training waits hardly
+    longer for its batches than with the best setting.
     """
     with terminal_log():
         from emrun.diagnosis.stream_bench import bench as measure
@@ -42,7 +44,7 @@ def bench(config: Path, overrides: tuple[str, ...], seconds: float, step_ms: flo
 
 
 def _shown(found: Bench) -> str:
-    """Return what was measured as a table, what is to be said about it, and the setting to choose."""
+    """Return the measurements as a table, notes on them, and the recommended setting."""
     rows = [
         [stream.name, str(reading.setting), *_cells(stream, reading, found.step)]
         for stream in found.streams
@@ -50,8 +52,8 @@ def _shown(found: Bench) -> str:
     ]
     headers = ["stream", "read", "batches/s", "first batch", "training waits"]
     notes = [
-        f"stream {stream.name!r} does not get its rows from ctx.batches: one worker reads all of it, others have "
-        "nothing to do"
+        f"stream {stream.name!r} does not get its rows from ctx.batches: one worker reads the whole stream, "
+        "more workers do not help"
         for stream in found.streams
         if not stream.shares_rows
     ]
@@ -70,16 +72,16 @@ def _cells(stream: StreamBench, reading: Speed, step: float | None) -> list[str]
 
 
 def _choice(found: Bench) -> str:
-    """Return the line that says which setting to choose, and why."""
+    """Return the line that recommends a setting and says why."""
     if found.step is None:
-        return f"what to choose depends on how long a step takes, which is not known: {found.no_step}"
+        return f"no setting is recommended, because the time of a step is not known: {found.no_step}"
     stream = found.streams[0]
     nobody, best = stream.readings[0], stream.chosen(found.step)
     waits = f"{stream.waiting(best, found.step):.0%} of its time for stream {stream.name!r}"
-    why = f"with a step of {found.step * 1000:.3g} ms a training waits {waits}"
+    why = f"with a step of {found.step * 1000:.3g} ms, training waits {waits}"
     if best is nobody:
-        return f"choose neither `buffer` nor `workers`: {why}, and nothing gains on that"
+        return f"choose neither `buffer` nor `workers`: {why}, and read-ahead does not help"
     return (
-        f"choose `{best.setting}`: {why}, with nobody ahead {stream.waiting(nobody, found.step):.0%}; "
-        "nothing simpler comes near"
+        f"choose `{best.setting}`: {why}, without read-ahead {stream.waiting(nobody, found.step):.0%}; "
+        "simpler settings are slower"
     )

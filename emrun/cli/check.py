@@ -11,33 +11,44 @@ from typing import Any
 import click
 
 from emrun.censor import for_terminal
-from emrun.cli.console import config_arguments, terminal_log
+from emrun.cli.console import terminal_log
+from emrun.cli.environment import check_environment
 from emrun.cli.failures import fail
 from emrun.cli.signals import unwound_by_sigterm
 from emrun.cli.tables import table
 from emrun.errors import ConfigError, Problem, reason_of
+from emrun.wording import size_of
 
 _MOST_ROWS = 30
 
 
-@click.command(short_help="Find what is wrong with a config, without training.")
-@config_arguments
-@click.option("--static", is_flag=True, help="Only what can be known without importing anything; takes no time.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
-def check(config: Path, overrides: tuple[str, ...], static: bool, as_json: bool) -> int:
-    """Find what is wrong with CONFIG, and show what its data and its model agree on.
+@click.command(short_help="Check a config or, without a config, this machine.")
+@click.argument("config", type=click.Path(path_type=Path), required=False)
+@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@click.option("--static", is_flag=True, help="Check only what can be known without importing anything (fast).")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def check(config: Path | None, overrides: tuple[str, ...], static: bool, as_json: bool) -> int:
+    """Find what is wrong with CONFIG, without training, and show what its data and its model agree on.
 
-    The config is checked against all that it names. Then the first two batches of every stream are made, a copy of the
-    model makes a step with them, evaluates them, and is saved and loaded again. Nothing is written, nothing is changed;
-    hooks are built, but get no events, except for those that may change batches before the model gets them.
+    The config is checked against everything that it names. Then the first two batches of every stream are read, and a
+    copy of the model makes a training step and evaluations with them, and is saved and loaded again. Nothing is written
+    and nothing is changed. Hooks are built, but get no events, except hooks that may change batches.
 
-    Exit status: 0 nothing is wrong, 1 the dataset or the model failed, 2 something is wrong.
+    Without CONFIG, emrun checks the environment: versions, CPU, memory, the current directory, limits of the system,
+    and every device, with a small computation.
+
+    Exit status: 0 nothing is wrong, 1 the dataset or the model failed, or something is wrong with the environment,
+    2 the config is wrong.
     """
+    if config is None:
+        if static:
+            raise click.UsageError("--static needs a CONFIG", click.get_current_context())
+        return check_environment(as_json)
     with terminal_log(quiet=True):
         sys.dont_write_bytecode = True
         try:
             with redirect_stdout(sys.stderr) if as_json else nullcontext(), unwound_by_sigterm():
-                contract = _check(config, overrides, static)  # what the user's code prints is none of the JSON
+                contract = _check(config, overrides, static)  # so that what the user's code prints is not in the JSON
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
@@ -47,7 +58,7 @@ def check(config: Path, overrides: tuple[str, ...], static: bool, as_json: bool)
     if as_json:
         click.echo(json.dumps({"problems": [], "contract": contract}, indent=2))
     elif contract is None:
-        click.echo(f"{config}: nothing is wrong, as far as can be known without importing what it names")
+        click.echo(f"{config}: nothing is wrong, as far as can be checked without importing anything")
     else:
         _show(contract)
         click.echo(f"\n{config}: nothing is wrong; tried a step, evaluations, saving and loading")
@@ -101,12 +112,12 @@ def _show(contract: dict[str, Any]) -> None:
     click.echo("\n" + table(rows, ["output", "dtype", "shape", "range"]))
     if contract["parameters"]:
         _show_parameters(contract["parameters"])
-    memory = ", ".join(f"{what} {_size(size)}" for what, size in contract["memory"].items() if size)
+    memory = ", ".join(f"{what} {size_of(size)}" for what, size in contract["memory"].items() if size)
     click.echo(f"\nmemory: {memory}")
     seconds = contract["seconds_per_epoch"]
     if seconds:
         parts = ", ".join(f"{name} {value:.2g} s" for name, value in seconds.items())
-        click.echo(f"an epoch takes about {sum(seconds.values()):.2g} s, judged by the first batches: {parts}")
+        click.echo(f"an epoch takes about {sum(seconds.values()):.2g} s, estimated from the first batches: {parts}")
     for note in contract["notes"]:
         click.echo(f"warning: {note}", err=True)
 
@@ -123,8 +134,3 @@ def _show_parameters(parameters: list[dict[str, Any]]) -> None:
     rows.append(["all", "", "", f"{total:,}", f"{sum(part['trained'] for part in parameters):,}"])
     headers = ["module", "class", "shapes", "parameters", "trained"]
     click.echo("\n" + table(rows, headers, ("left", "left", "left", "right", "right")))
-
-
-def _size(count: float) -> str:
-    thousands = min(3, (len(f"{count:.0f}") - 1) // 3)
-    return f"{count / 1000**thousands:.3g} {('B', 'KB', 'MB', 'GB')[thousands]}"

@@ -13,20 +13,18 @@ from emrun.cli.tables import table
 @click.command("config", short_help="Print a config as emrun reads it.")
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
-@click.option("--resolved", is_flag=True, help="With ${...} replaced; what comes from the environment stays as it is.")
-@click.option(
-    "--origins", is_flag=True, help="A line for each value: its file and line, its override, or whose default."
-)
+@click.option("--resolved", is_flag=True, help="Replace ${...}, except where values come from the environment.")
+@click.option("--origins", is_flag=True, help="Print where each value comes from: file and line, override or default.")
 @click.option("--schema", is_flag=True, help="Print a JSON schema of configs, for editors, instead of a config.")
 def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool, origins: bool, schema: bool) -> int:
-    """Print CONFIG, a file or a directory that holds config.yaml, merged with what it extends and the overrides.
+    """Print CONFIG, a file or a directory with a config.yaml, merged with the files that it extends and the overrides.
 
-    It is read, but not checked against the classes that it names; --origins looks into their sources for defaults.
+    The config is not checked against the classes that it names; --origins reads their defaults from their sources.
     """
     if schema:
         if config is not None or resolved or origins:
             raise click.UsageError(
-                "--schema describes all configs: it takes no CONFIG and no other option", click.get_current_context()
+                "--schema describes all configs; remove CONFIG and the other options", click.get_current_context()
             )
         from emrun.config.json_schema import config_schema
 
@@ -59,7 +57,7 @@ def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool,
 
 
 def _place(key: str, rows: list[tuple[str, str, str]]) -> int:
-    """Return where a key belongs among the rows: behind the last of its mapping."""
+    """Return the index at which a key belongs among the rows: after the last row of its mapping."""
     while "." in key:
         key = key.rpartition(".")[0]
         found = [index for index, row in enumerate(rows) if row[0] == key or row[0].startswith(f"{key}.")]

@@ -1,4 +1,4 @@
-"""What the commands have in common: arguments and options, and the log on the terminal."""
+"""What the commands share: arguments, options and the log on the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 
 
 class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes log lines to standard error, above a progress bar if there is one; those marked `once` not again."""
+    """Writes log lines to standard error, above a progress bar if there is one; does not repeat those marked `once`."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -26,7 +26,7 @@ class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
             if record.getMessage() in self._told:
                 return
             self._told.add(record.getMessage())
-        tqdm = sys.modules.get("tqdm")  # nobody shows a bar without it
+        tqdm = sys.modules.get("tqdm")  # without tqdm there is no progress bar
         with tqdm.tqdm.external_write_mode(file=self.stream) if tqdm else nullcontext():
             super().emit(record)
 
@@ -41,7 +41,7 @@ class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def has_colours(stream: Any) -> bool:
-    """Tell whether a stream is a terminal that is to show colours (https://no-color.org)."""
+    """Return whether a stream is a terminal that shows colours (see https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -52,11 +52,11 @@ def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_terminal_log(command: Callable[..., int]) -> Callable[..., int]:
-    """Show the log while a command runs, as much of it as the options say that this adds."""
+    """Show the log while a command runs, and add the options that say how much of it."""
 
     @click.option("-v", "--verbose", is_flag=True, help="Show debug messages.")
-    @click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only, and no bars.")
-    @click.option("--no-progress", "progress", flag_value=False, default=True, help="Show no bars.")
+    @click.option("-q", "--quiet", is_flag=True, help="Show only warnings and errors, and no progress bars.")
+    @click.option("--no-progress", "progress", flag_value=False, default=True, help="Show no progress bars.")
     @wraps(command)
     def run(*, verbose: bool, quiet: bool, progress: bool, **parameters: Any) -> int:
         with terminal_log(verbose=verbose, quiet=quiet, progress=progress):
@@ -67,9 +67,9 @@ def with_terminal_log(command: Callable[..., int]) -> Callable[..., int]:
 
 @contextmanager
 def terminal_log(*, verbose: bool = False, quiet: bool = False, progress: bool = True) -> Iterator[None]:
-    """Show the log on standard error; without `progress`, tqdm shows no bars, whoever asks for one."""
+    """Show the log on standard error; without `progress`, tqdm shows no bars in any code."""
     if verbose and quiet:
-        raise click.UsageError("--verbose and --quiet exclude each other")
+        raise click.UsageError("--verbose and --quiet cannot be used together")
     if quiet or not progress:
         os.environ["TQDM_DISABLE"] = "1"
     root = logging.getLogger()

@@ -14,10 +14,10 @@ from emrun.cli.failures import print_error, users_code
 @click.argument("method")
 @config_arguments
 def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
-    """Build the dataset of CONFIG, call its METHOD without arguments and print what it returns.
+    """Build the dataset of CONFIG, call its METHOD without arguments and print the result.
 
-    Every dataset has stream_info: a table of its streams' sources; when a stream fails, the exit status is 1.
-    A METHOD bench cannot be called: `emrun dataset bench` is what `emrun bench` was once called.
+    Every dataset has the method stream_info, which shows the sources of its streams; when a stream fails, the exit
+    status is 1. A method bench cannot be called, because `emrun dataset bench` is the old name of `emrun bench`.
     """
     from emrun.dataset import AbstractDataset, describe_streams
     from emrun.errors import exit_status
@@ -28,7 +28,7 @@ def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
         with users_code():
             built = create_dataset(config, overrides)
         public = [name for name in dir(built) if not name.startswith("_")]
-        methods = [name for name in public if callable(getattr(type(built), name, None))]  # properties are not asked
+        methods = [name for name in public if callable(getattr(type(built), name, None))]  # evaluates no property
         standard = AbstractDataset.stream_info
         if method == "stream_info" and getattr(type(built), method, standard) is standard:
             with users_code():

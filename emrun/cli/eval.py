@@ -17,20 +17,20 @@ from emrun.slow_start import NamedWhenSlow
 @click.command("eval", short_help="Evaluate a run on streams.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("arguments", metavar="STREAM... [OVERRIDE...]", nargs=-1, required=True)
-@click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use this config, not the run's.")
-@click.option("--checkpoint", metavar="NAME", help="Which checkpoint; by default best, or else latest.")
+@click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
+@click.option("--checkpoint", metavar="NAME", help="By default best, or latest if there is no best.")
 @click.option(
     "--output-dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
-    help="Keep the results in DIR/STREAM-N, and write nothing into the run.",
+    help="Save the results in DIR/STREAM-N and write nothing into the run directory.",
 )  # fmt: skip
 @with_terminal_log
 def evaluate(
     directory: Path, arguments: tuple[str, ...], config: Path | None, checkpoint: str | None, output_dir: Path | None
 ) -> int:
-    """Evaluate the checkpoint of the run in DIRECTORY on streams of its dataset.
+    """Evaluate a checkpoint of the run in DIRECTORY on streams of its dataset.
 
-    The section eval.STREAM of the config is laid over it, then the overrides: key.path=value, or ~key.path to delete.
-    The results are printed and kept in DIRECTORY/eval/STREAM-N.
+    For each STREAM, the section eval.STREAM is merged over the config; then the overrides are applied: key.path=value,
+    or ~key.path to delete a key. The results are printed and saved in DIRECTORY/eval/STREAM-N.
     """
     overrides = [each for each in arguments if "=" in each or each.startswith("~")]
     streams = [each for each in arguments if each not in overrides]

@@ -1,4 +1,4 @@
-"""What ends a command: errors, reported on standard error with their exit status."""
+"""Errors that end a command: how they are reported, and with which exit status."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from emrun.errors import ConfigError, Problem, exit_status, has_inputs
 
 
 class UsersCodeFailed(Exception):
-    """What code of a user raised, and click would take for its own.
+    """An exception of the user's code that click would treat as its own.
 
     Args:
-        error: what was raised.
+        error: the exception.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -29,7 +29,7 @@ class UsersCodeFailed(Exception):
 
 @contextmanager
 def users_code() -> Iterator[None]:
-    """Let no exception out of the block that click ends the process with, without a word: in it, it is a failure.
+    """Replace exceptions with which click ends the process silently: in this block they are failures.
 
     Raises:
         UsersCodeFailed: with such an exception.
@@ -39,7 +39,7 @@ def users_code() -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort, EOFError, OSError) as error:
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and error.errno != errno.EPIPE:
             raise
-        raise UsersCodeFailed(error) from None  # outside of the block EPIPE is one of emrun's own output
+        raise UsersCodeFailed(error) from None  # outside of the block, EPIPE is that of emrun's own output
 
 
 def fail(error: BaseException, *, has_log: bool = True) -> int:
@@ -47,7 +47,7 @@ def fail(error: BaseException, *, has_log: bool = True) -> int:
 
     Args:
         error: the error.
-        has_log: whether the log stays that has the traceback; otherwise the whole of it is printed.
+        has_log: whether the log with the traceback is kept; otherwise the full traceback is printed.
     """
     status = exit_status(error)
     log = getattr(error, "kept_in", None)
@@ -72,7 +72,7 @@ def fail(error: BaseException, *, has_log: bool = True) -> int:
 
 
 def _print_short(error: BaseException, log: Path) -> None:
-    """Print what is noted of an error, its message, and the last line of the user's code that led to it."""
+    """Print the notes and the message of an error, and the last line of the user's code that led to it."""
     found = traceback.TracebackException.from_exception(error)
     found.__notes__ = []
     for line in (*error.__notes__, *found.format_exception_only()):
@@ -80,11 +80,11 @@ def _print_short(error: BaseException, log: Path) -> None:
     frame = _own_frame(error)
     if frame is not None:
         print_error("".join(traceback.format_list([frame])).rstrip())
-    print_error(f"the whole traceback is in {log}")
+    print_error(f"the full traceback is in {log}")
 
 
 def _own_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return where the user's code was last, or else that of a library other than torch and emrun."""
+    """Return the last frame of the user's code, or else of a library other than torch and emrun."""
     from emrun.config.names import INSTALLED
 
     last: dict[bool, traceback.FrameSummary] = {}  # whether it is installed -> where it was last
@@ -99,7 +99,7 @@ def _own_frame(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def print_error(text: str) -> None:
-    """Print a line on standard error, with its colours only where they are shown."""
+    """Print a line on standard error, with colours only where they can be shown."""
     click.echo(text, err=True, color=has_colours(sys.stderr))
 
 

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Repeat the step that made a run fail, and find the cause.")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--device", metavar="NAME", help="Where to run the model, e.g. cpu; by default as the config says.")
-@click.option("--anomaly", is_flag=True, help="Also name the operation whose gradients are not numbers (slow).")
+@click.option("--device", metavar="NAME", help="The device of the model, e.g. cpu; by default that of the config.")
+@click.option("--anomaly", is_flag=True, help="Also name the operation whose gradient is NaN (slow).")
 def replay(directory: Path, device: str | None, anomaly: bool) -> int:
-    """Do the step again that made the run in DIRECTORY fail, and name the examples of its batch that cause it.
+    """Repeat the step that made the run in DIRECTORY fail, and name the examples of the batch that cause the failure.
 
-    DIRECTORY is the run, or a capsule in its folder failures, where the batch, the weights and the random states of the
-    step are kept. The model is built from the run's config. Nothing is written into the run.
+    DIRECTORY is the run, or a capsule in its folder failures: the batch, the weights and the random states of a step.
+    The model is built from the config of the run. Nothing is written into the run directory.
 
-    Exit status: 0 it failed in the same way, 1 it did not, 2 wrong usage or config, 74 the capsule is damaged.
+    Exit status: 0 the step failed in the same way, 1 it did not, 2 wrong usage or config, 74 the capsule is damaged.
     """
     with terminal_log(quiet=True):
         if (directory / "config.yaml").exists() and not (directory / "failure.json").exists():
@@ -47,7 +47,7 @@ def replay(directory: Path, device: str | None, anomaly: bool) -> int:
 
 
 def report(found: Replay) -> str:
-    """Return what a replay found, as text: where the failure was, what it is now, and its causes."""
+    """Return the report of a replay: where the step failed, what happens now, and the causes."""
     capsule, step = found.capsule, found.capsule.step
     doing = "training" if step.train else "evaluation"
     exact = ", ".join(capsule.facts["random_before_step"])
@@ -55,9 +55,9 @@ def report(found: Replay) -> str:
         f"{doing} on stream {step.stream!r}, batch {step.batch} of the pass, after {step.epoch} epochs and "
         f"{step.iteration} iterations",
         f"then: {capsule.facts['error']}: {capsule.facts['message']}",
-        f"now: {found.message or 'it goes through'}",
+        f"now: {found.message or 'the step succeeds'}",
         f"weights: {capsule.facts['weights']}",
-        f"random states before the step: {exact or 'it draws from none'}",
+        f"random states before the step: {exact or 'none are used'}",
         *(f"note: {note}" for note in found.notes),
         "reproduced" if found.reproduced else "not reproduced",
         *_causes(found),
@@ -71,19 +71,19 @@ def report(found: Replay) -> str:
 def _causes(found: Replay) -> Iterator[str]:
     if found.is_every:
         tried = [index for group in found.causes for index in group]
-        yield f"cause: every example fails alone, of those that were tried ({_examples(tried)})"
+        yield f"cause: each example that was tried fails alone ({_examples(tried)})"
     elif found.causes:
         alone = [group[0] for group in found.causes if len(group) == 1]
         together = [group for group in found.causes if len(group) > 1]
         parts = [_examples(alone)] if alone else []
         parts += [f"{_examples(group)} together" for group in together]
-        yield f"cause: {'; '.join(parts)}{', perhaps more' if found.is_cut else ''}"
+        yield f"cause: {'; '.join(parts)}{', possibly more' if found.is_cut else ''}"
     for name, rows in found.not_finite.items():
         yield f"source {name!r} has values that are not finite in {_examples(rows)}"
 
 
 def _examples(indices: Sequence[int]) -> str:
-    """Return the indices as they stand in a message: `example 13`, `examples 3, 13`, `examples 0 to 31`."""
+    """Return the indices as they are written in a message: `example 13`, `examples 3, 13`, `examples 0 to 31`."""
     if len(indices) > 3 and list(indices) == list(range(indices[0], indices[-1] + 1)):
         return f"examples {indices[0]} to {indices[-1]}"
     return f"example{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"

@@ -14,22 +14,22 @@ from emrun.cli.train import run
 from emrun.slow_start import NamedWhenSlow
 
 
-@click.command(short_help="Go on with a run.")
+@click.command(short_help="Resume a run.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
-@click.option("--checkpoint", metavar="NAME", help="Which checkpoint, a name or a path; by default the newest intact.")
+@click.option("--checkpoint", metavar="NAME", help="A name or a path; by default the newest intact checkpoint.")
 @click.option(
     "--fork", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
-    help="Leave the run as it is and go on in a new one.",
+    help="Continue in a new run directory and leave this one unchanged.",
 )  # fmt: skip
 @with_terminal_log
 def resume(directory: Path, overrides: tuple[str, ...], checkpoint: str | None, fork: Path | None) -> int:
-    """Go on with the run in DIRECTORY exactly where its newest checkpoint was saved.
+    """Resume the run in DIRECTORY exactly where its newest checkpoint was saved.
 
-    An OVERRIDE, key.path=value or ~key.path, becomes part of the run's config: a new learning rate or a later end, for
-    example hooks.StopAfter.epochs=40. What cannot be changed in the middle, such as the architecture, is refused.
+    An OVERRIDE, key.path=value or ~key.path, becomes part of the config of the run: a new learning rate or a later end,
+    for example hooks.StopAfter.epochs=40. Changes that a resume cannot make, such as another architecture, are errors.
 
-    A finished run has nothing to do and ends with status 0.
+    For a finished run there is nothing to do; the exit status is 0.
     """
     ignore_early_requests()
     if (directory / "config.yaml").exists():

@@ -1,4 +1,4 @@
-"""Signals, as the commands take them."""
+"""What the commands do about signals."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any, NoReturn
 
 
 def ignore_early_requests() -> None:
-    """Ignore SIGUSR1, which asks for a checkpoint, until there is a training to save; by default it would kill."""
+    """Ignore SIGUSR1, which requests a checkpoint, until there is a run to save; by default it ends the process."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 @contextmanager
 def unwound_by_sigterm() -> Iterator[None]:
-    """End the process by SIGTERM only when the block has cleaned up behind it."""
+    """End the process by SIGTERM only after the block has cleaned up."""
 
-    class Terminated(KeyboardInterrupt):  # which is nobody's failure
+    class Terminated(KeyboardInterrupt):  # not a failure of the user's code
         pass
 
     def unwind(number: int, frame: Any) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)  # a second one must not cut the cleaning short
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleaning up
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, unwind)
@@ -38,7 +38,7 @@ def unwound_by_sigterm() -> Iterator[None]:
 
 
 def end_by_signal(number: int) -> NoReturn:
-    """End the process by a signal, so that whoever waits for it, such as a shell's loop, stops too."""
+    """End the process by a signal, so that its parent, such as a loop in a shell, stops too."""
     sys.stdout.flush()
     sys.stderr.flush()
     signal.signal(number, signal.SIG_DFL)

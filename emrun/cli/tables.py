@@ -9,14 +9,14 @@ from emrun.epoch_data import statistics
 
 
 def table(rows: Iterable[Sequence[str]], headers: Sequence[str] = (), align: Sequence[str] | None = None) -> str:
-    """Return rows as a table, without headers one of mere columns."""
+    """Return rows as a table; without headers, as plain columns."""
     from tabulate import tabulate  # takes 75 ms
 
     return tabulate(rows, headers, "simple" if headers else "plain", disable_numparse=True, colalign=align)
 
 
 def summary(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of a training's statistics: last, lowest and highest value with their epochs.
+    """Return a table of a run's statistics: last, lowest and highest value with their epochs.
 
     Args:
         metrics: the lines of `metrics.jsonl`.

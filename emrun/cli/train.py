@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 @config_arguments
 @click.option(
     "-o", "--output-root", default="log", show_default=True, type=click.Path(path_type=Path, file_okay=False),
-    help="Where the run directory is made.",
+    help="Create the run directory in this directory.",
 )  # fmt: skip
 @click.option(
     "--output-dir", type=click.Path(path_type=Path, file_okay=False),
-    help="The run directory itself; must not hold a run.",
+    help="The run directory itself; it must not contain a run.",
 )  # fmt: skip
-@click.option("--auto-resume", is_flag=True, help="Go on with the run in --output-dir if it holds one.")
-@click.option("--rm", "remove", is_flag=True, help="Delete the run directory after the training.")
+@click.option("--auto-resume", is_flag=True, help="Resume the run in --output-dir if there is one.")
+@click.option("--rm", "remove", is_flag=True, help="Delete the run directory at the end.")
 @with_terminal_log
 def train(
     config: Path,
@@ -44,19 +44,19 @@ def train(
     auto_resume: bool,
     remove: bool,
 ) -> int:
-    """Train from CONFIG, a file or a directory that holds config.yaml.
+    """Train from CONFIG, a file or a directory with a config.yaml.
 
-    An OVERRIDE is key.path=value, or ~key.path to delete: model.optimizer.lr=0.01 'main_loop.extra_streams=[valid]'
-    hooks.StopAfter.epochs=3. Values are YAML; quote them for the shell.
+    An OVERRIDE is key.path=value, or ~key.path to delete a key: model.optimizer.lr=0.01 hooks.StopAfter.epochs=3
+    'main_loop.extra_streams=[valid]'. Values are YAML; quote them for the shell.
 
     Exit status: 0 finished, 1 failed, 2 wrong usage or config, 3 ended by a guard, 74 a file could not be read or
     written, 75 the run is in use (try again), 130 or 143 interrupted (or what main_loop.preempt_exit_code says).
     """
     output_root, output_dir = expanded(output_root), output_dir and expanded(output_dir)
     if remove and output_dir is not None and output_dir.exists():
-        raise click.UsageError(f"--rm deletes the run directory, but {output_dir} was there before; remove --rm")
+        raise click.UsageError(f"--rm deletes the run directory, but {output_dir} exists already; remove --rm")
     if auto_resume and output_dir is None:
-        raise click.UsageError("--auto-resume needs --output-dir, the directory in which the same command goes on")
+        raise click.UsageError("--auto-resume needs --output-dir, the run directory that the same command resumes")
     ignore_early_requests()
     from emrun.config.config import load_config
     from emrun.config.plan import check_statically
@@ -74,7 +74,7 @@ def train(
         with users_code():
             training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
     except RunExists:
-        if resumed is not None:  # another process made it meanwhile, and has ended
+        if resumed is not None:  # another process has created it meanwhile, and has ended
             return _go_on(resumed, loaded)
         raise
     status = None
@@ -94,8 +94,8 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
     different = changes_to(output_dir, loaded)
     if different:
         raise click.UsageError(
-            f"{output_dir} was started with another config; different are {', '.join(different)}. Use "
-            f"`emrun resume {output_dir}` with overrides to go on with changes, or another --output-dir"
+            f"the run in {output_dir} was started with other values of {', '.join(different)}; to resume it with "
+            f"changes, use `emrun resume {output_dir}` with overrides; otherwise use another --output-dir"
         )
     with users_code():
         resumed = resume_training(output_dir, command=sys.argv)
@@ -103,11 +103,11 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
 
 
 def run(training: Training, *, keeps: bool = True) -> int:
-    """Run a training, print its table, without --quiet, and what survived it, and return the exit status.
+    """Run a training, print its statistics (not with --quiet) and how to continue, and return the exit status.
 
     Args:
         training: the training.
-        keeps: whether the run directory stays; otherwise no message names what is in it.
+        keeps: whether the run directory is kept; otherwise no message names files in it.
     """
     directory = training.main_loop.run
     metrics = directory.metrics if directory else []
@@ -120,7 +120,7 @@ def run(training: Training, *, keeps: bool = True) -> int:
         if keeps:
             capsule = training.main_loop.capsule
             if capsule is not None:
-                click.echo(f"the batch that failed is kept; do its step again with: emrun replay {capsule}", err=True)
+                click.echo(f"the batch that failed is saved; repeat the step with: emrun replay {capsule}", err=True)
             _tell_what_survived(training, error)
         return status
     if metrics and not click.get_current_context().params["quiet"]:
@@ -143,13 +143,13 @@ def _tell_what_survived(training: Training, error: BaseException | None = None) 
     done = f"{loop.training_epochs_done} epochs, {loop.iterations_done} iterations done"
     checkpoints = directory / "checkpoints"
     names = sorted(path.name for path in checkpoints.iterdir() if path.is_symlink()) if checkpoints.is_dir() else []
-    kept = f"checkpoints {', '.join(names)} are kept" if names else "no checkpoint was saved"
+    kept = f"saved checkpoints: {', '.join(names)}" if names else "no checkpoint was saved"
     is_refused = isinstance(error, ArgumentError) and error.argument == "module" and not loop.iterations_done
-    if names and not is_refused:  # what is mended in a module that was refused is in no checkpoint
-        click.echo(f"{done}; {kept}; go on with: emrun resume {directory}", err=True)
+    if names and not is_refused:  # otherwise the checkpoints do not fit the module once it is fixed
+        click.echo(f"{done}; {kept}; resume with: emrun resume {directory}", err=True)
         return
     arguments = sys.argv[1:]
     again = f"emrun {shlex.join(arguments)}" if arguments[:1] == ["train"] else f"emrun train {directory}"
     is_in_the_way = any(each.startswith("--output-dir") for each in arguments) and is_begun(directory)
     elsewhere = " (with another --output-dir)" if is_in_the_way else ""
-    click.echo(f"{done}; {kept}; begin again with: {again}{elsewhere}", err=True)
+    click.echo(f"{done}; {kept}; start again with: {again}{elsewhere}", err=True)

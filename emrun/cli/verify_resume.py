@@ -16,27 +16,30 @@ if TYPE_CHECKING:
     from emrun.diagnosis.verification import Row, Verification
 
 
-@click.command(short_help="Prove that an interrupted training ends as if nothing had happened.")
+@click.command(short_help="Prove that an interrupted run resumes exactly.")
 @config_arguments
-@click.option("--kill", is_flag=True, help="Interrupt by SIGKILL, two iterations after a checkpoint, not by SIGTERM.")
+@click.option(
+    "--kill", is_flag=True, help="Interrupt by SIGKILL instead of SIGTERM, two iterations after a checkpoint."
+)
 @click.option(
     "--at", metavar="ITERATION", type=click.IntRange(min=1), multiple=True,
-    help="Interrupt after this iteration; may be given several times. By default: in the middle of an epoch, at its "
-    "end, in an evaluation and, with fixed_epoch_size, at the end of a pass.",
+    help="Interrupt after this iteration; can be repeated. By default: in the middle of an epoch, at its end, in an "
+    "evaluation and, with fixed_epoch_size, at the end of a pass.",
 )  # fmt: skip
 @click.option("--full-epochs", is_flag=True, help="Do not shorten epochs of more than 20 iterations.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def verify_resume(
     config: Path, overrides: tuple[str, ...], kill: bool, at: tuple[int, ...], full_epochs: bool, quiet: bool
 ) -> int:
-    """Prove, on CONFIG, that an interrupted training equals an uninterrupted one, or name the first difference.
+    """Prove, with CONFIG, that an interrupted run equals an uninterrupted one, or name the first difference.
 
-    Trains a little more than two epochs, twice, in temporary directories. Then for each point once more: interrupted
-    there and resumed, each in a process of its own. Compared are, batch by batch, what goes in and out, learning rates
-    and random states; and at the end parameters, optimizer, positions, hooks and metrics. Evaluations run whole, hooks
-    run too, but StopAfter ends nothing. Epochs of more than 20 iterations are cut to 8.
+    emrun trains a little more than two epochs, twice, and then once more for each point, interrupted there and resumed;
+    each time in a process and a temporary directory of its own. For every batch it compares the inputs and outputs of
+    the model, the learning rates and the random states; at the end the parameters, the optimizer, the positions of the
+    streams, the hooks and the metrics. Hooks run as usual, except that StopAfter ends nothing. Epochs of more than 20
+    iterations are cut to 8; evaluations are not shortened.
 
-    Exit status: 0 exact, 1 not exact, or a training failed, 2 something is wrong with the config or the command.
+    Exit status: 0 exact, 1 not exact or a run failed, 2 wrong usage or config.
     """
     with terminal_log(quiet=quiet):
         from emrun.config.config import load_config
@@ -69,13 +72,13 @@ def _show(found: Verification) -> None:
         count = len(found.rows)
         click.echo(f"\nexact: interrupted at {count} point{'s' * (count > 1)}, compared {found.iterations} iterations")
     elif found.rows[0].point is None:
-        click.echo("\nnot exact: even without an interruption, the training does not repeat itself")
+        click.echo("\nnot exact: two runs without an interruption differ too")
     else:
         click.echo("\nnot exact")
 
 
 def _cells(row: Row) -> list[str]:
     point = row.point
-    where = ["(not at all: the same training, repeated)", ""] if point is None else [point.name, str(point.iteration)]
+    where = ["(not interrupted, the same run again)", ""] if point is None else [point.name, str(point.iteration)]
     resumed = "" if row.resumed_at is None else str(row.resumed_at)
     return [*where, row.how, resumed, "exact" if row.difference is None else row.difference.what]

@@ -220,7 +220,7 @@ class _Writer:
         if form is not None:
             is_by_name = form.is_by_name(parameters.named)
             hidden += [form.shared] if is_by_name else parameters.by_position(form.supplied)
-        texts = _argument_texts(source)
+        texts = argument_texts(source)
         properties = {
             each.name: {**self._argument(each), **_described(texts.get(each.name, "")), **_default(each.default)}
             for each in parameters.named.values()
@@ -295,7 +295,7 @@ def _summary(source: Any) -> str:
     return " ".join(text.partition("\n\n")[0].split())
 
 
-def _argument_texts(source: Any) -> Mapping[str, str]:
+def argument_texts(source: Any) -> Mapping[str, str]:
     """Return what the docstrings of a class and its bases say about arguments."""
     found: dict[str, str] = {}
     for each in inspect.getmro(source) if inspect.isclass(source) else ():

@@ -135,9 +135,9 @@ def class_in(path: Path) -> str | None:
     return found.name if found else None
 
 
-def documentation(hook: str) -> str:
-    """Return the docstring of a built-in hook, read from its file."""
-    found = _class_definition(built_ins("hook")[normalised(hook)])
+def documentation(name: str, kind: str = "hook") -> str:
+    """Return the docstring of a built-in, read from its file."""
+    found = _class_definition(built_ins(kind)[normalised(name)])
     return (found and ast.get_docstring(found)) or ""
 
 

@@ -116,7 +116,7 @@ def evaluate(
         except BaseException:
             if training.main_loop.capsule is not None:
                 place = training.main_loop.capsule
-                _LOG.warning("the batch that failed is kept; do its step again with: emrun replay %s", place)
+                _LOG.warning("the batch that failed is saved; repeat the step with: emrun replay %s", place)
             raise
 
 

@@ -65,7 +65,7 @@ def test_quiet_shows_warnings_only_and_verbose_more(emrun, tmp_path):
     assert "built the dataset in" in verbose.stderr
     both = emrun("train", "-v", "-q", "c.yaml")
     assert both.returncode == 2
-    assert "--verbose and --quiet exclude each other" in both.stderr
+    assert "--verbose and --quiet cannot be used together" in both.stderr
 
 
 def test_a_warning_on_a_terminal_is_yellow(emrun_on_terminal, tmp_path):
@@ -193,7 +193,7 @@ def test_an_error_in_forward_or_loss_says_what_went_in_then_torchs_message_then_
     places = [line for line in lines if line.startswith("  File ")]
     assert len(places) == bool(own)
     assert all(each in done.stderr for each in own)
-    assert "the whole traceback is in run/train.log" in lines
+    assert "the full traceback is in run/train.log" in lines
     log = (tmp_path / "run/train.log").read_text()
     assert "Traceback (most recent call last)" in log
     assert log.rstrip().endswith(went_in)

@@ -1,12 +1,17 @@
 """The commands that look at a config without training: `config`, `dataset`, `bench`, `show`."""
 
+import itertools
 import json
 import re
+import sys
 
 import pytest
+from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from emrun import create_dataset
+from emrun.cli import emrun as commands
+from emrun.config.catalogue import PLACES, listing
 from emrun.config.json_schema import config_schema
 from emrun.config.names import short_names
 from emrun.errors import ConfigError
@@ -111,9 +116,9 @@ def test_the_schema_is_printed_without_a_config_and_without_torch(tmp_path, emru
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--schema", "config.yaml"], "it takes no CONFIG and no other option"),
-        (["--schema", "--resolved"], "it takes no CONFIG and no other option"),
-        (["--origins", "--schema"], "it takes no CONFIG and no other option"),
+        (["--schema", "config.yaml"], "remove CONFIG and the other options"),
+        (["--schema", "--resolved"], "remove CONFIG and the other options"),
+        (["--origins", "--schema"], "remove CONFIG and the other options"),
         ([], "Missing argument 'CONFIG'."),
         (["--origins"], "Missing argument 'CONFIG'."),
     ],
@@ -166,7 +171,7 @@ def test_bench_prints_a_table_of_streams_and_settings_and_what_to_choose(project
     streams = [line.split()[0] for line in lines[2 : lines.index("")]]
     assert len(streams) >= 8
     assert streams == ["train"] * (len(streams) // 2) + ["valid"] * (len(streams) // 2)
-    assert re.match(r"choose .*: with a step of 9 ms a training waits \d+% of its time for stream 'train', ", lines[-1])
+    assert re.match(r"choose .*: with a step of 9 ms, training waits \d+% of its time for stream 'train', ", lines[-1])
     assert sorted(path.name for path in project.iterdir()) == ["base.yaml", "config.yaml"]
 
 
@@ -223,18 +228,42 @@ def test_a_dataset_can_be_made_in_python():
         create_dataset({"dataset": {"class": "Digits", "flatt": True}})
 
 
-def test_the_hooks_at_hand_are_listed_with_what_they_do(emrun):
-    done = emrun("show")
+def test_the_hooks_are_listed_with_what_they_do(emrun):
+    done = emrun("show", "hooks")
     assert done.returncode == 0
-    assert emrun("show", "hooks").stdout == emrun("hooks").stdout == done.stdout
+    assert emrun("hooks").stdout == done.stdout
     assert [line.split()[0] for line in done.stdout.splitlines()] == short_names("hook")
     assert all(len(line.split()) > 4 for line in done.stdout.splitlines())
 
 
-def test_the_help_shows_no_old_words(emrun):
-    shown = [line.split()[0] for line in emrun("--help").stdout.partition("Commands:\n")[2].splitlines()]
-    assert {"bench", "dataset", "show"} <= set(shown)
-    assert "hooks" not in shown
+def test_show_without_a_name_lists_every_kind(emrun):
+    done = emrun("show")
+    assert done.returncode == 0, done.stderr
+    for kind, part in zip(PLACES, done.stdout.split("\n\n"), strict=True):
+        title, *rows = part.splitlines()
+        assert title == f"{kind.capitalize()} ({PLACES[kind]}):"
+        assert [row.split()[0] for row in rows] == [name for name, _ in listing(kind)]
+
+
+def test_a_listing_is_wrapped_on_a_terminal_and_has_a_line_for_each_name_in_a_pipe(monkeypatch):
+    piped = CliRunner().invoke(commands, ["show", "schedules"]).stdout
+    assert len(piped.splitlines()) == len(listing("schedules"))
+    assert max(map(len, piped.splitlines())) > 80
+    monkeypatch.setattr(sys.modules["emrun.cli.show"], "_width", lambda: 80)
+    assert max(map(len, CliRunner().invoke(commands, ["show"]).stdout.splitlines())) <= 80
+
+
+def test_the_help_shows_each_command_in_one_group_and_no_old_words(emrun):
+    shown = emrun("--help").stdout
+    sections = {part.partition(":\n")[0]: part.partition(":\n")[2] for part in shown.split("\n\n")[3:]}
+    names = {title: [line.split()[0] for line in text.splitlines()] for title, text in sections.items()}
+    assert names == {
+        "Train": ["train", "resume", "eval"],
+        "Look": ["check", "config", "show", "bench", "dataset"],
+        "Prove": ["verify-resume", "replay"],
+    }
+    assert sorted(itertools.chain(*names.values())) == sorted(commands.commands)
+    assert all(len(line) <= 80 for line in shown.splitlines())
     assert "--seconds" not in emrun("dataset", "--help").stdout
 
 
@@ -257,12 +286,18 @@ def test_a_hook_of_ones_own_is_explained(project, emrun):
     [
         ("StopAfte", "did you mean 'StopAfter'?"),
         ("mine.Nothing", "no module 'mine'"),
-        ("a b", "there is no hook 'a b'"),
+        ("a b", "'a b' is not a hook, dataset, model, schedule or metric (`emrun show` lists them)"),
+        ("digit", "did you mean 'Digits'?"),
+        ("TorchModle", "did you mean 'TorchModel'?"),
+        ("cosine", "did you mean 'CosineAnnealingLR'?"),
+        ("acuracy", "did you mean 'accuracy'?"),
+        ("metric", "did you mean 'metrics'?"),
     ],
 )
-def test_an_unknown_hook_is_an_error(emrun, name, message):
-    done = emrun("show", name)
-    assert done.returncode == 2
+def test_an_unknown_name_is_an_error_with_the_nearest_of_all_kinds(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(commands, ["show", name])
+    assert done.exit_code == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 

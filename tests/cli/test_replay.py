@@ -29,7 +29,7 @@ def files(directory):
 def test_the_example_with_a_nan_is_named_and_the_weights_before_it_are_kept(doomed, fail, emrun):
     done = fail("dataset.bad=[13]")
     assert done.returncode == 3
-    assert "the batch that failed is kept; do its step again with: emrun replay run/failures/1\n" in done.stderr
+    assert "the batch that failed is saved; repeat the step with: emrun replay run/failures/1\n" in done.stderr
     found = facts(doomed)
     assert found["weights"] == "before the step"
     assert found["message"] == "train/loss is NaN at iteration 4 (StopOnNaN)"
@@ -46,7 +46,7 @@ def test_the_example_with_a_nan_is_named_and_the_weights_before_it_are_kept(doom
             "then: emrun.hook.TrainingAborted: train/loss is NaN at iteration 4 (StopOnNaN)",
             "now: emrun.hook.TrainingAborted: train/loss is NaN at iteration 4 (StopOnNaN)",
             "weights: before the step",
-            "random states before the step: it draws from none",
+            "random states before the step: none are used",
             "note: of the hooks, only StopOnNaN is called",
             "reproduced",
             "cause: example 13",
@@ -123,7 +123,7 @@ def test_a_mended_model_is_told_from_the_failing_one(doomed, fail, emrun):
     )
     done = emrun("replay", "run")
     assert (done.returncode, done.stderr) == (1, "")
-    assert "now: it goes through\n" in done.stdout
+    assert "now: the step succeeds\n" in done.stdout
     assert "\nnot reproduced\n" in done.stdout
 
 

@@ -111,7 +111,7 @@ def test_an_interrupted_run_goes_on_with_the_command_that_it_was_told(project, e
     (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Interrupt: {at: 6}\n")
     done = emrun("train", "-q", "config.yaml", "--output-dir", "run")
     assert done.returncode == -signal.SIGINT
-    command = done.stderr.splitlines()[-1].partition("go on with: ")[2].split()
+    command = done.stderr.splitlines()[-1].partition("resume with: ")[2].split()
     assert command == ["emrun", "resume", "run"]
     done = emrun(*command[1:])
     assert done.returncode == 0
@@ -156,7 +156,7 @@ def test_auto_resume_with_another_config_is_refused_with_the_keys(project, emrun
     emrun(*command)
     done = emrun(*command, "model.optimizer.lr=1.0")
     assert done.returncode == 2
-    assert "different are model.optimizer.lr" in done.stderr
+    assert "with other values of model.optimizer.lr" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_after_sigterm_the_command_exits_with_the_status_that_the_config_says(
     done = send(project, emrun, [[number, "train", 5, 5]], "main_loop.preempt_exit_code=75")
     assert done.returncode == returncode
     assert done.stderr.splitlines()[-2] == f"interrupted by {number.name}"
-    assert "go on with: emrun resume run" in done.stderr.splitlines()[-1]
+    assert "resume with: emrun resume run" in done.stderr.splitlines()[-1]
     found = trace(project / "run")
     assert (found["status"], found["exit_status"]) == ("interrupted", 75 if returncode == 75 else 128 + number)
     assert emrun("resume", "-q", "run").returncode == 0

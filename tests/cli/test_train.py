@@ -236,7 +236,7 @@ def test_rm_of_a_step_that_fails_prints_the_traceback_and_names_no_file_of_the_r
     done = emrun("train", "--rm", "config.yaml", "model.module.args.0.in_features=5")
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback") or "\nTraceback (most recent call last)" in done.stderr
-    assert "the whole traceback is in" not in done.stderr
+    assert "the full traceback is in" not in done.stderr
     assert "emrun replay" not in done.stderr
     assert "emrun train" not in done.stderr
 
@@ -260,7 +260,7 @@ def test_an_exception_in_user_code_shows_its_traceback_and_what_survived(project
     last = done.stderr.splitlines()[-1]
     (directory,) = (project / "log").iterdir()
     assert last == (
-        f"0 epochs, 3 iterations done; checkpoints latest are kept; go on with: emrun resume log/{directory.name}"
+        f"0 epochs, 3 iterations done; saved checkpoints: latest; resume with: emrun resume log/{directory.name}"
     )
     assert trace(project / "log")["reason"] == "RuntimeError: it broke"
     assert "it broke" in (directory / "train.log").read_text()
@@ -294,7 +294,7 @@ def test_a_wrong_config_is_told_with_its_line_and_leaves_nothing(project, emrun)
         (["train"], "Missing argument 'CONFIG'"),
         (["train", "nothing.yaml"], "nothing.yaml: cannot be read: No such file or directory"),
         (["train", "config.yaml", "model.optimizer.lr"], "an override is key=value, or ~key to delete"),
-        (["train", "config.yaml", "-v", "-q"], "exclude each other"),
+        (["train", "config.yaml", "-v", "-q"], "cannot be used together"),
         (["train", "config.yaml", "--buffer", "3"], "No such option"),
         (["trian", "config.yaml"], "No such command 'trian'"),
         (["eval", "log"], "Missing argument"),
@@ -331,7 +331,7 @@ def test_after_a_signal_the_process_ends_by_it_with_a_checkpoint(project, emrun,
     done = emrun("train", "config.yaml")
     assert done.returncode == -number
     assert done.stderr.splitlines()[-2] == f"interrupted by {number.name}"
-    assert "checkpoints latest are kept; go on with: emrun resume log/tiny_" in done.stderr.splitlines()[-1]
+    assert "saved checkpoints: latest; resume with: emrun resume log/tiny_" in done.stderr.splitlines()[-1]
     found = trace(project / "log")
     assert (found["status"], found["exit_status"], found["iterations_done"]) == ("interrupted", 128 + number, 3)
     (directory,) = (project / "log").iterdir()
@@ -491,7 +491,7 @@ def test_a_run_without_a_checkpoint_does_not_suggest_to_resume_it(project, emrun
     done = emrun("train", "config.yaml", "--output-dir", "mine", *overrides)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "0 epochs, 0 iterations done; no checkpoint was saved; begin again with: emrun train config.yaml "
+        "0 epochs, 0 iterations done; no checkpoint was saved; start again with: emrun train config.yaml "
         "--output-dir mine 'model.module={class: flaky.Failing}' main_loop.skip_zeroth_epoch=true"
     )
     (project / "trainable").touch()
@@ -521,7 +521,7 @@ def test_a_module_that_is_refused_after_the_zeroth_epoch_is_not_to_be_resumed(pr
         "not train parameters that are created later"
     ) in done.stderr
     assert done.stderr.splitlines()[-1] == (
-        "0 epochs, 0 iterations done; checkpoints latest are kept; begin again with: emrun train config.yaml "
+        "0 epochs, 0 iterations done; saved checkpoints: latest; start again with: emrun train config.yaml "
         "--output-dir mine 'model.module={class: late.Late}' (with another --output-dir)"
     )
 
@@ -530,7 +530,7 @@ def test_a_run_without_a_checkpoint_that_has_begun_is_in_the_way_and_the_last_li
     (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Fail\n")
     done = emrun("train", "config.yaml", "--output-dir", "mine", "main_loop.skip_zeroth_epoch=true")
     assert done.stderr.splitlines()[-1] == (
-        "0 epochs, 3 iterations done; no checkpoint was saved; begin again with: emrun train config.yaml --output-dir "
+        "0 epochs, 3 iterations done; no checkpoint was saved; start again with: emrun train config.yaml --output-dir "
         "mine main_loop.skip_zeroth_epoch=true (with another --output-dir)"
     )
 

@@ -279,7 +279,7 @@ def test_a_stream_shuffled_by_the_time_is_named_before_any_interruption(verify):
     assert done.returncode == 1
     assert rows(done) == [
         [
-            "(not at all: the same training, repeated)",
+            "(not interrupted, the same run again)",
             "",
             "",
             "",

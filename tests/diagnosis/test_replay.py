@@ -88,7 +88,7 @@ def test_a_guard_that_looks_after_the_update_is_told_of(fail):
     assert found.capsule.facts["weights"] == "after the update"
     text = report(found)
     assert "note: the weights are those after the step's update; there is no checkpoint before it" in text
-    assert "cause: every example fails alone, of those that were tried (examples 0 to 15)" in text
+    assert "cause: each example that was tried fails alone (examples 0 to 15)" in text
 
 
 OWN = (

@@ -181,7 +181,7 @@ def test_a_model_that_could_not_be_loaded_is_refused_before_the_first_update(pla
             assert "0 epochs, 0 iterations done" in done.stderr, done.stderr
             if skip == "true" or kind != "parameter of training":  # what the zeroth epoch saves of that can be loaded
                 assert "no checkpoint was saved" in done.stderr, done.stderr
-            assert "begin again with: emrun train" in done.stderr, done.stderr
+            assert "start again with: emrun train" in done.stderr, done.stderr
 
 
 @pytest.mark.timeout(7200)

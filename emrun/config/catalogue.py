@@ -1,0 +1,127 @@
+"""What a config can name without a line of a user's code, explained: hooks, datasets, models, schedules and metrics.
+
+Docstrings are read from sources and nothing is imported, so that a listing does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from emrun.config.json_schema import argument_texts
+from emrun.config.names import built_ins, documentation, plugins, short_names
+from emrun.config.source_finder import Sources
+from emrun.config.source_modules import SourceModules
+from emrun.wording import normalised
+
+PLACES = {
+    "hooks": "entries of hooks",
+    "datasets": "dataset.class",
+    "models": "model.class",
+    "schedules": "model.scheduler.class",
+    "metrics": "model.metrics.NAME.import",
+}
+"""Kind -> the key of a config that names it."""
+
+_OF_NAMES = {"hooks": "hook", "datasets": "dataset", "models": "model"}  # as `names` calls them
+_BASE = "DownloadableDataset"  # has no streams: only classes derived from it can be trained on
+_SCHEDULERS, _METRICS = "torch.optim.lr_scheduler", "emrun.metrics"
+_EXAMPLES = {
+    "LambdaLR": "lr_lambda: {import: my_module.factor}",
+    "MultiplicativeLR": "lr_lambda: {import: my_module.factor}",
+    "StepLR": "step_size: 30, gamma: 0.1",
+    "MultiStepLR": "milestones: [30, 80], gamma: 0.1",
+    "ConstantLR": "factor: 0.5, total_iters: 5",
+    "LinearLR": "start_factor: 0.1, total_iters: 5",
+    "ExponentialLR": "gamma: 0.95",
+    "SequentialLR": "schedulers: [{class: LinearLR}, {class: CosineAnnealingLR, T_max: 20}], milestones: [5]",
+    "PolynomialLR": "total_iters: 20, power: 2.0",
+    "CosineAnnealingLR": "T_max: 20",
+    "ChainedScheduler": "schedulers: [{class: ConstantLR}, {class: ExponentialLR, gamma: 0.95}]",
+    "ReduceLROnPlateau": "metric: valid/loss/mean, patience: 5",
+    "CyclicLR": "base_lr: 1.0e-4, max_lr: 1.0e-2, step_size_up: 500, step_on: update",
+    "CosineAnnealingWarmRestarts": "T_0: 10",
+    "OneCycleLR": "max_lr: 0.01, total_steps: 1000, step_on: update",
+}
+"""Scheduler of torch -> arguments to paste."""
+_OPTIONS = {
+    "step_on": "`epoch`, the default, or `update`: when the scheduler steps.",
+    "metric": "the statistic that is watched, stream/variable/aggregation.",
+}
+"""Keys of `model.scheduler` that are not arguments of a scheduler."""
+
+
+def listing(kind: str) -> list[tuple[str, str]]:
+    """Return what there is of a kind: the name as a config writes it, and one line about it.
+
+    Args:
+        kind: a key of `PLACES`.
+    """
+    if kind == "schedules":
+        return [(name, _first_line(_source(f"{_SCHEDULERS}.{name}"))) for name in _schedulers()]
+    if kind == "metrics":
+        return [(name, _first_line(_source(name))) for name in _metrics()]
+    one = _OF_NAMES[kind]
+    names = [each for each in short_names(one, installed=False) if each != _BASE]
+    rows = [(each, documentation(each, one).partition("\n")[0]) for each in names]
+    for each, paths in plugins(one).items():
+        is_hidden = normalised(each) in built_ins(one) or len(paths) > 1
+        rows.append((each, f"{' or '.join(paths)}{', by its dotted path only' * is_hidden}"))
+    return rows
+
+
+def explanation(name: str) -> str | None:
+    """Return what something that emrun or torch has does, with YAML to paste; None when they have nothing of that name.
+
+    Args:
+        name: as a listing has it, without regard to case and underscores; of a metric also its last part.
+    """
+    wanted = normalised(name)
+    for kind in _OF_NAMES.values():
+        if wanted in built_ins(kind):
+            return documentation(name, kind)
+    for each in _metrics():
+        if wanted in (normalised(each), normalised(each.rpartition(".")[2])):
+            metric = _source(each)
+            needed = [name for name, p in inspect.signature(metric).parameters.items() if p.default is p.empty]
+            short = each.rpartition(".")[2]
+            yaml = f"model:\n  metrics:\n    {short}: {{import: {each}, inputs: [{', '.join(needed)}]}}"
+            return _explained(metric, yaml, (inspect.getdoc(metric) or "").partition("\n\n")[2])
+    for each in _schedulers():
+        if wanted in (normalised(each), normalised(f"{_SCHEDULERS}.{each}")):
+            scheduler = _source(f"{_SCHEDULERS}.{each}")
+            option = "metric" if each == "ReduceLROnPlateau" else "step_on"
+            taken = [name for name in inspect.signature(scheduler).parameters if name != "optimizer"]
+            texts = {**argument_texts(scheduler), option: _OPTIONS[option]}
+            arguments = [f"{name}: {texts[name]}" for name in (*taken, option) if name in texts]
+            lines = [textwrap.fill(text, 80, initial_indent=" " * 4, subsequent_indent=" " * 8) for text in arguments]
+            yaml = f"model:\n  scheduler: {{class: {each}, {_EXAMPLES.get(each, 'argument: value')}}}"
+            return _explained(scheduler, yaml, "\n".join(["Args:", *lines]))
+    return None
+
+
+def _explained(source: Callable[..., Any], yaml: str, rest: str) -> str:
+    """Return an explanation in the order of emrun's docstrings: what it does, the YAML, the rest."""
+    return "\n\n".join([_first_line(source), textwrap.indent(yaml, " " * 4), rest.strip()]).rstrip()
+
+
+def _first_line(source: Callable[..., Any]) -> str:
+    return (inspect.getdoc(source) or "").partition("\n")[0]
+
+
+def _source(path: str) -> Any:
+    return Sources().find(path)
+
+
+def _schedulers() -> list[str]:
+    return [name for name in Sources().classes(_SCHEDULERS) or () if name != "LRScheduler"]  # the base of the others
+
+
+def _metrics() -> list[str]:
+    module = SourceModules().read(_METRICS)
+    bound = module.bound if module is not None else {}
+    functions = [name for name, (first, *_) in bound.items() if isinstance(first, ast.FunctionDef)]
+    return [f"{_METRICS}.{name}" for name in functions if not name.startswith("_")]

@@ -1,0 +1,76 @@
+"""The catalogue: everything that is listed works in a config as it is explained."""
+
+import inspect
+import textwrap
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from emrun import create_model
+from emrun.config.catalogue import PLACES, explanation, listing
+from emrun.config.names import dotted_path, short_names
+
+MODEL = {
+    "module": {"class": "torch.nn.Linear", "in_features": 4, "out_features": 2},
+    "inputs": ["x"],
+    "outputs": ["logits"],
+    "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "label"]},
+    "optimizer": {"class": "SGD", "lr": 0.1, "momentum": 0.9},
+}
+
+
+def pasted(name):
+    """Return the YAML of an explanation, read."""
+    return YAML(typ="safe").load(textwrap.dedent(explanation(name).split("\n\n")[1]))
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_every_kind_has_names_each_with_one_line(kind):
+    rows = listing(kind)
+    assert len(rows) == len(dict(rows)) > 0
+    assert all(text and "\n" not in text for _, text in rows)
+
+
+def test_hooks_datasets_and_models_are_those_that_a_config_finds_by_their_short_names():
+    for kind, one in (("hooks", "hook"), ("datasets", "dataset"), ("models", "model")):
+        names = [name for name, _ in listing(kind)]
+        assert set(short_names(one)) - set(names) <= {"DownloadableDataset"}
+        assert all(dotted_path(name, one) for name in names)
+        assert all(name in explanation(name.lower()) or kind == "models" for name in names)
+
+
+def test_schedules_are_all_of_torchs():
+    classes = [each for each in vars(torch.optim.lr_scheduler).values() if inspect.isclass(each)]
+    base = torch.optim.lr_scheduler.LRScheduler
+    found = {each.__name__ for each in classes if issubclass(each, base) and each.__module__ == base.__module__}
+    assert {name for name, _ in listing("schedules")} == {name for name in found if name[0] != "_"} - {"LRScheduler"}
+
+
+@pytest.mark.parametrize("name", [name for name, _ in listing("schedules")])
+def test_the_yaml_of_a_schedule_makes_it(name, tmp_path, monkeypatch):
+    (tmp_path / "my_module.py").write_text("def factor(epoch):\n    return 0.5\n")
+    monkeypatch.chdir(tmp_path)
+    model = create_model({"model": {**MODEL, **pasted(name)["model"]}, "dataset": {"class": "Digits"}})
+    assert type(model.scheduler.scheduler).__name__ == name
+
+
+@pytest.mark.parametrize("name", [name for name, _ in listing("metrics")])
+def test_the_yaml_of_a_metric_makes_it(name):
+    model = create_model({"model": {**MODEL, **pasted(name)["model"]}, "dataset": {"class": "Digits"}})
+    outputs = model.run({"x": torch.zeros(3, 4), "label": torch.tensor([0, 1, 0])}, False, "valid")
+    assert outputs[name.rpartition(".")[2]].shape == (3,)
+    assert explanation(name) == explanation(name.rpartition(".")[2].upper())
+
+
+def test_arguments_of_a_schedule_are_those_that_a_config_can_set():
+    lines = explanation("reduce_lr_on_plateau").splitlines()
+    names = [line.strip().partition(":")[0] for line in lines if line[:5].strip() and line[:4] == "    "]
+    assert {"mode", "factor", "patience", "metric"} <= set(names)
+    assert not {"optimizer", "last_epoch", "step_on"} & set(names)
+    assert "    step_on: " in explanation("torch.optim.lr_scheduler.StepLR")
+
+
+def test_what_neither_emrun_nor_torch_has_is_not_explained():
+    assert explanation("Nothing") is None
+    assert explanation("emrun.metrics.nothing") is None
