@@ -93,8 +93,9 @@ def transcript(block):
 
 
 def normal(text):
-    """Return an output as it is compared: without numbers, and whatever the width of columns and lines."""
-    lines = [" ".join(line.split()) for line in re.sub(r"\d[\d.,:e+-]*", "0", text).splitlines()]
+    """Return an output as it is compared: without numbers and sizes, and whatever the width of columns and lines."""
+    text = re.sub(r"\b0 [KMG]B\b", "0 B", re.sub(r"\d[\d.,:e+-]*", "0", text))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
     return [re.sub(r"-{2,}", "--", line) for line in lines if line]
 
 
@@ -265,3 +266,9 @@ def test_every_event_is_listed():
     (block,) = blocks(page("hooks.md"), "text")
     shown = dict(re.findall(r"(\w+)\(([\w, ]*)\)", block["text"]))
     assert {name: tuple(filter(None, shown[name].split(", "))) for name in EVENTS} == EVENTS
+
+
+def test_the_checks_before_a_commit_are_those_of_make_check():
+    checks = re.findall(r"^ +entry: \.venv/bin/(.*)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    recipe = re.search(r"^check: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    assert checks == re.findall(r"^\t\$\(BIN\)/(.*)$", recipe, re.MULTILINE)
