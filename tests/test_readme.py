@@ -1,63 +1,274 @@
-"""The README: every file in it is written, every command run, in order, as a newcomer would paste them."""
+"""The README and the pages of docs/: every file in them is written, every command and snippet run, every link followed.
 
+A transcript (a block of kind `console`) must have the output that the command has, but for numbers and blanks; a line
+`...` stands for any lines. `REFRESH_TRANSCRIPTS=1 pytest -n 0 tests/test_readme.py -m ''` writes the output into the
+pages instead.
+"""
+
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from emrun.cli import emrun as commands
+from emrun.config.calls import check_type
+from emrun.config.sections import SECTIONS, SUPPLIED_TO_LOOP
+from emrun.config.source_finder import Sources
+from emrun.config.yaml_tree import node_of
+from emrun.errors import Position
+from emrun.hook import EVENTS
+from emrun.loop.main_loop import MainLoop
+
 ROOT = Path(__file__).parent.parent
+SAMPLES = ROOT / "sample_configs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCK = re.compile(r"(?:^`(?P<file>[\w.]+)`:\n\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-SET_UP = {"make train": "emrun train sample_configs/digits_convnet.yaml"}  # without the virtual environment
+PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+BLOCK = re.compile(
+    r"(?:`(?P<file>[\w.]+)`:\n\n)?^```(?P<kind>\w+)(?: (?P<info>\w+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+SET_UP = {  # without the virtual environment; and with the config that a reader has saved
+    "make train": "emrun train sample_configs/digits_convnet.yaml",
+    "mkdir tumours && cd tumours": "mkdir tumours && cd tumours && mv ../config.yaml .",
+}
+SLOW_START = re.compile(r"^(importing|building|reading) .*\.\.\.\n", re.MULTILINE)  # told where it takes long
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def page(name):
+    """Return the text of a page of docs/, or of a file beside the README."""
+    folder = ROOT / "docs" if name in PAGES else ROOT
+    return (folder / name).read_text(encoding="utf-8")
+
+
+def blocks(text, *kinds):
+    return [block for block in BLOCK.finditer(text) if not kinds or block["kind"] in kinds]
+
+
+def bash(script, cwd, timeout=100):
+    """Run a script; return the finished process, its output and errors in one text."""
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=cwd,
+        env={**os.environ, "PATH": PATH},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.fixture
+def project(tmp_path):
+    """The directory of the README's project."""
+    shutil.copytree(SAMPLES / "my_project", tmp_path / "project")
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def shell(project, emrun):
+    """Run a line of a page in the project; a single command of emrun's runs where PyTorch is imported already."""
+
+    def run(line):
+        if not line.startswith("emrun ") or re.search(r"[;&|<>]", line):
+            done = bash(line, project)
+            return done.returncode, done.stdout
+        words = bash(f"printf '%s\\0' {line}", project).stdout.split("\0")[1:-1]
+        done = emrun(*words, cwd=project)
+        return done.returncode, done.stderr + done.stdout
+
+    return run
+
+
+def transcript(block):
+    """Return the commands of a block of kind `console`, each with the output that the page shows."""
+    parts = re.split(r"^\$ (.*)\n", block["text"], flags=re.MULTILINE)[1:]
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def normal(text):
+    """Return an output as it is compared: without numbers and sizes, and whatever the width of columns and lines."""
+    text = re.sub(r"\b0 [KMG]B\b", "0 B", re.sub(r"\d[\d.,:e+-]*", "0", text))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    return [re.sub(r"-{2,}", "--", line) for line in lines if line]
+
+
+def fits(shown, output):
+    """Tell whether an output is the one that a page shows, in which a line `...` stands for any lines."""
+    parts = [re.escape(line) if line != "..." else "\0" for line in normal(shown)]
+    pattern = "".join("(?:.*\n)*?" if part == "\0" else f"{part}\n" for part in parts)
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in normal(output))) is not None
+
+
+def check_transcript(name, block, run):
+    """Compare the output of a block's commands with what the page shows; or replace what the page shows."""
+    for command, shown in transcript(block):
+        output = SLOW_START.sub("", run(command))
+        if fits(shown, output):
+            continue
+        if not os.environ.get("REFRESH_TRANSCRIPTS"):
+            assert shown == output
+        path = (ROOT / "docs" if name in PAGES else ROOT) / name
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(f"$ {command}\n{shown}", f"$ {command}\n{output}"), encoding="utf-8")
+
+
+def test_a_transcript_shows_what_a_command_prints():
+    output = "epoch 1  loss 0.5\nepoch 2  loss 0.4\nname   value\n-----  ----\nloss   0.4\n"
+    assert fits("epoch 1  loss 0.7\n...\nname value\n---- ---\nloss 12.3\n", output)
+    assert fits("...\n", output)
+    assert not fits("epoch 1  loss 0.7\nname value\n---- ---\nloss 12.3\n", output)
+    assert not fits("epoch 1  lost 0.7\n...\n", output)
 
 
 @pytest.mark.timeout(300)
 def test_every_command_and_file_of_the_readme_works(tmp_path):
     clone = tmp_path / "emrun"
-    shutil.copytree(ROOT / "sample_configs", clone / "sample_configs")
+    shutil.copytree(SAMPLES, clone / "sample_configs")
     script = ["set -eu"]
-    for index, block in enumerate(BLOCK.finditer(README)):
+    for index, block in enumerate(blocks(README)):
         if block["file"]:
             script.append(f"cat > {block['file']} <<'END_OF_{index}'\n{block['text']}END_OF_{index}")
         elif block["kind"] == "sh":
             script += [SET_UP.get(line, line) for line in block["text"].splitlines()]
-        elif block["kind"] == "python":
-            script.append(f"python - <<'END_OF_{index}'\n{block['text']}END_OF_{index}")
     commands = "\n".join(script)
     assert commands.count("emrun ") >= 5
-    done = subprocess.run(
-        ["bash", "-c", commands],
-        cwd=clone,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "finished 2 epochs done (StopAfter epochs: 2)" in done.stdout
+    done = bash(commands, clone, timeout=280)
+    assert done.returncode == 0, done.stdout
+    assert "finished: 200 iterations done (StopAfter iterations: 200)" in done.stdout
     accuracies = [float(line.split()[-1]) for line in done.stdout.splitlines() if re.match(r"test +accuracy", line)]
     assert accuracies[0] > 0.95
 
 
-def test_the_first_config_of_the_readme_trains(tmp_path, emrun):
-    first = next(block for block in BLOCK.finditer(README) if block["kind"] == "yaml")
-    (tmp_path / "config.yaml").write_text(first["text"])
-    done = emrun("train", "-q", "config.yaml", "hooks.StopAfter.epochs=1")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_the_transcripts_of_the_readme_are_true(project):
+    (block,) = blocks(README, "console")
+    check_transcript("README.md", block, lambda command: bash(command, project).stdout)
 
 
 def test_the_project_of_the_readme_is_the_sample():
-    files = {block["file"]: block["text"] for block in BLOCK.finditer(README) if block["file"]}
-    folder = ROOT / "sample_configs" / "my_project"
+    files = {block["file"]: block["text"] for block in blocks(README) if block["file"]}
+    folder = SAMPLES / "my_project"
     assert files == {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir() if path.is_file()}
 
 
-def test_the_readme_lists_every_hook():
-    names = {path.stem.replace("_", "") for path in (ROOT / "hooks").glob("[!_]*.py")}
-    listed = {name.lower() for name in re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)}
-    assert names <= listed
+@pytest.mark.parametrize("name", PAGES)
+def test_every_command_and_snippet_of_a_page_works(name, project, shell, warm):
+    for index, block in enumerate(blocks(page(name))):
+        kind, text = block["kind"], block["text"]
+        if block["file"]:
+            (project / block["file"]).write_text(text)
+        if kind == "sh":
+            for line in text.splitlines():
+                status, output = shell(line)
+                assert status == 0, output
+        elif kind == "console" and block["info"] != "slow":
+            check_transcript(name, block, lambda command: shell(command)[1])
+        elif kind == "python" and not block["file"]:
+            (project / f"snippet_{index}.py").write_text(text)
+            done = warm.run([str(project / f"snippet_{index}.py")], project, timeout=60)
+            assert done.returncode == 0, done.stderr
+        elif kind == "toml":
+            tomllib.loads(text)
+        elif kind == "yaml" and block["info"] != "wrong":
+            is_part = not re.search(r"^(extends|dataset):", text, re.MULTILINE) or "\nmodel:" not in f"\n{text}"
+            part = f"extends: config.yaml\n{text}" if is_part and "extends:" not in text else text
+            (project / f"snippet_{index}.yaml").write_text(part)
+            status, output = shell(f"emrun check --static snippet_{index}.yaml")
+            assert status == 0, output
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [name for name in PAGES if any(each["info"] == "slow" for each in blocks(page(name)))])
+def test_the_slow_transcripts_of_a_page_are_true(name, project):
+    for block in blocks(page(name), "console"):
+        if block["info"] == "slow":
+            check_transcript(name, block, lambda command: bash(command, project, timeout=280).stdout)
+
+
+def anchors(text):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *PAGES])
+def test_every_link_leads_somewhere(name):
+    folder = ROOT / "docs" if name in PAGES else ROOT
+    for target in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page(name))):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = folder / file if file else folder / name
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), target
+
+
+def test_the_readme_leads_to_every_page():
+    assert {f"docs/{name}" for name in PAGES} <= set(re.findall(r"\]\((docs/[\w.]+)", README))
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 230
+
+
+def rows(text, heading):
+    """Return the first column of the table below a heading, without backquotes."""
+    section = re.search(rf"^#+ {heading}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)[1]
+    return re.findall(r"^\| `([^`]*)`", section, re.MULTILINE)
+
+
+def test_the_readme_lists_every_command():
+    listed = [row.split()[1] for row in rows(README, "The commands")]
+    assert sorted(listed) == sorted(commands.commands)
+
+
+@pytest.mark.parametrize(("name", "heading"), [("README.md", "The config"), ("config.md", "Sections")])
+def test_the_sections_of_a_config_are_listed(name, heading):
+    assert sorted(rows(page(name), heading)) == sorted(["extends", *SECTIONS])
+
+
+def test_the_keys_of_the_main_loop_are_listed_with_their_defaults():
+    parameters = Sources().parameters(MainLoop).named
+    keys = [name for name in parameters if name not in SUPPLIED_TO_LOOP]
+    assert sorted(rows(page("config.md"), "The main loop")) == sorted(keys)
+    defaults = dict(re.findall(r"^\| `(\w+)` \|.*\| `([^`]*)` \|$", page("config.md"), re.MULTILINE))
+    for key in keys:
+        default = parameters[key].default
+        if default is not None:
+            shown = default if isinstance(default, str) else json.dumps(default)
+            assert defaults[key] == shown
+            assert (
+                check_type(node_of(list(default) if default == () else default, Position("")), parameters[key]) is None
+            )
+
+
+def test_the_keys_of_the_model_are_listed():
+    parameters = Sources().parameters(Sources().find("emrun.models.torch_model.TorchModel")).named
+    assert rows(page("models.md"), "Models") == [name for name in parameters if name != "self"]
+
+
+@pytest.mark.parametrize(("name", "heading", "folder"), [
+    ("hooks.md", "Built-in hooks", "hooks"), ("data.md", "Built-in datasets", "datasets")
+])  # fmt: skip
+def test_every_built_in_is_listed(name, heading, folder):
+    names = {path.stem.replace("_", "") for path in (ROOT / folder).glob("[!_]*.py")} - {"downloadabledataset"}
+    assert {row.lower() for row in rows(page(name), heading)} == names
+
+
+def test_every_event_is_listed():
+    (block,) = blocks(page("hooks.md"), "text")
+    shown = dict(re.findall(r"(\w+)\(([\w, ]*)\)", block["text"]))
+    assert {name: tuple(filter(None, shown[name].split(", "))) for name in EVENTS} == EVENTS
+
+
+def test_the_checks_before_a_commit_are_those_of_make_check():
+    checks = re.findall(r"^ +entry: \.venv/bin/(.*)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    recipe = re.search(r"^check: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    assert checks == re.findall(r"^\t\$\(BIN\)/(.*)$", recipe, re.MULTILINE)

@@ -5,7 +5,7 @@ from emrun import AbstractHook, TrainingTerminated
 
 
 class GradientNorm(AbstractHook):
-    """Records the largest norm of the gradients of an epoch; ends the training when it is as small as `enough`."""
+    """Records the largest norm of the gradients of an epoch; ends the training when it is at most `enough`."""
 
     writes = ["gradient_norm"]
 
@@ -18,9 +18,8 @@ class GradientNorm(AbstractHook):
         self.largest = 0.0
 
     def before_update(self, model):
-        gradients = [parameter.grad for parameter in model.module.parameters()]
-        norm = torch.nn.utils.get_total_norm(gradients).item()
-        self.largest = float(np.maximum(self.largest, norm))  # NaN stays NaN, unlike with max()
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.module.parameters()])
+        self.largest = float(np.maximum(self.largest, norm.item()))  # NaN stays NaN, unlike with max()
 
     def after_epoch(self, epoch_id, epoch_data):
         if epoch_id > 0:
