@@ -155,7 +155,9 @@ def test_a_hook_that_registers_in_its_own_way_is_checked_all_the_same():
         def after_bach(self):
             pass
 
-    with pytest.raises(HookError, match=r"Own.after_bach is no event of a hook; did you mean 'after_batch'\?"):
+    with pytest.raises(
+        HookError, match=r"Own.after_bach is not an event of the main loop; did you mean 'after_batch'\?"
+    ):
         MainLoop(Count(), Numbers(), [Own()])
 
 
@@ -199,7 +201,9 @@ def test_a_misspelt_event_is_an_error_at_the_hooks_key(tmp_path, monkeypatch):
         "from emrun import AbstractHook\nclass Bad(AbstractHook):\n    def after_bach(self): pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"hooks\[0\].misspelt_hooks.Bad: Bad.after_bach is no event of a hook"):
+    with pytest.raises(
+        ConfigError, match=r"hooks\[0\].misspelt_hooks.Bad: Bad.after_bach is not an event of the main loop"
+    ):
         create_training(config_with([{"misspelt_hooks.Bad": None}]), output_root=tmp_path / "log")
 
 
