@@ -192,7 +192,7 @@ def test_hooks_in_the_wrong_order_are_an_error_at_the_hooks_key(tmp_path):
         {"ComputeStats": {"variables": ["loss"]}},
         {"StopAfter": {"epochs": 1}},
     ]
-    with pytest.raises(ConfigError, match=r"hooks\[0\].SaveBest: .*: move it behind ComputeStats"):
+    with pytest.raises(ConfigError, match=r"hooks\[0\].SaveBest: .*; move this hook behind ComputeStats"):
         create_training(config_with(hooks), output_root=tmp_path)
 
 
@@ -286,5 +286,6 @@ def test_names_that_are_not_a_list_of_names_are_an_error(names):
     class MyHook(AbstractHook):
         saves = names
 
-    with pytest.raises(HookError, match=re.escape(f"MyHook.saves is {names!r}, not a list of names")):
+    message = f"MyHook.saves must be a list of names such as ['loss'], not {names!r}"
+    with pytest.raises(HookError, match=re.escape(message)):
         MainLoop(Count(), Numbers(), [MyHook()]).check_hooks()

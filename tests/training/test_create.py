@@ -230,7 +230,7 @@ def test_all_problems_are_told_at_once(tmp_path):
 
 
 def test_hooks_in_the_wrong_order_are_told_which_to_move(tmp_path):
-    with pytest.raises(ConfigError, match="move it behind ComputeStats"):
+    with pytest.raises(ConfigError, match="move this hook behind ComputeStats"):
         create_training({**CONFIG, "hooks": CONFIG["hooks"][::-1]}, tmp_path)
 
 
