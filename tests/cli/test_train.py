@@ -319,7 +319,7 @@ def test_what_the_first_batch_shows_ends_with_status_2(project, emrun):
     done = emrun("train", "config.yaml", "hooks.ComputeStats.variables=[los]")
     assert done.returncode == 2
     assert (
-        "'los', which is neither a source nor an output; did you mean 'loss'? (there is x, y, logit, loss)"
+        "'los', which is neither a source nor an output; did you mean 'loss'? (available: x, y, logit, loss)"
         in done.stderr
     )
     assert "Traceback" not in done.stderr
