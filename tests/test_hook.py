@@ -137,13 +137,13 @@ def test_the_main_loop_is_there_from_the_registration_on():
 def test_a_hook_that_is_registered_already_is_an_error():
     hook = ComputeStats(["loss"])
     MainLoop(Count(), Numbers(), [hook])
-    with pytest.raises(HookError, match=r"hook ComputeStats is registered in a main loop already; build a new one"):
+    with pytest.raises(HookError, match=r"hook ComputeStats already belongs to a main loop; build a new hook"):
         MainLoop(Count(), Numbers(), [hook])
 
 
 def test_a_hook_that_is_listed_twice_is_an_error():
     hook = ComputeStats(["loss"])
-    with pytest.raises(HookError, match=r"hook ComputeStats is registered in a main loop already"):
+    with pytest.raises(HookError, match=r"hook ComputeStats already belongs to a main loop"):
         MainLoop(Count(), Numbers(), [hook, hook])
 
 
