@@ -121,7 +121,7 @@ def test_outside_the_main_thread_nothing_is_installed_and_the_log_says_so(interr
         thread.start()
         thread.join()
     assert {number: signal.getsignal(number) for number in SIGNALS} == handlers
-    assert caplog.messages == ["not in the main thread: SIGINT, SIGTERM and SIGUSR1 are not handled by this training"]
+    assert caplog.messages == ["not in the main thread: this training does not handle SIGINT, SIGTERM and SIGUSR1"]
 
 
 CHILD = """
