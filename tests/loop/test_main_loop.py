@@ -294,7 +294,7 @@ def test_a_termination_ends_a_with_block_quietly():
 
 
 def test_a_loop_is_entered_once_at_a_time():
-    with loop_of() as loop, pytest.raises(UsageError, match="entered already"):
+    with loop_of() as loop, pytest.raises(UsageError, match="already entered"):
         loop.__enter__()
 
 
