@@ -607,7 +607,7 @@ def test_sigusr1_saves_the_latest_checkpoint_and_goes_on(tmp_path, iteration, st
 
 def test_sigusr1_without_a_run_directory_only_warns(caplog):
     assert trained(SendAt(signal.SIGUSR1, 2)).outcome.status == "finished"
-    assert "SIGUSR1: there is no training to save a checkpoint of" in caplog.messages
+    assert "SIGUSR1: no checkpoint is saved, because no training with a run directory is running" in caplog.messages
 
 
 @pytest.mark.parametrize(

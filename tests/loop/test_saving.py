@@ -124,7 +124,7 @@ def test_a_name_is_made_safe(saving, root):
 
 @pytest.mark.parametrize("name", ["it-00000001", "it-00000001-2", "it-123456789"])
 def test_a_name_cannot_be_that_of_a_directory(saving, name):
-    with pytest.raises(ArgumentError, match="is how emrun names the directories themselves"):
+    with pytest.raises(ArgumentError, match="is reserved for a checkpoint's directory; use another name"):
         saving.request(name, "error")
 
 
