@@ -22,7 +22,7 @@ from emrun.stream_context import StreamContext
 from emrun.streams.stream_pass import is_stateful
 from emrun.types import Batch
 
-_MOST_UNUSABLE = 100  # batches are read at most, to find one with examples
+_MOST_UNUSABLE = 100  # number of batches that are read at most, to find a usable one
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class MainLoop:
             any other stream. The batches and their order are the same for any number, unless a stream draws from global
             random states.
         start_method: how to start the processes of `workers`; null for Python's default.
-        stream_timeout: after how many seconds of waiting for one batch to raise an error; null for no limit. Needs
+        stream_timeout: how many seconds the loop waits for a batch before it raises an error; null for no limit. Needs
             `buffer` or `workers`.
         prefetch_to_device: pin the batches that are read ahead, and copy each batch to the GPU while the model runs on
             the previous one. No effect on a CPU, without `buffer` and `workers`, or if a hook may change batches

@@ -1,4 +1,4 @@
-"""What is checked of batches before the model sees them."""
+"""The checks of batches before the model gets them."""
 
 import logging
 from collections import UserDict
@@ -13,7 +13,7 @@ from emrun.loop.batch_checks import BatchChecks
 
 
 class Model(AbstractModel):
-    """Wants the sources it is told."""
+    """A model with the given inputs."""
 
     output_names = ("loss",)
 
@@ -36,7 +36,7 @@ class Model(AbstractModel):
 
 
 class Reader(AbstractHook):
-    """Reads the variables it is told."""
+    """A hook that reads the given variables."""
 
     def __init__(self, *reads):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The main loop with models and hooks that write down what they see."""
+"""The main loop, with models and hooks that record what they get."""
 
 import json
 import logging
@@ -390,7 +390,7 @@ def test_after_a_termination_at_the_end_of_an_epoch_the_profile_still_comes():
     assert names(hook)[-3:] == ["after_epoch", "after_epoch_profile", "after_training"]
 
 
-def test_reasons_of_several_hooks_are_all_told():
+def test_the_reasons_of_several_hooks_are_all_given():
     loop = loop_of(
         recording_hook(after_batch=TrainingTerminated("a")), recording_hook(after_batch=TrainingTerminated("b"))
     )
@@ -588,7 +588,7 @@ def test_with_on_interrupt_epoch_a_signal_still_ends_an_evaluation_at_once():
 
 
 @pytest.mark.parametrize(("iteration", "stream"), [(2, "train"), (3, "valid"), (0, "valid")])
-def test_sigusr1_saves_the_latest_checkpoint_and_goes_on(tmp_path, iteration, stream, caplog):
+def test_sigusr1_saves_the_latest_checkpoint_and_training_continues(tmp_path, iteration, stream, caplog):
     caplog.set_level(logging.INFO)
     seen = []
 
@@ -797,7 +797,7 @@ def test_a_model_gets_the_events_that_it_defines_after_the_hooks():
 
 
 class RunsBetween(AbstractHook):
-    """Does something with the loop when the train stream of an epoch is over."""
+    """Calls a function with the loop after the first train stream, and records the phase during the evaluation."""
 
     def __init__(self, act):
         super().__init__()
@@ -841,7 +841,7 @@ def test_a_hook_may_ask_who_listens_when_it_is_registered():
 
 
 class Counts(AbstractHook):
-    """Counts evaluated batches, asks for a checkpoint in an evaluation, after an evaluation of its own."""
+    """Counts evaluated batches; in an evaluation, runs another one and then requests a checkpoint."""
 
     def __init__(self):
         super().__init__()
