@@ -1,4 +1,4 @@
-"""The contract of datasets: an object whose methods `<name>_stream` return iterables of batches."""
+"""The contract of datasets: objects with methods `<name>_stream` that return iterables of batches."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ _NUMERIC_KINDS = "biuf"
 
 
 class AbstractDataset:
-    """Optional base of datasets.
+    """Optional base class of datasets.
 
-    A dataset is built with the keys of its section, plus `output_dir` if its constructor takes it: the directory of the
-    run, a `pathlib.Path`, or None when there is no run. It offers streams: methods `<name>_stream` that take nothing or
-    a `StreamContext` and return an iterable of batches.
+    A dataset is built with the keys of its section. If its constructor has a parameter `output_dir`, emrun also passes
+    the run directory, a `pathlib.Path`, or None without a run. A dataset has one method `<name>_stream` for each
+    stream. The method takes no argument or a `StreamContext`, and returns an iterable of batches.
     """
 
     @property
     def num_batches(self) -> Mapping[str, int]:
-        """Stream -> number of its batches, for those that are known; feeds the progress bar."""
+        """Stream -> number of batches, for the streams whose length is known. The progress bar uses the numbers."""
         return {}
 
     def stream_info(self, max_batches: int = 100) -> str:
-        """Return a table of every stream's sources: dtype, shape without the batch axis, range, ragged or not.
+        """Return a table of all sources of all streams: dtype, shape without the batch axis (or `ragged`), range.
 
-        A stream that raises an error has a line of its own below the table.
+        For each stream that raises an error, a line below the table describes the error.
 
         Args:
-            max_batches: how many batches of each stream are looked at.
+            max_batches: how many batches of each stream to read.
         """
         table, broken = describe_streams(self, max_batches)
         return "\n".join([table, *(line for line, _ in broken)])
 
 
 def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tuple[str, BaseException]]]:
-    """Return a table of every stream's sources, and for each stream that raised an error a line about it and the error.
+    """Return a table of all sources of all streams, and a list of (line, error) of the streams that raised an error.
 
     Args:
         dataset: any object with methods `<name>_stream`.
-        max_batches: how many batches of each stream are looked at.
+        max_batches: how many batches of each stream to read.
     """
     rows: list[list[str]] = []
     broken: list[tuple[str, BaseException]] = []
@@ -63,14 +63,14 @@ def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tu
                 count += 1
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # the user's code may also have called sys.exit
+        except BaseException as error:  # user code may also call sys.exit
             broken.append((f"stream {name!r} fails after {count} batches: {_in_a_line(error)}", error))
         rows += [[name, source, *info.row()] for source, info in sources.items()] or [[name, "no batches", "", "", ""]]
     return tabulate(rows, headers=["stream", "source", "dtype", "shape", "range"]), broken
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Return the kind of an error, the first line of its message, and where it was raised."""
+    """Return the type of an error, the first line of its message, and where the error was raised."""
     first = next(iter(reason_of(error).strip().splitlines()), "")
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}{': ' if first else ''}{first} ({place.filename}:{place.lineno})"
@@ -80,7 +80,7 @@ def stream_names(dataset: Any) -> list[str]:
     """Return the names of a dataset's streams."""
     names = [name for name in dir(type(dataset)) if name.endswith(_SUFFIX) and not name.startswith("_")]
     methods = [name for name in names if callable(getattr(type(dataset), name, None))]
-    return [name.removesuffix(_SUFFIX) for name in methods if callable(getattr(dataset, name))]  # or replaced by None
+    return [name.removesuffix(_SUFFIX) for name in methods if callable(getattr(dataset, name))]  # or set to None
 
 
 def stream_function(dataset: Any, name: str) -> Any:
@@ -100,19 +100,19 @@ def stream_function(dataset: Any, name: str) -> Any:
 
 
 def takes_context(function: Any) -> bool:
-    """Tell whether a stream function takes the `StreamContext`."""
+    """Return whether a stream function takes a `StreamContext`."""
     parameters = parameters_of(function).values()
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 def open_stream(dataset: Any, name: str, context: StreamContext) -> Any:
-    """Begin a pass over a stream: call its function, with the context if it takes one."""
+    """Begin a pass over a stream: call the stream function, with the context if the function takes one."""
     function = stream_function(dataset, name)
     return function(context) if takes_context(function) else function()
 
 
 class SourceInfo:
-    """What batches showed of one source, or of one output of a model."""
+    """Dtype, shape and range of one source, or of one output of a model, collected over batches."""
 
     def __init__(self) -> None:
         self.is_scalar = False
@@ -124,9 +124,9 @@ class SourceInfo:
         self.high = -np.inf
 
     def add(self, values: Any) -> None:
-        """Take note of the values of a batch."""
+        """Add the values of a batch."""
         dtype = getattr(values, "dtype", None)
-        if hasattr(values, "detach"):  # a tensor: NumPy knows neither its gradient nor its device nor bfloat16
+        if hasattr(values, "detach"):  # a tensor: NumPy cannot read one with a gradient, on a GPU or in bfloat16
             values = values.detach().cpu()
             values = values.double() if values.is_floating_point() else values
         try:

@@ -1,4 +1,4 @@
-"""The data of an epoch and of its batches: what hooks say that they read and write, and where that is found."""
+"""The data of epochs and batches: what hooks declare to read and write, and whether it fits together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from emrun.wording import did_you_mean, listed
 
 
 def read_by(hook: Any) -> tuple[str, ...] | None:
-    """Return the variables of a batch that a hook says it reads, None when it says nothing.
+    """Return the variables of a batch that a hook declares to read; None if it declares nothing.
 
     Raises:
-        HookError: its `reads` is not a list of names.
+        HookError: `reads` of the hook is not a list of names.
     """
     by_arguments = _named(hook, "variable")
     reads = declared(hook, "reads")
@@ -21,15 +21,15 @@ def read_by(hook: Any) -> tuple[str, ...] | None:
 
 
 def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
-    """Check that what hooks read of the epoch's data is written by a hook before them, in a stream that is run.
+    """Check that an earlier hook writes what hooks read from the epoch data, for a stream that is run.
 
     Args:
-        hooks: the hooks in their order, and the model, which may monitor too.
-        streams: the names of the streams that are run; None when any may be: then only variables that are monitored
-            without a stream are looked at.
+        hooks: the hooks in their order, and the model, which may also monitor statistics.
+        streams: the names of the streams that are run; None if any stream may be run. Then only variables that are
+            monitored without a stream are checked.
 
     Raises:
-        HookError: it is not; the message says which hook to move, or what to add.
+        HookError: the check failed; the message says which hook to move, or what to add.
     """
     writes = [declared(hook, "writes") or () for hook in hooks]
     everything = sorted({name for names in writes for name in names})
@@ -41,8 +41,8 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
             if not is_variable and stream not in (streams or ()):
                 raise HookError(
                     f"{type(hook).__name__} monitors {address}, but stream {stream!r} is not run"
-                    f"{did_you_mean(stream, streams or ())} (main_loop runs {listed(streams or ())}: "
-                    "main_loop.extra_streams)",
+                    f"{did_you_mean(stream, streams or ())} (the main loop runs {listed(streams or ())}); "
+                    "add it to main_loop.extra_streams",
                     index,
                 )
             is_meant = _is_of_variable if is_variable else _is_statistic
@@ -51,21 +51,23 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                 there = sorted({name.partition("/")[0] for name in everything}) if is_variable else everything
                 raise HookError(
                     f"{type(hook).__name__} monitors {address}, but no hook writes {statistic!r}"
-                    f"{did_you_mean(statistic, there)} (written are {listed(there)}); add it to ComputeStats. A hook "
-                    f"of yours that writes it declares `writes = [{statistic!r}]`",
+                    f"{did_you_mean(statistic, there)} (hooks write {listed(there)}); add it to ComputeStats, or "
+                    f"declare `writes = [{statistic!r}]` in the hook of yours that writes it",
                     index,
                 )
             if writers[0] > index:
                 writer = type(hooks[writers[0]]).__name__
-                raise HookError(f"{type(hook).__name__} monitors {address}: move it behind {writer}", index)
+                raise HookError(
+                    f"{type(hook).__name__} monitors {address}, which {writer} writes later; move this hook behind "
+                    f"{writer}",
+                    index,
+                )
 
 
 def _monitored(hook: Any, written: Sequence[str]) -> dict[str, bool]:
-    """Return what a hook reads of the epoch's data -> whether it is a variable in whatever stream.
+    """Return what a hook reads from the epoch data -> whether it is the name of a variable, without a stream.
 
-    Args:
-        hook: the hook, or the model.
-        written: what is written: a variable may have a slash in its name.
+    `written` holds what all hooks write, because the name of a variable may contain a slash.
     """
     addresses = (*_named(hook, "address"), *(declared(hook, "monitors") or ()))
     found = {name: "/" not in name or any(_is_of_variable(each, name) for each in written) for name in addresses}
@@ -73,38 +75,38 @@ def _monitored(hook: Any, written: Sequence[str]) -> dict[str, bool]:
 
 
 def _is_of_variable(name: str, variable: str) -> bool:
-    """Tell whether what is written, `variable` or `variable/aggregation`, is of a variable."""
+    """Return whether a written name, `variable` or `variable/aggregation`, belongs to a variable."""
     return name.startswith(f"{variable}/") or (name == variable and "/" not in variable)
 
 
 def _is_statistic(name: str, statistic: str) -> bool:
-    """Tell whether what is written is a statistic, or the variable of one, whose aggregations are not known."""
+    """Return whether a written name is a statistic, or its variable, whose aggregations are then not known."""
     return name in (statistic, statistic.partition("/")[0])
 
 
 def declared(hook: Any, attribute: str) -> tuple[str, ...] | None:
-    """Return the names that a hook has in an attribute, None when it has none.
+    """Return the names that a hook declares in an attribute; None if the attribute is missing or None.
 
     Raises:
-        HookError: it is not a list of names.
+        HookError: the attribute is not a list of names.
     """
     names = getattr(hook, attribute, None)
     if names is None:
         return None
     if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
-        raise HookError(f"{type(hook).__name__}.{attribute} is {names!r}, not a list of names, e.g. ['loss']")
+        raise HookError(f"{type(hook).__name__}.{attribute} must be a list of names such as ['loss'], not {names!r}")
     return tuple(names)
 
 
 def _named(hook: Any, what: str) -> tuple[str, ...]:
-    """Return what the arguments of a hook name; nothing of a hook that was made without its constructor."""
+    """Return the names of a kind in the arguments of a hook; nothing for a hook made without its constructor."""
     return tuple(name for kind, name in getattr(hook, "_named_by_arguments", ()) if kind == what)
 
 
 def statistics(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the statistics of a stream's variables, each with its name.
+    """Yield (name, value) for each statistic of a stream's variables.
 
-    A mean goes by the name of its variable, as a plain value does, another aggregation by `variable/aggregation`.
+    A mean or a plain value has the name of its variable. Any other aggregation is named `variable/aggregation`.
     """
     for name, value in variables.items():
         if isinstance(value, Mapping):

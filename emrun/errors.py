@@ -1,4 +1,4 @@
-"""The errors that emrun raises for its users, each with the exit status it ends the command with."""
+"""The errors that emrun raises for users, each with the exit status of the command."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from emrun.wording import listed
 
 
 class EmrunError(Exception):
-    """Base of emrun's own errors; `exit_status` is what the command line ends with."""
+    """Base class of emrun's errors; `exit_status` is the exit status of the command."""
 
     exit_status = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in a config: a file with a line and a column that count from 1, or something without lines (line 0)."""
+    """A place in a config: a file with a line and a column, counted from 1, or a source without lines (line 0)."""
 
     source: str
     line: int = 0
@@ -31,7 +31,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong in a config: where it stands, at which key, and what to do about it."""
+    """One mistake in a config: its position, its key, and a message that says what to do."""
 
     position: Position | None
     key: str
@@ -41,7 +41,7 @@ class Problem:
         return ": ".join(part for part in (str(self.position or ""), self.key, self.message) if part)
 
     def block(self) -> str:
-        """Return the problem in one line, followed by the line of the config with a caret, where there is one."""
+        """Return the problem in one line, followed by the line of the config (if known) with a caret below it."""
         if self.position is None or not self.position.text:
             return str(self)
         text = self.position.text.rstrip()
@@ -50,7 +50,7 @@ class Problem:
 
 
 class ConfigError(EmrunError, ValueError):
-    """A config that cannot be used; `problems` holds all that were found."""
+    """A config that cannot be used; `problems` holds all mistakes that were found."""
 
     exit_status = 2
 
@@ -68,9 +68,9 @@ class ConfigError(EmrunError, ValueError):
 
 
 class ArgumentError(EmrunError, ValueError):
-    """An argument that a constructor cannot use; in a config it is reported at the argument's line.
+    """An argument that a constructor cannot use. If it comes from a config, it is reported at its line.
 
-    A user's class may raise it too.
+    Classes of users may raise this error too.
     """
 
     exit_status = 2
@@ -82,7 +82,7 @@ class ArgumentError(EmrunError, ValueError):
 
 
 class HookError(EmrunError, ValueError):
-    """A hook that cannot work in this main loop: a misspelt event, or one that needs what no hook before it writes."""
+    """A hook that cannot work in this main loop: it misspells an event, or reads what no earlier hook writes."""
 
     exit_status = 2
 
@@ -92,13 +92,13 @@ class HookError(EmrunError, ValueError):
 
 
 class UsageError(EmrunError, ValueError):
-    """A command or a call that makes no sense, such as evaluating a directory that holds no run."""
+    """A command or a call that makes no sense, such as an evaluation of a directory that is not a run."""
 
     exit_status = 2
 
 
 class MissingExtra(EmrunError, ImportError):
-    """A library that only some hook, dataset or model needs is not installed; the message has the command."""
+    """An optional library that a hook, dataset or model needs is not installed; the message has the install command."""
 
     exit_status = 2
 
@@ -107,10 +107,10 @@ class MissingExtra(EmrunError, ImportError):
 
 
 class StreamError(EmrunError, ValueError):
-    """A stream or one of its batches that breaks its contract: empty, ragged, without a source that the model needs.
+    """A stream or a batch that breaks the contract: empty, ragged, or without a source that the model needs.
 
-    What the first batch of a stream shows is a mistake in the config or the dataset, found before any update: exit
-    status 2. What comes later is a failure: exit status 1.
+    An error in the first batch of a stream is a mistake in the config or the dataset, found before any update: exit
+    status 2. An error in a later batch is a failure: exit status 1.
     """
 
     def __init__(self, message: str, *, first_batch: bool = False) -> None:
@@ -119,7 +119,7 @@ class StreamError(EmrunError, ValueError):
 
 
 class StorageError(EmrunError, OSError):
-    """A file of a run that cannot be read or written: disk full, read-only directory, damaged checkpoint."""
+    """A file of a run that cannot be read or written: full disk, read-only directory, damaged checkpoint."""
 
     exit_status = 74
 
@@ -128,31 +128,31 @@ class StorageError(EmrunError, OSError):
 
 
 class ReadTimeout(StorageError):
-    """A file that the file system does not give in time, as one of a network may do; it may well be intact."""
+    """A file that a (network) file system did not deliver in time; the file may be intact."""
 
 
 class DownloadError(EmrunError):
-    """A file that a server does not give, or not the right one, or an archive that is refused."""
+    """A download that failed: no answer, a wrong file, or an archive that is damaged or not safe to unpack."""
 
 
 class RunExists(UsageError):
-    """A directory for a new run that holds one already."""
+    """The directory for a new run already holds a run."""
 
 
 class RunInUse(EmrunError):
-    """A run that another process, or another training of this one, writes at the moment."""
+    """Another process, or another training in this process, is writing this run."""
 
     exit_status = 75
 
 
 class StateError(EmrunError, ValueError):
-    """A state that cannot be saved, or does not fit what it is loaded into."""
+    """A state that cannot be saved, or that does not fit the object that loads it."""
 
     exit_status = 2
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's message; that of an operating system's error without its number: `permission denied: PATH`."""
+    """Return the message of an error; for an error of the operating system without its number: `reason: PATH`."""
     if not isinstance(error, OSError) or isinstance(error, EmrunError) or error.errno is None:
         return str(error)
     known = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk is full", errno.ETIMEDOUT: "timed out"}
@@ -163,30 +163,30 @@ def reason_of(error: BaseException) -> str:
     return ": ".join([words[:1].lower() + words[1:], *([" -> ".join(paths)] if paths else [])])
 
 
-TIMED_OUT = "timed out; the file system does not answer, what is in the file is not known: try again"
-"""What is said of a file that cannot be read in time."""
+TIMED_OUT = "timed out, because the file system does not answer; the file may be intact, so try again"
+"""The message about a file that could not be read in time."""
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Tell whether an operating system's error says that something was not there in time."""
+    """Return whether an error is a timeout of the operating system."""
     return isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno == errno.ETIMEDOUT)
 
 
 def exit_status(error: BaseException) -> int:
-    """Return the exit status that an error ends the command with: its own, or 1 for what is not emrun's; never 0."""
+    """Return the exit status of the command for an error: that of an emrun error, 1 for other errors, never 0."""
     status = getattr(error, "exit_status", 1) if has_exit_status(error) else 1
     return status if isinstance(status, int) and 0 < status < 256 else 1
 
 
 def has_exit_status(error: BaseException) -> bool:
-    """Tell whether an error's class is emrun's, or inherits from such; others may call anything `exit_status`."""
+    """Return whether the `exit_status` of an error is from a class of emrun; other classes may use it differently."""
     return any(
         "exit_status" in each.__dict__ and str(each.__module__).startswith("emrun.") for each in type(error).__mro__
     )
 
 
 def add_inputs(error: Exception, what: str, inputs: Iterable[str]) -> None:
-    """Add a note to an error of other code than emrun's that says what the code was called with.
+    """Add a note to an error that is not emrun's: what was called with which inputs.
 
     Args:
         error: the error.
@@ -199,5 +199,5 @@ def add_inputs(error: Exception, what: str, inputs: Iterable[str]) -> None:
 
 
 def has_inputs(error: BaseException) -> bool:
-    """Tell whether a note of an error says what the code was called with."""
+    """Return whether `add_inputs` has added a note to an error."""
     return getattr(error, "has_inputs", False) is True

@@ -1,4 +1,4 @@
-"""Who listens to which event, and whether a class fits the events."""
+"""Which hooks listen to which event, and whether the methods of a hook class fit the events."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from emrun.hook import EVENTS, AbstractHook
 
 
 def check_events(hook_class: type) -> None:
-    """Check that a hook's methods are events of the main loop and take arguments that these offer.
+    """Check that no method of a hook is a misspelt event, and that its events only require arguments that exist.
 
     Raises:
-        HookError: a method is one edit away from an event's name, or an event has a parameter that nothing supplies.
+        HookError: a method is one edit away from the name of an event, or requires an argument that the event does not
+            have.
     """
     for name in dir(hook_class):
         if name in EVENTS:
@@ -23,23 +24,27 @@ def check_events(hook_class: type) -> None:
         elif not name.startswith("_") and name not in dir(AbstractHook):
             near = next((event for event in EVENTS if _one_edit_apart(name, event)), None)
             if near is not None and callable(getattr(hook_class, name)):
-                raise HookError(f"{hook_class.__name__}.{name} is no event of a hook; did you mean {near!r}?")
+                raise HookError(f"{hook_class.__name__}.{name} is not an event of the main loop; did you mean {near!r}?")
 
 
 def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., Any] | None:
-    """Return what to call, by keyword, when `event` happens, or None when `hook` does not listen to it.
+    """Return the function to call, by keyword, at an event; None if the hook does not listen to the event.
 
     Args:
-        hook: a hook, or a model that defines some of the events.
+        hook: a hook, or a model that defines events.
         event: one of `EVENTS`.
-        base: the class whose methods do nothing.
+        base: the base class, whose methods do nothing and are not called.
+
+    Raises:
+        HookError: the hook has an attribute with the name of the event that is not a method.
     """
     method = getattr(hook, event, None)
     if method is None or (hasattr(base, event) and getattr(method, "__func__", None) is getattr(base, event)):
         return None
     if not callable(method):
         raise HookError(
-            f"{type(hook).__name__}.{event} is {type(method).__name__}, which hides the event of that name; rename it"
+            f"{type(hook).__name__}.{event} has the name of an event, so it must be a method, not "
+            f"{type(method).__name__}; rename the attribute"
         )
     parameters = inspect.signature(method).parameters
     wanted = [name for name in EVENTS[event] if name in parameters]
@@ -50,17 +55,17 @@ def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., 
 
 
 def may_change_batches(hook: Any) -> bool:
-    """Tell whether a hook, or a model, gets the batches before the model and may change them."""
+    """Return whether a hook, or a model, gets the batches in `before_batch` and may change them."""
     return bool(getattr(hook, "changes_batches", True)) and _gets(hook, "before_batch", "batch")
 
 
 def may_read_anything(hook: Any) -> bool:
-    """Tell whether a hook, or a model, gets the batches and does not say what it reads in them."""
+    """Return whether a hook, or a model, gets the batches and does not declare which variables it reads."""
     return read_by(hook) is None and (_gets(hook, "before_batch", "batch") or _gets(hook, "after_batch", "batch_data"))
 
 
 def _gets(hook: Any, event: str, argument: str) -> bool:
-    """Tell whether a hook, or a model, listens to an event and takes one of its arguments."""
+    """Return whether a hook, or a model, listens to an event and takes the given argument."""
     if listener(hook, event) is None:
         return False
     parameters = inspect.signature(getattr(hook, event)).parameters
@@ -72,15 +77,15 @@ def _check_parameters(hook_class: type, event: str) -> None:
     for parameter in list(inspect.signature(getattr(hook_class, event)).parameters.values())[1:]:
         required = parameter.default is parameter.empty and parameter.kind not in variable
         if parameter.name not in EVENTS[event] and required:
-            offered = ", ".join(EVENTS[event]) or "no arguments"
+            offered = ", ".join(EVENTS[event]) or "none"
             raise HookError(
-                f"{hook_class.__name__}.{event} takes {parameter.name!r}, which nothing supplies; "
-                f"the event offers {offered}"
+                f"{hook_class.__name__}.{event} requires {parameter.name!r}, which is not an argument of this event "
+                f"(its arguments: {offered})"
             )
 
 
 def _one_edit_apart(name: str, event: str) -> bool:
-    """Tell whether one insertion, deletion, replacement or swap of neighbours makes `event` of `name`."""
+    """Return whether one insertion, deletion, replacement or swap of neighbours turns `name` into `event`."""
     while name and event and name[0] == event[0]:
         name, event = name[1:], event[1:]
     while name and event and name[-1] == event[-1]:

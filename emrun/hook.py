@@ -1,24 +1,25 @@
-"""The contract of hooks: the events, each at its place in the loop, what a hook may ask there, and how it ends a run.
+"""The contract of hooks: the events in the order of the loop, what a hook may ask the loop, how a hook ends a run.
 
-    register_mainloop(main_loop)                        # the loop is built
-    before_training()                                   # of a resume: states are loaded, random states not yet
-    for epoch_id in 0, 1, 2, ...:                       # 0 only evaluates: the train stream, then the extra streams
+    register_mainloop(main_loop)                            # the loop is built
+    before_training()                                       # on resume: states are loaded, random states are not yet
+    for epoch_id in 0, 1, 2, ...:                           # epoch 0 only evaluates the train and the extra streams
         before_epoch(epoch_id)
-        for stream_name in the train stream, the extra streams that are due:
-            for batch in the stream:
-                before_batch(stream_name, batch)        # may change it
-                model.run(batch):                       # in the train stream, for each update:
-                    before_update(model)                # the gradients are complete
-                    after_update(model)                 # the optimizer has made its step
-                after_batch(stream_name, batch_data)    # sources and outputs; then checkpoints that were asked for
+        for stream_name in train stream, extra streams that are due:
+            for batch in stream:
+                before_batch(stream_name, batch)            # a hook may change the batch
+                model.run(batch):                           # in the train stream, once for each update:
+                    before_update(model)                    # the gradients are complete
+                    after_update(model)                     # the optimizer has made its step
+                after_batch(stream_name, batch_data)        # the sources and outputs of the batch
+                # then: save the requested checkpoints
             after_stream(stream_name)
-        after_epoch(epoch_id, epoch_data)               # statistics are written and read
-        after_epoch_profile(epoch_id, profile, streams)
-        # then: the line of `metrics.jsonl`, checkpoints that were asked for, the end that a hook or a signal wants
-    on_error(error)                                     # where it failed
-    after_training(success)                             # in any case
+        after_epoch(epoch_id, epoch_data)                   # hooks write and read the statistics of the epoch
+        after_epoch_profile(epoch_id, profile, streams)     # what the loop has timed during the epoch
+        # then: write the line of `metrics.jsonl`, save the requested checkpoints, end if a hook or a signal asks for it
+    on_error(error)                                         # only if the run has failed
+    after_training(success)                                 # always
 
-Hooks are called in the order of the config, then the model, which may define events too.
+At each event, the hooks are called in the order of the config. The model, which may define events too, is called last.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from emrun.types import Batch, EpochData, InsteadOf, Names, Policy, Profile, eva
 class TrainingTerminated(Exception):
     """Raised by a hook to end the training successfully.
 
-    Every hook still gets the event in which it was raised, a checkpoint is saved, and the training ends there.
+    The other hooks still get the current event. Then a checkpoint is saved and the training ends.
     """
 
     def __init__(self, reason: str = "a hook ended the training") -> None:
@@ -46,7 +47,7 @@ class TrainingTerminated(Exception):
 
 
 class TrainingAborted(Exception):
-    """Raised by a guard to end the training as failed, without a traceback and with exit status 3."""
+    """Raised by a hook to end the training as failed, with exit status 3 and without a traceback."""
 
     exit_status = 3
 
@@ -56,7 +57,7 @@ class TrainingAborted(Exception):
 
 
 class Loop(Protocol):
-    """What a hook or a model may ask of the loop that it is registered in; `emrun.MainLoop` is that loop."""
+    """What hooks and models may use of the main loop they are registered in; `emrun.MainLoop` implements it."""
 
     @property
     def model(self) -> AbstractModel:
@@ -68,96 +69,100 @@ class Loop(Protocol):
 
     @property
     def train_stream_name(self) -> str:
-        """The name of the stream that the model learns from."""
+        """The name of the stream that the model is trained on."""
 
     @property
     def extra_streams(self) -> list[str]:
-        """Names of the streams that are evaluated after the train stream; that itself is `train_eval` there."""
+        """Names of the streams that are evaluated after the train stream. The train stream is `train_eval` here."""
 
     @property
     def fixed_epoch_size(self) -> int | None:
-        """How many batches of the train stream make an epoch, None for those of a pass."""
+        """Number of batches of the train stream in an epoch; None for a whole pass."""
 
     @property
     def training(self) -> bool:
-        """Whether the batches are those of a stream that the model learns from."""
+        """Whether the model is trained on the current batches, rather than evaluated."""
 
     @property
     def evaluating(self) -> bool:
-        """Whether nothing but an evaluation is to be done, as in `emrun eval`."""
+        """Whether the loop only evaluates, as in `emrun eval`."""
 
     @property
     def training_epochs_done(self) -> int:
-        """How many training epochs are complete."""
+        """Number of complete training epochs."""
 
     @property
     def iterations_done(self) -> int:
-        """How many batches of training streams the model has run on."""
+        """Number of batches that the model was trained on."""
 
     @property
     def stream_name(self) -> str | None:
-        """The name of the stream whose batches are run at the moment."""
+        """The name of the current stream; None between streams."""
 
     @property
     def batch_length(self) -> int:
-        """How many examples the current batch has."""
+        """Number of examples in the current batch."""
 
     @property
     def epoch_seconds(self) -> float:
-        """How long the current epoch has taken so far in this process, evaluations included."""
+        """Seconds since the current epoch began in this process, evaluations included."""
 
     @property
     def has_run(self) -> bool:
-        """Whether there is a run directory, for checkpoints and metrics."""
+        """Whether there is a run directory for checkpoints and metrics."""
 
     @property
     def metrics(self) -> Sequence[Mapping[str, Any]]:
-        """What `metrics.jsonl` has of each epoch so far; nothing where there is no run directory."""
+        """The lines of `metrics.jsonl` so far, one for each epoch; empty without a run directory."""
 
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
-        """Ask for a checkpoint, which is saved when the event is over for all hooks.
+        """Request a checkpoint.
 
-        In an evaluation, and in the `before_epoch` of an epoch that is resumed in its middle, do nothing.
+        The checkpoint is saved when all hooks have handled the current event: after the batch, or at the end of the
+        epoch. In an evaluation, and in `before_epoch` of an epoch that is resumed in its middle, the request is
+        ignored.
 
         Args:
-            name: the name it gets, such as `latest`; an older checkpoint loses it.
-            on_failure: what to do when it cannot be saved: `error`, `warn` or `ignore`.
-            instead_of: names that are given up when it is saved, or a function that returns them, which is called with
-                all names that there are then, this one included. A checkpoint that loses its last name is deleted.
+            name: the name of the checkpoint, such as `latest`. An older checkpoint of this name loses the name.
+            on_failure: what to do if the checkpoint cannot be saved: `error`, `warn` or `ignore`.
+            instead_of: names to remove when the checkpoint is saved, or a function that returns them. The function is
+                called with all names at that time, including `name`. A checkpoint without a name is deleted.
 
         Raises:
             HookError: the loop has no run directory.
         """
 
     def wait_for_checkpoints(self) -> None:
-        """Return when what was requested before this event is on disk, for a hook that does something with it.
+        """Wait until the checkpoints requested before this event are on disk, for a hook that reads or copies them.
 
         Raises:
-            StorageError: it could not be saved, and it was requested that way.
+            StorageError: a checkpoint that was requested with `on_failure="error"` could not be saved.
         """
 
     def listens(self, event: str) -> bool:
-        """Tell whether anything listens to an event."""
+        """Return whether any hook or the model listens to an event."""
 
     def notify(self, event: str, **arguments: Any) -> None:
-        """Call an event of all hooks that listen to it, then of the model; models call it for their update events.
+        """Call an event of all hooks that listen to it, then of the model.
+
+        A model calls this for `before_update` and `after_update`.
 
         Raises:
-            TrainingTerminated: hooks ended the training; all of them got the event.
+            TrainingTerminated: at least one hook ended the training. All hooks have got the event.
         """
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
-        """Check the outputs for the first batch of a stream; a model that updates itself calls it before.
+        """Check the outputs for the first batch of a stream. A model calls this before its first update.
 
         Raises:
-            StreamError: an output has the name of a source, or a hook reads a variable that is neither.
+            StreamError: an output has the name of a source, or a hook reads a variable that is neither of the two.
         """
 
 
 class _NotesNames:
-    """Takes note of what the arguments of a hook name before the constructor runs, whoever builds it.
+    """Records which variables and statistics the arguments of a hook name, before the constructor runs.
 
-    It stands apart from `AbstractHook`, whose signature is that of its constructor.
+    This is not part of `AbstractHook`, because the signature of `AbstractHook` must be that of its constructor.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -166,55 +171,56 @@ class _NotesNames:
         object.__setattr__(hook, "_named_by_arguments", tuple(dict.fromkeys(_named_by(cls, args, kwargs))))
         return hook
 
-    __new__.only_looks = True  # type: ignore[attr-defined]  # what a hook takes is what its constructor takes
+    __new__.only_looks = True  # type: ignore[attr-defined]  # a hook takes what its constructor takes
 
 
 class AbstractHook(_NotesNames):
-    """Base of all hooks: an object whose methods are called at the events of the main loop.
-
-    A hook overrides the events it listens to; the others cost nothing. One that needs an event only with some of its
-    arguments sets it to None otherwise, as in `self.after_batch = None`. An event is called by keyword, so a method may
-    declare only those of its arguments that it needs. Errors: `TrainingTerminated` ends the training successfully,
-    `TrainingAborted` ends it as failed, anything else is a failure of the hook.
+    """Base class of hooks: the main loop calls their methods at its events.
 
         hooks:
           - my_hooks.PrintLoss: {every: 10}
 
-    Variables and statistics that a hook is given by name are checked before the training, or with the first batches:
-    those in parameters that are annotated with `emrun.types.VariableName`, `EpochVariable` or `Address`, and those in
-    `reads` and `monitors`.
+    A hook overrides the methods of the events it listens to; all other events cost nothing. A method may leave out
+    arguments that it does not need, because events are called by keyword. A hook that needs an event only in some
+    configurations sets the method to None in the others, as in `self.after_batch = None`.
+
+    A hook raises `TrainingTerminated` to end the training successfully and `TrainingAborted` to end it as failed. Any
+    other exception is reported as a failure of the hook.
+
+    Names of variables and statistics are checked before the training or with the first batch of a stream. This covers
+    arguments annotated with `emrun.types.VariableName`, `EpochVariable` or `Address`, and `reads` and `monitors`.
 
     Args:
-        model: the model, the dataset and the directory of the run, a `pathlib.Path`, kept under these names. emrun
-            supplies those that a hook's constructor takes, so that a hook written `def __init__(self, limit, **kwargs):
-            super().__init__(**kwargs)` works.
-        dataset: see `model`.
-        output_dir: see `model`.
+        model: the model of the run. emrun passes `model`, `dataset` and `output_dir` to each constructor that takes
+            them, also by `**kwargs`: a hook may write `def __init__(self, limit, **kwargs)` and call
+            `super().__init__(**kwargs)`. They become attributes of the same names.
+        dataset: the dataset of the run.
+        output_dir: the run directory, a `pathlib.Path`.
     """
 
     main_loop: Loop
-    """The loop, from `register_mainloop` on."""
+    """The main loop; set by `register_mainloop`."""
 
     reads: Sequence[str] | None = None
-    """Variables that this hook reads in the batches of every stream; checked with each stream's first batch. None for
-    what is not declared: a hook that gets the batches may read anything in them, and no source is unused then."""
+    """Variables that this hook reads from the batches of every stream, checked with the first batch of each stream.
+    None means not declared: if the hook gets the batches, it may read any source, so emrun reports none as unused."""
 
     writes: Sequence[str] = ()
-    """What this hook adds to the epoch's data: `variable` or `variable/aggregation`. Every hook that adds something
-    declares it."""
+    """What this hook adds to the epoch data: `variable` or `variable/aggregation`. Each hook that adds something must
+    declare it."""
 
     monitors: Sequence[str] = ()
-    """What this hook reads in the epoch's data: `variable` (in whatever stream), `stream/variable` or
+    """What this hook reads from the epoch data: `variable` (in any stream), `stream/variable` or
     `stream/variable/aggregation`. An earlier hook must write it."""
 
     saves: Sequence[str] = ()
-    """Names of the checkpoints that this hook alone saves; `epoch-*` for epoch-1, epoch-2, ... Two hooks that save
-    under one name are an error. Names that a hook asks for (`main_loop.request_checkpoint`) and does not declare here
-    are not checked."""
+    """Names of the checkpoints that only this hook saves; `epoch-*` stands for epoch-1, epoch-2, ... Two hooks that
+    declare the same name are an error. Names that a hook requests (`main_loop.request_checkpoint`) but does not
+    declare are not checked."""
 
     changes_batches: bool = True
-    """Whether `before_batch` may change the batch. A hook that has this event and only looks says False, so that
-    batches need not be copied, and can be copied to a GPU ahead of their turn."""
+    """Whether `before_batch` may change the batch. A hook that only looks at the batch sets this to False: then the
+    loop need not copy the batch, and the model can copy it to the GPU ahead of its turn."""
 
     def __init__(self, model: Any = None, dataset: Any = None, output_dir: Any = None) -> None:
         self.model = model
@@ -222,66 +228,67 @@ class AbstractHook(_NotesNames):
         self.output_dir = output_dir
 
     def register_mainloop(self, main_loop: Loop) -> None:
-        """Called once, when the main loop is built."""
+        """Called once, when the main loop is built. A hook that overrides this calls `super()` to get `main_loop`."""
         self.main_loop = main_loop
 
     def before_training(self) -> None:
-        """Called when the main loop is entered; of a run that is resumed, after `load_state_dict`."""
+        """Called once, when the main loop is entered; on resume, after `load_state_dict`."""
 
     def before_epoch(self, epoch_id: int) -> None:
-        """Called before an epoch. `epoch_id` counts training epochs from 1; the zeroth epoch only evaluates.
+        """Called before an epoch. `epoch_id` counts training epochs from 1; epoch 0 only evaluates.
 
-        Also called when an epoch is resumed in its middle, under the random states with which that epoch began, so that
-        what a hook sets up here is in force again. After that the weights and the states of model and hooks are loaded
-        again. So whatever else this event changes must be a function of `epoch_id`. A request for a checkpoint and a
-        termination have no effect then.
+        Also called when an epoch is resumed in its middle, so that what a hook sets up here is set up again. The random
+        states are then those with which the epoch began. Afterwards, the weights and the states of the model and the
+        hooks are loaded a second time. Anything else that this event changes must therefore depend on `epoch_id` alone.
+        Requests for checkpoints and terminations have no effect in this call.
         """
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Called before the model runs on a batch of any stream.
 
-        Sources may be replaced, added and removed: hooks share a copy of the mapping, in order, on which the model is
-        run. What is in the sources is the stream's, and not to be changed in place.
+        A hook may replace, add and remove sources. `batch` is a copy of the stream's mapping, which all hooks change in
+        their order and which the model then gets. The values belong to the stream: do not change them in place.
         """
 
     def before_update(self, model: Any) -> None:
-        """Called when the gradients of an update are complete, before the optimizer uses them."""
+        """Called when the gradients of an update are complete, before the optimizer's step."""
 
     def after_update(self, model: Any) -> None:
-        """Called after the optimizer's step; the gradients are still there."""
+        """Called after the optimizer's step; the gradients are not cleared yet."""
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Called after the model ran on a batch of any stream; `batch_data` holds its sources and the outputs.
+        """Called after the model ran on a batch of any stream; `batch_data` holds the sources and the outputs.
 
-        Hooks share the mapping, in order: what one adds or replaces, the next ones see.
+        All hooks get the same mapping: the next hooks see what a hook adds or replaces.
         """
 
     def after_stream(self, stream_name: str) -> None:
-        """Called when the last batch of a stream was run."""
+        """Called after the last batch of a stream."""
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Called after the last stream of an epoch.
 
-        `epoch_data[stream][variable]` is a number or a mapping aggregation -> number; hooks share it, in order.
+        `epoch_data[stream][variable]` is a number or a mapping aggregation -> number. All hooks get the same mapping:
+        the next hooks see what a hook adds.
         """
 
     def after_epoch_profile(self, epoch_id: int, profile: Profile, streams: Sequence[str]) -> None:
-        """Called after `after_epoch` of all hooks, with what was timed during the epoch, in seconds."""
+        """Called after `after_epoch` of all hooks; `profile` holds the seconds that the loop has timed in the epoch."""
 
     def on_error(self, error: BaseException) -> None:
-        """Called when the training ends as failed."""
+        """Called when the training has failed, before `after_training`."""
 
     def after_training(self, success: bool) -> None:
-        """Called at the end, whatever happened; `success` is false when the training failed."""
+        """Always called at the end; `success` is False if the training has failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a resume, as plain types and tensors; never constructor arguments."""
+        """Return the state that a checkpoint must hold, as plain types and tensors, without constructor arguments."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned.
+        """Restore the state that `state_dict` returned.
 
-        Called twice when an epoch is resumed in its middle: it sets what was counted, and adds nothing.
+        Called twice when an epoch is resumed in its middle: it must set values, not add to them.
         """
 
 
@@ -294,12 +301,12 @@ EVENTS: dict[str, tuple[str, ...]] = {
 
 
 def _named_by(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what the arguments of a constructor name, and those that it hands on to its bases as they are."""
+    """Yield (kind, name) for the arguments of a constructor and those it passes to its bases by *args, **kwargs."""
     constructors = dict.fromkeys(cls.__init__ for cls in hook_class.__mro__)  # type: ignore[misc]  # of each class
     for index, constructor in enumerate(constructors):
         try:
             bound = inspect.signature(constructor).bind_partial(None, *args, **kwargs)
-        except (TypeError, ValueError):  # of a wrong call the constructor tells; some signatures cannot be read
+        except (TypeError, ValueError):  # the constructor reports a wrong call; some signatures cannot be read
             return
         if index == 0:
             bound.apply_defaults()
@@ -320,7 +327,7 @@ def _named_by(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def _names_in(hint: Any, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield what a value names, as far as its type says what its texts are: what it is, and the name."""
+    """Yield (kind, name) for each string in a value that its type hint marks as a name; see `emrun.types.Names`."""
     inner = typing.get_args(hint)
     kind = typing.get_origin(hint)
     if kind is typing.Annotated:

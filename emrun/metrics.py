@@ -13,7 +13,7 @@ def accuracy(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         label: int64 class indices of shape (B, ...).
 
     Returns:
-        Of shape (B, ...), in the dtype of `logits`.
+        A tensor of shape (B, ...), in the dtype of `logits`.
     """
     return (logits.argmax(dim=1) == label).to(logits.dtype)
 
@@ -29,7 +29,7 @@ def top_k(logits: torch.Tensor, label: torch.Tensor, k: int = 5) -> torch.Tensor
     Args:
         logits: floating point of shape (B, classes, ...).
         label: int64 class indices of shape (B, ...).
-        k: how many logits count; all of them where there are fewer classes.
+        k: how many of the largest logits count; all logits if there are fewer than `k` classes.
     """
     best = logits.topk(min(k, logits.shape[1]), dim=1).indices
     return (best == label.unsqueeze(1)).any(dim=1).to(logits.dtype)

@@ -1,4 +1,4 @@
-"""Words of messages: the name that was meant, names in a row."""
+"""Parts of messages: suggestions for a wrong name, lists of names."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Iterable, Sequence
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Return `; did you mean 'epochs'?` for the name nearest to `name`, or nothing when none is near.
+    """Return `; did you mean 'epochs'?` for the name nearest to `name`, or an empty string if no name is near.
 
-    Near is what has almost the same letters, else another common word for the same thing (`learning_rate`, `lr`), else
-    what has about the same letters.
+    The nearest name is the first that is found of: a name with almost the same letters, another common word for the
+    same thing (`learning_rate`, `lr`), a name with similar letters.
     """
     near = nearest(name, allowed)
     return f"; did you mean {near!r}?" if near is not None else ""
 
 
 def meant_of(name: object, names: Iterable[str]) -> str:
-    """Return `; did you mean 'valid'? (it has train, valid)`: the name that was meant, if any, and all there are."""
+    """Return `; did you mean 'valid'? (it has train, valid)`: the nearest name, if any, and all names."""
     names = list(names)
     return f"{did_you_mean(str(name), names)} (it has {listed(names)})"
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
-    """Return the name nearest to `name`, None when none is near; see `did_you_mean`."""
+    """Return the name nearest to `name`, None if no name is near; see `did_you_mean`."""
     found = sure(name, allowed := list(allowed))
     return found if found is not None else _most_alike(name, allowed, 0.6)
 
 
 def sure(name: str, allowed: Iterable[str]) -> str | None:
-    """Return the name that was surely meant: but for a slip of a letter, or by another word for the same thing."""
+    """Return the name that was almost surely meant: it has almost the same letters, or is a word for the same thing."""
     found = _most_alike(name, allowed := list(allowed), 0.8)
     if found is None:
         candidates = {normalised(candidate): candidate for candidate in allowed}
@@ -38,7 +38,7 @@ def sure(name: str, allowed: Iterable[str]) -> str | None:
 
 
 def same(name: str) -> list[str]:
-    """Return what other tools call the same thing, in lower case and without underscores."""
+    """Return the words that other tools use for the same thing, in lower case and without underscores."""
     return next((words.split() for words in _SAME if normalised(name) in words.split()), [])
 
 
@@ -86,7 +86,7 @@ _SAME = (
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names as they stand in a message: `a, b, c`, or `nothing`."""
+    """Return names for a message: `a, b, c`, or `nothing`."""
     return ", ".join(names) if names else "nothing"
 
 

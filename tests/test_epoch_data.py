@@ -99,17 +99,17 @@ def test_what_an_earlier_hook_writes_may_be_monitored(written, address):
         ([Writes("loss/mean"), Monitors("valid/loss")], "no hook writes 'loss'; did you mean 'loss/mean'?"),
         (
             [AbstractHook(), Monitors("valid/loss")],
-            "(written are nothing); add it to ComputeStats. A hook of yours that",
+            "(hooks write nothing); add it to ComputeStats, or declare",
         ),
-        ([AbstractHook(), Monitors("loss")], "monitors loss, but no hook writes 'loss' (written are nothing)"),
+        ([AbstractHook(), Monitors("loss")], "monitors loss, but no hook writes 'loss' (hooks write nothing)"),
         (
             [Writes("loss/mean"), Monitors("lsos")],
-            "did you mean 'loss'? (written are loss); add it to ComputeStats. A hook",
+            "did you mean 'loss'? (hooks write loss); add it to ComputeStats, or",
         ),
-        ([Writes("loss"), Monitors("lsos")], "A hook of yours that writes it declares `writes = ['lsos']`"),
-        ([AbstractHook(), Monitors("loss"), Writes("loss/std")], "monitors loss: move it behind Writes"),
-        ([Writes("loss"), Monitors("vaild/loss")], "stream 'vaild' is not run; did you mean 'valid'? (main_loop runs"),
-        ([AbstractHook(), Monitors("valid/loss"), Writes("loss")], "move it behind Writes"),
+        ([Writes("loss"), Monitors("lsos")], "declare `writes = ['lsos']` in the hook of yours that writes it"),
+        ([AbstractHook(), Monitors("loss"), Writes("loss/std")], "monitors loss, which Writes writes later; move this"),
+        ([Writes("loss"), Monitors("vaild/loss")], "stream 'vaild' is not run; did you mean 'valid'? (the main loop"),
+        ([AbstractHook(), Monitors("valid/loss"), Writes("loss")], "move this hook behind Writes"),
     ],
 )
 def test_what_is_not_written_before_is_an_error(hooks, message):
@@ -238,7 +238,7 @@ def test_a_value_of_another_type_than_a_name_is_found_without_an_import(named):
 def test_a_text_instead_of_a_list_of_names_is_an_error(attribute):
     hook = AbstractHook()
     setattr(hook, attribute, "loss")
-    with pytest.raises(HookError, match=rf"AbstractHook.{attribute} is 'loss', not a list of names, e.g. \['loss'\]"):
+    with pytest.raises(HookError, match=rf"{attribute} must be a list of names such as \['loss'\], not 'loss'"):
         run(hook)
 
 

@@ -74,7 +74,7 @@ def test_an_attribute_with_the_name_of_an_event_is_an_error():
     hook = AbstractHook()
     hook.after_batch = True
     with pytest.raises(
-        HookError, match=r"AbstractHook.after_batch is bool, which hides the event of that name; rename"
+        HookError, match=r"AbstractHook.after_batch has the name of an event, so it must be a method, not bool; rename"
     ):
         MainLoop(Count(), Numbers(), [hook])
 
@@ -102,7 +102,7 @@ def test_an_attribute_with_the_name_of_an_event_is_an_error():
 )
 @pytest.mark.parametrize("check", [check_events, lambda cls: MainLoop(Count(), Numbers(), [cls()])])
 def test_a_method_one_edit_away_from_an_event_is_an_error(name, event, check):
-    with pytest.raises(HookError, match=rf"MyHook.{name} is no event of a hook; did you mean '{event}'\?"):
+    with pytest.raises(HookError, match=rf"MyHook.{name} is not an event of the main loop; did you mean '{event}'\?"):
         check(with_method(name))
 
 
@@ -111,7 +111,7 @@ def test_every_misspelt_event_is_recognised(event):
     for index in range(1, len(event)):  # private methods begin with an underscore
         for changed in (event[:index] + event[index + 1 :], event[:index] + "x" + event[index:]):
             if changed not in EVENTS:
-                with pytest.raises(HookError, match=rf"MyHook.{changed} is no event"):
+                with pytest.raises(HookError, match=rf"MyHook.{changed} is not an event"):
                     check_events(with_method(changed))
 
 
@@ -136,10 +136,10 @@ def test_a_value_one_edit_away_from_an_event_is_no_method():
 @pytest.mark.parametrize(
     ("event", "function", "message"),
     [
-        ("after_batch", lambda self, stream, batch_data: None, "takes 'stream', .* the event offers stream_name"),
-        ("before_training", lambda self, epoch_id: None, "takes 'epoch_id', .* offers no arguments"),
-        ("after_epoch", lambda self, epoch_id, *, data: None, "takes 'data', which nothing supplies"),
-        ("after_training", lambda self, error: None, "takes 'error', which nothing supplies; the event offers success"),
+        ("after_batch", lambda self, stream, batch_data: None, r"requires 'stream', .* \(its arguments: stream_name,"),
+        ("before_training", lambda self, epoch_id: None, r"requires 'epoch_id', .* \(its arguments: none\)"),
+        ("after_epoch", lambda self, epoch_id, *, data: None, "requires 'data', which is not an argument of"),
+        ("after_training", lambda self, error: None, r"requires 'error', .* \(its arguments: success\)"),
     ],
 )  # fmt: skip
 def test_a_parameter_that_nothing_supplies_is_an_error(event, function, message):

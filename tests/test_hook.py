@@ -148,13 +148,13 @@ def test_the_main_loop_is_there_from_the_registration_on():
 def test_a_hook_that_is_registered_already_is_an_error():
     hook = ComputeStats(["loss"])
     MainLoop(Count(), Numbers(), [hook])
-    with pytest.raises(HookError, match=r"hook ComputeStats is registered in a main loop already; build a new one"):
+    with pytest.raises(HookError, match=r"hook ComputeStats already belongs to a main loop; build a new hook"):
         MainLoop(Count(), Numbers(), [hook])
 
 
 def test_a_hook_that_is_listed_twice_is_an_error():
     hook = ComputeStats(["loss"])
-    with pytest.raises(HookError, match=r"hook ComputeStats is registered in a main loop already"):
+    with pytest.raises(HookError, match=r"hook ComputeStats already belongs to a main loop"):
         MainLoop(Count(), Numbers(), [hook, hook])
 
 
@@ -166,7 +166,9 @@ def test_a_hook_that_registers_in_its_own_way_is_checked_all_the_same():
         def after_bach(self):
             pass
 
-    with pytest.raises(HookError, match=r"Own.after_bach is no event of a hook; did you mean 'after_batch'\?"):
+    with pytest.raises(
+        HookError, match=r"Own.after_bach is not an event of the main loop; did you mean 'after_batch'\?"
+    ):
         MainLoop(Count(), Numbers(), [Own()])
 
 
@@ -201,7 +203,7 @@ def test_hooks_in_the_wrong_order_are_an_error_at_the_hooks_key(tmp_path):
         {"ComputeStats": {"variables": ["loss"]}},
         {"StopAfter": {"epochs": 1}},
     ]
-    with pytest.raises(ConfigError, match=r"hooks\[0\].SaveBest: .*: move it behind ComputeStats"):
+    with pytest.raises(ConfigError, match=r"hooks\[0\].SaveBest: .*; move this hook behind ComputeStats"):
         create_training(config_with(hooks), output_root=tmp_path)
 
 
@@ -210,7 +212,9 @@ def test_a_misspelt_event_is_an_error_at_the_hooks_key(tmp_path, monkeypatch):
         "from emrun import AbstractHook\nclass Bad(AbstractHook):\n    def after_bach(self): pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"hooks\[0\].misspelt_hooks.Bad: Bad.after_bach is no event of a hook"):
+    with pytest.raises(
+        ConfigError, match=r"hooks\[0\].misspelt_hooks.Bad: Bad.after_bach is not an event of the main loop"
+    ):
         create_training(config_with([{"misspelt_hooks.Bad": None}]), output_root=tmp_path / "log")
 
 
@@ -293,5 +297,6 @@ def test_names_that_are_not_a_list_of_names_are_an_error(names):
     class MyHook(AbstractHook):
         saves = names
 
-    with pytest.raises(HookError, match=re.escape(f"MyHook.saves is {names!r}, not a list of names")):
+    message = f"MyHook.saves must be a list of names such as ['loss'], not {names!r}"
+    with pytest.raises(HookError, match=re.escape(message)):
         MainLoop(Count(), Numbers(), [MyHook()]).check_hooks()

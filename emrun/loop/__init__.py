@@ -1,8 +1,8 @@
-"""The training loop and its collaborators, each with one question to answer and a state that only it writes.
+"""The training loop and its parts. Each part answers one question, and nothing else writes its state.
 
-Read `epochs` first: an epoch, a stream, its batches. Then `dispatch` (how is a hook called), `endings` (what ends a
-training, and when), `state` (where is it), `saving` (what is saved when), `session` (how does it begin and end), and
-`main_loop`, which puts them together and is what users and hooks see. The others answer one small question each.
+Read `epochs` first: an epoch, its streams, their batches. Then `dispatch` (how are hooks called), `endings` (what ends
+the training, and when), `state` (where is the training), `saving` (what is saved when), `session` (how does the loop
+begin and end), and `main_loop`, which combines them and is what users and hooks see. The other modules are small.
 
 May import: the root of emrun, `streams`, `storage`.
 """

@@ -1,4 +1,4 @@
-"""What is checked of every batch, and of the first batch of every stream."""
+"""The checks of every batch, and of the first batch of every stream."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _SIZED = frozenset((list, tuple, np.ndarray, str))  # their length costs 30 ns; 
 
 
 class BatchChecks:
-    """Checks batches against the model's inputs and the hooks' variables.
+    """Checks batches against the inputs of the model and the variables that hooks read.
 
     Args:
-        model: its inputs are what a batch must have.
-        hooks: what they read counts as used, and must be there.
+        model: every batch must have its inputs.
+        hooks: every batch must have the variables that they read.
         on_empty_batch: what to do about a batch without sources or of length 0.
         on_empty_stream: what to do about a stream without any batch for the model.
-        on_unused_sources: what to do about sources that nobody reads; warns once. Hooks that get the batches and do not
-            say what they read may read all of them.
-        fixed_batch_size: batches of another length are skipped; None for none.
+        on_unused_sources: what to do about sources that neither the model nor a hook reads; a warning is logged once
+            for each source. A hook that gets the batches and does not declare `reads` is assumed to read all sources.
+        fixed_batch_size: skip batches of another length; None to skip none.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class BatchChecks:
             check_count("fixed_batch_size", fixed_batch_size, minimum=1)
         self.batch_length = 0
         self.check_changed: Callable[[Batch], int] = len
-        """Checks the batch that the stream's check has seen once more, when hooks may have changed it."""
+        """Checks a batch for the second time, after hooks may have changed it."""
         self._model = model
         self._hooks = hooks
         self._on_empty_batch = on_empty_batch
@@ -65,12 +65,12 @@ class BatchChecks:
         self._sources: list[str] = []
 
     def begin(self, stream: str, changed_by: str = "") -> Callable[[Batch], int]:
-        """Return the check of a stream's batches: it returns a batch's length, 0 for one to be skipped.
+        """Return the function that checks the batches of a stream and returns their length, or 0 to skip a batch.
 
         Args:
             stream: the name of the stream.
-            changed_by: who may change a batch before the model gets it. Then only the form of a batch is looked at,
-                and `check_changed` looks at the sources as well as the form again.
+            changed_by: the hooks that may change a batch before the model gets it. If there are any, the function only
+                checks the lengths, and `check_changed` checks the sources and the lengths of the changed batch.
         """
         self._stream = stream
         self._changed_by = ""
@@ -85,17 +85,17 @@ class BatchChecks:
             try:
                 names = batch.keys()
             except AttributeError:
-                message = f"a batch is a mapping source name -> values, not {type(batch).__name__}"
+                message = f"a batch must be a mapping source name -> values, not {type(batch).__name__}"
                 raise self._error(index, message) from None
             if names != known and batch and looks_at_sources:
                 self._check_sources(batch, index)
                 known = set(names)
                 self._sources = list(batch)
-            length = -2  # no source seen; -1 is a source without a length
+            length = -2  # before the first source; -1 stands for a source without a length
             for values in batch.values():
                 try:
                     count = len(values) if type(values) in _SIZED else values.shape[0]
-                except (AttributeError, IndexError, TypeError):  # a length of another kind, or none
+                except (AttributeError, IndexError, TypeError):  # another type with a length, or no length
                     count = _length(values)
                 if count != length:
                     if length >= 0 or count < 0:
@@ -124,12 +124,12 @@ class BatchChecks:
         """Check the outputs for the first batch of a stream, once for each stream.
 
         Raises:
-            StreamError: an output has the name of a source, or a hook reads a variable that is neither.
+            StreamError: an output has the name of a source, or a hook reads a variable that is neither of the two.
         """
         if self._stream in self._checked:
             return
         if not isinstance(outputs, Mapping):
-            raise self._error(0, f"the model returned {type(outputs).__name__}, not a mapping output name -> value")
+            raise self._error(0, f"model.run must return a mapping output name -> value, not {type(outputs).__name__}")
         overlap = [name for name in outputs if name in self._sources]
         if overlap:
             message = f"{listed(overlap)}: a source and an output have the same name; rename one (model.outputs)"
@@ -140,18 +140,18 @@ class BatchChecks:
                 if name not in variables:
                     message = (
                         f"hook {type(hook).__name__} reads {name!r}, which is neither a source nor an output"
-                        f"{did_you_mean(name, variables)} (there is {listed(variables)})"
+                        f"{did_you_mean(name, variables)} (available: {listed(variables)})"
                     )
                     raise self._error(0, message)
         self._checked.add(self._stream)
 
     def report_empty_stream(self, stream: str) -> None:
-        """Do what `on_empty_stream` says about a stream that had no batch for the model.
+        """Raise or log, as `on_empty_stream` says, that a stream had no batch for the model.
 
         Raises:
-            StreamError: it is `error`.
+            StreamError: `on_empty_stream` is `error`.
         """
-        message = f"stream {stream!r} has no batch for the model (main_loop.on_empty_stream decides)"
+        message = f"stream {stream!r} has no batch for the model (see main_loop.on_empty_stream)"
         if self._on_empty_stream == "error":
             raise StreamError(message, first_batch=True)
         if self._on_empty_stream == "warn":
@@ -171,7 +171,9 @@ class BatchChecks:
             return
         unused = [name for name in names if name not in used and name not in self._warned]
         if unused and self._on_unused_sources != "ignore":
-            message = f"nothing reads the sources {listed(unused)} (main_loop.on_unused_sources decides)"
+            message = (
+                f"neither the model nor a hook reads the sources {listed(unused)} (see main_loop.on_unused_sources)"
+            )
             if self._on_unused_sources == "error":
                 raise self._error(index, message)
             self._warned.update(unused)
@@ -179,7 +181,7 @@ class BatchChecks:
 
     def _report_empty(self, batch: Batch, index: int) -> None:
         what = f"has sources of length 0: {listed(list(batch))}" if batch else "has no sources"
-        message = f"the batch {what} (main_loop.on_empty_batch decides)"
+        message = f"the batch {what} (see main_loop.on_empty_batch)"
         if self._on_empty_batch == "error":
             raise self._error(index, message)
         if self._on_empty_batch == "warn":
@@ -190,9 +192,9 @@ class BatchChecks:
         without = [name for name, length in lengths.items() if length < 0]
         if without:
             types = ", ".join(f"{name} ({type(batch[name]).__name__})" for name in without)
-            return self._error(index, f"sources without a length: {types}; every source has an entry an example")
+            return self._error(index, f"sources without a length: {types}; every source needs one entry per example")
         counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        return self._error(index, f"sources of unequal length: {counts}")
+        return self._error(index, f"sources of unequal length: {counts}; every source needs one entry per example")
 
     def _error(self, index: int, message: str) -> StreamError:
         where = f"stream {self._stream!r}, batch {index} of the epoch"
@@ -201,7 +203,7 @@ class BatchChecks:
 
 
 def _length(values: Any) -> int:
-    """Return the length of a source, -1 when it has none."""
+    """Return the length of a source, -1 if it has none."""
     shape = getattr(values, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else -1

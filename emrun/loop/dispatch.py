@@ -1,4 +1,4 @@
-"""How a hook is called: who listens to an event, in which order they are called, and who failed."""
+"""How hooks are called: which hooks listen to an event, in which order they are called, and which one failed."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ _LOG = logging.getLogger(__name__)
 
 
 class Events:
-    """Calls the events of hooks, in their order, and of the model after them.
+    """Calls the events of the hooks, in their order, and then of the model.
 
     Args:
-        model: it may define events too.
-        endings: takes the terminations that are raised.
-        draws: is to know the random states before each hook that may change a batch; None where no failure is kept.
+        model: the model, which may define events too.
+        endings: gets the terminations that hooks raise.
+        draws: records the random states before each hook that may change a batch; None if failures are not saved.
     """
 
     def __init__(self, model: AbstractModel, endings: Endings, draws: Draws | None) -> None:
         self.hooks: list[AbstractHook] = []
-        """The hooks; one list, which others may keep."""
+        """The hooks. This list is changed in place, so that other objects can share it."""
         self.changers: list[str] = []
-        """The classes of the hooks, and of the model, that may change batches before they are run."""
+        """Class names of the hooks, and of the model, that may change a batch before the model runs on it."""
         self.offered: Batch | None = None
-        """A batch as the hook got it that was the last that may have changed it."""
+        """The batch that the last called hook of `changers` got."""
         self.listeners: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
-        """Event -> what is called: the hooks that override it, in their order, then the model."""
+        """Event -> the methods to call: those of the hooks that override the event, in order, then of the model."""
         self._model, self._endings, self._draws = model, endings, draws
         self._failed: tuple[str, int] | None = None  # the event, and the index of its listener
 
     def change_hooks(self, hooks: Iterable[AbstractHook], main_loop: Loop) -> None:
-        """Take these hooks instead of those before; those that are new are checked and told of their loop.
+        """Replace the hooks; check and register those that are new.
 
         Raises:
-            HookError: a method is a misspelt event or takes what nothing supplies, or a hook is registered already.
+            HookError: a method of a hook does not fit the events, or a hook is already registered in a main loop.
         """
         before, self.hooks[:] = self.hooks.copy(), hooks
         for hook in self.hooks:
             if not any(hook is other for other in before):
                 check_events(type(hook))
                 if "main_loop" in getattr(hook, "__dict__", ()):
-                    raise HookError(f"hook {type(hook).__name__} is registered in a main loop already; build a new one")
+                    raise HookError(f"hook {type(hook).__name__} already belongs to a main loop; build a new hook")
                 hook.register_mainloop(main_loop=main_loop)
         self.changers = [type(each).__name__ for each in (*self.hooks, self._model) if may_change_batches(each)]
         for event in EVENTS:
@@ -61,14 +61,14 @@ class Events:
             self.listeners["before_batch"] = [partial(self._offer, call) for call in self.listeners["before_batch"]]
 
     def listens(self, event: str) -> bool:
-        """Tell whether anything listens to an event."""
+        """Return whether any hook or the model listens to an event."""
         return bool(self.listeners[event])
 
     def notify(self, event: str, **arguments: Any) -> None:
-        """Call an event of all hooks that listen to it, then of the model; models call it for their update events.
+        """Call an event of all hooks that listen to it, then of the model; see `Loop.notify`.
 
         Raises:
-            TrainingTerminated: hooks ended the training; all of them got the event.
+            TrainingTerminated: at least one hook ended the training. All hooks have got the event.
         """
         ended: list[TrainingTerminated] = []
         for call in self.listeners[event]:
@@ -83,7 +83,7 @@ class Events:
             self._endings.take(event, ended)
 
     def notify_all(self, event: str, **arguments: Any) -> BaseException | None:
-        """Call an event of everyone, whatever the others do; return the first error, log the others."""
+        """Call an event of all hooks and the model, also after an error; return the first error, log the others."""
         first: BaseException | None = None
         for call in self.listeners[event]:
             try:
@@ -97,9 +97,9 @@ class Events:
         return first if event != "on_error" else None
 
     def begin_stream(self) -> tuple[Callable[..., Batch | None] | None, Callable[..., None] | None]:
-        """Return what to call before each batch of a stream and after it, None where nobody listens.
+        """Return the functions to call before and after each batch of a stream; None for an event without listeners.
 
-        The first returns the batch that the model is to get when somebody may have changed it, else None.
+        The first function returns the batch for the model if hooks may have changed the batch, else None.
         """
         self._failed = None
         before: Callable[..., Batch | None] | None = None
@@ -108,13 +108,13 @@ class Events:
         return before, partial(self.notify, "after_batch") if self.listens("after_batch") else None
 
     def failed_call(self) -> tuple[str | None, AbstractHook | None]:
-        """Return the event that raised an error in this stream, and the hook that raised it; None for what did not."""
+        """Return the event in which a hook or the model failed in this stream, and the hook; None if not known."""
         event, index = self._failed or (None, 0)
         listening = [hook for hook in self.hooks if event is not None and listener(hook, event) is not None]
         return event, listening[index] if index < len(listening) else None
 
     def _let_change(self, stream_name: str, batch: Batch) -> Batch:
-        """Return a copy of a batch on which all who may change it were called."""
+        """Return a copy of a batch after `before_batch` of all hooks, which may have changed the copy."""
         changed = dict(batch)
         self.notify("before_batch", stream_name=stream_name, batch=changed)
         if self._draws is not None:
@@ -122,7 +122,7 @@ class Events:
         return changed
 
     def _offer(self, call: Callable[..., Any], stream_name: str, batch: Batch) -> None:
-        """Call `before_batch` of a hook, and keep what it takes to do that again."""
+        """Call `before_batch` of a hook, and store what a replay of the call needs."""
         self.offered = dict(batch)
         if self._draws is not None:
             self._draws.before_hook()

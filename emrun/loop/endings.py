@@ -1,4 +1,4 @@
-"""What ends a training: which signal or termination, and when it counts."""
+"""What ends a training, a signal or a termination, and at which point."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from emrun.types import InterruptPolicy
 
 _LOG = logging.getLogger(__name__)
 
-_DEFERRED = ("before_update", "after_update")  # a termination in these takes effect when the update is done
+_DEFERRED = ("before_update", "after_update")  # a termination in one of these takes effect after the batch
 
 
 class Endings:
-    """Knows what ends the training, and says when.
+    """Collects the signals and terminations that end the training, and decides when it ends.
 
-    A signal ends it after the batch or the epoch, a termination at the end of the event in which a hook raised it, or
-    after the batch when that is one of an update. In an evaluation terminations have no effect, and a signal ends it
-    after the batch.
+    A signal ends the training after the batch or the epoch. A termination ends it when all hooks have got the event in
+    which a hook raised the termination, or after the batch if the event belongs to an update. In an evaluation,
+    terminations have no effect, and a signal ends the evaluation after the batch.
 
     Args:
-        on_interrupt: after what the first signal ends it: the current `batch` or `epoch`.
-        wake: ends the wait for a batch when there is a signal; must not block.
+        on_interrupt: whether the first signal ends the training after the current `batch` or `epoch`.
+        wake: called on a signal to end the wait for a batch; must not block.
     """
 
     def __init__(self, on_interrupt: InterruptPolicy, wake: Callable[[], None]) -> None:
         check_choice("on_interrupt", on_interrupt, InterruptPolicy)
         self.evaluating = False
-        """Whether nothing but an evaluation is to be done."""
+        """Whether the loop only evaluates."""
         self.news = False
-        """Whether to call `look` after the batch: a signal, a termination, or something to be saved."""
+        """Whether to call `look` after the batch, because of a signal, a termination or a requested checkpoint."""
         self._on_interrupt = on_interrupt
         self._wake_stream = wake
         self._interrupts = Interrupts(self._wake)
         self._termination: TrainingTerminated | None = None
         self._begins_again = False
-        self._is_announced = False  # whether the log says that a signal ends the training after this epoch
+        self._is_announced = False  # whether the end after this epoch has been logged
 
     @property
     def have_effect(self) -> bool:
-        """Whether a termination or a request for a checkpoint has an effect."""
+        """Whether terminations and requests for checkpoints have an effect."""
         return not (self.evaluating or self._begins_again)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Do nothing but an evaluation in this block."""
+        """Only evaluate in this block."""
         self.evaluating = True
         try:
             yield
@@ -58,7 +58,7 @@ class Endings:
 
     @contextmanager
     def beginning_again(self) -> Iterator[None]:
-        """Begin an epoch that is resumed in its middle: nothing has an effect in this block."""
+        """Begin an epoch that is resumed in its middle; terminations and requests have no effect in this block."""
         self._begins_again = True
         try:
             yield
@@ -66,19 +66,19 @@ class Endings:
             self._begins_again = False
 
     def begin(self) -> None:
-        """Listen to signals, until `restore`; what there was before is forgotten."""
+        """Handle signals until `restore`; forget earlier signals and terminations."""
         self._termination, self._is_announced = None, False
         self._interrupts.install()
 
     def restore(self) -> None:
-        """Put the signal handlers back that were there before."""
+        """Restore the previous signal handlers."""
         self._interrupts.restore()
 
     def take(self, event: str, ended: Sequence[TrainingTerminated]) -> None:
-        """Take what hooks raised in an event to end the training.
+        """Handle the terminations that hooks raised in an event.
 
         Raises:
-            TrainingTerminated: it ends now.
+            TrainingTerminated: the training ends now.
         """
         if not self.have_effect:
             return
@@ -90,41 +90,41 @@ class Endings:
         self.news = True
 
     def defer(self, termination: TrainingTerminated) -> None:
-        """Let the training end with this termination as soon as it can."""
+        """End the training with this termination at the next call of `raise_if_due`."""
         self._termination = self._termination or termination
 
     def take_notice(self) -> None:
-        """Let the loop look after the batch at what happened elsewhere."""
+        """Make the loop call `look` after the current batch."""
         self.news = True
 
     def look(self) -> bool:
-        """Look at the news; return whether the stream ends here."""
+        """Handle the news; return whether the stream ends after this batch."""
         self.news = False
         if self.is_interrupted() or self._termination is not None:
             return True
         if self._interrupts.signal is not None and not self._is_announced:
             self._is_announced = True
             name = signal.Signals(self._interrupts.signal).name
-            _LOG.info("%s: the training ends after this epoch; another one ends it at once", name)
+            _LOG.info("%s: the training ends after this epoch; a second signal ends the process at once", name)
         return False
 
     def wants_checkpoint(self) -> bool:
-        """Tell, once, whether a signal asked for a checkpoint."""
+        """Return whether a signal has requested a checkpoint since the last call."""
         wanted, self._interrupts.wants_checkpoint = self._interrupts.wants_checkpoint, False
         return wanted
 
     def is_interrupted(self) -> bool:
-        """Tell whether a signal ends the epoch where it is."""
+        """Return whether a signal ends the epoch after the current batch."""
         return self._interrupts.signal is not None and (self._on_interrupt == "batch" or self.evaluating)
 
     def raise_if_due(self, *, in_epoch: bool = False) -> None:
-        """Raise what ends the training: a signal, or a termination that waited for the end of an update."""
+        """Raise what ends the training: a signal, or a termination that was deferred."""
         if not in_epoch or self.is_interrupted():
             self._interrupts.raise_if_any()
         if self._termination is not None and not self.evaluating:
             raise self._termination
 
     def _wake(self) -> None:
-        """Let the loop notice a signal; called by the handler."""
+        """Make the loop notice a signal; called by the signal handler."""
         self.news = True
         self._wake_stream()

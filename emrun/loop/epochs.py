@@ -1,4 +1,4 @@
-"""The training loop: an epoch, the streams in it, the batches of a stream."""
+"""The training loop: an epoch, its streams, the batches of a stream."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from emrun.types import Batch, EpochData, Profile
 
 @dataclass(eq=False)
 class Epochs:
-    """Runs a model on the streams of an epoch: those that it learns from, then those that are evaluated.
+    """Runs epochs: trains the model on the train streams, then evaluates it on the evaluation streams.
 
     Args:
-        model: runs on the batches.
-        seed: of the run; an evaluation has random numbers of its own.
-        run: gets a line for each epoch; None for none.
-        streams: tells which streams read ahead over the end of an epoch.
-        state: where the training is; an epoch moves it on.
+        model: the model.
+        seed: the seed of the run, from which each evaluation gets its own random numbers.
+        run: the run, which gets a line of metrics for each epoch; None without a run directory.
+        streams: the streams, and which of them read ahead beyond the end of an epoch.
+        state: the counters and the phase of the training, which each epoch advances.
         events: calls the hooks.
-        endings: tells whether something ends the training.
-        saving: saves the checkpoints that were asked for.
-        checks: looks at each batch.
-        failures: keeps the batch that makes the training fail.
-        loss: looks at the loss at the end of a stream and of an epoch.
+        endings: decides whether the training ends.
+        saving: saves the requested checkpoints.
+        checks: checks each batch.
+        failures: saves the batch that makes the training fail.
+        loss: checks that the loss is finite, at the end of a train stream and of an epoch.
     """
 
     model: AbstractModel
@@ -56,25 +56,25 @@ class Epochs:
     failures: Failures
     loss: LossWatch
     training: bool = field(default=False, init=False)
-    """Whether the model learns from the stream whose batches are run at the moment."""
+    """Whether the model is trained on the current stream."""
     current: StreamWrapper | None = field(default=None, init=False)
-    """The stream whose batches are run at the moment."""
+    """The current stream; None between streams."""
     began: float = field(default=0.0, init=False)
-    """When the epoch began, on the clock of `perf_counter`."""
+    """When the epoch began, in seconds of `perf_counter`."""
     _profile: Profile = field(default_factory=dict, init=False)
     _silence: NamedWhenSlow | None = field(default=None, init=False)  # until the first batch of a session
 
     def begin_session(self) -> None:
-        """Say what takes long until the first batch was run."""
+        """Log a line if the first batch of the session takes long."""
         self._silence = NamedWhenSlow("reading and running the first batch")
 
     def wake(self) -> None:
-        """End the wait for a batch; called by the handler of a signal."""
+        """End the wait for a batch; called by a signal handler."""
         if self.current is not None:
             self.current.wake()
 
     def resume(self) -> None:
-        """Bring everything to the checkpoint that was restored, if there is one; see `TrainingState.resume`."""
+        """Complete the restore of a checkpoint, if one was restored; see `TrainingState.resume`."""
 
         def begin_again(epoch_id: int) -> None:
             with self.endings.beginning_again():
@@ -83,7 +83,7 @@ class Epochs:
         self.state.resume(begin_again)
 
     def run_training(self, train_stream: str, *, skip_zeroth_epoch: bool) -> NoReturn:
-        """Run epoch after epoch, from the checkpoint that was restored, if there is one.
+        """Run epoch after epoch, from the start or from the restored checkpoint.
 
         Raises:
             TrainingTerminated: a hook or a signal ends the training.
@@ -91,7 +91,7 @@ class Epochs:
         state, streams = self.state, self.streams
         self.endings.raise_if_due()
         if self.run is not None:
-            state.encoded()  # what cannot be saved is found before the first batch
+            state.encoded()  # a state that cannot be saved is found before the first batch
         self.resume()
         if state.phase is Phase.BEFORE and not skip_zeroth_epoch:
             self.run_epoch([], [streams.get(train_stream, train=False), *streams.due(0)], 0)
@@ -103,15 +103,15 @@ class Epochs:
         """Run one epoch.
 
         Args:
-            train: the streams that the model learns from; none in the zeroth epoch and in an evaluation.
-            evaluated: the streams that are evaluated after them.
-            epoch_id: the number that hooks get.
+            train: the streams to train on; empty for the zeroth epoch and for an evaluation.
+            evaluated: the streams to evaluate afterwards.
+            epoch_id: the number of the epoch for the hooks.
 
         Returns:
-            What hooks wrote of the streams.
+            What hooks wrote about the streams: stream -> variable -> a number or a mapping aggregation -> number.
 
         Raises:
-            UsageError: two streams have one name.
+            UsageError: two streams have the same name.
             TrainingTerminated: a hook or a signal ends the training.
         """
         state = self.state
@@ -130,7 +130,7 @@ class Epochs:
             if state.begin_train_streams():
                 for stream in train:
                     self._run_stream(stream, train=True, is_last=stream is train[-1], may_be_empty=is_resumed)
-            state.end_train_streams()  # also where a hook ran an epoch by hand in `after_stream`
+            state.end_train_streams()  # again: a hook may have run an epoch by hand in `after_stream`
             if evaluated:
                 state.keep_copy()
             self.endings.raise_if_due(in_epoch=True)
@@ -153,7 +153,7 @@ class Epochs:
         return epoch_data
 
     def _terminated_in(self, event: str, **arguments: Any) -> TrainingTerminated | None:
-        """Call an event; return the termination with which hooks end the training, if they do."""
+        """Call an event; return the termination with which hooks end the training, if any."""
         try:
             self.events.notify(event, **arguments)
         except TrainingTerminated as error:
@@ -163,9 +163,9 @@ class Epochs:
     def _run_stream(
         self, stream: StreamWrapper, *, train: bool, is_last: bool = False, may_be_empty: bool = False
     ) -> None:
-        """Run the model on the batches of one epoch of a stream, and tell the hooks that it is over."""
+        """Run the model on the batches of one epoch of a stream, then call `after_stream`."""
         self.training = train
-        self.current = stream.__enter__()  # a train stream reads ahead during the evaluations too, see `Session.end`
+        self.current = stream.__enter__()  # a train stream also reads ahead during the evaluations; see `Session.end`
         try:
             if self._silence is not None:
                 self._silence.__enter__()
@@ -174,10 +174,10 @@ class Epochs:
             self._end_silence()
             self.training = False
             self.current = None
-            if not (train and stream is self.streams.trained.get(stream.name)):  # `Session.end` ends the others
+            if not (train and stream is self.streams.trained.get(stream.name)):  # `Session.end` ends train streams
                 stream.__exit__(None, None, None)
         if not (train and stream.epoch_ended):
-            self.endings.raise_if_due(in_epoch=True)  # otherwise a resume would begin the next pass in this epoch
+            self.endings.raise_if_due(in_epoch=True)  # not after the last batch: a resume would begin another pass
         if batches_run == 0 and not may_be_empty:
             self.checks.report_empty_stream(stream.name)
         if train and is_last:
@@ -186,7 +186,7 @@ class Epochs:
         self.events.notify("after_stream", stream_name=stream.name)
 
     def _run_batches(self, stream: StreamWrapper, train: bool) -> int:
-        """Run the model on the batches of a stream, return on how many. Each batch pays for every line in the loop."""
+        """Run the model on the batches of a stream; return their number. Each line of the loop costs time per batch."""
         name = stream.name
         seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
         hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
@@ -209,7 +209,7 @@ class Epochs:
                     handled = None
                     if checks.check_changed(changed) == 0:
                         continue
-                    handled = batch = changed  # noqa: PLW2901 - the stream keeps its own
+                    handled = batch = changed  # noqa: PLW2901 - the stream has its own variable
                 began = clock()
                 outputs = run(batch, train, name)
                 seconds.append(clock() - began)
@@ -219,7 +219,7 @@ class Epochs:
                     note_randomness = draws.watch(of_whole_steps=not changers) if draws is not None else None
                 batches_run += 1
                 if train:
-                    state.iterations_done += 1  # by hand: a call would cost as much as a hook
+                    state.iterations_done += 1  # here, because a call would cost as much as a hook
                 if report is not None:
                     began = clock()
                     report(stream_name=name, batch_data={**batch, **outputs})
@@ -229,20 +229,20 @@ class Epochs:
                     if endings.look():
                         break
                     self._save_requested()
-        except BaseException as error:  # the user's code may also have called sys.exit
+        except BaseException as error:  # user code may also call sys.exit
             if handled is not None:
                 self.failures.keep(error, handled, stream, train=train)
             raise
         return batches_run
 
     def _end_silence(self) -> None:
-        """Take note that the first batch of the session is there, or will not come."""
+        """Stop waiting for the first batch of the session: it was run, or there will be none."""
         if self._silence is not None:
             self._silence.cancel()
             self._silence = None
 
     def _record(self, epoch_data: EpochData, trained: Sequence[str], seconds: float) -> None:
-        """Look at the losses of the streams that were trained on, and write the epoch into the run's metrics."""
+        """Check the losses of the train streams, and write the epoch to the metrics of the run."""
         state = self.state
         for name in trained:
             self.loss.look_at_mean(name, epoch_data.get(name, {}), state.epochs_done, state.iterations_done)
@@ -250,11 +250,11 @@ class Epochs:
         if self.run is None:
             return
         if trained and self.saving.newest is None:
-            self.saving.wait()  # a run that has recorded an epoch and has no checkpoint is one that lost it
+            self.saving.wait()  # a run with a recorded epoch but no checkpoint counts as one that has lost it
         self.run.record_epoch(state.epochs_done, state.iterations_done, seconds, epoch_data)
 
     def _save_requested(self) -> None:
-        """Save the checkpoints that hooks or a signal asked for."""
+        """Save the checkpoints that hooks or a signal requested."""
         if self.endings.wants_checkpoint():
             self.saving.request_by_signal(self.state.iterations_done, is_training=self.endings.have_effect)
         self.saving.save_requested(*self.state.point)
@@ -264,10 +264,10 @@ def _different_names(streams: Sequence[StreamWrapper]) -> list[str]:
     """Return the names of an epoch's streams.
 
     Raises:
-        UsageError: two have the same.
+        UsageError: two streams have the same name.
     """
     names = [stream.name for stream in streams]
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"two streams of the epoch are named {name!r}")
+            raise UsageError(f"two streams of the epoch have the name {name!r}")
     return names

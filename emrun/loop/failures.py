@@ -1,4 +1,4 @@
-"""What is kept of a failed step: the batch, and what it takes to run the step again."""
+"""What is saved of a failed step: the batch, and all that a replay of the step needs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Failures:
-    """Writes a capsule of the step that made a training fail, where there is a run directory.
+    """Writes a capsule of the step that made the training fail, if there is a run directory.
 
     Args:
-        run: the run.
-        model: its weights are kept.
-        state: tells where the training is.
-        events: tells which hook failed, and with which batch.
-        endings: tells whether nothing but an evaluation is done.
-        saving: tells which checkpoint is the newest.
-        draws: knows the random states before the step; None when there is no run.
+        run: the run; None without a run directory.
+        model: the model, whose weights are saved.
+        state: the counters of the training.
+        events: knows which hook failed, and with which batch.
+        endings: knows whether the loop only evaluates.
+        saving: knows the newest checkpoint.
+        draws: the random states before the step; None without a run.
     """
 
     run: Run | None
@@ -45,7 +45,7 @@ class Failures:
     capsule: Path | None = field(default=None, init=False)
 
     def keep(self, error: BaseException, batch: Batch, stream: StreamWrapper, *, train: bool) -> None:
-        """Write a capsule of the batch that was being handled, unless the error is not one of a step."""
+        """Write a capsule of the current batch, unless the error does not come from a step."""
         if self.run is None or self.draws is None:
             return
         event, hook = self.events.failed_call()
@@ -65,7 +65,7 @@ class Failures:
         )
         try:
             self.saving.wait()
-        except Exception as saving_error:  # the failure of the step is what the training ends with
+        except Exception as saving_error:  # the training must end with the failure of the step
             _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
         self.capsule = keep_failure(
             self.run.directory,

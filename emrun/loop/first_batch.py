@@ -1,4 +1,4 @@
-"""The first batch of the train stream, shown to a lazy model before the training."""
+"""The first batch of the train stream, from which a lazy model gets its shapes before the training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from emrun.stream_context import StreamContext
 from emrun.streams.stream_pass import is_stateful
 from emrun.types import Batch
 
-_MOST_UNUSABLE = 100  # batches are looked at for one from which a lazy model gets its shapes
+_MOST_UNUSABLE = 100  # number of batches that are read at most, to find a usable one
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class FirstBatch:
     """Gives lazy models their shapes.
 
     Args:
-        dataset: has the stream.
+        dataset: the dataset.
         stream: the name of the train stream.
-        seed: of the run.
+        seed: the seed of the run.
         events: has the hooks.
-        checks: looks at the batches.
+        checks: checks the batches.
     """
 
     dataset: Any
@@ -44,17 +44,18 @@ class FirstBatch:
     checks: BatchChecks
 
     def show(self, model: AbstractModel, *, may_fail: bool = False) -> None:
-        """Show a lazy model the first batch of an evaluation pass of the train stream; one that was loaded needs none.
+        """Give a lazy model the first batch of an evaluation pass of the train stream.
 
-        Hooks that may change batches get `before_batch`. The pass leaves no traces: a stream with a state is put back
-        into that. A dataset without that stream is for epochs by hand, whose first batch the model takes.
+        Hooks that may change batches get `before_batch`. Afterwards the state of the stream is restored, so that the
+        training does not see this pass. If the dataset does not have the train stream, the epochs are run by hand, and
+        the model takes its shapes from their first batch. A model that was loaded already has its shapes.
 
         Args:
             model: the model.
-            may_fail: leave the model lazy when a hook or the model cannot use the batch yet.
+            may_fail: whether the model stays lazy if a hook or the model cannot use the batch yet.
 
         Raises:
-            ArgumentError: the stream is one iterator, from which the training would miss the batch.
+            ArgumentError: each pass of the stream is the same iterator, so that the training would miss the batch.
         """
         name = self.stream
         if not model.is_lazy or name not in stream_names(self.dataset):
@@ -80,7 +81,7 @@ class FirstBatch:
 
     @contextmanager
     def _first_batches(self) -> Iterator[Iterator[Batch]]:
-        """Begin an evaluation pass over the stream; at the end of the block the stream is as it was."""
+        """Begin an evaluation pass over the stream; restore the state of the stream at the end of the block."""
         name = self.stream
         context = StreamContext(name, seed=self.seed, epoch=0)
         stream = open_stream(self.dataset, name, context)
@@ -89,9 +90,9 @@ class FirstBatch:
         if before is None and batches is stream and open_stream(self.dataset, name, context) is stream:
             raise ArgumentError(
                 "module",
-                f"stream {name!r} returns the same iterator for each pass, so that the training would miss the batch "
-                "that gives a lazy module its shapes; return a new iterator for each pass, give the iterator "
-                "state_dict() and load_state_dict(), or give the module its sizes",
+                f"stream {name!r} returns the same iterator for each pass, so the training would miss the batch that "
+                "gives a lazy module its shapes; return a new iterator for each pass, define state_dict() and "
+                "load_state_dict() on the iterator, or give the module its sizes",
             )
         try:
             yield itertools.islice(batches, _MOST_UNUSABLE)

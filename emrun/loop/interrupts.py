@@ -1,4 +1,4 @@
-"""Signals that ask a training to end or to save a checkpoint, turned into flags."""
+"""Signals that end the training or request a checkpoint: handlers that set flags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAVING = signal.SIGUSR1
 
 
 class Interrupted(TrainingTerminated):
-    """The training ends because of a signal, with a checkpoint."""
+    """A signal ends the training; a checkpoint is saved."""
 
     def __init__(self, signal_number: int) -> None:
         self.signal = signal_number
@@ -24,10 +24,10 @@ class Interrupted(TrainingTerminated):
 
 
 class Interrupts:
-    """Notices the first SIGINT or SIGTERM, and every SIGUSR1, between `install` and `restore`.
+    """Handles the first SIGINT or SIGTERM, and each SIGUSR1, between `install` and `restore`.
 
-    The handler of the first two sets `signal`, calls `wake` and restores the default action, so that the second signal
-    ends the process at once, whatever it is doing. That of SIGUSR1 sets `wants_checkpoint` and calls `wake`.
+    The handler of SIGINT and SIGTERM sets `signal`, calls `wake` and restores the default action, so that a second
+    signal ends the process at once. The handler of SIGUSR1 sets `wants_checkpoint` and calls `wake`.
 
     Args:
         wake: called by the handlers to end a wait; must not block.
@@ -40,24 +40,24 @@ class Interrupts:
         self._previous: dict[signal.Signals, object] = {}
 
     def install(self) -> None:
-        """Install the handlers; outside the main thread, where Python does not allow it, only say so."""
+        """Install the handlers; outside the main thread, where Python does not allow handlers, only log a line."""
         self.signal = None
         self.wants_checkpoint = False
         if threading.current_thread() is not threading.main_thread():
-            _LOG.info("not in the main thread: SIGINT, SIGTERM and SIGUSR1 are not handled by this training")
+            _LOG.info("not in the main thread: this training does not handle SIGINT, SIGTERM and SIGUSR1")
             return
         for number in _ENDING:
             self._previous[number] = signal.signal(number, self._end)
         self._previous[_SAVING] = signal.signal(_SAVING, self._save)
 
     def restore(self) -> None:
-        """Put the handlers back that were there before."""
+        """Restore the previous handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
         self._previous = {}
 
     def raise_if_any(self) -> None:
-        """Raise `Interrupted` when there was a signal."""
+        """Raise `Interrupted` if SIGINT or SIGTERM was received."""
         if self.signal is not None:
             raise Interrupted(self.signal)
 

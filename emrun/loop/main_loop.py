@@ -1,4 +1,4 @@
-"""The main loop: what it is built from, what hooks may ask of it, and how it is run."""
+"""The main loop: how it is built, what hooks may use of it, and how it is run."""
 
 from __future__ import annotations
 
@@ -40,52 +40,54 @@ _LOG = logging.getLogger(__name__)
 
 
 class MainLoop:
-    """Trains a model on a dataset's streams, epoch by epoch, until a hook or a signal ends it.
+    """Trains a model on the streams of a dataset, epoch by epoch, until a hook or a signal ends the training.
 
-    An epoch is a pass of the train stream followed by the evaluation of the extra streams. Before the first one, the
-    zeroth epoch evaluates the train stream and the extra streams. Used as a context manager, `epoch` can be called by
-    hand: hooks get `before_training` at the beginning of the block and `after_training` at its end.
+    An epoch is a pass of the train stream, followed by the evaluation of the extra streams. The zeroth epoch, before
+    the first one, only evaluates the train stream and the extra streams. In a `with` block of the main loop, `epoch`
+    can be called by hand: hooks get `before_training` at the beginning of the block and `after_training` at its end.
 
     Args:
         model: any `AbstractModel`.
         dataset: any object with methods `<name>_stream`.
-        hooks: called in this order, the model after them.
-        train_stream_name: the stream that the model learns from.
-        extra_streams: names of the streams that are evaluated after it; `{name: '5 epochs'}` for not each time. The
-            train stream may be among them: it is evaluated, in a pass of its own, under the name `train_eval` (or
-            `NAME_eval` for another `train_stream_name`), beside what is seen of `train` while it is trained on.
-        buffer: how many batches of a stream are read ahead, by a thread or the workers; 0 for none, or two for each of
-            the workers.
-        workers: how many processes read a stream whose rows come from `ctx.batches`, in turn; another stream is read by
-            one. Batches and their order do not depend on it, unless a stream draws from global random states.
-        start_method: how the processes of `workers` are started; null for Python's default.
-        stream_timeout: how many seconds the loop waits for one batch before the stream is said to hang, which is an
-            error; null for no limit. Needs `buffer` or `workers`.
-        prefetch_to_device: pin the batches that are read ahead and copy each to the GPU while the model is busy with
-            the one before it; nothing on a CPU, without `buffer` and `workers`, or when a hook may change batches
-            before they are run (`changes_batches`). Needs memory for three more batches on the GPU, and page-locked
-            memory for those that are read ahead, at least two.
-        on_empty_batch: what to do about a batch without sources or of length 0, which no model and hook gets to see:
-            `error`, `warn` or `ignore`.
-        on_empty_stream: likewise about a stream without any batch for the model.
-        on_unused_sources: likewise about sources that neither the model nor a hook reads.
-        on_incorrect_config: likewise about arguments that are none of these.
-        fixed_batch_size: batches of another length are dropped.
-        fixed_epoch_size: how many batches of the train stream make an epoch, whatever the length of a pass.
+        hooks: the hooks, called in this order; the model is called after them.
+        train_stream_name: the stream that the model is trained on.
+        extra_streams: names of the streams to evaluate after the train stream, or `{name: '5 epochs'}` to evaluate a
+            stream less often. If the train stream is listed, it is also evaluated in a pass of its own, under the name
+            `train_eval` (or `NAME_eval` for another `train_stream_name`).
+        buffer: how many batches of a stream to read ahead, in a thread or in the workers; 0 for none, or with `workers`
+            for two batches per worker.
+        workers: number of processes that read a stream. They share a stream that uses `ctx.batches`; one process reads
+            any other stream. The batches and their order are the same for any number, unless a stream draws from global
+            random states.
+        start_method: how to start the processes of `workers`; null for Python's default.
+        stream_timeout: how many seconds the loop waits for a batch before it raises an error; null for no limit. Needs
+            `buffer` or `workers`.
+        prefetch_to_device: pin the batches that are read ahead, and copy each batch to the GPU while the model runs on
+            the previous one. No effect on a CPU, without `buffer` and `workers`, or if a hook may change batches
+            (`changes_batches`). Needs memory for three more batches on the GPU, and page-locked memory for the batches
+            that are read ahead, at least two.
+        on_empty_batch: what to do about a batch without sources or of length 0, which is always skipped: `error`,
+            `warn` or `ignore`.
+        on_empty_stream: what to do about a stream without any batch for the model: `error`, `warn` or `ignore`.
+        on_unused_sources: what to do about sources that neither the model nor a hook reads: `error`, `warn` or
+            `ignore`.
+        on_incorrect_config: what to do about unknown arguments: `error`, `warn` or `ignore`.
+        fixed_batch_size: drop batches of another length.
+        fixed_epoch_size: number of batches of the train stream in an epoch, independent of the length of a pass.
         skip_zeroth_epoch: do not evaluate before the training.
-        on_interrupt: after what the first SIGINT or SIGTERM ends the training, with a checkpoint: the current `batch`,
-            or the current `epoch`, its evaluations and hooks included. The second one ends the process at once. SIGUSR1
-            saves the checkpoint `latest` after the current batch, and the training goes on.
-        preempt_exit_code: the exit status of the command when SIGTERM ended the training and its checkpoint is saved,
-            such as the 75 on which a cluster starts the command again; null for ending by the signal. Ctrl-C (SIGINT)
-            always ends the process by the signal, so that a shell's loop stops too.
-        run: the run directory; without one, no trace, metrics or checkpoints are written.
+        on_interrupt: whether the first SIGINT or SIGTERM ends the training after the current `batch`, or after the
+            current `epoch` with its evaluations and hooks; a checkpoint is saved. A second signal ends the process at
+            once. SIGUSR1 saves the checkpoint `latest` after the current batch, and the training continues.
+        preempt_exit_code: the exit status of the command after SIGTERM, once the checkpoint is saved, such as 75 for a
+            cluster that then starts the command again; null to end the process by the signal. Ctrl-C (SIGINT) always
+            ends the process by the signal, so that a shell loop stops too.
+        run: the run directory; without a run, no trace, metrics or checkpoints are written.
         seed: the seed of streams and evaluations.
-        unknown: see `on_incorrect_config`.
+        unknown: unknown arguments; see `on_incorrect_config`.
 
     Raises:
-        ArgumentError: an argument has a value that cannot be used.
-        HookError: a hook is registered already.
+        ArgumentError: an argument has a wrong value.
+        HookError: a hook does not fit the events, or already belongs to a main loop.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class MainLoop:
         self.fixed_epoch_size = fixed_epoch_size
         self._skip_zeroth_epoch = skip_zeroth_epoch
         draws, loss = Draws() if run is not None else None, LossWatch(model)
-        self._endings = endings = Endings(on_interrupt, lambda: self.epochs.wake())  # noqa: PLW0108 - they are made below
+        self._endings = endings = Endings(on_interrupt, lambda: self.epochs.wake())  # noqa: PLW0108 - made below
         self.streams = streams = DatasetStreams(
             dataset,
             train_stream_name,
@@ -156,9 +158,9 @@ class MainLoop:
         prefetches = prefetch_to_device and reading.ahead > 0
         self._session = Session(self.epochs, self.first_batch, prefetches, preempt_exit_code)
         self.notify, self.listens = events.notify, events.listens
-        """Call an event of all who listen to it; tell whether anybody does. See `Loop`."""
+        """See `Loop.notify` and `Loop.listens`."""
         self.wait_for_checkpoints = saving.wait
-        """Return when what was requested before this event is on disk. See `Loop`."""
+        """See `Loop.wait_for_checkpoints`."""
         self.change_hooks(hooks)
         self.notify("register_mainloop", main_loop=self)
 
@@ -169,97 +171,99 @@ class MainLoop:
 
     @property
     def training(self) -> bool:
-        """Whether the batches that are run at the moment are those of a stream that the model learns from."""
+        """Whether the model is trained on the current batches, rather than evaluated."""
         return self.epochs.training
 
     @property
     def evaluating(self) -> bool:
-        """Whether nothing but an evaluation is to be done."""
+        """Whether the loop only evaluates."""
         return self._endings.evaluating
 
     @property
     def training_epochs_done(self) -> int:
-        """How many training epochs are complete."""
+        """Number of complete training epochs."""
         return self._state.epochs_done
 
     @property
     def iterations_done(self) -> int:
-        """How many batches of training streams the model has run on."""
+        """Number of batches that the model was trained on."""
         return self._state.iterations_done
 
     @property
     def extra_streams(self) -> list[str]:
-        """Names of the streams that are evaluated after the train stream; that itself is `train_eval` there."""
+        """Names of the streams that are evaluated after the train stream. The train stream is `train_eval` here."""
         return list(self.streams.intervals)
 
     @property
     def has_run(self) -> bool:
-        """Whether there is a run directory, for checkpoints and metrics."""
+        """Whether there is a run directory for checkpoints and metrics."""
         return self.run is not None
 
     @property
     def metrics(self) -> Sequence[Mapping[str, Any]]:
-        """What `metrics.jsonl` has of each epoch so far; nothing where there is no run directory."""
+        """The lines of `metrics.jsonl` so far, one for each epoch; empty without a run directory."""
         return self.run.metrics if self.run is not None else ()
 
     @property
     def stream_name(self) -> str | None:
-        """The name of the stream whose batches are run at the moment."""
+        """The name of the current stream; None between streams."""
         return self.epochs.current.name if self.epochs.current is not None else None
 
     @property
     def batch_length(self) -> int:
-        """How many examples the current batch has."""
+        """Number of examples in the current batch."""
         return self.checks.batch_length
 
     @property
     def epoch_seconds(self) -> float:
-        """How long the current epoch has taken so far in this process, evaluations included."""
+        """Seconds since the current epoch began in this process, evaluations included."""
         return perf_counter() - self.epochs.began
 
     @property
     def outcome(self) -> Outcome | None:
-        """How the training ended, from `on_error` and `after_training` on."""
+        """How the training ended; set before `on_error` and `after_training`."""
         return self._session.outcome
 
     @property
     def capsule(self) -> Path | None:
-        """Where the batch that made the training fail is kept."""
+        """The directory with the batch that made the training fail; None if there is none."""
         return self._failures.capsule
 
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
-        """Ask for a checkpoint, which is saved when the event is over for all hooks; see `Loop`."""
+        """Request a checkpoint; see `Loop.request_checkpoint`."""
         if self._endings.have_effect:
             self._saving.request(name, on_failure, instead_of)
             self._endings.take_notice()
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
-        """Check the outputs for the first batch of a stream; see `Loop`."""
+        """Check the outputs for the first batch of a stream; see `Loop.check_outputs`."""
         self.checks.check_outputs(outputs)
 
     def get_stream(self, name: str) -> StreamWrapper:
-        """Return the wrapper of a stream, made when it is first asked for; see `DatasetStreams.get`."""
+        """Return the wrapper of a stream, made at the first call; see `DatasetStreams.get`."""
         return self.streams.get(name, train=name == self.train_stream_name)
 
     def start_from(self, epochs_done: int, iterations_done: int, *, evaluating: bool = False) -> None:
-        """Count on from where a model that was loaded has come to; with `evaluating` nothing but evaluate it."""
+        """Set the counters to those of the loaded checkpoint; with `evaluating=True`, the loop then only evaluates."""
         self._state.start_from(epochs_done, iterations_done)
         self._endings.evaluating = evaluating
 
     def restore(self, place: Path) -> Path:
-        """Load a checkpoint: weights and state of the model, hooks, counters, positions of the streams.
+        """Load a checkpoint: weights and state of the model, states of the hooks, counters, positions of the streams.
 
-        Random states follow when the run continues, after `before_training`; see `TrainingState.resume`.
+        Random states are restored when the training continues, after `before_training`; see `TrainingState.resume`.
 
         Args:
-            place: the directory of the checkpoint, or its name's link; the directory must be there until then.
+            place: the directory of the checkpoint, or a link with its name. The directory must exist until the
+                training continues.
 
         Returns:
-            Where it lies now: a directory under a name, as in a copy that followed links, is put with the others.
+            The directory of the checkpoint. It has been moved if it had the name of a checkpoint instead of a link, as
+            in a copy of a run that followed links.
 
         Raises:
-            StateError: it does not fit the model, the hooks or the streams.
-            StorageError: it cannot be read.
+            StateError: the checkpoint does not fit the model, the hooks or the streams.
+            StorageError: the checkpoint cannot be read.
         """
         place = place.resolve()
         self._state.load(place)
@@ -268,14 +272,14 @@ class MainLoop:
         return place
 
     def change_hooks(self, hooks: Iterable[AbstractHook]) -> None:
-        """Take other hooks before the training begins; those that are new to the loop are checked and registered."""
+        """Replace the hooks before the training begins; check and register those that are new."""
         self._events.change_hooks(hooks, self)
 
     def check_hooks(self, *, any_stream: bool = False) -> None:
-        """Check that hooks write what later ones read, and, unless `any_stream`, whether the loop can train with them.
+        """Check that hooks write what later hooks read; unless `any_stream`, also check streams and checkpoint names.
 
         Raises:
-            HookError: something is wrong; the message says what to do. See `check_monitors`, `check_saved_names`.
+            HookError: a check failed; the message says what to do. See `check_monitors`, `check_saved_names`.
         """
         if any_stream:
             check_monitors(self.hooks, None)
@@ -284,13 +288,13 @@ class MainLoop:
             check_monitors([*self.hooks, self.model], [self.train_stream_name, *self.extra_streams])
 
     def run_training(self) -> Outcome:
-        """Train until a hook or a signal ends it.
+        """Train until a hook or a signal ends the training.
 
         Returns:
-            How it ended.
+            How the training ended.
 
         Raises:
-            BaseException: what made it fail, after `on_error` and `after_training` of every hook.
+            BaseException: the error that made the training fail, after `on_error` and `after_training` of all hooks.
         """
         self.check_hooks()
         for name in self.streams.sources:
@@ -302,38 +306,40 @@ class MainLoop:
         return cast(Outcome, self.outcome)
 
     def run_evaluation(self, stream_name: str) -> EpochData:
-        """Evaluate the model on one pass of a stream; hooks get all events, but cannot end it or save checkpoints.
+        """Evaluate the model on one pass of a stream.
+
+        Hooks get all events, but cannot end the evaluation or save checkpoints.
 
         Returns:
-            What the hooks wrote of the stream.
+            What the hooks wrote about the stream.
 
         Raises:
-            Interrupted: a signal ended it.
-            BaseException: what made it fail, after `on_error` and `after_training` of every hook.
+            Interrupted: a signal ended the evaluation.
+            BaseException: the error that made the evaluation fail, after `on_error` and `after_training` of all hooks.
         """
         epoch_data: EpochData = {}
         with self._endings.evaluation():
             with nullcontext() if self._session.is_open else self:
                 epoch_data = self.epochs.run_epoch([], [self.streams.get(stream_name, train=False)], 0)
-            self._endings.raise_if_due()  # by a signal: one that ended the block ended there
+            self._endings.raise_if_due()  # again: the end of the block suppresses an `Interrupted`
         return epoch_data
 
     def epoch(self, train_streams: Sequence[StreamLike] = (), eval_streams: Sequence[StreamLike] = ()) -> EpochData:
         """Run one epoch by hand, inside a `with` block of the main loop.
 
         Args:
-            train_streams: streams to learn from, by name, as wrappers, or any iterables of batches.
-            eval_streams: streams to evaluate after them, likewise.
+            train_streams: streams to train on: names, wrappers or any iterables of batches.
+            eval_streams: streams to evaluate afterwards, given in the same ways.
 
         Returns:
             What the hooks wrote: stream -> variable -> a number or a mapping aggregation -> number.
 
         Raises:
-            UsageError: two streams have the same name, or the loop is not entered (a `ValueError`).
+            UsageError: two streams have the same name, or this is called outside of `with main_loop:`.
             TrainingTerminated: a hook or a signal ends the training.
         """
         if not self._session.is_open:
-            raise UsageError("an epoch runs inside `with main_loop:`, which calls before_training and after_training")
+            raise UsageError("main_loop.epoch() must be called in a `with main_loop:` block, which begins the training")
         self._endings.raise_if_due()
         self.epochs.resume()
         resolve = self.streams.resolve
@@ -342,13 +348,13 @@ class MainLoop:
         return self.epochs.run_epoch(train, evaluated, self._state.epochs_done + bool(train))
 
     def close(self) -> None:
-        """End the passes that were begun; positions are kept."""
+        """End the passes that have begun; a stream keeps its position."""
         self.streams.close()
 
     def __enter__(self) -> MainLoop:
         """Open the log of the run, install the signal handlers and call `before_training` of the hooks."""
         if self._session.is_open:
-            raise UsageError("the main loop is entered already")
+            raise UsageError("the main loop is already entered; leave its `with` block first")
         self.check_hooks(any_stream=True)
         self._session.begin()
         return self
@@ -356,11 +362,11 @@ class MainLoop:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Save, call `after_training` of every hook, restore the signal handlers; a `TrainingTerminated` ends here."""
+        """Save, call `after_training` of all hooks and restore the signal handlers; suppress a `TrainingTerminated`."""
         return self._session.end(error)
 
 
-_: type[Loop] = MainLoop  # mypy proves that it has what hooks and models ask for
+_: type[Loop] = MainLoop  # lets mypy check that `MainLoop` implements `Loop`
 
 
 def _refuse_unknown(names: Iterable[str], policy: Policy) -> None:

@@ -21,10 +21,10 @@ class Outcome:
 
     Args:
         status: `finished`, `interrupted` or `failed`.
-        reason: why, in one line; None for an evaluation or a block that came to its end.
-        exit_status: what the command line ends with.
-        signal_number: the number of the signal that interrupted it and that the process is to end by, if it is.
-        warning: what is wrong with it all the same, in one line; None for nothing that is known.
+        reason: the reason in one line; None for an evaluation, or if the `with` block simply ended.
+        exit_status: the exit status of the command.
+        signal_number: the number of the signal that interrupted the training, if the process is to end by this signal.
+        warning: a problem that did not end the training, in one line; None for no problem.
     """
 
     status: str
@@ -35,11 +35,11 @@ class Outcome:
 
     @classmethod
     def of(cls, error: BaseException | None, preempt_exit_code: int | None = None) -> Outcome:
-        """Return the outcome of a training that ended with this error, or None.
+        """Return the outcome of a training that ended with an error, a termination or None.
 
         Args:
-            error: the error.
-            preempt_exit_code: the exit status after SIGTERM, instead of ending by that signal.
+            error: the error or the termination; None if the block simply ended.
+            preempt_exit_code: the exit status after SIGTERM; None to end the process by the signal.
         """
         if error is None:
             return cls("finished", None, 0)
@@ -57,12 +57,12 @@ class Outcome:
 
 
 def warn_of_no_end(hooks: Iterable[AbstractHook]) -> None:
-    """Log a warning when no hook can end a training."""
+    """Log a warning if no hook can end the training."""
     if not any(_can_end(hook) for hook in hooks):
-        _LOG.warning("no hook ends the training, only an interrupt will; add for example `- StopAfter: {epochs: 20}`")
+        _LOG.warning("no hook ends the training, so only a signal will; add a hook such as `StopAfter: {epochs: 20}`")
 
 
 def _can_end(hook: AbstractHook) -> bool:
-    """Tell whether a hook's code names `TrainingTerminated`."""
+    """Return whether the code of a hook contains the name `TrainingTerminated`."""
     functions = [each for cls in type(hook).__mro__ for each in vars(cls).values() if inspect.isfunction(each)]
     return any("TrainingTerminated" in function.__code__.co_names for function in functions)

@@ -1,4 +1,4 @@
-"""When checkpoints are saved: on request, of a state that is copied at once and written in a thread of its own."""
+"""When checkpoints are saved: on request. The state is copied at once, and written by a separate thread."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from emrun.types import InsteadOf, Policy
 
 _LOG = logging.getLogger(__name__)
 
-_LATEST = "latest"  # the name that every training gives
+_LATEST = "latest"  # the name of the checkpoint that every training saves at its end
 _STRICTNESS: tuple[Policy, ...] = ("ignore", "warn", "error")
 State = tuple[int, int, str]
-"""What tells the states of a training apart: epochs done, iterations done, phase of the epoch."""
+"""Identifies a state of the training: epochs done, iterations done, phase of the epoch."""
 
 
 class Saving:
-    """Saves the checkpoints that hooks request, at the points where the loop has nothing left to do for an event.
+    """Saves the checkpoints that hooks request, when the current event is complete.
 
-    The loop waits only until the state is copied. One thread writes it, commits it and moves the names; at most one
-    checkpoint is in flight: the next one waits for it. What goes wrong in the thread is raised by the next call.
+    The loop waits only while the state is copied. A thread writes the copy, commits it and moves the names. At most one
+    checkpoint is being written: the next one waits for it. The next call raises an error of the thread.
 
     Args:
-        root: the directory of the run's checkpoints, None when there is no run.
-        snapshot: copies the state, with the names of the checkpoints that there will be, name -> directory; returns
-            what writes the copy into a directory, and whether another thread may do so.
-        noticed: called in that thread when it fails, and when the first checkpoint is saved; must not block.
-        first_saved: called when the first checkpoint is saved, by the thread of the loop.
+        root: the directory of the checkpoints; None without a run.
+        snapshot: copies the state and stores in it the names of all checkpoints after this one, name -> directory.
+            Returns the function that writes the copy to a directory, and whether another thread may call it.
+        noticed: called in the thread when it fails, and when the first checkpoint is saved; must not block.
+        first_saved: called in the thread of the loop when the first checkpoint is saved.
     """
 
     def __init__(
@@ -59,35 +59,35 @@ class Saving:
         self._latest_policy: Policy = "error"
         self._newest: tuple[State, Path] | None = None
         self._in_flight: _Writing | None = None
-        self._thread: ThreadPoolExecutor | None = None  # kept: the loop would wait until a new one runs
+        self._thread: ThreadPoolExecutor | None = None  # one for all checkpoints, because starting a thread takes time
 
     def request(self, name: str, on_failure: Policy, instead_of: InsteadOf = ()) -> None:
-        """Ask for a checkpoint of this name at the next opportunity, which gives up other names.
+        """Request a checkpoint; see `Loop.request_checkpoint`.
 
         Raises:
-            HookError: there is no run to save it in.
-            ArgumentError: it cannot be a name.
+            HookError: there is no run directory.
+            ArgumentError: `name` cannot be the name of a checkpoint.
         """
         if self._root is None:
             raise HookError(f"checkpoint {name!r} cannot be saved: this main loop has no run directory")
         if is_directory_name(safe_component("checkpoint", name)):
-            raise ArgumentError("checkpoint", f"{name!r} is how emrun names the directories themselves")
+            raise ArgumentError("checkpoint", f"{name!r} is reserved for a checkpoint's directory; use another name")
         self._add(safe_component("checkpoint", name), on_failure)
         self._given_up.append(instead_of)
         if name == _LATEST:
             self._latest_policy = on_failure
 
     def save_requested(self, epoch: int, iteration: int, phase: str) -> None:
-        """Begin to save what was requested: one checkpoint, with all the names.
+        """Begin to save one checkpoint under all requested names.
 
         Args:
-            epoch: training epochs done.
-            iteration: batches of the train stream run.
-            phase: what tells the states at one iteration apart.
+            epoch: number of training epochs done.
+            iteration: number of training batches done.
+            phase: the phase of the epoch, because several states have the same number of batches.
 
         Raises:
-            Exception: why it, or the one before, could not be saved, when a name was requested that way: a
-                `StorageError`, or what the model or its state raised.
+            Exception: this or the previous checkpoint could not be saved, and a name was requested with
+                `on_failure="error"`: a `StorageError`, or an error of the model or its state.
         """
         if self._in_flight is not None and (self.requested or self._in_flight.saved.done()):
             self.wait()
@@ -118,7 +118,7 @@ class Saving:
             if not in_background:
                 self._take_note(state, save())
                 return
-        except Exception as error:  # a model may save in its own way
+        except Exception as error:  # the model's code may raise anything
             _report(error, names)
             return
         self._thread = self._thread or ThreadPoolExecutor(1, "emrun checkpoint")
@@ -127,30 +127,30 @@ class Saving:
         self._in_flight = _Writing(state, names, saved)
 
     def request_by_signal(self, iteration: int, *, is_training: bool) -> None:
-        """Ask for the checkpoint `latest` because a signal wants that."""
+        """Request the checkpoint `latest` because of a signal."""
         if self._root is None or not is_training:
-            _LOG.warning("SIGUSR1: there is no training to save a checkpoint of")
+            _LOG.warning("SIGUSR1: no checkpoint is saved, because no training with a run directory is running")
             return
         _LOG.info("SIGUSR1: saving a checkpoint at iteration %d", iteration)
         self._add(_LATEST, self._latest_policy)
 
     def _add(self, name: str, on_failure: Policy) -> None:
-        """Ask for a name; the strictest of those who ask for it decides."""
+        """Request a name; the strictest policy of all requests for the name applies."""
         self.requested[name] = max(on_failure, self.requested.get(name, on_failure), key=_STRICTNESS.index)
 
     def save_latest(self, epoch: int, iteration: int, phase: str) -> None:
-        """Save what was requested, and the state that the training ends with as `latest`; return when that is done."""
+        """Save the requested checkpoints, and the last state of the training as `latest`; wait until they are saved."""
         if self._root is not None:
-            self._add(_LATEST, self._latest_policy)  # as whoever asked for it last
+            self._add(_LATEST, self._latest_policy)  # with the policy of the last request
         self.save_requested(epoch, iteration, phase)
         self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is in flight.
+        """Wait until no checkpoint is being written.
 
         Raises:
-            Exception: why what was in flight could not be saved, when a name was requested that way: a `StorageError`,
-                or what the model or its state raised.
+            Exception: the checkpoint could not be saved, and a name was requested with `on_failure="error"`: a
+                `StorageError`, or an error of the model or its state.
         """
         writing, self._in_flight = self._in_flight, None
         if writing is None:
@@ -169,30 +169,30 @@ class Saving:
             self._first_saved()
 
     def close(self) -> None:
-        """End the thread when nothing is left to be written; another checkpoint gets a new one."""
+        """End the thread after the last write; a later checkpoint starts a new thread."""
         if self._thread is not None:
             self._thread.shutdown()
         self._thread = None
 
     @property
     def newest(self) -> tuple[str, int] | None:
-        """The directory's name and the iteration of the checkpoint that was saved or loaded last."""
+        """The name of the directory and the iteration of the checkpoint that was last saved or loaded."""
         return (self._newest[1].name, self._newest[0][1]) if self._newest is not None else None
 
     def rewind(
         self, place: Path, epoch: int, iteration: int, phase: str, names: Mapping[str, str] | None = None
     ) -> Path:
-        """Make the checkpoint that was loaded the latest one, under all its names, and restore those of its time.
+        """Make the loaded checkpoint the newest one, and restore the names that checkpoints had when it was saved.
 
         Args:
-            place: its directory.
-            epoch: training epochs done.
-            iteration: batches of the train stream run.
+            place: the directory of the checkpoint.
+            epoch: number of training epochs done.
+            iteration: number of training batches done.
             phase: see `save_requested`.
-            names: the names of its time, as its state has them; see `go_back_to`.
+            names: the names of all checkpoints at that time, from the state; see `go_back_to`.
 
         Returns:
-            Where it lies now: a directory under a name is put where checkpoints lie.
+            The directory of the checkpoint. It has been moved if it had the name of a checkpoint instead of a link.
         """
         place = go_back_to(place, names, known=self._known)
         self._newest = ((epoch, iteration, phase), place)
@@ -201,7 +201,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """One checkpoint that is written: of which state, under which names, and where."""
+    """A checkpoint that is being written: its state, its names, and its future directory."""
 
     state: State
     names: dict[str, Policy]
@@ -217,18 +217,18 @@ def _report(error: Exception, names: dict[str, Policy]) -> None:
 
 
 def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
-    """Check that no two hooks save under one name: each would take it from the other's checkpoint.
+    """Check that no two hooks save under the same name: each would take the name from the other's checkpoint.
 
     Raises:
-        HookError: two do, or one does so under the name that the loop itself gives.
+        HookError: two hooks save under the same name, or a hook saves under the name that the loop itself uses.
     """
     saved = [(index, name) for index, hook in enumerate(hooks) for name in declared(hook, "saves") or ()]
     for number, (index, name) in enumerate(saved):
         kind = type(hooks[index]).__name__
         if _as_saved(name) == _LATEST:
             raise HookError(
-                f"{kind} (hooks[{index}]) saves under the name {name!r}, as SaveLatest and the end of every training "
-                "do; give it a model_name of its own",
+                f"{kind} (hooks[{index}]) saves under the name {name!r}, which SaveLatest and the end of every "
+                "training use; give the hook another model_name",
                 index,
             )
         for earlier, other in saved[:number]:
@@ -237,19 +237,19 @@ def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
                 if name == other:
                     what = f"save under the name {name!r}"
                 else:
-                    what = f"save under one name, {other!r} and {name!r}"
-                    what += " (which are the same in a path)" if _as_saved(name) == _as_saved(other) else ""
-                raise HookError(f"{who} {what}; give one of them a model_name of its own", index)
+                    what = f"save under conflicting names, {other!r} and {name!r}"
+                    what += " (the same name on disk)" if _as_saved(name) == _as_saved(other) else ""
+                raise HookError(f"{who} {what}; give one of the hooks another model_name", index)
 
 
 def _as_saved(name: str) -> str:
-    """Return a name as the checkpoint gets it, `-*` at its end as it is."""
+    """Return a name as it is used on disk, with `-*` at its end unchanged."""
     is_numbered = name.endswith("-*")
     return safe_component("saves", name.removesuffix("-*")) + ("-*" if is_numbered else "")
 
 
 def _may_be_one(one: str, other: str) -> bool:
-    """Tell whether two names, of which `-*` at the end stands for any number, can be the same."""
+    """Return whether two names can be the same; `-*` at the end of a name stands for any number."""
     if one.endswith("-*"):
         one, other = other, one
     numbered = other.endswith("-*") and re.fullmatch(re.escape(other.removesuffix("*")) + r"\d+", one) is not None

@@ -1,4 +1,4 @@
-"""The two ends of the `with` block of a main loop: what is begun, and what is left in order whatever happened."""
+"""The beginning and the end of the `with` block of a main loop; the end also cleans up after an error."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Session:
-    """Begins and ends the time in which epochs are run.
+    """Begins and ends the block in which epochs are run.
 
     Args:
-        epochs: what is run in between, with all that it is run with.
-        first_batch: shows it to a lazy model.
+        epochs: the epochs, with all that they use.
+        first_batch: gives a lazy model its shapes.
         prefetches: whether batches may be prepared for the model ahead of their turn.
-        preempt_exit_code: the exit status after SIGTERM, None for ending by the signal.
+        preempt_exit_code: the exit status after SIGTERM; None to end the process by the signal.
     """
 
     epochs: Epochs
@@ -34,7 +34,7 @@ class Session:
     outcome: Outcome | None = field(default=None, init=False)
     """How the last session ended."""
     prefetch: Prefetch | None = field(default=None, init=False)
-    """What prepares batches for the model ahead of their turn, if anything does."""
+    """The function that prepares batches for the model ahead of their turn; None if there is none."""
     is_open: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Session:
             self.first_batch.show(epochs.model, may_fail=bool(epochs.events.changers))
             self.prefetch = self._find_prefetch()
             epochs.events.notify("before_training")
-            self.first_batch.show(epochs.model)  # which may need the before_training of the hooks that change batches
+            self.first_batch.show(epochs.model)  # now the hooks that change batches are ready
         except TrainingTerminated as error:
             epochs.endings.defer(error)
         except BaseException as error:
@@ -62,16 +62,16 @@ class Session:
             raise
 
     def end(self, error: BaseException | None) -> bool:
-        """Save what is to be saved, call `after_training` of every hook, restore the signal handlers, close the log.
+        """Save the last checkpoint, call `after_training` of all hooks, restore the signal handlers, close the log.
 
         Args:
-            error: what ended the block, if anything did.
+            error: the error or the termination that ended the block; None if the block simply ended.
 
         Returns:
-            Whether that is a termination, which ends here, or nothing.
+            Whether to suppress `error`: true for a termination and for None.
 
         Raises:
-            BaseException: what the last checkpoint or a hook raised, when nothing else failed before.
+            BaseException: an error of the last checkpoint or of a hook, if nothing failed before.
         """
         epochs, failure = self.epochs, error
         try:
@@ -89,7 +89,7 @@ class Session:
         return failure is None
 
     def _close(self, error: BaseException | None) -> BaseException | None:
-        """Stop reading, save, and call the last events; return what made the training fail, if anything did."""
+        """Stop reading, save, and call the last events; return the error that made the training fail, if any."""
         epochs, failure = self.epochs, None if isinstance(error, TrainingTerminated) else error
         evaluating = epochs.endings.evaluating
         epochs.streams.stop()
@@ -104,7 +104,7 @@ class Session:
                 _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
             failure = failure or saving_error
         epochs.saving.close()
-        if not isinstance(failure, TrainingAborted):  # the guard has said it
+        if not isinstance(failure, TrainingAborted):  # the hook that raised it has given the reason
             epochs.loss.warn()
         outcome = Outcome.of(failure or error, None if evaluating else self.preempt_exit_code)
         self.outcome = replace(outcome, warning=epochs.loss.warning)
@@ -122,12 +122,12 @@ class Session:
         return failure
 
     def _find_prefetch(self) -> Prefetch | None:
-        """Return what prepares batches, None when there is nothing or a hook may change them afterwards."""
+        """Return the function that prepares batches; None if there is none, or if a hook may change batches later."""
         prefetch = self.epochs.model.prefetcher() if self.prefetches else None
         if prefetch is not None and self.epochs.events.changers:
             _LOG.info(
-                "batches are not copied to the device ahead: %s.before_batch may change them (a hook that only looks "
-                "says so with `changes_batches = False`)",
+                "batches are not copied to the device ahead of their turn, because %s.before_batch may change them; a "
+                "hook that only looks at batches can set `changes_batches = False`",
                 self.epochs.events.changers[0],
             )
             return None

@@ -1,4 +1,4 @@
-"""The state of a training: where it is, and all that a checkpoint keeps so that it goes on from there exactly."""
+"""The state of a training: where it is, and all that a checkpoint stores to continue exactly from there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Phase(enum.Enum):
 
     BEFORE = "before"  # the zeroth epoch is not complete
     TRAIN = "train"  # in the train stream
-    EVALUATE = "evaluate"  # behind the train stream, the extra streams not complete
+    EVALUATE = "evaluate"  # after the train stream, before the end of the extra streams
     BETWEEN = "between"  # between two epochs
 
 
@@ -41,7 +41,7 @@ _POSITION = {"pass": fields.whole(), "batch": fields.whole(), "epoch_batches": f
 
 
 def _check_position(value: Any, key: str) -> None:
-    """Check the position in a stream, and what is kept of the last batch: of this pass, or of the one before."""
+    """Check the position in a stream, and the fields about the last batch, of this pass or of the previous pass."""
     fields.record(_POSITION).check(value, key)
     fields.record(_LAST if value["batch"] else _BETWEEN_PASSES).check(value, key)
 
@@ -54,7 +54,7 @@ STATE = {
             "phase": fields.choice(*(phase.value for phase in Phase)),
         }
     ),
-    "model": fields.ANYTHING,  # the model looks at it, the hooks at theirs
+    "model": fields.ANYTHING,  # the model and the hooks check their states themselves
     "hooks": fields.sequence_of(
         fields.record({"class": fields.TEXT, "occurrence": fields.whole(), "state": fields.ANYTHING})
     ),
@@ -66,20 +66,20 @@ STATE = {
     "metrics_first": fields.optional(fields.whole()),
     "random": RANDOM,
 }
-"""Field of `state.pt` -> what it may hold."""
-_SINCE = ("epoch_began", "names", "metrics_digest", "metrics_first")  # what the first checkpoints did not have
+"""Field of `state.pt` -> its type."""
+_SINCE = ("epoch_began", "names", "metrics_digest", "metrics_first")  # fields that old checkpoints do not have
 
 
 class TrainingState:
-    """Counts epochs and iterations, and collects and brings back what the parts of a training say of their states.
+    """Counts epochs and iterations, and collects and restores the states of the parts of a training.
 
-    Only this class moves where the training is, but for `iterations_done`, which the loop counts by hand.
+    Only this class changes the counters and the phase, except for `iterations_done`, which the loop also counts up.
 
     Args:
-        model: its weights, and the rest of its state.
-        hooks: their states are matched by class and order.
-        streams: the positions of those that are trained on.
-        run: whose metrics end with the state; None when there is none, and so no checkpoint.
+        model: the model, with its weights and its other state.
+        hooks: the hooks. A loaded state is given to the hook with the same class and position among this class.
+        streams: the streams, of which the positions in train streams are saved.
+        run: the run, whose metrics are cut back when a state is loaded; None without a run, and so without checkpoints.
     """
 
     def __init__(
@@ -93,56 +93,56 @@ class TrainingState:
         self._streams = streams
         self._run = run
         self.names: Mapping[str, str] | None = None
-        """The names of checkpoints, name -> directory, when the one was saved that was loaded; None when none knows."""
+        """Name -> directory of all checkpoints at the time when the loaded checkpoint was saved; None if not known."""
         self._copy: dict[str, Any] | None = None
-        self._epoch_began: dict[str, Any] | None = None  # iterations done and random states then
+        self._epoch_began: dict[str, Any] | None = None  # iterations done and random states at that time
         self._loaded: tuple[Path, dict[str, Any]] | None = None  # until `resume`: the checkpoint, its random states
 
     @property
     def point(self) -> tuple[int, int, str]:
-        """What tells the states of a training apart: epochs done, iterations done, phase of the epoch."""
+        """Identifies a state of the training: epochs done, iterations done, phase of the epoch."""
         return self.epochs_done, self.iterations_done, self.phase.value
 
     @property
     def is_in_epoch(self) -> bool:
-        """Whether a training epoch has begun that is not complete."""
+        """Whether a training epoch has begun but is not complete."""
         return self.phase in (Phase.TRAIN, Phase.EVALUATE)
 
     def begin_epoch(self) -> None:
-        """Take note of what a training epoch begins with, for a resume in its middle; see `resume`."""
+        """Record the counters and random states at the beginning of a training epoch, for `resume` in its middle."""
         if self._run is not None:
             self._epoch_began = {"iterations_done": self.iterations_done, "random": random_state()}
 
     def begin_train_streams(self) -> bool:
-        """Come to the train stream of an epoch; return False in one that is resumed behind the stream."""
+        """Enter the train stream of an epoch; return False if the epoch is resumed after the train stream."""
         if self.phase is Phase.EVALUATE:
             return False
         self.phase = Phase.TRAIN
         return True
 
     def end_train_streams(self) -> None:
-        """Come to the end of the last train stream of an epoch."""
+        """Leave the last train stream of an epoch."""
         self.phase = Phase.EVALUATE
 
     def end_epoch(self, *, trained: bool) -> None:
-        """Come to the end of an epoch, in which checkpoints get the state of their moment again."""
+        """End an epoch; from now on, checkpoints get the current state again, not the copy of `keep_copy`."""
         self.epochs_done += trained
         self.phase = Phase.BETWEEN
         self._copy = None
 
     def start_from(self, epochs_done: int, iterations_done: int) -> None:
-        """Count on from where a model that was loaded has come to."""
+        """Set the counters to those of a loaded model."""
         self.epochs_done, self.iterations_done = epochs_done, iterations_done
         self.phase = Phase.BETWEEN if epochs_done or iterations_done else Phase.BEFORE
 
     def encoded(self, *, copied: bool = False) -> dict[str, Any]:
-        """Return the state beside the weights in types that can be saved, the random states last.
+        """Return the state without the weights, in types that can be saved; the random states are read last.
 
         Args:
-            copied: whatever happens to the tensors afterwards, but for those of the model, which may be large.
+            copied: whether to copy all tensors except those of the model, which may be large.
 
         Raises:
-            StateError: a part has something in its state that cannot be saved.
+            StateError: the state of a part has a value that cannot be saved.
         """
         hooks = [
             {
@@ -152,7 +152,7 @@ class TrainingState:
             }
             for (name, occurrence), hook in _occurrences(self._hooks).items()
         ]
-        streams = {name: stream.state_dict() for name, stream in self._streams.trained.items()}  # has its own copies
+        streams = {name: stream.state_dict() for name, stream in self._streams.trained.items()}  # these are copies
         return {
             "loop": {
                 "epochs_done": self.epochs_done,
@@ -168,15 +168,17 @@ class TrainingState:
         }
 
     def keep_copy(self) -> None:
-        """Keep the state as it is now for checkpoints of the evaluations that follow, until the end of the epoch."""
+        """Copy the current state for all checkpoints until the end of the epoch, that is, during the evaluations."""
         if self._run is not None:
-            self._copy = self.encoded(copied=True)  # evaluations do not change the model's part
+            self._copy = self.encoded(copied=True)  # evaluations do not change the state of the model
 
     def snapshot(self, names: Mapping[str, str] | None = None) -> tuple[Callable[[Path], None], bool]:
-        """Return what writes the state as it is now, or as it was kept, and whether another thread may do so.
+        """Return a function that writes the state to a directory, and whether another thread may call the function.
+
+        The state is the current one, or the copy of `keep_copy`.
 
         Args:
-            names: name -> directory, of the checkpoints that have one when this is committed; kept with the state.
+            names: name -> directory of all checkpoints after this one is committed; saved in the state.
         """
         write_weights = self._model.stage()
         in_background = write_weights is not None
@@ -194,14 +196,14 @@ class TrainingState:
         return write, in_background
 
     def load(self, place: Path) -> None:
-        """Bring weights, model, hooks, counters and metrics to a checkpoint; the rest follows in `resume`.
+        """Load weights, model, hooks, counters and metrics from a checkpoint; `resume` restores the rest.
 
         Args:
-            place: the directory of the checkpoint, which must be there until `resume`.
+            place: the directory of the checkpoint, which must exist until `resume`.
 
         Raises:
-            StateError: it does not fit the model, the hooks or the streams.
-            StorageError: it cannot be read.
+            StateError: the checkpoint does not fit the model, the hooks or the streams.
+            StorageError: the checkpoint cannot be read.
         """
         state, file = load_state(place), place / FILE
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
@@ -231,24 +233,24 @@ class TrainingState:
             self._run.rewind(state["metrics"], state.get("metrics_digest"), expected)
 
     def is_now_in(self, place: Path) -> None:
-        """Take note that the checkpoint that was loaded lies in another directory."""
+        """Record that the loaded checkpoint has been moved to another directory."""
         if self._loaded is not None:
             self._loaded = place, self._loaded[1]
 
     def resume(self, before_epoch: Callable[[int], None]) -> None:
-        """Bring streams and random states to where the checkpoint that was loaded had them, if there was one.
+        """Restore the streams and the random states of the loaded checkpoint, if there is one.
 
-        When the checkpoint lies in the middle of an epoch, that epoch begins once more, so that what was set up at its
-        beginning is in force again; then the checkpoint is loaded a second time, over what that changed. The second
-        load reads the files again: a copy in memory would share its tensors with the optimizer.
+        If the checkpoint is in the middle of an epoch, the epoch begins again first, so that hooks set up again what
+        they set up in `before_epoch`. Then the checkpoint is loaded a second time, because this may have changed
+        states. The second load reads the files again: a copy in memory would share its tensors with the optimizer.
 
         Args:
-            before_epoch: begins an epoch, whose number it gets, under the random states with which that epoch began.
+            before_epoch: begins the epoch with a given number. The random states are then those at its first beginning.
 
         Raises:
             StateError: see `load`.
             StorageError: see `load`.
-            BaseException: what `before_epoch` raises.
+            BaseException: an error of `before_epoch`.
         """
         if self._loaded is None:
             return
@@ -264,23 +266,23 @@ class TrainingState:
         self._loaded = None
 
     def _why_different(self, name: str, sources: list[str]) -> str:
-        """Return what is known of a stream that did not come back as it was."""
+        """Return the possible reasons why a stream differs from that before the resume, in these sources."""
         if not sources:
-            return f"stream {name!r} has another length, or draws from global random states while it is read ahead"
+            return f"stream {name!r} has another length than before, or draws global random numbers during read-ahead"
         changers = [type(each).__name__ for each in (*self._hooks, self._model) if may_change_batches(each)]
         in_place = (
             f"{listed(changers)} (before_batch), the model or another hook" if changers else "the model or a hook"
         )
         which = listed([repr(source) for source in sources])
         return (
-            f"stream {name!r} gave another {which} before the position than was trained on; {in_place} changes arrays "
-            f"of {which} in place (make new ones), the stream draws random numbers of its own, or its data changed"
+            f"stream {name!r} gives other values of {which} than before: {in_place} changes arrays of {which} in place "
+            "(make new arrays instead), the stream draws from a random generator of its own, or its data has changed"
         )
 
     def _begin_again(self, before_epoch: Callable[[int], None]) -> None:
-        """Begin the epoch that the state lies in once more, with the counters and random states of its beginning."""
+        """Begin the current epoch again, with the counters and random states of its first beginning."""
         iterations_done = self.iterations_done
-        if self._epoch_began is not None:  # it was saved by a loop that takes note of them
+        if self._epoch_began is not None:  # old checkpoints do not have it
             self.iterations_done = self._epoch_began["iterations_done"]
             set_random_state(self._epoch_began["random"])
         try:
@@ -291,7 +293,7 @@ class TrainingState:
 
 @contextmanager
 def _logged_already() -> Iterator[None]:
-    """Leave warnings out of the log, which has them from the first time that the same was done."""
+    """Do not log warnings in this block, because the first load has already logged them."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:
@@ -301,7 +303,7 @@ def _logged_already() -> Iterator[None]:
 
 
 def _occurrences(hooks: Sequence[AbstractHook]) -> dict[tuple[str, int], AbstractHook]:
-    """Return (class, how many of it came before) -> hook: by this their states are matched."""
+    """Return (class, number of earlier hooks of this class) -> hook, the keys by which states are matched."""
     found: dict[tuple[str, int], AbstractHook] = {}
     for hook in hooks:
         name = f"{type(hook).__module__}.{type(hook).__qualname__}"

@@ -1,4 +1,4 @@
-"""From a merged config to a dataset, a model, hooks and a main loop: checked as a whole first, then built."""
+"""Build a dataset, a model, hooks and a main loop from a config, after the whole config has been checked."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from emrun.slow_start import NamedWhenSlow
 from emrun.storage.run import Run
 
 _LOG = logging.getLogger(__name__)
-_LONGEST_WAIT = 1.0  # seconds, for what is built apart
+_LONGEST_WAIT = 1.0  # seconds, for the second build of the model's parts
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """All that a config describes, built and ready: `training.main_loop.run_training()`."""
+    """All objects that a config describes; `training.main_loop.run_training()` starts the training."""
 
     output_dir: Path
     dataset: Any
@@ -40,18 +40,18 @@ class Training:
 def assemble(
     plan: Plan, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
 ) -> Training:
-    """Build dataset, model, hooks and main loop, each with random numbers of its own.
+    """Build the dataset, the model, the hooks and the main loop, each with random numbers of its own.
 
     Args:
-        plan: what the config says.
-        output_dir: the directory for what dataset, model and hooks write.
-        run: the run that the loop writes, if it writes one.
-        is_evaluation: the loop will only evaluate, perhaps on streams that the config does not name.
-        is_new: the loop will train from the start, so that a module which a resume could not build again is refused.
+        plan: the checked config.
+        output_dir: the directory for the files that the dataset, the model and the hooks write.
+        run: the run that the loop writes to; None for none.
+        is_evaluation: whether the loop will only evaluate, possibly on streams that the config does not name.
+        is_new: whether the loop will train from the start. Then a module that a resume could not build is an error.
 
     Raises:
-        ConfigError: something finds that an argument is wrong.
-        BaseException: what a dataset, model or hook raises.
+        ConfigError: an argument is wrong.
+        BaseException: an error of the dataset, the model or a hook.
     """
     seed = plan.get("seed", 0)
     supplied: dict[str, Any] = {"output_dir": output_dir}
@@ -86,7 +86,7 @@ def assemble(
 
 
 def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any]) -> tuple[Any, float]:
-    """Build the dataset or the model with random numbers of its own; return the seconds that it took, too."""
+    """Build the dataset or the model with random numbers of its own; also return the seconds it took."""
     began = perf_counter()
     seed_everything(seed, what)
     with NamedWhenSlow(f"building the {what}"):
@@ -97,7 +97,7 @@ def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any]) -> tu
 
 
 def _build_apart(plan: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
-    """Let the model begin to build once more what it would compare; call it before anything of the model is built."""
+    """Begin the second build of the model's parts, if the model compares any; call this before building the model."""
     target = plan.model.target
     if not inspect.isclass(target) or not issubclass(target, AbstractModel):
         return None
@@ -111,7 +111,7 @@ def _build_apart(plan: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
 
 
 def _check_dataset(dataset: Any, plan: Plan) -> None:
-    """Check that a dataset has the streams of the main loop; one that is no class shows them only when it is built."""
+    """Check that a dataset has the streams of the main loop; before the build, only classes could be checked."""
     for name, node in named_streams(plan.config):
         try:
             stream_function(dataset, name)

@@ -1,4 +1,4 @@
-"""A run from its config to its end, told from top to bottom."""
+"""A run from its config to its end, from top to bottom."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from emrun.user_modules import find_user_modules
 _LOG = logging.getLogger(__name__)
 
 DRAWN = ("seed", "code_directory")
-"""The keys that are written to a run's config when the given one does not have them."""
+"""The keys that are added to the config of a run if the given config does not have them."""
 
-_WORLD_SIZE = "WORLD_SIZE"  # how many processes torch's launcher started
+_WORLD_SIZE = "WORLD_SIZE"  # number of processes that torch's launcher started
 
 
 def create_training(
@@ -43,22 +43,22 @@ def create_training(
     command: Sequence[str] = (),
     remove_failed: bool = False,
 ) -> Training:
-    """Make a run directory and build everything that a config describes.
+    """Create a run directory and build all objects that a config describes.
 
     Args:
         config: a file, a directory that holds `config.yaml`, or a mapping.
-        output_root: the directory in which the run directory is made.
-        output_dir: the run directory itself; it must not hold a run, but for one whose start failed.
-        overrides: `key.path=value`, `~key.path` to delete.
+        output_root: the directory in which the run directory is created.
+        output_dir: the run directory itself. It must not hold a run, except for a run whose start failed.
+        overrides: `key.path=value` to set a value, `~key.path` to delete a key.
         command: the command line, for the trace.
-        remove_failed: delete the run directory again when building fails, whatever the reason.
+        remove_failed: whether to delete the run directory if building fails for any reason.
 
     Raises:
-        ConfigError: the config cannot be used; nothing is left behind.
-        UsageError: this process is one of several that `torchrun` started.
+        ConfigError: the config cannot be used; nothing is left on disk.
+        UsageError: `torchrun` started this process as one of several.
         RunExists: the directory holds a run (a `UsageError`).
         StorageError: the directory cannot be written.
-        BaseException: what a dataset, model or hook raises while it is built; the trace tells of it.
+        BaseException: an error of the dataset, the model or a hook while it is built; the trace records it.
     """
     refuse_ranks()
     root = expanded(output_root)
@@ -84,7 +84,7 @@ def create_training(
             return assemble(plan, run.directory, run, is_new=True)
     except (ConfigError, UsageError):
         if not had_root:
-            with suppress(OSError):  # another run is there by now
+            with suppress(OSError):  # another run has been created in it
                 run.directory.parent.rmdir()
         raise
 
@@ -94,11 +94,11 @@ def create_dataset(config: str | Path | Mapping[str, Any], overrides: Sequence[s
 
     Args:
         config: a file, a directory that holds `config.yaml`, or a mapping.
-        overrides: as on the command line.
+        overrides: see `create_training`.
 
     Raises:
         ConfigError: the config cannot be used.
-        BaseException: what the dataset raises while it is built.
+        BaseException: an error of the dataset while it is built.
     """
     return _build_alone(load_config(config, overrides), "dataset", {})[0]
 
@@ -109,13 +109,13 @@ def create_model(
     """Build the model of a config, with random numbers from the config's seed and without a run directory.
 
     Args:
-        config: a file, a directory that holds `config.yaml`, or a mapping, of which only the model's section is needed.
-        overrides: as on the command line.
-        dataset: for a model that takes it; by default that of the config is built.
+        config: a file, a directory that holds `config.yaml`, or a mapping. Only its section `model` is required.
+        overrides: see `create_training`.
+        dataset: the dataset, for a model that takes one; by default the dataset of the config is built.
 
     Raises:
         ConfigError: the config cannot be used.
-        BaseException: what the model raises while it is built.
+        BaseException: an error of the model while it is built.
     """
     model: AbstractModel = _build_alone(load_config(config, overrides), "model", {"dataset": dataset})[0]
     return model
@@ -124,28 +124,28 @@ def create_model(
 def create_hooks(
     config: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), model: Any = None, dataset: Any = None
 ) -> tuple[AbstractHook, ...]:
-    """Build the hooks of a config, without a run directory: those that write into one say so when they begin.
+    """Build the hooks of a config without a run directory. Hooks that need one raise an error when they are used.
 
     Args:
-        config: a file, a directory that holds `config.yaml`, or a mapping, of which only the hooks' section is needed.
-        overrides: as on the command line.
-        model: for hooks that take it.
-        dataset: likewise.
+        config: a file, a directory that holds `config.yaml`, or a mapping. Only its section `hooks` is required.
+        overrides: see `create_training`.
+        model: the model, for hooks that take one.
+        dataset: the dataset, for hooks that take one.
 
     Raises:
         ConfigError: the config cannot be used.
-        BaseException: what a hook raises while it is built.
+        BaseException: an error of a hook while it is built.
     """
     return tuple(_build_alone(load_config(config, overrides), "hooks", {"model": model, "dataset": dataset}))
 
 
 def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[Any]:
-    """Build the dataset, the model or the hooks of a config, with whatever else the config says unread.
+    """Build the dataset, the model or the hooks of a config; the other sections are not read.
 
     Args:
         config: the config.
         name: the section.
-        supplied: what is at hand for it; a dataset that a model takes is built where it is None.
+        supplied: the objects to pass on. If a model takes a dataset and this has None, the dataset is built too.
     """
     tree = config.tree
     section = tree.get(name)
@@ -174,34 +174,34 @@ def train(training: Training) -> Outcome:
     """Run a training to its end.
 
     Raises:
-        BaseException: what made it fail.
+        BaseException: the error that made the training fail.
     """
     return training.main_loop.run_training()
 
 
 def refuse_ranks() -> None:
-    """Refuse to be one of several processes that are meant to train together: each would make a run of its own.
+    """Check that this is not one of several processes that should train together: each would create its own run.
 
     Raises:
-        UsageError: the environment, as `torchrun` sets it, says that there are several.
+        UsageError: the environment variables of `torchrun` say that there are several processes.
     """
     size, rank = os.environ.get(_WORLD_SIZE, ""), os.environ.get("RANK", "unknown")
     if size.isdecimal() and int(size) > 1:
         raise UsageError(
             f"{_WORLD_SIZE}={size}: this is one of {size} processes (RANK={rank}) that torchrun or another launcher "
-            "started to train together. emrun does not support ranks yet, each process would make a run of its own; "
-            f"start emrun without a launcher, with one process (--nproc-per-node 1), or with {_WORLD_SIZE} unset"
+            "started to train together. emrun does not support several ranks yet: each process would create its own "
+            f"run; start emrun without a launcher, with one process (--nproc-per-node 1), or with {_WORLD_SIZE} unset"
         )
 
 
 @contextmanager
 def kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Iterator[None]:
-    """Remove a run whose config cannot be used, but not what was in its directory; keep one that fails otherwise.
+    """Remove the run if its config cannot be used, but keep it after any other error.
 
     Args:
         run: the run.
-        existed: whether its directory was there before.
-        remove_failed: remove a run that fails otherwise, too.
+        existed: whether the directory existed before. Then files that were in it are not removed.
+        remove_failed: whether to remove the run after any error.
     """
     try:
         yield
@@ -210,7 +210,7 @@ def kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Ite
             run.remove(only_own_files=existed)
         elif remove_failed:
             run.remove(only_own_files=existed)
-            _LOG.info("deleted %s, as building failed", run.directory)
+            _LOG.info("deleted %s, because building failed", run.directory)
         else:
             outcome = Outcome.of(error)
             run.end(outcome.status, outcome.exit_status, outcome.reason)
@@ -218,6 +218,6 @@ def kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Ite
 
 
 def warn_of(notes: Sequence[str]) -> None:
-    """Log what is to be said about a config; a terminal shows the same only once."""
+    """Log notes about a config as warnings; the terminal shows each note only once."""
     for note in notes:
         _LOG.warning("%s", note, extra={"once": True})

@@ -1,4 +1,4 @@
-"""A checkpoint of a run, to look at or to evaluate on a stream."""
+"""Load a checkpoint of a run, to inspect it or to evaluate it on a stream."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _LOG = logging.getLogger(__name__)
 
 
 def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> Training:
-    """Return a run's dataset and its model with the weights of a checkpoint, to look at; the run stays as it is.
+    """Build the dataset and the model of a run, and load the weights of a checkpoint, without changing the run.
 
-    Its main loop has no hooks and writes nothing; `evaluate` has the statistics of a stream.
+    The main loop of the returned object has no hooks and writes nothing. See `evaluate` for the statistics of a stream.
 
     Args:
         run_directory: the directory of the run.
-        checkpoint_name: a name such as `latest`; by default `best`, or else `latest`.
+        checkpoint_name: a name such as `latest`; by default `best`, or `latest` if there is no `best`.
 
     Raises:
         UsageError: there is no such run or checkpoint.
-        ConfigError: its config cannot be used.
+        ConfigError: the config of the run cannot be used.
         StorageError: the checkpoint is damaged or does not fit.
-        BaseException: what the dataset or the model raises.
+        BaseException: an error of the dataset or the model.
     """
     directory = expanded(run_directory)
     plan = replace(Plan.of(_config_of(directory), Imported()), hooks=[])
@@ -62,25 +62,25 @@ def evaluate(
     command: Sequence[str] = (),
     output_dir: str | Path | None = None,
 ) -> EpochData:
-    """Evaluate a checkpoint of a run on a stream; the results also go to `eval/<stream>-<n>` in its directory.
+    """Evaluate a checkpoint of a run on a stream, and save the results in `eval/<stream>-<n>` of the run directory.
 
     Args:
         run_directory: the directory of the run.
-        stream: the name of the stream; the config's `eval.<stream>` is laid over it.
-        overrides: laid over that.
-        config: a config to use instead of the run's own.
-        checkpoint_name: a name such as `latest`; by default `best`, or else `latest`.
+        stream: the name of the stream. The section `eval.<stream>` of the config overrides the other sections.
+        overrides: overrides that are applied afterwards.
+        config: a config to use instead of the config of the run.
+        checkpoint_name: a name such as `latest`; by default `best`, or `latest` if there is no `best`.
         command: the command line, for the trace.
-        output_dir: a directory for `<stream>-<n>`, instead of `eval` in the run's, which is only read then.
+        output_dir: a directory for `<stream>-<n>` instead of `eval` of the run directory, which is then only read.
 
     Returns:
-        The stream's statistics: stream -> variable -> a number or a mapping aggregation -> number.
+        The statistics of the stream: stream -> variable -> a number or a mapping aggregation -> number.
 
     Raises:
-        UsageError: there is no such run, checkpoint or stream; or this process is one of several of `torchrun`.
+        UsageError: there is no such run, checkpoint or stream; or `torchrun` started this process as one of several.
         ConfigError: the config cannot be used.
         StorageError: the checkpoint is damaged or does not fit, or the results cannot be written.
-        BaseException: what a dataset, model or hook raises.
+        BaseException: an error of the dataset, the model or a hook.
     """
     refuse_ranks()
     directory = expanded(run_directory)
@@ -96,7 +96,7 @@ def evaluate(
         run = create_evaluation(results, stream, dump(merged.root), command, censor=censor)
     except StorageError as error:
         if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            error.add_note("the results of somebody else's run can be kept elsewhere: --output-dir DIR")
+            error.add_note("to save the results of a read-only run in another directory, use --output-dir DIR")
         raise
     with kept_or_removed(run, existed=False), run.log:
         warn_of(copies_left(laid_over.root, merged.root, unread=("vars", "eval")))
@@ -128,7 +128,7 @@ def _config_of(directory: Path) -> Config:
 
 
 def _load(training: Training, root: Path, name: str | None) -> tuple[Path, Manifest]:
-    """Load a checkpoint, return its directory too; when the name moved to a newer one meanwhile, load that."""
+    """Load a checkpoint and return its directory and manifest; if the name moves meanwhile, load the newer one."""
     while True:
         place = checkpoints.find(root, name)
         try:
@@ -145,6 +145,6 @@ def _load(training: Training, root: Path, name: str | None) -> tuple[Path, Manif
 def _unknown_stream(dataset: Any, stream: str) -> UsageError:
     there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
     near = did_you_mean(stream, there)
-    if stream.removesuffix("_eval") in there:  # how the loop calls a train stream that it evaluates
+    if stream.removesuffix("_eval") in there:  # the loop's name for an evaluated train stream
         near = f"; did you mean {stream.removesuffix('_eval')!r}?"
     return UsageError(f"dataset {type(dataset).__name__} has no stream {stream!r}{near} (it has {listed(there)})")

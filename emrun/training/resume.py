@@ -1,4 +1,4 @@
-"""Resuming a run: its config, its newest intact checkpoint, and what was changed since."""
+"""Resume a run: its config with changes, and its newest intact checkpoint."""
 
 from __future__ import annotations
 
@@ -39,27 +39,28 @@ def resume_training(
     fork: str | Path | None = None,
     command: Sequence[str] = (),
 ) -> Training | None:
-    """Build the training of a run again and bring it to a checkpoint, from where it goes on exactly.
+    """Build the objects of a run again and load a checkpoint, so that the training continues exactly from there.
 
     Args:
         run_directory: the directory of the run.
-        overrides: become part of its config; the old config is kept as `config-<n>.yaml`.
-        checkpoint_name: a name such as `best`, or a path; by default the newest that is intact. A run that was killed
-            before its first one begins anew.
-        fork: a directory for a new run, which goes on from the checkpoint instead.
+        overrides: overrides that become part of the config. The old config is saved as `config-<n>.yaml`.
+        checkpoint_name: a name such as `best`, or a path; by default the newest intact checkpoint. A run that was
+            killed before its first checkpoint starts from the beginning.
+        fork: a directory for a new run that continues from the checkpoint, instead of this run.
         command: the command line, for the trace.
 
     Returns:
-        The training, or None when the run is finished and nothing was changed.
+        The training, or None if the run is finished and nothing was changed.
 
     Raises:
-        UsageError: there is no such run or checkpoint, or the run has lost its checkpoints; or this process is one of
-            several of `torchrun`.
-        RunInUse: somebody writes the run at the moment.
+        UsageError: there is no such run or checkpoint, the run has lost its checkpoints, or `torchrun` started this
+            process as one of several.
+        RunInUse: another process is writing the run.
         ConfigError: the config cannot be used.
         StateError: the checkpoint does not fit the config.
         StorageError: the checkpoint is damaged.
-        BaseException: what a dataset, model or hook raises while it is built. The run is as it was in all these cases.
+        BaseException: an error of the dataset, the model or a hook while it is built. The run is unchanged in all these
+            cases.
     """
     refuse_ranks()
     source = expanded(run_directory)
@@ -67,7 +68,7 @@ def resume_training(
     if not (source / CONFIG).exists():
         raise no_run(source)
     if fork is not None and fork.exists() and (not fork.is_dir() or any(fork.iterdir())):
-        raise UsageError(f"--fork makes a new run, but {fork} exists and is not empty; choose another directory")
+        raise UsageError(f"--fork creates a new run, but {fork} exists and is not empty; choose another directory")
     censor = Censor(kept=[source])
     run = Run(source, command=command, lock=RunLock(source), censor=censor) if fork is None else None
     try:
@@ -93,17 +94,17 @@ def resume_training(
                 place = _copy(source, fork, place, checkpoint_name)
             origin = {"directory": str(source), "checkpoint": place.name if place else None}
             trace = {"forked_from": origin, "status": trace.get("status")}
-        assert run is not None  # one of the two
+        assert run is not None  # opened without `fork`, created with `fork`
         with run.log:
             warn_of(config.notes)
             training = assemble(plan, run.directory, run, is_new=place is None)
             if place is not None:
                 place = training.main_loop.restore(place)
                 done = (training.main_loop.training_epochs_done, training.main_loop.iterations_done)
-                _LOG.info("going on from %s: %d epochs, %d iterations done", place, *done)
+                _LOG.info("resuming from %s: %d epochs, %d iterations done", place, *done)
             else:
                 run.rewind(0)
-                _LOG.info("%s has no checkpoint: beginning anew", source)
+                _LOG.info("%s has no checkpoint: starting from the beginning", source)
             _store(run, config.root, source, changed)
             run.trace.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
             return training
@@ -111,47 +112,47 @@ def resume_training(
         if run is not None:
             run.release()
             if fork is not None:
-                run.remove()  # it was not there before, or empty
+                run.remove()  # the directory was missing or empty before
         raise
 
 
 def is_begun(run_directory: Path) -> bool:
-    """Tell whether a directory holds a run that can be resumed: more than a start that failed."""
+    """Return whether a directory holds a run that can be resumed, and not only a failed start."""
     return holds_run(run_directory) and not is_failed_start(run_directory)
 
 
 def changes_to(run_directory: Path, config: Config) -> list[str]:
-    """Return the keys in which a config differs from the one that a run was started with."""
+    """Return the keys in which a config differs from the config of a run."""
     stored = read_config(run_directory).root.plain()
     given = config.with_defaults({key: stored[key] for key in DRAWN if key in stored})
     return list(_changes(stored, given.root.plain()))
 
 
 def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
-    """Return the checkpoint to resume from, verified; None when there is none at all."""
+    """Return the checkpoint to resume from, after verifying it; None if the run has no checkpoint."""
     if name is None:
         return checkpoints.newest(root)
     while True:
         path = expanded(name)
         place = path.resolve() if path != Path(path.name) and path.is_dir() else checkpoints.find(root, name)
         if place.parent != root.resolve():
-            raise UsageError(f"{name} is no checkpoint in {root}")
+            raise UsageError(f"{name} is not a checkpoint in {root}")
         try:
             verify(place)
             return place
         except StorageError:
-            if place.is_dir():  # otherwise the run goes on, and the name has moved
+            if place.is_dir():  # otherwise the run is being trained, and the name has moved to a newer checkpoint
                 raise
 
 
 def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
-    """Check that a run without checkpoints may begin anew: it was killed before it could commit the first one.
+    """Check that a run without checkpoints may start from the beginning: it was killed before the first was committed.
 
-    The trace says that there was one, but a moment later than it was committed. The line of the first epoch is written
-    just before its checkpoint, so it may stand alone.
+    The trace records the first checkpoint a moment after its commit. The line of the first epoch in the metrics is
+    written just before its checkpoint, so there may be a line without a checkpoint.
 
     Raises:
-        UsageError: it recorded a training epoch, or ended with a checkpoint; beginning anew would replace what it left.
+        UsageError: the run has recorded a training epoch or has had a checkpoint; a new start would replace its files.
     """
     recorded = read_metrics(source / METRICS)
     is_at_its_first = len(recorded) <= 1 and trace.get("status") in ("running", "failed")
@@ -163,14 +164,14 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
     if epochs or iterations or not had_none:
         done = f"{epochs} epochs" if epochs else f"{iterations or 0} iterations"
         raise UsageError(
-            f"{source} has no checkpoint left to resume from, and beginning anew would replace what it recorded "
-            f"({done} done); nothing was changed. Put its checkpoints back into {source / CHECKPOINTS}, or train from "
-            f"the start in a new directory: emrun train {source}"
+            f"{source} has no checkpoint left to resume from, and starting from the beginning would replace its "
+            f"records ({done} done); nothing was changed. Put the checkpoints back into {source / CHECKPOINTS}, or "
+            f"start in a new directory with: emrun train {source}"
         )
 
 
 def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -> Path | None:
-    """Copy what a run had at a checkpoint; while somebody trains it, it may delete the checkpoint meanwhile."""
+    """Copy the files of a run at a checkpoint; if the run is being trained, it may delete the checkpoint meanwhile."""
     copied = None
     while place is not None and copied is None:
         try:
@@ -180,15 +181,15 @@ def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -
             if place.is_dir():
                 raise
             place = _checkpoint_to_load(source / CHECKPOINTS, name)
-    for path in sorted(source.iterdir()):  # metrics, and what hooks wrote; they are rewound to the checkpoint
+    for path in sorted(source.iterdir()):  # metrics and files of hooks; `restore` rewinds them
         if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
-            with suppress(FileNotFoundError):  # somebody deleted it
+            with suppress(FileNotFoundError):  # deleted meanwhile
                 shutil.copy2(path, directory / path.name)
     return copied
 
 
 def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any]) -> None:
-    """Make the changed config that of the run, and keep the old one."""
+    """Save the changed config as the config of the run, and the old config as `config-<n>.yaml`."""
     if not changed:
         return
     text = (source / CONFIG).read_text(encoding="utf-8")
@@ -199,7 +200,7 @@ def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any]) -> 
 
 
 def _changes(old: Any, new: Any, key: str = "") -> dict[str, list[Any]]:
-    """Return key -> [old value, new value] for all in which two configs differ."""
+    """Return key -> [old value, new value] for all keys in which two configs differ."""
     if old == new:
         return {}
     if isinstance(old, dict) and isinstance(new, dict):

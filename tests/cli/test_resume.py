@@ -165,7 +165,7 @@ def test_auto_resume_with_another_config_is_refused_with_the_keys(project, emrun
         (["train", "config.yaml", "--auto-resume"], "needs --output-dir"),
         (["resume", "nothing"], "is not a run directory"),
         (["resume", "run", "--checkpoint", "bset"], "no checkpoint 'bset'"),
-        (["resume", "run", "--checkpoint", "/etc"], "is no checkpoint in"),
+        (["resume", "run", "--checkpoint", "/etc"], "is not a checkpoint in"),
         (["resume", "run", "a"], "an override is key=value"),
         (["resume", "run", "--fork", "run"], "exists and is not empty"),
     ],
@@ -378,7 +378,7 @@ def test_a_run_that_lost_its_checkpoints_is_not_begun_anew(project, emrun, argum
     done = emrun(*arguments)
     assert done.returncode == 2
     assert "run has no checkpoint left to resume from" in done.stderr
-    assert "would replace what it recorded (2 epochs done)" in done.stderr
+    assert "would replace its records (2 epochs done)" in done.stderr
     assert done.stderr.rstrip().endswith("emrun train run")
     assert files(project / "run") == before
     assert not (project / "other").exists()
@@ -393,7 +393,7 @@ def test_auto_resume_does_not_begin_a_run_anew_that_lost_its_checkpoints(project
     before = files(project / "run")
     done = emrun(*command)
     assert done.returncode == 2
-    assert "would replace what it recorded (1 epochs done)" in done.stderr
+    assert "would replace its records (1 epochs done)" in done.stderr
     assert files(project / "run") == before
 
 
@@ -403,7 +403,7 @@ def test_a_run_that_was_interrupted_in_its_first_epoch_and_lost_its_checkpoints_
     assert not (project / "run" / "metrics.jsonl").exists()
     done = emrun("resume", "run")
     assert done.returncode == 2
-    assert "would replace what it recorded (2 iterations done)" in done.stderr
+    assert "would replace its records (2 iterations done)" in done.stderr
     assert files(project / "run") == before
 
 
@@ -421,7 +421,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(project, 
     assert not (project / "run" / "checkpoints").exists()
     done = emrun("resume", "run")
     assert done.returncode == 0
-    assert "has no checkpoint: beginning anew" in done.stderr
+    assert "has no checkpoint: starting from the beginning" in done.stderr
     assert result(project / "run")["weights"] == expected["weights"]
 
 

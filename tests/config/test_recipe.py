@@ -612,12 +612,14 @@ def test_the_key_of_an_entry_is_the_class_and_no_argument_changes_it(hook, name)
 
 def test_a_misspelt_event_is_refused(hook):
     _, problems = hook("mine.Misspelt")
-    assert problems == ["c.yaml:1:3: hooks[0]: Misspelt.after_bach is no event of a hook; did you mean 'after_batch'?"]
+    assert problems == [
+        "c.yaml:1:3: hooks[0]: Misspelt.after_bach is not an event of the main loop; did you mean 'after_batch'?"
+    ]
 
 
 def test_an_event_with_a_parameter_that_nothing_supplies_is_refused(hook):
     _, (problem,) = hook("mine.WrongParameter")
-    assert "WrongParameter.after_epoch takes 'epoch', which nothing supplies" in problem
+    assert "WrongParameter.after_epoch requires 'epoch', which is not an argument of this event" in problem
 
 
 @pytest.mark.parametrize("name", ["mine.Thing", "mine.double"])

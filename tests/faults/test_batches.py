@@ -72,15 +72,16 @@ def test_a_wrong_batch_is_told_with_names_and_lengths_before_it_updates_anything
             trace = YAML(typ="safe", pure=True).load(directory / "trace.yaml")
             if kind in ("empty", "unused") and policy != "error":
                 assert done.returncode == 0, done.stderr
-                word = EMPTY.get(bad, "nothing reads the sources z, name")
+                word = EMPTY.get(bad, "neither the model nor a hook reads the sources z, name")
                 assert (word in done.stderr) == (policy == "warn")
                 assert trace["iterations_done"] == (4 if kind == "empty" else 5)
                 continue
             assert done.returncode == (2 if at == 0 else 1), done.stderr
             words = BAD.get(bad) or [EMPTY.get(bad, "")]
-            words = {"unused": ["nothing reads the sources z, name"], "overlap": ["logit: a source and an output"]}.get(
-                kind, words
-            )
+            words = {
+                "unused": ["neither the model nor a hook reads the sources z, name"],
+                "overlap": ["logit: a source and an output"],
+            }.get(kind, words)
             for word in [*words, f"stream 'train', batch {at} of the epoch"]:
                 assert word in done.stderr, done.stderr
             assert ("Traceback" in done.stderr) == (at > 0)

@@ -198,6 +198,6 @@ def test_two_hooks_that_save_under_one_name_are_refused_before_training(project,
             done = small.command(command, "config.yaml", *more, cwd=project)
             said = done.stdout + done.stderr
             assert done.returncode == 2, said
-            assert "save" in said and named in said and "model_name of its own" in said, said
+            assert "save" in said and named in said and "another model_name" in said, said
             assert "Traceback" not in said
             assert not (project / "run").exists()

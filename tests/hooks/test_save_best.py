@@ -194,7 +194,7 @@ def test_wrong_arguments_are_refused_at_once(arguments, argument, message):
     ("hooks", "message"),
     [
         ([{"SaveBest": None}, {"ComputeStats": {"variables": ["loss"]}}],
-         "hooks[0].SaveBest: SaveBest monitors valid/loss/mean: move it behind ComputeStats"),
+         "hooks[0].SaveBest: SaveBest monitors valid/loss/mean, which ComputeStats writes later; move this hook"),
         ([{"ComputeStats": {"variables": ["loss"]}}, {"SaveBest": {"variable": "los"}}],
          "hooks[1].SaveBest: SaveBest monitors valid/los/mean, but no hook writes 'los/mean'; did you mean"),
         ([{"ComputeStats": {"variables": ["loss"]}}, {"SaveBest": {"aggregation": "max"}}],

@@ -117,8 +117,8 @@ def test_it_keeps_no_more_while_the_previous_checkpoint_is_still_written(scripte
     [
         (SaveBest, partial(SaveBest, variable="accuracy"), "'best'"),
         (partial(SaveBest, "epoch-1"), SaveEvery, "epoch-1"),
-        (partial(SaveBest, "a/b"), partial(SaveBest, "a_b"), "which are the same in a path"),
-        (partial(SaveBest, "latest"), StopOnNaN, "as SaveLatest and the end of every training do"),
+        (partial(SaveBest, "a/b"), partial(SaveBest, "a_b"), "the same name on disk"),
+        (partial(SaveBest, "latest"), StopOnNaN, "which SaveLatest and the end of every training use"),
     ],
     ids=["best", "epoch-1", "a_b", "latest"],
 )
@@ -139,7 +139,7 @@ def test_names_that_only_look_alike_are_not_refused(scripted, numbers, run):
 
 def test_two_of_the_same_name_are_refused(scripted, numbers, run):
     both = r"SaveEvery \(hooks\[0\]\) and SaveEvery \(hooks\[1\]\)"
-    with pytest.raises(HookError, match=f"{both} save under the name 'epoch-\\*'; give one of them a model_name"):
+    with pytest.raises(HookError, match=f"{both} save under the name 'epoch-\\*'; give one of the hooks another"):
         MainLoop(scripted(), numbers, [SaveEvery(), SaveEvery(2)], run=run).check_hooks()
 
 

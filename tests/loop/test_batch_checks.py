@@ -1,4 +1,4 @@
-"""What is checked of batches before the model sees them."""
+"""The checks of batches before the model gets them."""
 
 import logging
 from collections import UserDict
@@ -13,7 +13,7 @@ from emrun.loop.batch_checks import BatchChecks
 
 
 class Model(AbstractModel):
-    """Wants the sources it is told."""
+    """A model with the given inputs."""
 
     output_names = ("loss",)
 
@@ -36,7 +36,7 @@ class Model(AbstractModel):
 
 
 class Reader(AbstractHook):
-    """Reads the variables it is told."""
+    """A hook that reads the given variables."""
 
     def __init__(self, *reads):
         super().__init__()
@@ -105,7 +105,8 @@ def test_sources_of_unequal_length_are_an_error_with_names_and_lengths(batch, co
     check = checks_of("x", empty="ignore").begin("train")
     with pytest.raises(StreamError) as raised:
         check(batch)
-    assert str(raised.value) == f"stream 'train', batch 0 of the epoch: sources of unequal length: {counts}"
+    message = f"sources of unequal length: {counts}; every source needs one entry per example"
+    assert str(raised.value) == f"stream 'train', batch 0 of the epoch: {message}"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_sources_of_unequal_length_are_an_error_with_names_and_lengths(batch, co
 @pytest.mark.parametrize("first", [True, False], ids=["first", "second"])
 def test_a_source_without_a_length_is_an_error_with_its_type(value, kind, first):
     batch = {"x": value, "y": [1, 2]} if first else {"y": [1, 2], "x": value}
-    with pytest.raises(StreamError, match=rf"sources without a length: x \({kind}\); every source has an entry"):
+    with pytest.raises(StreamError, match=rf"sources without a length: x \({kind}\); every source needs one entry"):
         checks_of("x").begin("train")(batch)
 
 
@@ -135,7 +136,7 @@ def test_all_sources_without_a_length_are_listed():
 
 @pytest.mark.parametrize(("batch", "kind"), [([1, 2], "list"), ((1, 2), "tuple"), (None, "NoneType"), (3, "int")])
 def test_a_batch_that_is_no_mapping_is_an_error_with_its_type(batch, kind):
-    with pytest.raises(StreamError, match=f"a batch is a mapping source name -> values, not {kind}"):
+    with pytest.raises(StreamError, match=f"a batch must be a mapping source name -> values, not {kind}"):
         checks_of("x").begin("train")(batch)
 
 
@@ -165,7 +166,7 @@ EMPTY = [{}, {"x": []}, {"x": [], "y": ()}, {"x": np.zeros((0, 3))}, {"x": torch
 @pytest.mark.parametrize("batch", EMPTY, ids=str)
 def test_an_empty_batch_is_an_error_by_default(batch):
     what = "has sources of length 0: x" if batch else "has no sources"
-    with pytest.raises(StreamError, match=rf"{what}.*\(main_loop.on_empty_batch decides\)"):
+    with pytest.raises(StreamError, match=rf"{what}.*\(see main_loop.on_empty_batch\)"):
         checks_of("x", empty="error").begin("train")(batch)
 
 
@@ -193,7 +194,7 @@ def test_a_batch_without_sources_does_not_miss_any():
 
 
 def test_an_empty_stream_is_an_error():
-    message = r"stream 'valid' has no batch for the model \(main_loop.on_empty_stream decides\)"
+    message = r"stream 'valid' has no batch for the model \(see main_loop.on_empty_stream\)"
     with pytest.raises(StreamError, match=message) as raised:
         checks_of().report_empty_stream("valid")
     assert raised.value.exit_status == 2
@@ -239,7 +240,7 @@ def test_a_source_that_goes_missing_from_one_mapping_that_is_used_again_is_an_er
 
 def test_unused_sources_are_an_error_if_wanted():
     checks = checks_of("x", unused="error")
-    message = r"nothing reads the sources y, z \(main_loop.on_unused_sources decides\)"
+    message = r"neither the model nor a hook reads the sources y, z \(see main_loop.on_unused_sources\)"
     with pytest.raises(StreamError, match=message):
         checks.begin("train")({"x": [1], "y": [1], "z": [1]})
 
@@ -251,10 +252,10 @@ def test_unused_sources_are_warned_of_once_however_many_batches_and_streams(capl
         for _ in range(3):
             check({"x": [1], "y": [1]})
     assert messages(caplog) == [
-        "stream 'train': nothing reads the sources y (main_loop.on_unused_sources decides)",
+        "stream 'train': neither the model nor a hook reads the sources y (see main_loop.on_unused_sources)",
     ]
     checks.begin("test")({"x": [1], "y": [1], "z": [1]})
-    assert "stream 'test': nothing reads the sources z " in messages(caplog)[1]
+    assert "stream 'test': neither the model nor a hook reads the sources z " in messages(caplog)[1]
 
 
 def test_unused_sources_can_be_ignored(caplog):
@@ -299,7 +300,7 @@ def test_a_source_and_an_output_of_the_same_name_are_an_error():
 def test_outputs_that_are_no_mapping_are_an_error(outputs):
     checks = checks_of("x")
     checks.begin("train")({"x": [1]})
-    with pytest.raises(StreamError, match=f"the model returned {type(outputs).__name__}, not a mapping"):
+    with pytest.raises(StreamError, match=f"must return a mapping output name -> value, not {type(outputs).__name__}"):
         checks.check_outputs(outputs)
 
 
@@ -308,7 +309,7 @@ def test_a_hook_that_reads_what_is_not_there_is_an_error_with_what_is_there():
         checked(hooks=[Reader("loss"), Reader("x", "los")])
     assert str(raised.value) == (
         "stream 'train', batch 0 of the epoch: hook Reader reads 'los', which is neither a source nor an output; did "
-        "you mean 'loss'? (there is x, y, loss)"
+        "you mean 'loss'? (available: x, y, loss)"
     )
     assert raised.value.exit_status == 2
 
@@ -337,5 +338,5 @@ def test_the_outputs_of_a_stream_are_compared_with_its_own_sources():
     checks.begin("valid")({"x": [1]})
     checks.check_outputs({"z": 0.5})
     checks.begin("test")({"x": [1], "y": [2]})
-    with pytest.raises(StreamError, match=r"stream 'test'.* hook Reader reads 'z', .*there is x, y, loss"):
+    with pytest.raises(StreamError, match=r"stream 'test'.* hook Reader reads 'z', .*available: x, y, loss"):
         checks.check_outputs({"loss": 0.5})

@@ -1,4 +1,4 @@
-"""Signals that ask a training to end."""
+"""Signals that end a training or request a checkpoint."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Put back the handlers that were there before the test; return them."""
+    """Restore the handlers from before the test; return them."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     yield before
     for number, handler in before.items():
@@ -100,7 +100,7 @@ def test_a_signal_ends_the_training_as_a_termination(interrupts, number):
 
 
 @pytest.mark.parametrize("ending", [None, signal.SIGTERM])
-def test_sigusr1_asks_for_a_checkpoint_as_often_as_it_comes(interrupts, woken, ending):
+def test_each_sigusr1_requests_a_checkpoint(interrupts, woken, ending):
     interrupts.install()
     if ending is not None:
         os.kill(os.getpid(), ending)
@@ -121,7 +121,7 @@ def test_outside_the_main_thread_nothing_is_installed_and_the_log_says_so(interr
         thread.start()
         thread.join()
     assert {number: signal.getsignal(number) for number in SIGNALS} == handlers
-    assert caplog.messages == ["not in the main thread: SIGINT, SIGTERM and SIGUSR1 are not handled by this training"]
+    assert caplog.messages == ["not in the main thread: this training does not handle SIGINT, SIGTERM and SIGUSR1"]
 
 
 CHILD = """

@@ -1,4 +1,4 @@
-"""The main loop with models and hooks that write down what they see."""
+"""The main loop, with models and hooks that record what they get."""
 
 import json
 import logging
@@ -294,7 +294,7 @@ def test_a_termination_ends_a_with_block_quietly():
 
 
 def test_a_loop_is_entered_once_at_a_time():
-    with loop_of() as loop, pytest.raises(UsageError, match="entered already"):
+    with loop_of() as loop, pytest.raises(UsageError, match="already entered"):
         loop.__enter__()
 
 
@@ -390,7 +390,7 @@ def test_after_a_termination_at_the_end_of_an_epoch_the_profile_still_comes():
     assert names(hook)[-3:] == ["after_epoch", "after_epoch_profile", "after_training"]
 
 
-def test_reasons_of_several_hooks_are_all_told():
+def test_the_reasons_of_several_hooks_are_all_given():
     loop = loop_of(
         recording_hook(after_batch=TrainingTerminated("a")), recording_hook(after_batch=TrainingTerminated("b"))
     )
@@ -576,7 +576,8 @@ def test_with_on_interrupt_epoch_a_signal_ends_the_training_after_the_current_ep
     assert (loop.training_epochs_done, loop.iterations_done) == (2, 6)
     assert names(hook)[-3:] == ["after_epoch", "after_epoch_profile", "after_training"]
     assert (outcome.status, outcome.reason) == ("interrupted", "interrupted by SIGTERM")
-    assert caplog.messages.count("SIGTERM: the training ends after this epoch; another one ends it at once") == 1
+    message = "SIGTERM: the training ends after this epoch; a second signal ends the process at once"
+    assert caplog.messages.count(message) == 1
 
 
 def test_with_on_interrupt_epoch_a_signal_still_ends_an_evaluation_at_once():
@@ -587,7 +588,7 @@ def test_with_on_interrupt_epoch_a_signal_still_ends_an_evaluation_at_once():
 
 
 @pytest.mark.parametrize(("iteration", "stream"), [(2, "train"), (3, "valid"), (0, "valid")])
-def test_sigusr1_saves_the_latest_checkpoint_and_goes_on(tmp_path, iteration, stream, caplog):
+def test_sigusr1_saves_the_latest_checkpoint_and_training_continues(tmp_path, iteration, stream, caplog):
     caplog.set_level(logging.INFO)
     seen = []
 
@@ -606,7 +607,7 @@ def test_sigusr1_saves_the_latest_checkpoint_and_goes_on(tmp_path, iteration, st
 
 def test_sigusr1_without_a_run_directory_only_warns(caplog):
     assert trained(SendAt(signal.SIGUSR1, 2)).outcome.status == "finished"
-    assert "SIGUSR1: there is no training to save a checkpoint of" in caplog.messages
+    assert "SIGUSR1: no checkpoint is saved, because no training with a run directory is running" in caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -636,7 +637,7 @@ def test_hooks_can_be_changed_before_the_training():
     loop.change_hooks([second, *loop.hooks[1:]])
     loop.run_training()
     assert (names(first), "after_batch" in names(second)) == ([], True)
-    with pytest.raises(HookError, match="registered in a main loop already"):
+    with pytest.raises(HookError, match="already belongs to a main loop"):
         loop_of().change_hooks([second])
 
 
@@ -776,7 +777,7 @@ def test_an_unknown_argument_can_be_warned_of_or_ignored(policy, logged, caplog)
 def test_a_hook_is_registered_in_one_loop_only():
     hook = recording_hook()
     loop_of(hook)
-    with pytest.raises(HookError, match="registered"):
+    with pytest.raises(HookError, match="already belongs"):
         loop_of(hook)
 
 
@@ -796,7 +797,7 @@ def test_a_model_gets_the_events_that_it_defines_after_the_hooks():
 
 
 class RunsBetween(AbstractHook):
-    """Does something with the loop when the train stream of an epoch is over."""
+    """Calls a function with the loop after the first train stream, and records the phase during the evaluation."""
 
     def __init__(self, act):
         super().__init__()
@@ -840,7 +841,7 @@ def test_a_hook_may_ask_who_listens_when_it_is_registered():
 
 
 class Counts(AbstractHook):
-    """Counts evaluated batches, asks for a checkpoint in an evaluation, after an evaluation of its own."""
+    """Counts evaluated batches; in an evaluation, runs another one and then requests a checkpoint."""
 
     def __init__(self):
         super().__init__()

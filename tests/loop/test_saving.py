@@ -124,7 +124,7 @@ def test_a_name_is_made_safe(saving, root):
 
 @pytest.mark.parametrize("name", ["it-00000001", "it-00000001-2", "it-123456789"])
 def test_a_name_cannot_be_that_of_a_directory(saving, name):
-    with pytest.raises(ArgumentError, match="is how emrun names the directories themselves"):
+    with pytest.raises(ArgumentError, match="is reserved for a checkpoint's directory; use another name"):
         saving.request(name, "error")
 
 
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_an_error_if_anyone_wants_it_so(roo
 
 @pytest.mark.parametrize("policies", [["error", "warn"], ["ignore", "error"], ["warn", "error", "ignore"]], ids=str)
 @pytest.mark.parametrize("at_the_end", [False, True])
-def test_the_strictest_of_those_who_ask_for_one_name_decides(root, policies, at_the_end):
+def test_the_strictest_policy_of_all_requests_for_a_name_applies(root, policies, at_the_end):
     saving = broken(root)
     for policy in policies:
         saving.request("latest", policy)
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_cannot_be_saved_may_be_a_warning_or_nothing(root, pol
     saving.save_requested(1, 2, "between")  # it is not tried again
 
 
-def test_the_end_is_saved_with_the_policy_of_whoever_asked_for_the_latest_before(root, background, caplog):
+def test_the_end_is_saved_with_the_policy_of_the_last_request_for_latest(root, background, caplog):
     def fails(directory):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -377,7 +377,7 @@ def test_the_thread_ends_when_all_is_written_and_another_checkpoint_gets_a_new_o
         assert find(root, "latest").name == f"it-{iteration:08}"
 
 
-def test_what_goes_wrong_in_the_background_is_told_at_once_and_raised_by_the_next_call(root):
+def test_an_error_in_the_background_is_noticed_at_once_and_raised_by_the_next_call(root):
     told = threading.Event()
     gate = Gate(OSError(errno.ENOSPC, "No space left on device"))
     saving = Saving(root, lambda names: (gate, True), told.set)
@@ -390,7 +390,7 @@ def test_what_goes_wrong_in_the_background_is_told_at_once_and_raised_by_the_nex
     saving.wait()  # it is raised once
 
 
-def test_what_went_wrong_in_the_background_is_raised_although_nothing_is_requested(root):
+def test_an_error_in_the_background_is_raised_even_if_nothing_is_requested(root):
     told = threading.Event()
     gate = Gate(OSError(errno.ENOSPC, "No space left on device"))
     saving = Saving(root, lambda names: (gate, True), told.set)
@@ -428,7 +428,7 @@ def test_the_same_state_is_only_named_also_while_it_is_written(root):
 
 
 class Counting(TorchModel):
-    """Saves a file more."""
+    """Saves an additional file."""
 
     def save(self, directory):
         super().save(directory)

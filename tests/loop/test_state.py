@@ -1,4 +1,4 @@
-"""The state of a training, with a model and hooks that are nothing but a state."""
+"""The state of a training, with a model and hooks that have nothing but a state."""
 
 import logging
 import random
@@ -67,13 +67,13 @@ class Data:
 
 
 def state_of(run=None, hooks=(), data=None):
-    """Return a state and the streams that it gets its positions from."""
+    """Return a state and its streams."""
     streams = DatasetStreams(data or Data(), "train")
     return TrainingState(Model(), hooks, streams, run), streams
 
 
 def written(state, place):
-    """Write what is staged; return what was written."""
+    """Write a snapshot of the state; return what was written."""
     place.mkdir()
     write, _ = state.snapshot()
     write(place)
@@ -81,7 +81,7 @@ def written(state, place):
 
 
 def moved(state, streams):
-    """Bring a state behind the first batch of its second epoch."""
+    """Move a state to just after the first batch of its second epoch."""
     state.epochs_done, state.iterations_done, state.phase = 1, 4, Phase.TRAIN
     assert next(iter(streams.get("train", train=True))) is not None
     return state
@@ -186,7 +186,7 @@ def test_what_cannot_be_saved_is_named():
         state_of(hooks=[Count(set())])[0].encoded()
 
 
-def test_a_stream_that_gives_another_batch_is_told_of(tmp_path, caplog):
+def test_a_stream_that_gives_another_batch_logs_a_warning(tmp_path, caplog):
     state, streams = state_of()
     written(moved(state, streams), tmp_path / "place")
     other, _ = state_of(data=Data(first=5))

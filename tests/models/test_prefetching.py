@@ -418,8 +418,8 @@ def test_a_hook_that_may_change_batches_is_heeded(device, caplog):
     assert device.used == 0
     messages = [record.getMessage() for record in caplog.records]
     assert (
-        "batches are not copied to the device ahead: Doubles.before_batch may change them (a hook that only looks says "
-        "so with `changes_batches = False`)"
+        "batches are not copied to the device ahead of their turn, because Doubles.before_batch may change them; a "
+        "hook that only looks at batches can set `changes_batches = False`"
     ) in messages
 
 

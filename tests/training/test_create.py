@@ -138,7 +138,7 @@ def test_another_seed_gives_other_bits(tmp_path):
     assert weights(trained(tmp_path)) != weights(trained(tmp_path, "seed=6"))
 
 
-def test_a_hook_more_does_not_change_the_training(tmp_path):
+def test_an_additional_hook_does_not_change_the_training(tmp_path):
     assert weights(trained(tmp_path)) == weights(trained(tmp_path, "hooks.ShowProgress={}"))
 
 
@@ -186,7 +186,7 @@ def end(*_, **__):
     raise emrun.TrainingTerminated
 
 
-def test_a_training_without_a_hook_that_ends_it_is_warned_of(tmp_path, caplog):
+def test_a_training_that_no_hook_ends_logs_a_warning(tmp_path, caplog):
     training = create_training({**CONFIG, "hooks": ["LogVariables"]}, tmp_path)
     training.main_loop.request_checkpoint = end  # which SaveLatest calls
     train(training)
@@ -221,7 +221,7 @@ def test_a_config_that_cannot_be_used_leaves_nothing_behind(tmp_path, overrides,
     assert not list(tmp_path.glob("log/*"))
 
 
-def test_all_problems_are_told_at_once(tmp_path):
+def test_all_problems_are_reported_together(tmp_path):
     with pytest.raises(ConfigError) as caught:
         create_training(
             CONFIG, tmp_path, overrides=["dataset.a=1", "model.b=2", "main_loop.c=3", "hooks.StopAfter.d=4"]
@@ -229,12 +229,12 @@ def test_all_problems_are_told_at_once(tmp_path):
     assert len(caught.value.problems) == 4
 
 
-def test_hooks_in_the_wrong_order_are_told_which_to_move(tmp_path):
-    with pytest.raises(ConfigError, match="move it behind ComputeStats"):
+def test_the_error_for_hooks_in_the_wrong_order_says_which_to_move(tmp_path):
+    with pytest.raises(ConfigError, match="move this hook behind ComputeStats"):
         create_training({**CONFIG, "hooks": CONFIG["hooks"][::-1]}, tmp_path)
 
 
-def test_a_dataset_that_fails_is_told_of_in_trace_and_log(tmp_path, monkeypatch):
+def test_a_dataset_that_fails_is_recorded_in_trace_and_log(tmp_path, monkeypatch):
     (tmp_path / "failing_data.py").write_text(
         "class Broken:\n    train_stream = None\n\n    def __init__(self):\n        1 / 0\n"
     )
@@ -493,7 +493,7 @@ def test_the_output_dir_that_dataset_module_and_hook_get_is_a_path(tmp_path, mon
 
 
 class Probed(emrun.AbstractHook):
-    """Notes what hooks are told of each stream: its name, whether it is trained on, its first source's sum."""
+    """Records for each batch of a stream: its name, whether it is trained on, the sum of its first source."""
 
     def __init__(self):
         super().__init__()

@@ -1,8 +1,9 @@
-"""Whatever interrupts a training: resumed, it ends in the same bits as one that was never stopped.
+"""A training that is interrupted and resumed ends in the same bits as one that was never stopped.
 
-Taken out once by hand, each of these made tests here fail: restoring the random states; restoring them after the
-replay of the stream instead of before it; the copy of the state that is kept during evaluations; the states of
-ComputeStats, StopAfter, SaveBest and WriteCSV; `trained` of TorchModel; the rewinding of metrics.jsonl.
+Tests here fail without any of these, as was checked once by removing each by hand: restoring the random states;
+restoring them after the replay of the stream instead of before it; the copy of the state that is used during
+evaluations; the states of ComputeStats, StopAfter, SaveBest and WriteCSV; `trained` of TorchModel; the rewinding of
+metrics.jsonl.
 """
 
 import json
@@ -33,7 +34,7 @@ import numpy as np
 
 
 class Data:
-    """Five batches of a pass, of every kind of stream that there is."""
+    """Streams of all kinds, with five batches per pass."""
 
     def __init__(self, kind, buffer_draws=True):
         self.x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
@@ -125,7 +126,7 @@ KINDS = [  # global random numbers that are drawn in a reader thread cannot be e
 
 
 class Interrupt(AbstractHook):
-    """Sends a signal at the n-th event, whatever it is, and lists the events."""
+    """Sends a signal at the n-th event, and lists the events."""
 
     def __init__(self, at=None):
         super().__init__()
@@ -182,7 +183,7 @@ def config_of(kind="context", **main_loop):
 
 
 def train_with(training, *hooks):
-    """Train with more hooks than the config has."""
+    """Train with additional hooks."""
     loop = training.main_loop
     loop.change_hooks([*loop.hooks, *hooks])
     train(training)
@@ -203,7 +204,7 @@ def resumed(directory):
 
 
 def result(directory, has_best=True):
-    """Return all that must be the same: weights, optimizer, metrics but for times, CSV."""
+    """Return all that must be the same: weights, optimizer, metrics without times, CSV."""
     latest = directory / "checkpoints" / "latest"
     state = torch.load(latest / "state.pt", weights_only=True)
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
@@ -325,7 +326,7 @@ def test_every_sample_can_be_interrupted_in_an_epoch_and_in_an_evaluation(projec
         assert same(project / f"at-{at}"), events[at - 1]
 
 
-def test_a_stream_that_cannot_be_repeated_is_told_of(project, caplog):
+def test_a_stream_that_cannot_be_repeated_logs_a_warning(project, caplog):
     (project / "wild_data.py").write_text(
         DATA + "\nimport random\n_rng = random.SystemRandom()\n\n\nclass Wild(Data):\n"
         "    def plain(self):\n        for _ in range(5):\n            yield self._batch([_rng.randrange(20)] * 4)\n"
@@ -359,7 +360,7 @@ def test_a_finished_run_has_nothing_to_do(project, caplog):
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_later_end_goes_on_and_ends_like_a_longer_training(project):
+def test_a_later_end_continues_and_ends_like_a_longer_training(project):
     directory = stopped(project)
     train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
     train(create_training(config_of(), output_dir=project / "straight"))
@@ -415,7 +416,7 @@ def test_an_older_checkpoint_becomes_the_latest_and_the_metrics_go_back_to_it(pr
     assert name
 
 
-def test_a_fork_leaves_the_run_alone_and_tells_where_it_came_from(project):
+def test_a_fork_leaves_the_run_alone_and_records_where_it_came_from(project):
     directory = stopped(project)
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     train(resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork"))
@@ -425,7 +426,7 @@ def test_a_fork_leaves_the_run_alone_and_tells_where_it_came_from(project):
     assert "forked_from" in (project / "fork" / "trace.yaml").read_text()
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(project):
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(project):
     train(create_training(config_of(), output_dir=project / "straight"))
     training = create_training(config_of(), output_dir=project / "run")
     training.main_loop.run.release()  # as the kernel does when the process is killed
@@ -438,7 +439,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(project):
 
 
 @pytest.mark.parametrize("content", [b"", b"status: [", b"\xff\xfe", b"- 1\n", b"train_begin: 1\nresumes: 3\n"])
-def test_a_damaged_trace_does_not_keep_a_run_from_going_on(project, content):
+def test_a_run_with_a_damaged_trace_can_be_resumed(project, content):
     directory = stopped(project)
     (directory / "trace.yaml").write_bytes(content)
     train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
@@ -519,7 +520,7 @@ def test_a_signal_behind_the_last_batch_of_a_pass_does_not_add_a_pass(project):
 MEMORY = '''
 
 class Memory(Data):
-    """The same object for every pass, with random numbers that go on."""
+    """The same object for every pass; its random numbers continue from pass to pass."""
 
     def stateful(self):
         if not hasattr(self, "stream"):
@@ -541,7 +542,7 @@ class Endless(Stateful):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_stream_with_a_state_goes_on_after_a_pass(project, epochs):
+def test_a_stream_with_a_state_continues_after_a_pass(project, epochs):
     (project / "memory_data.py").write_text(DATA + MEMORY)
     config = {**config_of("stateful"), "dataset": {"class": "memory_data.Memory", "kind": "stateful"}}
     train(create_training(config, output_dir=project / "straight", overrides=["hooks.StopAfter.epochs=3"]))
@@ -550,7 +551,7 @@ def test_a_stream_with_a_state_goes_on_after_a_pass(project, epochs):
     assert result(directory) == result(project / "straight")
 
 
-def test_a_stream_with_a_memory_of_its_own_is_told_of_after_a_pass(project, caplog):
+def test_a_stream_with_a_hidden_state_logs_a_warning_after_a_pass(project, caplog):
     (project / "memory_data.py").write_text(DATA + MEMORY)
     config = {**config_of("plain"), "dataset": {"class": "memory_data.Memory", "kind": "plain"}}
     directory = stopped(project, config, epochs=2)
@@ -559,7 +560,7 @@ def test_a_stream_with_a_memory_of_its_own_is_told_of_after_a_pass(project, capl
 
 
 @pytest.mark.parametrize(("buffer", "told"), [(0, False), (2, True)])
-def test_global_random_numbers_in_a_reader_thread_are_told_of(project, caplog, buffer, told):
+def test_global_random_numbers_in_a_reader_thread_log_a_warning(project, caplog, buffer, told):
     (project / "global_data.py").write_text(
         DATA + "\n\nclass Global(Data):\n    def plain(self):\n        for _ in range(5):\n"
         "            yield self._batch(np.random.randint(0, 20, size=4))\n"
@@ -622,7 +623,7 @@ def test_what_is_written_to_a_csv_cannot_be_reordered(project):
     assert (directory / "b.csv").read_bytes() == before
 
 
-def test_another_statistic_begins_anew_with_its_best(project, caplog):
+def test_another_statistic_starts_again_with_its_best(project, caplog):
     directory = stopped(project)
     train(resume_training(directory, ["hooks.StopAfter.epochs=2", "hooks.SaveBest={variable: loss, condition: min}"]))
     assert "now compares another statistic" in caplog.text
@@ -665,7 +666,7 @@ def test_a_new_peak_of_a_one_cycle_schedule_counts(project):
     assert rates[0] == pytest.approx(rates[1])
 
 
-def test_a_tensor_as_learning_rate_goes_on(project):
+def test_a_learning_rate_that_is_a_tensor_is_resumed(project):
     (project / "rates.py").write_text(
         "import torch\n\n\ndef adam(parameters):\n    return torch.optim.AdamW(parameters, lr=torch.tensor(0.1))\n"
     )
@@ -725,7 +726,7 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("epochs", [1, 2], ids=["before the milestone", "behind it"])
-def test_a_schedule_of_schedules_goes_on_and_ends_like_a_longer_training(project, name, epochs):
+def test_a_schedule_of_schedules_continues_and_ends_like_a_longer_training(project, name, epochs):
     config = config_of()
     config["model"]["scheduler"] = SCHEDULES[name]
     directory = stopped(project, config, epochs)
@@ -908,7 +909,7 @@ def test_a_fork_that_cannot_be_built_leaves_nothing(project, monkeypatch):
 
 
 class SetsUp(AbstractHook):
-    """Sets up in `before_epoch` what no state has, and changes there what states have."""
+    """Sets something up in `before_epoch` that no state holds, and changes there what the states hold."""
 
     def __init__(self):
         super().__init__()
@@ -957,7 +958,7 @@ def hooked(project):
     "main_loop", [{}, {"skip_zeroth_epoch": True, "extra_streams": []}], ids=["evaluated", "only trained"]
 )
 def test_what_a_hook_sets_up_before_an_epoch_is_in_force_wherever_the_epoch_is_resumed(project, hooked, main_loop):
-    """Each of these makes it fail: no `before_epoch`, its random states, its iterations, the second load, the modes."""
+    """It fails without any of these: `before_epoch`, its random states, its iterations, the second load, the modes."""
     config = hooked(**main_loop)
     config["hooks"] = [hook for hook in config["hooks"] if main_loop == {} or "SaveBest" not in hook]
     events = interrupted(config, project / "straight", None)
@@ -973,7 +974,7 @@ def test_what_a_hook_sets_up_before_an_epoch_is_in_force_wherever_the_epoch_is_r
 
 
 class Events(AbstractHook):
-    """Lists its events, and does something else in `before_epoch`."""
+    """Lists its events, and calls a function in `before_epoch`."""
 
     def __init__(self, act=lambda hook: None):
         super().__init__()
@@ -1004,7 +1005,7 @@ def stopped_in_an_epoch(project, iterations=7, **main_loop):
 
 
 def resumed_with(directory, hook):
-    """Resume until the tenth iteration with a hook that is there when the checkpoint is loaded; return the training."""
+    """Resume until the tenth iteration with an additional hook that also loads its state; return the training."""
     training = resume_training(directory, ["hooks.StopAfter.iterations=10"])
     loop = training.main_loop
     loop.change_hooks([*loop.hooks, hook])
@@ -1045,8 +1046,8 @@ def request(hook):
 
 
 @pytest.mark.parametrize("act", [terminate, request])
-def test_an_epoch_that_is_resumed_in_its_middle_has_begun_before(project, act):
-    """A termination and a request in its `before_epoch` had their effect when it began, or had none."""
+def test_terminations_and_requests_have_no_effect_while_an_epoch_begins_again(project, act):
+    """In the `before_epoch` of the resume, a termination or a request for a checkpoint has no effect."""
     directory = stopped_in_an_epoch(project)
     hook = Events(lambda hook: act(hook) if len(hook.events) < 4 else None)
     training = resumed_with(directory, hook)
@@ -1094,7 +1095,7 @@ def test_an_epoch_by_hand_is_resumed_in_its_middle(project, hooked):
     assert result(project / "run")["metrics"] == result(project / "straight")["metrics"]
 
 
-def test_what_loading_warns_of_is_in_the_log_once(project, caplog):
+def test_a_warning_of_loading_is_logged_once(project, caplog):
     events = interrupted(config_of(), project / "run", None)
     shutil.rmtree(project / "run")
     interrupted(config_of(), project / "run", events.index("before_epoch 2") + 6)
