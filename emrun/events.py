@@ -24,7 +24,8 @@ def check_events(hook_class: type) -> None:
         elif not name.startswith("_") and name not in dir(AbstractHook):
             near = next((event for event in EVENTS if _one_edit_apart(name, event)), None)
             if near is not None and callable(getattr(hook_class, name)):
-                raise HookError(f"{hook_class.__name__}.{name} is not an event of the main loop; did you mean {near!r}?")
+                wrong = f"{hook_class.__name__}.{name}"
+                raise HookError(f"{wrong} is not an event of the main loop; did you mean {near!r}?")
 
 
 def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., Any] | None:
