@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 setup: $(INSTALLED)
 
-# torch first and pinned, so that no other package's wish for a torch brings another build of it
+# torch is installed first and pinned, so that no other package installs another build of it
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
@@ -56,7 +56,7 @@ bench-streams: setup
 bench-peers: $(PEERS)/.installed
 	$(PEERS)/bin/python benchmarks/peers.py
 
-# an environment of its own: the peers bring packages that emrun is tested without
+# a separate environment: the peers need packages that emrun is tested without
 $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/pip install --quiet "$$(grep '^torch==' constraints.txt)"

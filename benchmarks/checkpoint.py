@@ -1,9 +1,10 @@
-"""How long a training waits for a checkpoint, and how long that takes in all, over a plain `torch.save` of the state.
+"""Measure how long training waits for a checkpoint and how long the checkpoint takes, relative to a `torch.save`.
 
     python benchmarks/checkpoint.py [--pairs 10] [--millions 30]
 
-A linear layer of so many million parameters with AdamW; alternating, medians. The wait is from the hook's request to
-the next batch; the rest of a checkpoint, which is also flushed to disk and summed up, happens beside the training.
+The model is a linear layer with the given number of million parameters, trained with AdamW. Checkpoints and plain saves
+alternate; medians are printed. The wait is the time from the request of the hook to the next batch. The rest of a
+checkpoint, with its checksums and the flush to disk, happens while training continues.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from emrun import AbstractHook, MainLoop, TorchModel, TrainingTerminated
 from emrun.storage.run import Run
 from emrun.types import Factory
 
-BUDGET = 0.3  # times torch.save
+BUDGET = 0.3  # of the time of torch.save
 WIDTH = 5000
 
 
@@ -41,13 +42,13 @@ class Data:
     """Two batches of four examples."""
 
     def train_stream(self):
-        """Yield them."""
+        """Yield the batches."""
         for _ in range(2):
             yield {"x": torch.ones(4, WIDTH)}
 
 
 class Watch(AbstractHook):
-    """Asks for a checkpoint after the first batch and takes the time until the second, and until it is there."""
+    """Requests a checkpoint after the first batch; measures the time until the second batch and until it is saved."""
 
     def __init__(self, place: Path) -> None:
         super().__init__()
@@ -55,14 +56,14 @@ class Watch(AbstractHook):
         self.asked = self.wait = self.total = 0.0
 
     def after_batch(self):
-        """Ask, or end the training."""
+        """Request the checkpoint, or end the run."""
         if self.asked:
             raise TrainingTerminated("measured")
         self.main_loop.request_checkpoint("measured")
         self.asked = perf_counter()
 
     def before_batch(self):
-        """Take the times."""
+        """Measure both times."""
         if self.asked:
             self.wait = perf_counter() - self.asked
             while not self.link.exists():
@@ -71,7 +72,7 @@ class Watch(AbstractHook):
 
 
 def checkpoint(model: TorchModel) -> tuple[float, float]:
-    """Return the seconds that a training waits for a checkpoint, and those that it takes in all."""
+    """Return the seconds that training waits for a checkpoint, and the seconds until the checkpoint is saved."""
     with tempfile.TemporaryDirectory() as place:
         watch = Watch(Path(place))
         MainLoop(model, Data(), [watch], skip_zeroth_epoch=True, run=Run(Path(place))).run_training()
@@ -79,7 +80,7 @@ def checkpoint(model: TorchModel) -> tuple[float, float]:
 
 
 def plain(model: TorchModel) -> float:
-    """Return the seconds that a plain `torch.save` of weights and optimizer takes."""
+    """Return the seconds of a plain `torch.save` of the weights and the optimizer."""
     with tempfile.TemporaryDirectory() as place:
         began = perf_counter()
         state = {"module": model.module.state_dict(), "optimizer": model.optimizer.state_dict()}
@@ -94,13 +95,13 @@ def main() -> None:
     parser.add_argument("--millions", type=int, default=30)
     arguments = parser.parse_args()
     model = TorchModel(Module(arguments.millions * 10**6 // WIDTH), optimizer=Factory(torch.optim.AdamW))
-    checkpoint(model), plain(model)  # the optimizer's state is made
+    checkpoint(model), plain(model)  # the first update creates the state of the optimizer
     figures = [(*checkpoint(model), plain(model)) for _ in range(arguments.pairs)]
     wait, total, base = (statistics.median(column) for column in zip(*figures, strict=True))
     ratio = statistics.median(each[0] / each[2] for each in figures)
     verdict = "held" if ratio <= BUDGET else "NOT HELD"
-    print(f"checkpoint of {arguments.millions} M parameters: the training waits {wait:.3f} s, it takes {total:.3f} s;")
-    print(f"plain torch.save {base:.3f} s: {ratio:.2f} times, budget {BUDGET}, {verdict}")
+    print(f"checkpoint of {arguments.millions} M parameters: training waits {wait:.3f} s, saving takes {total:.3f} s;")
+    print(f"a plain torch.save takes {base:.3f} s; the wait is {ratio:.2f} times as long, budget {BUDGET}, {verdict}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""emrun beside other ways to train: what a step, the bookkeeping, the memory, the start and the statistics cost.
+"""Compare emrun with other training frameworks: time of a step, bookkeeping, memory, start and statistics.
 
     python benchmarks/peers.py [--only bare,typical] [--peers emrun,ignite] [--rounds 20]
 
-Each runner trains in a process of its own, in turns with a raw PyTorch loop that does the same work; medians. The
-tables are Markdown. A peer that is not installed is left out; `make bench-peers` installs them all.
+Each runner trains in a process of its own and alternates with a raw PyTorch loop that does the same work. Medians are
+printed as Markdown tables. Peers that are not installed are skipped; `make bench-peers` installs all of them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ MEMORY_BUDGET = 1.0  # MB that statistics may grow by
 
 
 class Bench:
-    """Runs the processes.
+    """Runs the measurements in processes and prints their tables.
 
     Args:
         names: the runners.
-        rounds: how many of the bare step; half as many of what takes longer, a quarter of what takes longest.
+        rounds: rounds of the bare step; slower tables have half as many, the start of processes a quarter.
     """
 
     def __init__(self, names: list[str], rounds: int) -> None:
@@ -52,7 +52,7 @@ class Bench:
         self.failed: list[str] = []
 
     def rows(self, table: str, names: Iterable[str]) -> dict[str, Row]:
-        """Return what is found for a table; a runner that fails is told on standard error."""
+        """Return the rows of a table, without those of runners that fail; these are listed in `failed`."""
         found = {name: self._row(table, name) for name in names}
         return {name: row for name, row in found.items() if row}
 
@@ -70,7 +70,7 @@ class Bench:
         return self._rows[table, name]
 
     def bare(self) -> None:
-        """The loop with nothing beside it."""
+        """Print the table of the bare step."""
         rows = self.rows("bare", self._names)
         show(
             f"A bare step: MLP 784-128-10, batches of 32 in memory, SGD, one thread; {STEPS} steps a round",
@@ -83,7 +83,7 @@ class Bench:
         verdict("bare", rows, "ratio")
 
     def typical(self) -> None:
-        """The loop with what one usually has."""
+        """Print the table of a step with the usual hooks."""
         rows = self.rows("typical", self._names)
         show(
             "A typical step: also a progress bar to a file, mean loss and accuracy, CSV, a checkpoint an epoch; "
@@ -97,7 +97,7 @@ class Bench:
         verdict("typical", rows, "ratio")
 
     def null(self) -> None:
-        """The loop alone."""
+        """Print the table of the bookkeeping of a batch."""
         rows = self.rows("null", [name for name in self._names if name in WITH_NULL])
         show(
             "Bookkeeping of a batch: a model that does nothing, over a bare `for` that calls it",
@@ -107,7 +107,7 @@ class Bench:
         verdict("null", rows, "more")
 
     def memory(self) -> None:
-        """The processes of the bare step."""
+        """Print the table of peak memory, from the processes of the bare step."""
         base = self.rows("bare", [RAW])[RAW]["rss"]
         rows = self.rows("bare", self._names)
         for row in rows.values():
@@ -123,7 +123,7 @@ class Bench:
         verdict("memory", rows, "times")
 
     def startup(self) -> None:
-        """Whole processes."""
+        """Print the table of the time to the first update, in whole processes."""
         rounds = max(2, self._rounds // 4)
         with tempfile.TemporaryDirectory() as made:
             place = Path(made)
@@ -143,7 +143,7 @@ class Bench:
         verdict("startup", rows, "ratio")
 
     def metrics(self) -> None:
-        """The mean of many losses."""
+        """Print the table of accumulating the mean of many losses."""
         names = [name for name, (_, package) in WAYS.items() if version(package)]
         rows = self.rows("metrics", names)
         show(
@@ -162,7 +162,7 @@ class Bench:
 
 
 def seconds(words: list[str], place: Path) -> float:
-    """Return how long a command takes, which must succeed."""
+    """Return the seconds that a command takes; the command must succeed."""
     began = perf_counter()
     status, error = run(words, place)
     taken = perf_counter() - began
@@ -171,7 +171,7 @@ def seconds(words: list[str], place: Path) -> float:
 
 
 def run(words: list[str], place: Path) -> tuple[int, str]:
-    """Return the exit status of a command and the last line that it wrote to standard error, which is a file."""
+    """Return the exit status of a command and, if it fails, the last line of its output, which goes to a file."""
     offline = {"HF_HUB_OFFLINE": "1", "KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryFile() as output:
         environment = {**os.environ, **offline}
@@ -184,12 +184,12 @@ def run(words: list[str], place: Path) -> tuple[int, str]:
 
 
 def title(name: str) -> str:
-    """Return how a runner is called."""
+    """Return the title of a runner in tables."""
     return "raw PyTorch loop" if name == RAW else RUNNERS[name][0]
 
 
 def version(distribution: str) -> str | None:
-    """Return the version of what is installed."""
+    """Return the version of an installed distribution; None if it is not installed."""
     if distribution == "emrun":
         import emrun
 
@@ -208,7 +208,7 @@ def show(caption: str, header: list[str], lines: list[list[str]]) -> None:
 
 
 def verdict(table: str, rows: dict[str, Row], key: str) -> None:
-    """Print whether emrun holds the budget of a table."""
+    """Print whether emrun keeps within the budget of a table."""
     if "emrun" in rows:
         budget, unit = BUDGETS[table]
         found = rows["emrun"][key]
@@ -218,7 +218,7 @@ def verdict(table: str, rows: dict[str, Row], key: str) -> None:
 
 
 def machine() -> str:
-    """Return what the figures were measured on."""
+    """Return a description of this machine."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -226,19 +226,19 @@ def machine() -> str:
 
 
 def names_of(text: str | None, known: Iterable[str]) -> list[str]:
-    """Return the names in an option, all without one."""
+    """Return the names in the value of an option; without a value, all names."""
     names = text.split(",") if text else list(known)
     for name in names:
         if name not in known:
-            raise SystemExit(f"{name!r} is none of {', '.join(known)}")
+            raise SystemExit(f"{name!r} is not one of {', '.join(known)}")
     return names
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help=f"tables, of {','.join(BUDGETS)}")
-    parser.add_argument("--peers", help=f"runners, of {','.join(RUNNERS)}")
+    parser.add_argument("--only", help=f"tables, separated by commas: {','.join(BUDGETS)}")
+    parser.add_argument("--peers", help=f"runners, separated by commas: {','.join(RUNNERS)}")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,8 +1,9 @@
-"""How long emrun takes to begin: the help and phase one of the check; whole processes, alternating.
+"""Measure how long emrun takes to start: `emrun --help` and `emrun check --static`, as whole processes.
 
     python benchmarks/startup.py [--pairs 20]
 
-Medians of the pairs' ratios and differences are printed beside the budgets. The first update is in `peers.py`.
+Each command alternates with one to compare it with. The medians of the ratios or differences of the pairs are printed
+beside the budgets. `peers.py` measures the time to the first update.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
-HELP_BUDGET = 2.0  # times the import of click
-CHECK_BUDGET = 0.5  # seconds more than the help
+HELP_BUDGET = 2.0  # times the time of importing click
+CHECK_BUDGET = 0.5  # seconds more than --help
 
 ROOT = Path(__file__).parent.parent
 EMRUN = str(Path(sys.executable).with_name("emrun"))
@@ -26,7 +27,7 @@ CLICK = [sys.executable, "-c", "import click"]
 
 
 def seconds(command: list[str], directory: Path, status: int = 0) -> float:
-    """Return how long a command takes, which must end with the status."""
+    """Return the seconds that a command takes; it must end with the given status."""
     began = perf_counter()
     done = subprocess.run(command, cwd=directory, check=False, capture_output=True)
     taken = perf_counter() - began
@@ -35,13 +36,13 @@ def seconds(command: list[str], directory: Path, status: int = 0) -> float:
 
 
 def pairs(ours: list[str], base: list[str], directory: Path, count: int, status: int = 0) -> list[tuple[float, float]]:
-    """Return the seconds of two commands, run in turn."""
-    seconds(ours, directory, status), seconds(base, directory)  # files into the cache
+    """Return the seconds of two commands that run alternately."""
+    seconds(ours, directory, status), seconds(base, directory)  # load the files into the cache
     return [(seconds(ours, directory, status), seconds(base, directory)) for _ in range(count)]
 
 
 def show(what: str, figures: list[tuple[float, float]], base: str, budget: float, *, ratio: bool) -> None:
-    """Print the median of the ratios or differences beside the budget."""
+    """Print the median of the ratios or of the differences, beside the budget."""
     a, b = (statistics.median(column) for column in zip(*figures, strict=True))
     found = statistics.median(x / y if ratio else x - y for x, y in figures)
     unit = "times" if ratio else "s more"
@@ -71,13 +72,13 @@ def main() -> None:
 
 
 def overrides(path: Path) -> list[str]:
-    """Return the overrides that a wrong config names in its first lines."""
+    """Return the overrides that the comments of a wrong config name."""
     marked = [line.removeprefix("# overrides: ") for line in comments(path) if line.startswith("# overrides: ")]
     return [word for line in marked for word in shlex.split(line)]
 
 
 def comments(path: Path) -> list[str]:
-    """Return the lines of a config; some are not UTF-8 on purpose."""
+    """Return the lines of a config; some configs are deliberately not UTF-8."""
     return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 

@@ -1,9 +1,9 @@
-"""Where the microseconds of a training step go: the raw PyTorch loop, and what each part of emrun adds to it.
+"""Measure what each part of emrun adds to a training step of a raw PyTorch loop, in microseconds.
 
     python benchmarks/step.py [--rounds 15]
 
-An MLP 784-128-10, batches of 32 examples, SGD, one thread. Each row is the one above it with one thing more; every row
-is measured in turn with the raw loop in this process, and the difference of each pair taken; medians.
+The model is an MLP 784-128-10 with batches of 32 examples, SGD and one thread. Each row of the table adds one part to
+the row above. Every row alternates with the raw loop in this process; the medians of the differences are printed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BATCH_SIZE = 32
 
 
 class Logits(torch.nn.Module):
-    """784-128-10."""
+    """An MLP 784-128-10 that returns logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Logits(torch.nn.Module):
 
 
 class WithLoss(Logits):
-    """The same, with the loss as its output."""
+    """The same MLP with the loss as its output."""
 
     def forward(self, image, label):
         return {"loss": torch.nn.functional.cross_entropy(self.layers(image), label)}
@@ -82,14 +82,14 @@ class RawStep(AbstractModel):
 
 
 def epoch_of(model: AbstractModel, batches: list, *hooks, run: Run | None = None) -> Callable[[], object]:
-    """Return what runs an epoch of emrun."""
+    """Return a function that runs an epoch with emrun."""
     loop = MainLoop(model, None, hooks, run=run, on_unused_sources="ignore")
     loop.__enter__()
     return lambda: loop.epoch([batches])
 
 
 def model_of(module: torch.nn.Module, **arguments) -> TorchModel:
-    """Return a model of emrun."""
+    """Return a `TorchModel` of a module."""
     return TorchModel(module, optimizer=Factory(torch.optim.SGD, lr=0.01), device="cpu", **arguments)
 
 
@@ -144,7 +144,7 @@ def main() -> None:
         for number in range(rounds + 1):
             for name, run in rows.items():
                 before, ours, after = microseconds(raw), microseconds(run), microseconds(raw)
-                if number:  # the first warms up
+                if number:  # the first round warms up
                     raws.append(before)
                     added[name].append(ours - (before + after) / 2)
     base, last, table = statistics.median(raws), 0.0, [["the raw loop", statistics.median(raws), 0.0, 1.0]]

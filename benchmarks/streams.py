@@ -1,11 +1,12 @@
-"""How much of the ideal overlap of reading and training a stream reaches, by thread and by worker processes.
+"""Measure how well reading a stream overlaps with training, with a thread and with worker processes.
 
     python benchmarks/streams.py [--rounds 5] [--batches 200]
 
-A step of the model and the making of a batch take about the same time; the ideal is the slower of the two alone, the
-ceiling what two processes reach that do the same beside each other and exchange nothing. A producer that releases the
-interpreter lock (decompression) and one that holds it (plain Python) are read without read-ahead, by a thread, and by
-workers; rounds alternate, medians. The hand-over of a batch is measured with a producer that does nothing.
+A step of the model and the creation of a batch take about the same time. The ideal time of both is that of the slower
+one alone. Two processes that do the same work side by side and exchange nothing show how much of the ideal this machine
+can reach. A producer that releases the interpreter lock (decompression) and one that holds it (plain Python) are read
+without read-ahead, by a thread and by workers. The settings alternate; medians are printed. The hand-over of a batch is
+measured with a producer that does nothing.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class Step:
 
 
 def releasing(times: int):
-    """Decompress, which lets other threads run."""
+    """Decompress data; other threads can run meanwhile."""
     return [zlib.decompress(PACKED) for _ in range(times)]
 
 
 def holding(times: int) -> int:
-    """Count, which does not."""
+    """Compute in plain Python; other threads cannot run meanwhile."""
     found = 0
     for number in range(times):
         found += number * number % 7
@@ -63,7 +64,7 @@ PACKED = zlib.compress(np.random.default_rng(0).integers(0, 99, 40_000, dtype=np
 
 
 def seconds(function, count: int) -> float:
-    """Return the time of one call."""
+    """Return the seconds of one call."""
     began = perf_counter()
     for _ in range(count):
         function()
@@ -71,7 +72,7 @@ def seconds(function, count: int) -> float:
 
 
 def fitted(function, target: float) -> int:
-    """Return how often a producer has to do its work to take as long as a step."""
+    """Return how many times a producer has to repeat its work to take as long as a step."""
     times = 1
     while seconds(functools.partial(function, times), 20) < target / 2:
         times *= 2
@@ -79,7 +80,7 @@ def fitted(function, target: float) -> int:
 
 
 def stream_of(function, times: int, batches: int):
-    """Return a stream function whose batches take that long to make."""
+    """Return a stream function that repeats the work of a producer for each batch."""
 
     def stream(ctx):
         for _ in ctx.batches(batches, 1):
@@ -91,7 +92,7 @@ def stream_of(function, times: int, batches: int):
 
 @contextlib.contextmanager
 def switching(interval: float | None):
-    """Let threads take turns in this interval, None for Python's 5 ms."""
+    """Set the switch interval of threads; None leaves Python's default of 5 ms."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(interval or before)
     yield
@@ -99,7 +100,7 @@ def switching(interval: float | None):
 
 
 def epoch(stream, step, batches: int, interval: float | None, **options) -> float:
-    """Return the time of a batch, from the second on: processes have begun then."""
+    """Return the seconds of a batch, without the first one, which includes the start of workers."""
     wrapper = StreamWrapper(stream, name="train", training=False, **options)
     with switching(interval), wrapper:
         it = iter(wrapper)
@@ -113,7 +114,7 @@ def epoch(stream, step, batches: int, interval: float | None, **options) -> floa
 
 
 def apart(function, times: int, step, batches: int) -> float:
-    """Return the time of a batch when reading and training are two processes that exchange nothing: the ceiling."""
+    """Return the seconds of a batch when reading and training are two processes that exchange nothing: the limit."""
     ready, taken = multiprocessing.Barrier(2), multiprocessing.Value("d")
 
     def read():
@@ -130,9 +131,9 @@ def apart(function, times: int, step, batches: int) -> float:
 
 VARIANTS = {
     "two processes, nothing exchanged": None,
-    "nobody ahead": (None, {}),
+    "no read-ahead": (None, {}),
     "thread, buffer 4": (None, {"buffer_size": 4}),
-    "thread, buffer 4, switching each 0.5 ms": (5e-4, {"buffer_size": 4}),
+    "thread, buffer 4, switching every 0.5 ms": (5e-4, {"buffer_size": 4}),
     "thread, buffer 16": (None, {"buffer_size": 16}),
     "1 worker": (None, {"workers": 1}),
     "1 worker, buffer 8": (None, {"workers": 1, "buffer_size": 8}),

@@ -1,4 +1,4 @@
-"""What tests share: the installed command in a process of its own, and small configs."""
+"""Fixtures for all tests: the installed command in a process of its own, and small configs."""
 
 import io
 import itertools
@@ -30,11 +30,11 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run side 
 
 
 def pytest_addoption(parser):
-    parser.addoption("--campaign", type=float, metavar="MINUTES", help="all trials of tests/faults, within this time")
+    parser.addoption("--campaign", type=float, metavar="MINUTES", help="run many trials of tests/faults, for this time")
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Print how many of each fault were survived, when a campaign ran."""
+    """Print how many trials of each fault were survived, after a campaign."""
     if config.getoption("--campaign") is None:
         return
     faults = {}
@@ -54,11 +54,11 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.write_line(tabulate(rows, ["fault", "trials", *columns], tablefmt="github", intfmt=","))
     for fault, tally in faults.items():
         if (made := sum(tally[key] for key in columns)) < tally["planned"]:
-            terminalreporter.write_line(f"{fault}: the time was enough for {made:,} of {tally['planned']:,} trials")
+            terminalreporter.write_line(f"{fault}: there was time for {made:,} of {tally['planned']:,} trials")
 
 
 def read_both(output, errors, timeout):
-    """Return what comes through two pipes until nobody has their other ends any more, as text."""
+    """Return the text from two pipes, read until the other ends of both are closed."""
     parts = {output: [], errors: []}
     deadline = time.monotonic() + timeout
     with selectors.DefaultSelector() as selector:
@@ -77,7 +77,7 @@ def read_both(output, errors, timeout):
 
 
 class Warm:
-    """Runs the installed command in processes that need not import PyTorch, which takes most of a short command."""
+    """Runs the installed command in processes that have imported PyTorch, which takes most of a short command."""
 
     def __init__(self):
         self._client, server = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -85,9 +85,9 @@ class Warm:
         server.close()
 
     def run(self, arguments, cwd, timeout):
-        """Return the finished process, as `subprocess.run` does; a late one is killed, which is an error."""
+        """Return the finished process, as `subprocess.run` does; after the timeout, kill it and raise an error."""
         request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": dict(os.environ)}).encode()
-        answers, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # of their own: a test may end at any moment
+        answers, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # one pair per request: a test may end
         pipes = [os.pipe(), os.pipe()]
         socket.send_fds(self._client, [request], [*(pipe[1] for pipe in pipes), theirs.fileno()])
         theirs.close()
@@ -99,7 +99,7 @@ class Warm:
                 texts = read_both(output, errors, timeout)
                 status = int(answers.recv(64))
             except BaseException as error:
-                with suppress(ProcessLookupError):  # what it left behind may be what is late
+                with suppress(ProcessLookupError):  # the process may have ended, and only its children are late
                     os.kill(pid, signal.SIGKILL)
                 if isinstance(error, TimeoutError):
                     raise subprocess.TimeoutExpired(arguments, timeout) from None
@@ -115,7 +115,7 @@ class Warm:
 
 @pytest.fixture(scope="session")
 def warm():
-    """Return what runs the installed command without the import of PyTorch."""
+    """Return a `Warm`, which runs the installed command without importing PyTorch."""
     process = Warm()
     yield process
     process.close()
@@ -126,7 +126,7 @@ def emrun(tmp_path, warm):
     """Run the installed command in `tmp_path`, or in `cwd`; return the finished process with its output as text."""
 
     def run(*arguments, cwd=tmp_path, env=None, timeout=100):
-        """With an environment of its own, that is a process which Python begins anew."""
+        """With `env`, start a new Python process, which imports PyTorch again."""
         command = [str(EMRUN), *map(str, arguments)]
         if env is None:
             return warm.run(command, cwd, timeout)
@@ -145,7 +145,7 @@ def emrun(tmp_path, warm):
 
 @pytest.fixture
 def emrun_on_terminal(tmp_path):
-    """Run the installed command with standard error on a terminal; return exit status, output, what that shows."""
+    """Run the installed command with standard error on a terminal; return exit status, output and terminal text."""
 
     def run(*arguments, env=None):
         leader, follower = pty.openpty()
@@ -163,7 +163,7 @@ def emrun_on_terminal(tmp_path):
         while True:
             try:
                 part = os.read(leader, 65536)
-            except OSError:  # how Linux tells that nobody has the terminal open any more
+            except OSError:  # Linux: no process has the terminal open any more
                 break
             if not part:
                 break
@@ -177,7 +177,7 @@ def emrun_on_terminal(tmp_path):
 
 @pytest.fixture
 def run_directory():
-    """Return the only run directory below a root."""
+    """Return a function that finds the only run directory in a directory."""
 
     def find(root):
         (trace,) = Path(root).glob("*/trace.yaml")
@@ -188,6 +188,6 @@ def run_directory():
 
 @pytest.fixture
 def doomed(tmp_path):
-    """Return a project whose training fails in many ways, by the arguments of its parts."""
+    """Return the directory of a project whose training fails in many ways, depending on its arguments."""
     shutil.copytree(ROOT / "tests" / "doomed", tmp_path, dirs_exist_ok=True)
     return tmp_path

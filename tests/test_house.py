@@ -1,4 +1,4 @@
-"""The house: imports go one way, nothing heavy stands behind the help, packaging and folders agree."""
+"""The structure of the code: imports go one way, the help imports little, the packages of the wheel are the folders."""
 
 import ast
 import re
@@ -25,10 +25,10 @@ MAY_IMPORT = {
     "diagnosis": {ROOT_PACKAGE, "config", "streams", "storage", "loop", "training"},
     "cli": {ROOT_PACKAGE, "config", "loop", "training", "diagnosis"},
 }
-"""What the modules of a package may import, beside those of their own package."""
+"""The packages whose modules a package may import, besides its own."""
 ONLY = {("cli", "loop"): {"emrun.loop.interrupts"}}
-"""Of some packages, only these modules."""
-LATE = {"stream_context", "names"}  # torch, which most streams do not need; entry points, which few configs do
+"""The only modules that a package may import from another package."""
+LATE = {"stream_context", "names"}  # these import torch or entry points only when needed
 
 
 def house(root):
@@ -46,7 +46,7 @@ def house(root):
 
 
 def imports_of(path, with_late=True):
-    """Return the modules that a file imports, those that only type checkers see too."""
+    """Return the modules that a file imports, including imports for type checkers only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = set()
     for node in ast.walk(tree) if with_late else ast.iter_child_nodes(tree):
@@ -58,7 +58,7 @@ def imports_of(path, with_late=True):
 
 
 def imports_within(root):
-    """Return the imports of emrun's modules among each other; the lazy doors of the root are left out."""
+    """Return the imports between emrun's modules, without the lazy imports of `emrun` itself."""
     modules = house(root)
     return {
         name: (imports_of(path) & modules.keys()) - {"emrun", name}
@@ -81,14 +81,14 @@ def broken_rules(root):
 
 
 def circle(root):
-    """Return the modules that import themselves through others."""
+    """Return the modules in import cycles, and those that import them."""
     graph = imports_within(root)
     while free := {name for name, needs in graph.items() if not needs & graph.keys()}:
         graph = {name: needs for name, needs in graph.items() if name not in free}
     return sorted(graph)
 
 
-def test_packages_import_what_the_table_says():
+def test_packages_import_only_what_the_table_allows():
     assert broken_rules(ROOT) == []
 
 
@@ -109,7 +109,7 @@ def test_an_import_from_config_to_storage_is_found(copy):
     assert "emrun.config.overrides imports emrun.storage.lock" in broken_rules(copy)
 
 
-def test_an_import_from_the_contract_of_hooks_to_the_loop_is_found_where_only_type_checkers_see_it(copy):
+def test_an_import_for_type_checkers_from_hook_to_the_loop_is_found(copy):
     with (copy / "emrun" / "hook.py").open("a") as file:
         file.write("if TYPE_CHECKING:\n    from emrun.loop.main_loop import MainLoop\n")
     assert "emrun.hook imports emrun.loop.main_loop" in broken_rules(copy)
@@ -122,7 +122,7 @@ def test_only_one_file_imports_by_name():
     assert users == ["emrun.config.import_finder"]
 
 
-def test_late_imports_are_where_they_keep_something_light():
+def test_only_listed_modules_have_late_imports():
     for name, (package, path) in house(ROOT).items():
         late = imports_of(path) - imports_of(path, with_late=False)
         if package not in ("cli", "hooks", "datasets") and path.stem not in LATE and name != "emrun":
@@ -149,7 +149,7 @@ def test_reading_a_config_and_a_run_directory_needs_no_torch(module):
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
-def test_one_hook_imports_one_file():
+def test_importing_a_hook_imports_one_file():
     code = (
         "import sys; from emrun.hooks import StopAfter\nprint([m for m in sys.modules if m.startswith('emrun.hooks.')])"
     )
@@ -180,7 +180,7 @@ def test_the_public_names_can_be_imported():
         assert getattr(emrun, name).__name__ == name
 
 
-def test_every_file_has_its_test():
+def test_every_file_has_a_test():
     covered_with = {
         "lazy": "test_house",
         "loop/determinism": "training/test_create",
@@ -227,7 +227,7 @@ def test_the_packages_of_the_wheel_are_the_folders():
         assert (ROOT / "emrun" / name).readlink() == Path("..") / name
 
 
-def test_no_absolute_path_stands_in_the_code():
+def test_the_code_contains_no_absolute_path():
     pattern = re.compile(r"/(work|home|root|opt|tmp)/\w")
     for folder in ("emrun", "hooks", "datasets", "sample_configs", "benchmarks"):
         for path in (ROOT / folder).rglob("*.[py][ya]*"):

@@ -1,10 +1,10 @@
-"""The same work by emrun and by its peers: one file each, which imports what it measures and nothing else.
+"""The same work in emrun and in its peers: one file for each, which imports only the framework that it measures.
 
-A runner says what differs in its work (`NOTES`, by table) and trains:
+A runner notes how its work differs (`NOTES`, by table) and trains:
 
-    bare(work)              the model of `work` on its batches, with everything switched off that can be
+    bare(work)              the model of `work` on its batches, with all optional features switched off
     typical(work, place)    with a progress bar, mean loss and accuracy, a CSV file and a checkpoint per epoch
-    null(work)              a model that does nothing, where that can be written
+    null(work)              a model that does nothing, if the framework allows one
 """
 
 RAW = "raw"

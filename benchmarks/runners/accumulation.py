@@ -1,4 +1,4 @@
-"""The mean of many losses that come as tensors of a batch: what each way costs beside their stream, and remembers."""
+"""Ways to compute the mean of many losses, which come as one tensor per batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BATCH_SIZE = 32
 
 
 def stream(count: int):
-    """Yield so many losses, each batch a tensor of its own, as a model makes them."""
+    """Yield `count` losses, in a new tensor for each batch, as from a model."""
     source = torch.arange(1024 * BATCH_SIZE, dtype=torch.float32).reshape(-1, BATCH_SIZE) / 1024 / BATCH_SIZE
     for index in range(count // BATCH_SIZE):
         yield source[index % 1024].clone()

@@ -1,4 +1,4 @@
-"""emrun itself."""
+"""emrun: a TorchModel in a MainLoop."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Data:
         self.num_batches = {"train": len(batches)}
 
     def train_stream(self):
-        """Return those of an epoch."""
+        """Return the batches of an epoch."""
         return iter(self._batches)
 
 
 class Losses(AbstractHook):
-    """Keeps the mean losses."""
+    """Stores the mean loss of each epoch."""
 
     def __init__(self, losses) -> None:
         super().__init__()
         self._losses = losses
 
     def after_epoch(self, epoch_id, epoch_data):
-        """Take it."""
+        """Store the mean loss."""
         self._losses.append(epoch_data["train"]["loss"]["mean"])
 
 
@@ -69,7 +69,7 @@ def typical(work, place):
         StopAfter(epochs=work.epochs),
     ]
     run = Run(place)
-    run.trace.begin()  # as the command does
+    run.trace.begin()  # as `emrun train` does
     MainLoop(model, data, hooks, skip_zeroth_epoch=True, run=run).run_training()
 
 

@@ -1,4 +1,4 @@
-"""What makes a process whose first update is its last deed."""
+"""Commands whose process ends with its first update."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Exit(AbstractHook):
 
 
 def command(name: str, place: Path) -> list[str]:
-    """Return the command for a runner; emrun's reads a config, which is written to the directory."""
+    """Return the command for a runner; for emrun, write its config and its code into the directory."""
     if name != "emrun":
         return [sys.executable, "-W", "ignore", "-c", PEER.format(here=str(HERE), name=name)]
     (place / "config.yaml").write_text(CONFIG)

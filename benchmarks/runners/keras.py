@@ -14,10 +14,10 @@ NOTES = {"bare": "its own layers, optimizer and loss", "typical": "no fsync"}
 
 
 class Last(keras.optimizers.SGD):
-    """Ends the process with its first update."""
+    """Ends the process after its first update."""
 
     def apply(self, *args, **kwargs):
-        """Make it."""
+        """Make the update."""
         super().apply(*args, **kwargs)
         os._exit(0)
 

@@ -47,7 +47,7 @@ class Module(lightning.LightningModule):
         return loss
 
     def on_train_epoch_end(self):
-        """Keep the mean loss."""
+        """Store the mean loss."""
         if self._with_metrics:
             self._losses.append(self.trainer.callback_metrics["loss"].item())
 

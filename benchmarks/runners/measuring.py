@@ -1,4 +1,4 @@
-"""What is measured in the process of a runner; it is small until then, its peak memory is its own."""
+"""The measurements in the process of a runner, which imports nothing else, so that the peak memory is the runner's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def alternate(raw: Callable[[], float], theirs: Callable[[], float], rounds: int) -> Row:
-    """Return the medians of both, of their ratio and of their difference."""
+    """Return the medians of both times, of their ratio and of their difference."""
     pairs = []
     for index in range(rounds + 1):
         if index % 2:
@@ -52,7 +52,7 @@ def child(table: str, name: str, rounds: int) -> Row:
     works: dict[Any, Any] = {}
 
     def measured(which: Any) -> float:
-        gc.collect()  # the batches of the training before, which a cycle may hold
+        gc.collect()  # free the batches of the previous training, which a reference cycle may hold
         return measure(which, works)
 
     row = alternate(lambda: measured(raw), lambda: measured(runner), rounds)
@@ -70,7 +70,7 @@ def bare(runner: Any, works: dict[Any, Any]) -> float:
 
 
 def typical(runner: Any, works: dict[Any, Any]) -> float:
-    """Return the microseconds of a step, those of the epoch's end included."""
+    """Return the microseconds of a step, including its share of the end of the epoch."""
     from runners.work import Work
 
     work = Work(STEPS, epochs=EPOCHS)
@@ -96,9 +96,9 @@ def null(runner: Any, works: dict[Any, Any]) -> float:
 
 
 def check(work: Any, works: dict[Any, Any]) -> None:
-    """Make sure that the training took all batches and made the weights that every other one makes.
+    """Assert that the runner has read all batches and that its weights equal those of the other runners.
 
-    Kernels that add in another order make a difference of 1e-4; a step more or less makes one of 1e-3.
+    Kernels that add in another order cause differences of 1e-4; a step more or less causes one of 1e-3.
     """
     import torch
 
@@ -134,13 +134,13 @@ def child_metrics(name: str, rounds: int) -> Row:
 
 
 class Terminal:
-    """A file that says that it is a terminal, so that bars are drawn."""
+    """A file that claims to be a terminal, so that progress bars are drawn."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._file = open(*args, **kwargs)  # noqa: SIM115, PTH123
 
     def isatty(self) -> bool:
-        """Say so."""
+        """Return True."""
         return True
 
     def __getattr__(self, name: str) -> Any:
@@ -148,5 +148,5 @@ class Terminal:
 
 
 def peak_rss() -> float:
-    """Return the most memory that this process had, in MB."""
+    """Return the peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)

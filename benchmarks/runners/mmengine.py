@@ -24,7 +24,7 @@ class Model(BaseModel):
         self._with_metrics = with_metrics
 
     def forward(self, image, label, mode="loss"):
-        """Return what is logged; the losses are those with `loss` in their name."""
+        """Return the values to log; those with `loss` in their name are minimised."""
         logits = self.inner(image)
         losses = {"loss": cross_entropy(logits, label)}
         if self._with_metrics:
@@ -44,7 +44,7 @@ class Nothing(BaseModel):
 
 
 class Loader:
-    """What the runner takes for a DataLoader."""
+    """An object that the runner accepts as a DataLoader."""
 
     dataset = ()
 

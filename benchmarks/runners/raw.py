@@ -1,4 +1,4 @@
-"""The plain loop that everything is compared with."""
+"""The plain loop with which all runners are compared."""
 
 from __future__ import annotations
 

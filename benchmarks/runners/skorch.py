@@ -16,7 +16,7 @@ NOTES = {
 
 
 class Net(NeuralNet):
-    """Reads the batches as they come."""
+    """Iterates over the batches as they are."""
 
     batches: object
 
@@ -25,7 +25,7 @@ class Net(NeuralNet):
         return X
 
     def get_iterator(self, dataset, training=False):
-        """Return them."""
+        """Return the batches."""
         return self.batches
 
 
@@ -33,7 +33,7 @@ class Scored(Net):
     """Records the accuracy of each batch."""
 
     def train_step(self, batch, **arguments):
-        """Make it and count."""
+        """Make the step and store the accuracy."""
         step = super().train_step(batch, **arguments)
         self.history.record_batch("train_accuracy", (step["y_pred"].argmax(1) == batch[1]).float().mean().item())
         return step
@@ -43,7 +43,7 @@ class Nothing(Net):
     """Does nothing."""
 
     def train_step(self, batch, **arguments):
-        """Return the loss that has to be there."""
+        """Return the loss, which skorch requires."""
         return {"loss": ZERO}
 
 

@@ -14,14 +14,14 @@ NOTES = {
 
 
 class Ours(Trainer):
-    """Reads the batches as they come."""
+    """Iterates over the batches as they are."""
 
     def __init__(self, batches, **arguments) -> None:
         super().__init__(**arguments)
         self._batches = batches
 
     def get_train_dataloader(self):
-        """Return them."""
+        """Return the batches."""
         return self._batches
 
 
@@ -51,13 +51,13 @@ def bare(work):
 
 
 class Losses(TrainerCallback):
-    """Keeps the mean losses."""
+    """Stores the mean loss of each epoch."""
 
     def __init__(self, losses) -> None:
         self._losses = losses
 
     def on_log(self, args, state, control, logs, **kwargs):
-        """Take it."""
+        """Store the mean loss."""
         if "loss" in logs:
             self._losses.append(float(logs["loss"]))
 

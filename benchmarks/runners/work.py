@@ -1,4 +1,4 @@
-"""The work that all runners do: a small classifier, its batches, and the clock that is in their stream."""
+"""The work of all runners: a small classifier, its batches, and the clock in their stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 BATCH_SIZE = 32
-DISTINCT = 100  # batches, which come again in this order
+DISTINCT = 100  # batches, which are repeated in this order
 RATE = 0.01
 
 Batch = Any
@@ -18,7 +18,7 @@ Form = Callable[[torch.Tensor, torch.Tensor], Batch]
 
 
 class Mlp(torch.nn.Module):
-    """784-128-10."""
+    """An MLP 784-128-10 that returns logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Mlp(torch.nn.Module):
 
 
 class MlpWithLoss(Mlp):
-    """Likewise, for those whose modules know the loss."""
+    """The same MLP for frameworks in which the module returns the loss."""
 
     def forward(self, image, label):
         """Return the mean cross entropy."""
@@ -38,16 +38,16 @@ class MlpWithLoss(Mlp):
 
 
 class Last(torch.optim.SGD):
-    """Ends the process with its first update."""
+    """Ends the process after its first update."""
 
     def step(self, *args, **kwargs):
-        """Make it."""
+        """Make the update."""
         super().step(*args, **kwargs)
         os._exit(0)
 
 
 class Pass:
-    """The batches of one epoch; `len` tells how many."""
+    """The batches of one epoch; `len` is their number."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -68,15 +68,15 @@ class Pass:
 
 
 class Work:
-    """A model that is to be trained, the batches for it, and how long that took.
+    """A model to train, its batches and the time that training took.
 
-    The clock in the stream starts when the runner asks for the first batch after `warm` others, and stops when it asks
-    for the last of an epoch; what a runner does before its first batch is not measured.
+    The clock in the stream starts when the runner requests the first batch after `warm` others, and stops when it
+    requests the last batch of an epoch. The time before the first batch is not measured.
 
     Args:
-        steps: how many an epoch has.
-        epochs: how often the batches are read.
-        warm: how many steps come before the clock starts.
+        steps: the number of steps of an epoch.
+        epochs: the number of epochs.
+        warm: the number of steps before the clock starts.
         optimizer: the class, called with the parameters and `lr`.
     """
 
@@ -94,7 +94,7 @@ class Work:
         self.losses: list[float] = []
 
     def batches(self, form: Form) -> Pass:
-        """Return what can be read once for each epoch; the form of a batch is made beforehand."""
+        """Return batches to iterate over once per epoch; `form` is applied to them in advance."""
         generator = torch.Generator().manual_seed(0)
         for _ in range(min(DISTINCT, self.steps)):
             image = torch.randn(BATCH_SIZE, 784, generator=generator)
@@ -107,7 +107,7 @@ class Work:
         return Pass(self)
 
     def with_loss(self) -> MlpWithLoss:
-        """Return the model in the form that knows the loss."""
+        """Return the model in the form that returns the loss."""
         module = MlpWithLoss()
         module.load_state_dict(self.module.state_dict())
         self.module = module
@@ -119,9 +119,9 @@ class Work:
 
     @property
     def step_seconds(self) -> float:
-        """What a step took, from the first that was timed to the one before the last."""
+        """Seconds of a step, from the first timed step to the one before the last."""
         return (self.ended - self.began) / (self.steps - 1 - self.warm)
 
     def weights(self) -> list[torch.Tensor]:
-        """Return what the training has made of the model."""
+        """Return copies of the trained weights."""
         return [parameter.detach().clone() for parameter in self.module.parameters()]

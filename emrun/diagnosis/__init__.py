@@ -1,8 +1,8 @@
-"""What learns about a training by running it.
+"""Tools that run parts of a config to find out whether it works.
 
-Read `trial` (`emrun check`) with `round_trip` and `model_facts`; `verification` (`emrun verify-resume`) with
-`recorded_trainings`, whose processes run `probe`, and `differences`; `replay`; `stream_bench`. `private_state` is what
-no checkpoint has.
+`trial` with `round_trip` and `model_facts` is `emrun check`. `verification` is `emrun verify-resume`: it starts the
+processes of `recorded_trainings`, which run `probe`, and compares them with `differences`. `replay` is `emrun replay`,
+`stream_bench` is `emrun bench`. `private_state` finds state that is saved in no checkpoint.
 
 May import: the root of emrun, `config`, `streams`, `storage`, `loop`, `training`.
 """

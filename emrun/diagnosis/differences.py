@@ -1,4 +1,4 @@
-"""The first difference between recorded trainings, and what it is put down to."""
+"""Find the first difference between recorded runs, and its likely cause."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from emrun.diagnosis.recorded_trainings import Event, Recording
 
-PARTS = {  # of the end, in the order in which a difference is looked for
+PARTS = {  # of the final state, in the order in which they are compared
     "weights": "parameter or buffer",
-    "model": "state of the model,",
+    "model": "model state",
     "loop": "counter",
     "streams": "position of stream",
     "generators": "random state of",
@@ -19,21 +19,21 @@ PARTS = {  # of the end, in the order in which a difference is looked for
 }
 
 NOT_PERSISTENT = "(persistent=False)"
-"""Stands behind the name of such a buffer."""
+"""Follows the name of a buffer that is not saved in checkpoints."""
 
 DIGEST = "digest"
-"""How the text of a value begins that is too long to be shown."""
+"""The first word of the string that stands for a value too long to be shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first thing in which two trainings differ.
+    """The first difference between two runs.
 
     Args:
-        what: the thing, where, and both values.
-        part: of which kind it is: `batch`, `outputs`, `rates`, `random`, `order`, or a part of the end.
-        detail: its name there, or the stream.
-        cause: what is likely to be the reason, None when nothing points at one.
+        what: where the runs differ, in what, and both values.
+        part: the kind of the value: `batch`, `outputs`, `rates`, `random`, `order`, or a key of `PARTS`.
+        detail: the name of the value within its part, or the stream.
+        cause: the likely cause; None when none was found.
     """
 
     what: str
@@ -45,14 +45,14 @@ class Difference:
 def find_difference(
     straight: Recording, others: Sequence[Recording], vary: Mapping[str, list[str]]
 ) -> Difference | None:
-    """Return the first difference, in the order of time; what is run again is compared again."""
+    """Return the first difference in time; batches that a resumed run repeats are compared again."""
     expected = {_place_of(event): event for event in straight.of("batch")}
     missing = dict(expected)
     for other in others:
         for event in other.of("batch"):
             place = _place_of(event)
             if place not in expected:
-                return Difference(f"{_told(event)}: the straight run has no such batch", "order", event["stream"])
+                return Difference(f"{_told(event)}: the uninterrupted run has no such batch", "order", event["stream"])
             missing.pop(place, None)
             found = _compare_batches(expected[place], event)
             if found is not None:
@@ -72,7 +72,7 @@ def find_difference(
 def _compare_batches(one: Event, other: Event) -> Difference | None:
     where = _told(other)
     if one["batch"] != other["batch"]:
-        return Difference(f"{where}: another batch", "batch", other["stream"])
+        return Difference(f"{where}: the batch differs", "batch", other["stream"])
     for name in varying(one["random_before"], other["random_before"]):
         return Difference(f"{where}: random state of {name} before the batch", "random", name)
     if one["outputs"] != other["outputs"]:
@@ -99,23 +99,23 @@ def _told(event: Event) -> str:
 
 def _both(one: str | None, other: str | None) -> str:
     if one is None or other is None:
-        return f" ({'missing' if one is None else 'there'} in the straight run only)" if one != other else ""
-    return "" if one == other or one.startswith(DIGEST) else f" ({one} straight, {other} otherwise)"
+        return f" (only in the {'other' if one is None else 'uninterrupted'} run)" if one != other else ""
+    return "" if one == other or one.startswith(DIGEST) else f" ({one} uninterrupted, {other} in the other run)"
 
 
 def varying(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Return the names of what differs, or is in one of two only, in their order."""
+    """Return the names whose values differ, and those that only one mapping has, in their order."""
     return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """Looks for what is likely to be the reason of a difference.
+    """Finds the likely cause of a difference.
 
     Args:
-        straight: a training without interruption.
-        again: the same once more.
-        buffer: how many batches are read ahead.
+        straight: the recording of an uninterrupted run.
+        again: the recording of the same run, repeated.
+        buffer: how many batches are read ahead (`main_loop.buffer`).
     """
 
     straight: Recording
@@ -123,11 +123,11 @@ class Causes:
     buffer: int
 
     def explain(self, found: Difference, other: Recording) -> Difference:
-        """Return the difference with its cause.
+        """Return the difference with its likely cause.
 
         Args:
             found: the difference.
-            other: the training that differs.
+            other: the recording of the run that differs.
         """
         cause = self._of_reading_ahead(found)
         if cause is None and other is self.again:
@@ -141,46 +141,46 @@ class Causes:
             if draws[name] and self.buffer and found.part in ("batch", "random", "outputs", "generators", "weights"):
                 return (
                     f"stream {name!r} draws from the global random state of {' and '.join(draws[name])} in a "
-                    f"read-ahead thread (main_loop.buffer: {self.buffer}); let it draw from ctx.rng instead"
+                    f"read-ahead thread (main_loop.buffer: {self.buffer}); use ctx.rng instead"
                 )
         return None
 
     def _of_repetition(self, found: Difference) -> str:
         if found.part == "batch":
             return (
-                f"stream {found.detail!r} is another one each time it is read: its randomness does not come from the "
-                "config's seed, but from the time, say; let it draw from ctx.rng"
+                f"stream {found.detail!r} yields other batches each time it is read: its randomness does not come from "
+                "the config's seed, but for example from the time; use ctx.rng instead"
             )
         if found.part == "random":
-            return "how much is drawn from it depends on more than the seed, such as the time or a thread"
+            return "the number of random draws depends on more than the seed, for example on the time or on a thread"
         return (
-            "without any interruption the training does not repeat itself: kernels that are not deterministic "
-            "(`deterministic: true` in the config), or something that depends on the time"
+            "two uninterrupted runs differ: a kernel is not deterministic (set `deterministic: true` in the config), "
+            "or something depends on the time"
         )
 
     def _of_state(self, found: Difference, other: Recording) -> str | None:
-        """Name what is kept in attributes that no checkpoint has."""
+        """Name the attributes that are saved in no checkpoint and differ."""
         recordings = (self.straight, self.again, other)
         kept, repeated, now = (each.one("private").get("attributes", {}) for each in recordings)
         different = sorted({*varying(kept, now)} - {*varying(kept, repeated)}) if now else []
         order = {"batch": "dataset", "rates": "hook"}.get(found.part, "module")
         different.sort(key=lambda name: not name.startswith(order))
-        keep = "register_buffer, or get_extra_state() and set_extra_state() of the module, keep it"
+        keep = "save it with register_buffer(), or with get_extra_state() and set_extra_state() of the module"
         hints = {
-            "module": f"the model keeps state outside parameters and buffers; {keep}",
-            "loss": "a loss keeps state, of which no checkpoint has anything; make it part of the module",
-            "model": "the model keeps state that its state_dict() leaves out",
-            "hook": "a hook keeps state that its state_dict() leaves out",
-            "dataset": "the dataset keeps state that does not come from ctx; derive it from ctx.epoch and ctx.rng",
+            "module": f"the module has state outside its parameters and buffers; {keep}",
+            "loss": "a loss has state, and checkpoints do not save losses; make the loss part of the module",
+            "model": "the model has state that its state_dict() does not return",
+            "hook": "a hook has state that its state_dict() does not return",
+            "dataset": "the dataset has state that does not come from ctx; derive it from ctx.epoch and ctx.rng",
         }
         if different:
             kind = different[0].split()[0]
             shown = [f"{name}{_both(kept.get(name), now.get(name))}" for name in different[:3]]
             hint = hints[kind]
             if different[0].endswith(NOT_PERSISTENT):
-                hint = "a buffer with persistent=False changes in training; no checkpoint has it, make it persistent"
+                hint = "a buffer with persistent=False changes in training and is not saved; make it persistent"
             return f"{hint}: {'; '.join(shown)}"
         if found.part == "batch":
-            return f"stream {found.detail!r} depends on more than ctx and the random state that a pass begins with"
+            return f"stream {found.detail!r} depends on more than ctx and the random states at the start of a pass"
         names = ", ".join(self.straight.one("private").get("forgetful", ()))
-        return f"something keeps state that no checkpoint has; hooks without state_dict: {names}" if names else None
+        return f"some state is saved in no checkpoint; hooks without state_dict: {names}" if names else None

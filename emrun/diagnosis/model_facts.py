@@ -1,4 +1,4 @@
-"""Facts about a model: its parameters, what takes memory after a step, how long a step takes; lengths of streams."""
+"""Facts about a model: its parameters, its memory after a step, the time of a step; and the lengths of streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from emrun.types import Batch
 
 
 def parameters(model: AbstractModel) -> Iterator[dict[str, Any]]:
-    """Yield a row for each part of a torch module that has parameters of its own; shared ones count once."""
+    """Yield a row for each submodule that has parameters of its own; a shared parameter counts once."""
     module = getattr(model, "module", None)
     if not isinstance(module, torch.nn.Module):
         return
@@ -37,7 +37,7 @@ def parameters(model: AbstractModel) -> Iterator[dict[str, Any]]:
 
 
 def memory(model: AbstractModel) -> dict[str, int]:
-    """Return what takes memory after a step: what -> bytes."""
+    """Return the memory in use after a step: what uses it -> bytes."""
     found: dict[str, int] = {}
     module = getattr(model, "module", None)
     if isinstance(module, torch.nn.Module):
@@ -61,14 +61,14 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def lengths(dataset: Any) -> dict[str, int]:
-    """Return the number of batches of each stream of which a dataset knows it."""
+    """Return the number of batches of each stream whose length the dataset knows."""
     known = getattr(dataset, "num_batches", None)
     counts = known.items() if isinstance(known, Mapping) else ()
     return {str(name): int(count) for name, count in counts if count is not None and math.isfinite(count)}
 
 
 def timed_run(model: Any, batch: Batch, train: bool, stream: str) -> tuple[Mapping[str, Any], float]:
-    """Run a model on a batch; return its outputs, and the seconds until the device was ready."""
+    """Run a model on a batch; return its outputs, and the seconds until the device has finished."""
     began = perf_counter()
     outputs = model.run(batch, train, stream)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

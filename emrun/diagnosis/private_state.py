@@ -1,4 +1,4 @@
-"""What objects keep beside what checkpoints have of them: attributes, buffers with `persistent=False`."""
+"""State of objects outside checkpoints: attributes, and buffers with `persistent=False`."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from emrun.diagnosis.differences import DIGEST, NOT_PERSISTENT
 from emrun.encoding import digest
 from emrun.hook import AbstractHook
 
-_TRUSTED = ("emrun.", "torch.")  # their states are complete, what else they keep is their own business
-_DEEPEST = 8  # containers in containers
+_TRUSTED = ("emrun.", "torch.")  # checkpoints have all state of these classes; other attributes do not matter
+_DEEPEST = 8  # levels of nested containers
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 
 
 def private_state(model: Any, hooks: Iterable[AbstractHook], dataset: Any) -> dict[str, str]:
-    """Return what the objects of a training keep in attributes of their own, as `unsaved_state` does for a model."""
+    """Return the state of a model, hooks and a dataset that may be in no checkpoint; see `unsaved_state`."""
     own = [*(_kept([("", hook)], "hook") for hook in hooks), _kept([("", dataset)], "dataset")]
     return unsaved_state(model) | _texts(itertools.chain.from_iterable(own))
 
 
 def forgetful(hooks: Iterable[AbstractHook]) -> list[str]:
-    """Return the names of the user's hooks that have no state of their own."""
+    """Return the class names of the user's hooks that do not override `state_dict`."""
     own = [type(hook) for hook in hooks if not type(hook).__module__.startswith(_TRUSTED)]
     return [kind.__name__ for kind in own if kind.state_dict is AbstractHook.state_dict]
 
 
 def unsaved_state(model: Any) -> dict[str, str]:
-    """Return what a model keeps where no checkpoint may have it, as texts that can be compared between processes.
+    """Return the state of a model that may be in no checkpoint, as strings that can be compared between processes.
 
     Args:
-        model: its `module`, its losses and itself are looked at; values of other types than numbers, texts, tensors,
-            arrays, generators and containers of these are left out.
+        model: its attributes, its `module` and its losses are searched for numbers, strings, tensors, arrays, random
+            generators and containers of these. Values of other types are left out.
 
     Returns:
-        `module 'encoder' (Encoder), attribute 'count'` -> the number, or a digest of anything longer. What is in
-        `get_extra_state()` or in the model's `state_dict()` is there too.
+        A name such as `module 'encoder' (Encoder), attribute 'count'` -> the number, or a digest of a longer value.
+        State that `get_extra_state()` or the model's `state_dict()` returns is included.
     """
     found: list[Iterable[tuple[str, Any]]] = [_kept([("", model)], "model")]
     module = getattr(model, "module", None)
@@ -57,11 +57,11 @@ def unsaved_state(model: Any) -> dict[str, str]:
 
 
 def _kept(owners: Iterable[tuple[str, Any]], what: str) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of objects, unless emrun or torch defines their classes, and the buffers that are not saved.
+    """Yield the attributes of objects, unless emrun or torch defines their classes, and non-persistent buffers.
 
     Args:
-        owners: a module's parts with their names, or one object with none.
-        what: what the whole is called.
+        owners: the named submodules of a module, or one object with an empty name.
+        what: the word for the whole in the yielded names, such as `hook`.
     """
     for name, owner in owners:
         place = f"{what} {name!r} ({_kind(owner)})" if name else f"{what} {_kind(owner)}"
@@ -75,19 +75,19 @@ def _kept(owners: Iterable[tuple[str, Any]], what: str) -> Iterator[tuple[str, A
 
 
 def _texts(values: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Return the texts of values under their names, without those that cannot be compared."""
+    """Return strings for values under their names, without values that cannot be compared."""
     found = {}
     for name, value in values:
-        with suppress(Exception):  # also of objects of the user's, and of tensors that torch can do little with
+        with suppress(Exception):  # the user's objects may raise anything; some tensors support few operations
             found[name] = _text(value)
     return found
 
 
 def _text(value: Any, depth: int = 0) -> str:
-    """Return a text for a value that can be compared between processes.
+    """Return a string for a value that can be compared between processes.
 
     Raises:
-        TypeError: it is of another kind, or a container in too many others, such as one that holds itself.
+        TypeError: the value has another type, or is nested too deeply, as a container that holds itself is.
     """
     if value is None or isinstance(value, bool | int | float | str | np.generic):
         return repr(value)
@@ -98,10 +98,10 @@ def _text(value: Any, depth: int = 0) -> str:
 
 
 def _content(value: Any) -> Any:
-    """Return the numbers of a tensor or an array, or the state of a random generator.
+    """Return the data of a tensor or an array, or the state of a random generator.
 
     Raises:
-        TypeError: it is anything else.
+        TypeError: the value has another type.
     """
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         return value.detach().resolve_conj().resolve_neg()

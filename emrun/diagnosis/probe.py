@@ -1,4 +1,4 @@
-"""One of the trainings of `verify-resume`, in a process of its own: recorded, and interrupted where it is told."""
+"""One of the runs of `verify-resume`: recorded in a process of its own, and interrupted at a given point."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from emrun.types import Batch, EpochData
 
 _Record = Callable[..., None]
 
-_TAIL = 2  # iterations of the third epoch
-_TRIED = 4  # batches of a stream, to see whether it draws global random numbers
+_TAIL = 2  # iterations of the third epoch that are run
+_TRIED = 4  # batches that are read to see whether a stream draws global random numbers
 _BEFORE_KILL = 2  # iterations between the last checkpoint and SIGKILL
-_STOPS = "emrun.hooks.stop_after.StopAfter"  # the limits of the config do not count here
+_STOPS = "emrun.hooks.stop_after.StopAfter"  # left out, so that the limits of the config do not end the run
 _WEIGHTS = ".safetensors"
 
 
 def main(job_text: str) -> None:
-    """Run a training and write down what happens in it.
+    """Run a job and record what happens in it.
 
     Args:
         job_text: the `Job` as JSON.
@@ -53,7 +53,7 @@ def main(job_text: str) -> None:
     job = Job(**{**fields, "point": fields["point"] and Point(**fields["point"])})
 
     def record(kind: str, **values: Any) -> None:
-        with job.record.open("a", encoding="utf-8") as file:  # its lines outlive the process
+        with job.record.open("a", encoding="utf-8") as file:  # closed after each event: a kill loses none
             file.write(json.dumps({"kind": kind, **values}) + "\n")
 
     try:
@@ -71,7 +71,7 @@ def _run(job: Job, record: _Record) -> None:
         training = resume_training(job.directory)
     else:
         training = create_training(job.config, output_dir=job.directory, overrides=job.overrides)
-    if training is None:  # ended by one of its hooks, not by the signal
+    if training is None:  # a hook had ended the run, not the signal
         record("final", **_final(job.directory))
         return
     loop = training.main_loop
@@ -90,14 +90,14 @@ def _run(job: Job, record: _Record) -> None:
 
 
 class Probe(AbstractHook):
-    """Writes down what each batch does, and interrupts or ends the training; only `verify-resume` has this hook.
+    """Records what happens in each batch, and interrupts or ends the run; only `verify-resume` uses this hook.
 
     Args:
-        record: writes an event down: its kind, and its values.
-        job: says where to interrupt or to end the training.
+        record: called with the kind and the values of an event, which it writes into the record.
+        job: says where to interrupt or to end the run.
     """
 
-    main_loop: MainLoop  # of which it asks more than other hooks
+    main_loop: MainLoop  # this hook uses more of the main loop than others may
     changes_batches = False
     reads = ()
 
@@ -105,22 +105,22 @@ class Probe(AbstractHook):
         super().__init__()
         self._record = record
         self._job = job
-        self._batch = 0  # of the stream's pass, in an evaluation
+        self._batch = 0  # number of the batch in the pass, for evaluations
         self._before: dict[str, Any] = {}
         self._end = job.end
         self.is_too_long = False
 
     def before_training(self) -> None:
-        """Write down where the training begins."""
+        """Record where the run begins."""
         loop = self.main_loop
         self._record("begin", iteration=loop.iterations_done, epochs=loop.training_epochs_done)
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
-        """Look at the batch before the model does."""
+        """Note the batch and the random states before the model runs."""
         self._before = {"batch": digest(batch), "random_before": _digests(random_state()), "sources": set(batch)}
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Write down what came of it; then interrupt the training, or end it."""
+        """Record the batch and its outputs; then interrupt or end the run where the job says."""
         loop = self.main_loop
         self._batch += 1
         sources = self._before.pop("sources")
@@ -141,11 +141,11 @@ class Probe(AbstractHook):
         self._act(stream_name, entry["number"])
 
     def after_stream(self, stream_name: str) -> None:
-        """Count the batches of the next stream from the beginning."""
+        """Start counting batches for the next stream."""
         self._batch = 0
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Write down where an epoch ends."""
+        """Record where an epoch ends."""
         loop = self.main_loop
         if loop.training_epochs_done == 2 and self._end is None:
             self._end = loop.iterations_done + _TAIL
@@ -158,16 +158,16 @@ class Probe(AbstractHook):
             if loop.training and job.by == signal.SIGKILL and done == point.iteration - _BEFORE_KILL:
                 loop.request_checkpoint("verify-resume")
             if (done, stream_name, number) == (point.iteration, point.stream, point.batch):
-                loop.wait_for_checkpoints()  # so that a killed training goes on from the same one every time
+                loop.wait_for_checkpoints()  # so that a killed run always resumes from the same checkpoint
                 os.kill(os.getpid(), job.by)
         if not loop.training:
             return
         if job.longest is not None and loop.training_epochs_done == 0 and done > job.longest:
             self.is_too_long = True
             self._record("long")
-            raise TrainingTerminated("the epoch is long")
+            raise TrainingTerminated("the epoch is too long")
         if self._end is not None and done >= self._end:
-            raise TrainingTerminated(f"{done} iterations are verified")
+            raise TrainingTerminated(f"{done} iterations are recorded")
 
 
 def _digests(state: Mapping[str, Any]) -> dict[str, str]:
@@ -175,7 +175,7 @@ def _digests(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _shown(value: Any) -> str | None:
-    """Return a number that stands for an output in messages."""
+    """Return the text of an output for messages: its mean or its value; None for other types."""
     if isinstance(value, torch.Tensor) and value.numel() and value.is_floating_point():
         return f"{value.double().mean().item():.9g}"
     return repr(value) if isinstance(value, int | float) else None
@@ -187,7 +187,7 @@ def _learning_rates(model: Any) -> list[str]:
 
 
 def _final(directory: Path) -> dict[str, Any]:
-    """Return what the training has come to: the newest checkpoint and the metrics, as texts by their names."""
+    """Return the final state of the run: the newest checkpoint and the metrics, as strings under their names."""
     place = directory / CHECKPOINTS / "latest"
     state = load_state(place)
     weights: dict[str, str] = {}
@@ -201,26 +201,26 @@ def _final(directory: Path) -> dict[str, Any]:
         number = f" ({each['occurrence'] + 1})" if each["occurrence"] else ""
         hooks[f"{each['class'].rpartition('.')[2]}{number}"] = each["state"]
     began = state["epoch_began"] or {"random": {}}
-    at_first = {f"{name} as the epoch began": each for name, each in began["random"].items()}
+    at_first = {f"{name} at the start of the epoch": each for name, each in began["random"].items()}
     metrics: dict[str, str] = {}
     for line in read_metrics(directory / METRICS):
         epoch = f"epoch {line['epoch']}"
-        metrics |= {epoch: "there", **{f"{epoch}: {key}": text for key, text in _flat(line["streams"], "").items()}}
+        metrics |= {epoch: "present", **{f"{epoch}: {key}": text for key, text in _flat(line["streams"], "").items()}}
     return {
         "weights": weights,
         "model": _flat(state["model"], ""),
         "hooks": _flat(hooks, ""),
         "loop": _flat(state["loop"], ""),
-        # without the random states in which passes began: a resume has them only as far as it needs them
+        # without the random states at the start of passes: a resume has only those that it needs
         "streams": {name: text for name, text in _flat(state["streams"], "").items() if ".began" not in name},
-        # those with which the epoch began that the training ended in, too
+        # with those at the start of the epoch in which the run ended
         "generators": _digests({**state["random"], **at_first}),
         "metrics": metrics,
     }
 
 
 def _flat(value: Any, key: str) -> dict[str, str]:
-    """Return a tree as names and texts."""
+    """Return a tree as a flat mapping of names to strings."""
     if isinstance(value, Mapping):
         pairs = [(f"{key}.{name}" if key else str(name), child) for name, child in value.items()]
     elif isinstance(value, list | tuple):
@@ -231,14 +231,14 @@ def _flat(value: Any, key: str) -> dict[str, str]:
 
 
 def _draws(training: Training) -> dict[str, list[str]]:
-    """Return the global generators that each stream draws from behind its first batch."""
+    """Return the global random generators that each stream draws from after its first batch."""
     loop, found = training.main_loop, {}
     for name in loop.streams.sources:
         context = StreamContext(name, seed=loop.seed, epoch=int(name == loop.train_stream_name))
         seen: dict[str, set[str]] = {each: set() for each in GENERATORS}
         with preserved_randomness():
             stream = iter(open_stream(training.dataset, name, context))
-            with suppress(Exception):  # a failure of the stream is not what this is about
+            with suppress(Exception):  # errors of the stream are not reported here
                 for _ in itertools.islice(stream, _TRIED):
                     for key, state in random_state().items():
                         seen[key].add(digest(state))

@@ -1,4 +1,4 @@
-"""The trainings of a verification: each in a process of its own, and what it wrote down."""
+"""The runs of a verification: each runs in a process of its own and is recorded."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 from emrun.errors import EmrunError
 
 _CHILD = "import sys; sys.path[:] = {path!r}; from emrun.diagnosis.probe import main; main(sys.argv[1])"
-_SETTINGS = {"TQDM_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # nothing beside the config's modules
+_SETTINGS = {"TQDM_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # writes no bytecode beside the modules of the config
 
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a training is interrupted: after a batch of the train stream, or of an evaluation.
+    """Where a run is interrupted: after a batch of the train stream or of an evaluation.
 
     Args:
-        name: what it is called.
-        iteration: batches of the train stream run.
+        name: description of the point, as it is shown.
+        iteration: number of iterations done at the point.
         stream: the stream of the batch.
-        batch: its number in the evaluation, from 1; None for the train stream.
+        batch: number of the batch in the evaluation, from 1; None for the train stream.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Point:
 
 
 class VerificationFailed(EmrunError):
-    """A training of the verification failed by itself."""
+    """A run of the verification failed for a reason of its own."""
 
     def __init__(self, text: str, exit_status: int) -> None:
         self.exit_status = exit_status
@@ -45,7 +45,7 @@ class VerificationFailed(EmrunError):
 
 
 class Recording:
-    """What a training of the verification wrote down."""
+    """The recorded events of a run of the verification."""
 
     def __init__(self, events: list[Event], exit_code: int) -> None:
         self.events = events
@@ -56,17 +56,17 @@ class Recording:
         return [event for event in self.events if event["kind"] == kind]
 
     def one(self, kind: str) -> Event:
-        """Return the event that happens once."""
+        """Return the only event of a kind, or an empty one."""
         return next(iter(self.of(kind)), {})
 
     @property
     def final(self) -> Event:
-        """What the training came to: part -> name -> value."""
+        """The final state of the run: part -> name -> value."""
         return self.one("final")
 
     @property
     def epoch_ends(self) -> list[int]:
-        """The last iterations of the training epochs that came to their end."""
+        """The last iteration of each training epoch that ended; [0] if there is none."""
         return [event["iteration"] for event in self.of("epoch") if event["epoch"] > 0] or [0]
 
     @property
@@ -75,24 +75,24 @@ class Recording:
         return max((event["iteration"] for event in self.of("batch")), default=0)
 
     def was_interrupted(self, kill: bool) -> bool:
-        """Tell whether the signal came."""
+        """Return whether the signal ended the run."""
         return self._exit_code == -signal.SIGKILL if kill else self.one("outcome").get("status") == "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training of the verification, run in a process of its own.
+    """A run of the verification, in a process of its own.
 
     Args:
-        place: the directory for all that the trainings write.
-        config: the config.
-        overrides: for the config.
-        name: the name of the run's directory.
-        resume: whether to go on with the run, or to begin it.
-        end: the iteration that ends it; None for the first ones of the third epoch.
-        longest: give up when an epoch is longer.
-        point: where to interrupt it; None for nowhere.
-        by: the number of the signal that comes there; some iterations before SIGKILL a checkpoint is saved.
+        place: the directory for all files of the verification.
+        config: path of the config.
+        overrides: overrides of the config.
+        name: name of the run directory.
+        resume: whether to resume the run or to start it.
+        end: the iteration after which the run ends; None for a few iterations into the third epoch.
+        longest: the most iterations of an epoch; the run gives up when an epoch is longer.
+        point: where to interrupt the run; None to not interrupt it.
+        by: number of the signal; some iterations before SIGKILL, a checkpoint is saved.
     """
 
     place: str
@@ -107,19 +107,19 @@ class Job:
 
     @property
     def directory(self) -> Path:
-        """The directory of the run."""
+        """The run directory."""
         return Path(self.place, self.name)
 
     @property
     def record(self) -> Path:
-        """The file for what happens in the training: each event a line of JSON."""
+        """The file of the recorded events: each line is an event as JSON."""
         return Path(self.place, f"{self.name}-{'resumed' if self.resume else 'begun'}.jsonl")
 
     def run(self) -> Recording:
-        """Run the training.
+        """Run the process and return its recording.
 
         Raises:
-            VerificationFailed: it failed.
+            VerificationFailed: the run failed.
         """
         temporary = Path(self.place, "temporary")  # torch leaves a directory in it
         temporary.mkdir(exist_ok=True)
@@ -129,7 +129,7 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            errors="replace",  # it is text
+            errors="replace",  # decode as text
             check=False,
         )
         lines = self.record.read_text(encoding="utf-8").splitlines() if self.record.exists() else []
@@ -139,5 +139,5 @@ class Job:
         was_killed = self.by == signal.SIGKILL and done.returncode == -signal.SIGKILL
         if not was_killed and (done.returncode or not (found.final or found.of("long"))):
             last = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
-            raise VerificationFailed(f"a training ended by itself, with status {done.returncode}{last}", 1)
+            raise VerificationFailed(f"a run ended early, with exit status {done.returncode}{last}", 1)
         return found

@@ -1,4 +1,4 @@
-"""The step that made a training fail, done again: the same failure, and the examples of the batch that cause it."""
+"""Repeat the step that made a run fail, and find the examples of its batch that cause the failure."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from emrun.streams.stream import StreamWrapper
 from emrun.temporary import TemporaryFolder
 from emrun.types import Batch
 
-_MOST = 16  # so many causes are looked for: each takes a step for every halving
+_MOST = 16  # causes that are looked for; each costs a step for every halving of the batch
 
 
 @dataclass(slots=True)
 class Replay:
-    """What became of a step that was done again.
+    """The result of repeating a step.
 
     Args:
-        capsule: the step as it was.
-        error: what it failed with now, None when it went through.
-        message: its class and its message, without what came from the environment.
-        reproduced: whether that is the failure of then.
-        causes: groups of examples, each of which fails in that way without the others; usually of one example.
-        is_every: whether every example that was tried does.
-        is_cut: whether there may be more than these.
-        not_finite: source -> examples among the causes in which it has values that are not finite.
-        anomaly: what `torch.autograd.detect_anomaly` says.
-        notes: what makes this step another one than that of then.
+        capsule: the step as it was saved.
+        error: the error of the repeated step; None when the step succeeded.
+        message: the class and the message of the error, without values from the environment.
+        reproduced: whether the error is the original one.
+        causes: groups of examples, usually of one example; each group alone fails in the same way.
+        is_every: whether every example that was tried fails alone.
+        is_cut: whether there may be more causes than these.
+        not_finite: source -> those examples of the causes in which it has values that are not finite.
+        anomaly: the report of `torch.autograd.detect_anomaly`; None when that was not requested.
+        notes: in what the repeated step may differ from the original one.
     """
 
     capsule: Capsule
@@ -66,21 +66,22 @@ class Replay:
 
 
 def replay(directory: str | Path, device: str | None = None, anomaly: bool = False) -> Replay:
-    """Do the step of a capsule again and look for the examples that make it fail; nothing is written into the run.
+    """Repeat the step of a capsule and find the examples that make it fail; write nothing into the run directory.
 
-    The model, and the hook that failed, are built from the run's config; the dataset only where they take it.
+    The model and the hook that failed are built from the config of the run. The dataset is built only if one of them
+    takes it as an argument.
 
     Args:
-        directory: a capsule, or a run, of which the newest is meant.
+        directory: a capsule, or a run directory, which means its newest capsule.
         device: another device for the model, such as `cpu`.
-        anomaly: look for the operation whose gradients are not numbers too.
+        anomaly: also look for the operation whose gradient is NaN.
 
     Raises:
         UsageError: there is no capsule.
         ConfigError: the config of the run cannot be used.
-        StateError: the weights do not fit the config's model any more.
+        StateError: the weights no longer fit the model of the config, or the hook has changed.
         StorageError: the capsule is damaged.
-        BaseException: what the model, the dataset or the hook raises while it is built.
+        BaseException: any error that the model, the dataset or the hook raises while it is built.
     """
     place, run_directory = find_capsule(Path(directory))
     capsule = read_capsule(place, run_directory)
@@ -101,7 +102,7 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
 
 
 class _Attempt:
-    """Does the step of a capsule again, as often as asked, each time from the same weights and random states."""
+    """Repeats the step of a capsule any number of times, each time from the same weights and random states."""
 
     def __init__(self, capsule: Capsule, plan: Plan, output_dir: Path, notes: list[str]) -> None:
         self._capsule = capsule
@@ -119,28 +120,30 @@ class _Attempt:
         self._weights: Path | None = capsule.place
         if capsule.facts["weights"] == "lost":
             self._weights = newest(capsule.run_directory / CHECKPOINTS)
-            name = self._weights.name if self._weights is not None else "no checkpoint: new weights"
-            notes.append(f"the weights could not be read from the device; these are those of {name}")
+            name = self._weights.name if self._weights is not None else "a new model, as there is no checkpoint"
+            notes.append(f"the weights could not be read from the device; instead they are those of {name}")
         self._random = dict(capsule.state["random"])
         if capsule.step.event != "before_batch":
-            self._model.before_batch = None  # the batch is as the model got it
+            self._model.before_batch = None  # the batch was saved after this event
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if len(self._random["cuda"]) > devices:
-            notes.append(f"random states of {len(self._random['cuda'])} GPUs are known, {devices} are here")
+            count = len(self._random["cuda"])
+            notes.append(f"the capsule has random states of {count} GPUs, but this machine has only {devices}")
         self._random["cuda"] = self._random["cuda"][:devices]
 
     def _recipe_of_hook(self) -> Recipe | None:
-        """Return what builds the hook that failed, if it was one: the config names it, the capsule only its index."""
+        """Return the recipe of the hook that failed, if it was a hook: the capsule has only its index in the config."""
         index = self._capsule.step.hook
         if index is None or index >= len(self._plan.hooks):
             return None
         name = getattr(self._plan.hooks[index].target, "__qualname__", None)
         if name != self._capsule.step.hook_class:
-            raise StateError(f"hooks[{index}] was {self._capsule.step.hook_class} and is now {name}; undo the change")
+            before = self._capsule.step.hook_class
+            raise StateError(f"hooks[{index}] is {name}, not {before} as when the run failed; undo the change")
         return self._plan.hooks[index]
 
     def run(self, batch: Batch) -> BaseException | None:
-        """Do the step on a batch; return what it fails with, None when it goes through."""
+        """Do the step on a batch; return its error, or None when it succeeds."""
         step = self._capsule.step
         loop = MainLoop(self._model, None, self._hooks(), seed=self._seed, on_unused_sources="ignore")
         loop.start_from(step.epoch, step.iteration, evaluating=step.evaluating)
@@ -154,7 +157,7 @@ class _Attempt:
         def only_batch() -> Iterator[Batch]:
             set_random_state(self._random)
             yield dict(batch)
-            raise _WentThroughError  # nothing that follows belongs to the step
+            raise _WentThroughError  # whatever follows is not part of the step
 
         stream = StreamWrapper(only_batch, name=step.stream, training=step.train, seed=self._seed)
         try:
@@ -171,14 +174,14 @@ class _Attempt:
         return None
 
     def _hooks(self) -> list[AbstractHook]:
-        """Return the hook that failed, as it was then, and what makes kernels deterministic."""
+        """Return the hook that failed, in its state before the step, and the hook that makes kernels deterministic."""
         kernels = [DeterministicKernels()] if self._plan.get("deterministic", False) else []
         if self._hook_recipe is None:
             return [*kernels]
         seed_everything(self._seed, "hooks")
         hook = self._hook_recipe.build(self._supplied)
         if self._capsule.step.event != "before_batch":
-            hook.before_batch = None  # the batch has what it made of it
+            hook.before_batch = None  # the saved batch has its changes
         if self._capsule.state["hook"]:
             what = f"{self._capsule.place / FILE}: hook {type(hook).__name__}"
             with reading(what, ANOTHER_CAPSULE, hook.load_state_dict):
@@ -186,17 +189,17 @@ class _Attempt:
         return [hook, *kernels]
 
     def is_same(self, error: BaseException, *, exactly: bool) -> bool:
-        """Tell whether an error is the one of then: class and message, or, not exactly, the message without numbers."""
+        """Return whether class and message are those of the original error; without `exactly`, ignore numbers in it."""
         facts = self._capsule.facts
         if kind_of(error) != facts["error"]:
             return False
         if _is_out_of_memory(error):
-            return True  # its message says how much was free
+            return True  # the message depends on how much memory is free
         messages = (self.censor(text) for text in (str(error), facts["message"]))
         return len({each if exactly else re.sub(r"\d+", "0", each) for each in messages}) == 1
 
     def look_for_anomaly(self) -> str:
-        """Do the step with `torch.autograd.detect_anomaly`; return what that found."""
+        """Do the step with `torch.autograd.detect_anomaly`; return its report."""
         with warnings.catch_warnings(record=True, action="always") as told, torch.autograd.detect_anomaly():
             error = self.run(self._capsule.batch)
         texts = [str(each.message) for each in told if "Error detected in" in str(each.message)]
@@ -206,36 +209,37 @@ class _Attempt:
 
 
 class _WentThroughError(Exception):
-    """The step is over and nothing failed."""
+    """Ends the loop when the step has succeeded."""
 
 
 def _differences(capsule: Capsule, plan: Plan) -> Iterator[str]:
-    """Yield what is known to make the step another one than that of then."""
+    """Yield the known differences from the original step."""
     facts, step = capsule.facts, capsule.step
     stored = capsule.place / CONFIG
     if stored.exists() and stored.read_bytes() != (capsule.run_directory / CONFIG).read_bytes():
-        yield f"config.yaml of the run was changed since; what it was is in {FAILURES}/{capsule.place.name}"
+        yield f"config.yaml has changed since the run failed; the previous one is in {FAILURES}/{capsule.place.name}"
     is_known = not facts["weights"].startswith("unknown")
     if facts["weights"] == "after the update" or not is_known:
         saved = facts["checkpoint"]
         before = "there is no checkpoint before it"
         if saved is not None:
-            before = f"{saved['name']} is {step.iteration - saved['iteration']} iterations before the step"
+            count = step.iteration - saved["iteration"]
+            before = f"{saved['name']} was saved {count} iteration{'s' * (count != 1)} before the step"
         when = "are" if is_known else "may be"
         yield f"the weights {when} those after the step's update; {before}"
     for name, reason in facts["left_out"].items():
-        yield f"left out: {name}: {reason}"
+        yield f"not saved in the capsule: {name}: {reason}"
     if step.hook_class is not None:
-        yield f"of the hooks, only {step.hook_class} is called"
+        yield f"of all hooks, only {step.hook_class} is called"
     nothing = AbstractHook.before_batch
     if step.event != "before_batch" and any(
         getattr(recipe.target, "before_batch", nothing) is not nothing for recipe in plan.hooks
     ):
-        yield "before_batch of the hooks is not called: the batch is what they made of it"
+        yield "before_batch of the hooks is not called: the saved batch already has their changes"
 
 
 def _find_causes(found: Replay, attempt: _Attempt) -> None:
-    """Halve the batch down to the examples that fail alone."""
+    """Halve the batch repeatedly to find the smallest groups of examples that fail alone."""
     batch = found.capsule.batch
 
     def fails(examples: Sequence[int]) -> bool:
@@ -259,12 +263,12 @@ def _find_causes(found: Replay, attempt: _Attempt) -> None:
 
 
 def halve(examples: list[int], fails: Callable[[list[int]], bool], most: int) -> list[list[int]]:
-    """Return the smallest groups of examples, found by halving, that fail; a group that only fails whole is kept whole.
+    """Return the smallest groups of examples that fail, found by halving; a group of which no half fails is not split.
 
     Args:
         examples: a group that fails.
-        fails: tells whether a smaller one does.
-        most: how many groups to look for.
+        fails: returns whether a smaller group fails.
+        most: the maximum number of groups.
     """
     if len(examples) <= 1:
         return [examples]
@@ -286,7 +290,7 @@ def _rows(values: Any, examples: Sequence[int]) -> Any:
 
 
 def _is_finite(values: Any) -> bool:
-    """Tell whether all numbers of a source are finite; what holds no numbers is."""
+    """Return whether all numbers of a source are finite; True for values that are not numbers."""
     if isinstance(values, torch.Tensor):
         return bool(values.isfinite().all())
     if isinstance(values, Mapping):

@@ -1,4 +1,4 @@
-"""Whether a model comes back from a checkpoint as it was, and what it keeps that no checkpoint has."""
+"""Check that a checkpoint restores a model exactly, and find state of the model that is saved in no checkpoint."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from emrun.storage.state_file import load_state, save_state
 from emrun.types import Batch
 
 _WAYS = (
-    "keep it in a buffer (register_buffer), in get_extra_state() and set_extra_state() of the module, or in "
+    "save it in a buffer (register_buffer), in get_extra_state() and set_extra_state() of the module, or in "
     "state_dict() and load_state_dict() of the model"
 )
 
 
 @dataclass(slots=True)
 class RoundTrip:
-    """Saves a model that was trained and loads it into another one, and compares what both make of the same batches.
+    """Saves a trained model, loads it into a second model and compares the outputs of both for the same batches.
 
     Args:
         trained: the model that is saved.
-        other: the one into which it is loaded, built in the same way.
-        batches: the batches that the first one is run on, each with its stream.
+        other: the model into which the checkpoint is loaded; built in the same way.
+        batches: the batches on which `trained` has been run, each with the name of its stream.
     """
 
     trained: AbstractModel
     other: AbstractModel
     batches: list[tuple[str, Batch]] = field(default_factory=list)
-    _before: dict[str, str] = field(default_factory=dict)  # what no checkpoint may have, before the first update
+    _before: dict[str, str] = field(default_factory=dict)  # `unsaved_state` before the first update
 
     def begin(self) -> None:
-        """Note what the model keeps before its first update."""
+        """Record the state that may be in no checkpoint, before the first update."""
         self._before = unsaved_state(self.trained)
 
     def check(self, directory: Path) -> None:
-        """Save and load, and compare.
+        """Save, load and compare.
 
         Args:
-            directory: where the checkpoint is made.
+            directory: the checkpoint directory to create.
 
         Raises:
-            StateError: it is not the same.
+            StateError: an output or a state dict of the loaded model differs.
         """
         directory.mkdir()
         self.trained.save(directory)
@@ -66,20 +66,19 @@ class RoundTrip:
             for name, value in before.items():
                 if not _equal(value, after.get(name)):
                     suspects = self._suspects()
-                    cause = f". In no checkpoint, but changed by training: {'; '.join(suspects)}" if suspects else ""
+                    cause = f". Changed by training, but in no checkpoint: {'; '.join(suspects)}" if suspects else ""
                     raise StateError(
-                        f"the model does not come back from a checkpoint as it was: output {name!r} of stream "
-                        f"{stream!r} is another one; what its save(), load() and state_dict() leave out must be a "
-                        f"parameter or a buffer, or part of get_extra_state(){cause}"
+                        f"a checkpoint does not restore the model exactly: output {name!r} of stream {stream!r} "
+                        "differs after loading; state that save(), load() and state_dict() leave out must be a "
+                        f"parameter, a buffer or part of get_extra_state(){cause}"
                     )
         if not _equal(saved, came_back):
-            raise StateError("the model's state_dict() is another one after load_state_dict() of the same")
+            raise StateError("the model's state_dict() differs after load_state_dict() of the same state")
 
     def lost_state(self, dataset: Any, train_stream_name: str) -> Iterator[str]:
-        """Yield what has changed in training and is in no checkpoint, nor made anew from any batch, as caches are.
+        """Yield messages on state that training has changed and that is neither in a checkpoint nor a cache of a batch.
 
-        Both models are run once more on the batches that the first one has seen: what is made from batches is equal
-        then.
+        Both models are run once more on the same batches, after which state that only depends on the batches is equal.
         """
         if not self._changed():
             return
@@ -94,14 +93,14 @@ class RoundTrip:
             yield f"{what} changes in training, but is in no checkpoint: a resume would not be exact; {way}"
 
     def _changed(self) -> list[str]:
-        """Return what has changed since the first update, and may be in no checkpoint."""
+        """Return the names of state that has changed since the first update and may be in no checkpoint."""
         return varying(self._before, unsaved_state(self.trained))
 
     def _suspects(self) -> list[str]:
-        """Return what has changed in training and is another in the model that has the checkpoint."""
+        """Return the names of state that has changed in training and differs in the loaded model."""
         one, other = unsaved_state(self.other), unsaved_state(self.trained)
         names = sorted({*self._changed()} & {*varying(one, other)})
-        # of the model itself, numbers and texts: weights differ as soon as something else does
+        # of the model itself, only numbers and strings: its tensors differ whenever anything else does
         return [each for each in names if not (each.startswith("model") and one.get(each, DIGEST).startswith(DIGEST))]
 
 
@@ -112,7 +111,7 @@ def _run(model: AbstractModel, batch: Batch, stream: str, *, train: bool) -> Map
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same, numbers of tensors up to what kernels may differ by."""
+    """Return whether two values are equal, floating-point tensors and arrays up to the tolerance of `allclose`."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.shape != other.shape or one.dtype != other.dtype:
             return False

@@ -1,4 +1,4 @@
-"""How fast streams are read, by nobody ahead, a thread or processes, and which of them a training has to wait for."""
+"""Measure how fast streams are read, without read-ahead, by a thread or by workers, and how long training waits."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from emrun.training.create import create_dataset, create_model
 from emrun.types import Batch, StartMethod
 
 _LOG = logging.getLogger(__name__)
-_GAIN = 0.02  # of the time; with less, what is simpler is the better choice
+_GAIN = 0.02  # share of the time; a simpler setting is chosen if it waits at most this much longer
 _UNTIMED_STEPS = 3
 _TIMED_STEPS = 20
 
 
 class Setting(Reading):
-    """Who reads ahead, in the words of `main_loop`."""
+    """How a stream is read ahead, with the keys of `main_loop`."""
 
     def __str__(self) -> str:
         named = (("buffer", self.buffer), ("workers", self.workers))
-        return ", ".join(f"{name}: {count}" for name, count in named if count) or "nobody ahead"
+        return ", ".join(f"{name}: {count}" for name, count in named if count) or "no read-ahead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Speed:
     """How fast a stream is read.
 
     Args:
-        setting: who reads ahead.
-        first: seconds until the first batch of a pass, with the start of processes; None for a stream without batches.
-        seconds_per_batch: of the batches behind it; None for a pass with too few of them.
+        setting: how the stream is read ahead.
+        first: seconds until the first batch of a pass, including the start of workers; None for an empty stream.
+        seconds_per_batch: seconds for each later batch; None when a pass has too few batches to measure it.
     """
 
     setting: Setting
@@ -57,14 +57,14 @@ class Speed:
 
 @dataclass(slots=True)
 class StreamBench:
-    """What was measured of a stream.
+    """The measurements of a stream.
 
     Args:
-        name: its name.
-        trains: whether the model learns from it.
-        shares_rows: whether its rows come from `ctx.batches`, so that several processes can share them.
-        length: how many batches a pass has; None when there was no time for a whole one.
-        readings: one for each setting, the simplest first.
+        name: the name of the stream.
+        trains: whether it is the train stream.
+        shares_rows: whether its rows come from `ctx.batches`, so that several workers can share them.
+        length: number of batches of a pass; None when there was no time to read a whole pass.
+        readings: a measurement for each setting, the simplest setting first.
     """
 
     name: str
@@ -74,12 +74,12 @@ class StreamBench:
     readings: list[Speed] = field(default_factory=list)
 
     def waiting(self, reading: Speed, step: float) -> float:
-        """Return the share of its time that a training waits for batches, if they do not hinder each other.
+        """Return the share of its time for which training waits for batches, if reading does not slow down training.
 
-        The first batch of a pass, and with it the start of processes, counts where the length of a pass is known.
+        If the length of a pass is known, the first batch of a pass counts, and with it the start of workers.
 
         Args:
-            reading: one of the readings, of a stream that has batches.
+            reading: one of `readings`; the stream must have batches.
             step: seconds that the model takes for a batch.
         """
         each = max(0.0, (reading.seconds_per_batch or 0.0) - (step if reading.setting.ahead else 0.0))
@@ -89,19 +89,19 @@ class StreamBench:
         return waited / (waited + self.length * step)
 
     def chosen(self, step: float) -> Speed:
-        """Return the reading with the setting to choose: the first that waits hardly longer than the best one."""
+        """Return the reading with the recommended setting: the simplest that waits hardly longer than the best one."""
         least = min(self.waiting(reading, step) for reading in self.readings)
         return next(reading for reading in self.readings if self.waiting(reading, step) <= least + _GAIN)
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What was measured of a config.
+    """The measurements of a config.
 
     Args:
-        streams: the streams, that of the training first.
-        step: seconds that the model takes for a batch of it; None when that is not known.
-        no_step: why it is not known.
+        streams: the streams, the train stream first.
+        step: seconds that the model takes for a batch of the train stream; None when this time is not known.
+        no_step: why the time is not known.
     """
 
     streams: list[StreamBench]
@@ -117,19 +117,19 @@ def bench(
     step: float | None = None,
     all_streams: bool = False,
 ) -> Bench:
-    """Measure how fast the streams of a config are read; no file is written, no random state changes.
+    """Measure how fast the streams of a config are read, without writing a file or changing a random state.
 
     Args:
-        config: a file, a directory that holds `config.yaml`, or a mapping.
+        config: a file, a directory with a `config.yaml`, or a mapping.
         overrides: as on the command line.
-        seconds: how long each stream is read in each setting; the batch that is being read then is waited for.
-        step: seconds that the model takes for a batch; None to build the model and see.
+        seconds: seconds for which each stream is read with each setting; the last batch may take longer.
+        step: seconds that the model takes for a batch; None to build the model and measure.
         all_streams: read every stream of the dataset, not only those that the main loop runs.
 
     Raises:
         ConfigError: the config cannot be used.
         UsageError: the dataset does not have a stream that the main loop runs.
-        BaseException: what the dataset or a stream raises.
+        BaseException: any error that the dataset or a stream raises.
     """
     loaded = load_config(config, overrides)
     whole = loaded.tree
@@ -140,7 +140,7 @@ def bench(
         start_method = None if method is None else method.value
         if start_method is not None:
             check_choice("main_loop.start_method", start_method, StartMethod)
-        try:  # a name that is wrong is told before anything is measured
+        try:  # report a wrong name before anything is measured
             functions = {name: stream_function(dataset, name) for name in names}
         except AttributeError as error:
             raise UsageError(str(error)) from error
@@ -150,20 +150,20 @@ def bench(
         if reader.first_batch is None:
             step, no_step = None, f"stream {trained!r} has no batches"
         elif step is None and whole.get("model") is None:
-            no_step = "the config has no model: give --step-ms"
+            no_step = "the config has no model; use --step-ms"
         elif step is None:
             try:
                 step = _seconds_of_a_step(create_model(loaded, dataset=dataset), reader.first_batch, trained, seconds)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # of a model that is for another machine, or not written yet
+            except BaseException as error:  # the model may be for another machine, or unfinished
                 reason = f"{type(error).__name__}: {reason_of(error)}"
-                no_step = f"the model does not train here: give --step-ms ({reason})"
+                no_step = f"the model cannot be trained here ({reason}); use --step-ms"
         return Bench(streams, step, no_step)
 
 
 def settings(cores: int, start_method: StartMethod | None = None) -> list[Setting]:
-    """Return what is tried, the simplest first: workers are doubled up to the number of cores."""
+    """Return the settings to measure, the simplest first: workers are doubled up to the number of cores."""
     counts = {1, 2, cores} | {2**power for power in range(cores.bit_length()) if 2**power <= cores}
     workers = [Setting(workers=count, start_method=start_method) for count in sorted(counts)]
     return [Setting(), Setting(buffer=4), *workers]
@@ -171,24 +171,24 @@ def settings(cores: int, start_method: StartMethod | None = None) -> list[Settin
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads streams for a while.
+    """Reads streams and measures the time.
 
     Args:
-        seconds: how long.
+        seconds: seconds for which each stream is read with each setting.
         seed: the seed of the run.
-        start_method: how processes are started; None for Python's default.
+        start_method: start method of worker processes; None for Python's default.
     """
 
     seconds: float
     seed: int
     start_method: StartMethod | None
     first_batch: Batch | None = None
-    """The first batch of the stream that the model learns from."""
+    """The first batch of the train stream."""
     passes: int = 0
-    """How many passes of the stream that is being measured were read."""
+    """Number of passes that have been read of the current stream."""
 
     def read(self, function: Callable[..., Any], found: StreamBench) -> StreamBench:
-        """Read a stream in every setting that makes sense, after a while in which files and imports get warm."""
+        """Read a stream with every setting that can help, after a first reading that loads files and imports."""
         contexts: list[StreamContext] = []
 
         def watched(ctx: StreamContext) -> Any:
@@ -207,11 +207,11 @@ class _Reader:
                 except StreamError as error:
                     if not setting.workers:
                         raise
-                    _LOG.warning("stream %r: %s is left out: %s", found.name, setting, error)
+                    _LOG.warning("stream %r cannot be read with %s: %s", found.name, setting, error)
         return found
 
     def _measure(self, function: Callable[..., Any], stream: StreamBench, setting: Setting) -> Speed:
-        """Read passes until the time is over; each is another one, so that no setting finds its files read already."""
+        """Read passes until the time is over; each has a new number, so that settings do not read the same data."""
         seed_everything(self.seed, "bench", stream.name)
         wrapper = StreamWrapper(function, name=stream.name, seed=self.seed, training=stream.trains, reading=setting)
         if stream.trains:
@@ -219,7 +219,7 @@ class _Reader:
         firsts: list[float] = []
         behind, taken = 0, 0.0
         ends_at = math.inf
-        each = max(1, setting.workers)  # batches before reading is timed: one from every process, when it has started
+        each = max(1, setting.workers)  # batches that are not timed: one per worker, while workers start
         with contextlib.closing(wrapper), wrapper:
             while perf_counter() < ends_at:
                 began = perf_counter()
@@ -229,7 +229,7 @@ class _Reader:
                     if stream.trains and self.first_batch is None:
                         self.first_batch = batch
                     ends_at = min(ends_at, times[0] + self.seconds)
-                    if times[-1] >= ends_at and (behind or len(times) > each):  # until something was timed
+                    if times[-1] >= ends_at and (behind or len(times) > each):  # after one timed batch
                         break
                 self.passes += 1
                 if not times:
@@ -244,7 +244,7 @@ class _Reader:
 
 
 def _seconds_of_a_step(model: Any, batch: Batch, stream: str, seconds: float) -> float:
-    """Return the median time of training steps on a batch, after a few that are not timed."""
+    """Return the median time of a training step on a batch, after a few steps that are not timed."""
     taken = []
     ends_at = perf_counter() + seconds
     for index in range(_UNTIMED_STEPS + _TIMED_STEPS):
@@ -255,5 +255,5 @@ def _seconds_of_a_step(model: Any, batch: Batch, stream: str, seconds: float) ->
 
 
 def _cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS

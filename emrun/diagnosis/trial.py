@@ -1,4 +1,4 @@
-"""What a config and its data agree on, tried out: batches of every stream, a step, evaluations, saving and loading."""
+"""Try out a config with its data: batches of every stream, a step, evaluations, saving and loading."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from emrun.types import Batch
 from emrun.wording import meant_of
 
 _BATCHES = 2
-_MOST_BATCHES = 100  # are looked at to find two that the loop would run
-_TIMED = 3  # the second batch is run so often; the fastest counts
+_MOST_BATCHES = 100  # batches that are read to find two that the loop would run
+_TIMED = 3  # runs of the second batch; the fastest counts
 
 
 def try_out(config: Config) -> dict[str, Any]:
-    """Build what a config describes and try it out, without changing anything: no file, no random state is left.
+    """Build the objects of a config and try them out; leave no file and no changed random state behind.
 
-    The first two batches of every stream are looked at. A copy of the model makes a step with each of the train
-    stream's, evaluates every stream, and is saved and loaded again. Hooks are built and registered, no more; those that
-    may change batches get the events up to `before_batch`, and `after_training`.
+    The first two batches of every stream are read. A copy of the model makes a step with each of those of the train
+    stream, evaluates every stream of the main loop, and is saved and loaded again. Hooks are built and registered, but
+    get no events, except that hooks that may change batches get those up to `before_batch`, and `after_training`.
 
     Args:
         config: the config.
@@ -52,14 +52,14 @@ def try_out(config: Config) -> dict[str, Any]:
     Returns:
         A tree of plain values. `streams`: stream -> {batches, runs, sources: source -> {dtype, shape, range, used_by}};
         `outputs`: output -> {dtype, shape, range}; `parameters`: [{module, class, shapes, count, bytes, trained}];
-        `memory`: what -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length;
-        `notes`: what may be a mistake.
+        `memory`: what uses it -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length;
+        `notes`: warnings about possible mistakes.
 
     Raises:
         ConfigError: the config cannot be used.
         StreamError: a stream breaks its contract.
-        StateError: the model does not come back from a checkpoint as it was.
-        BaseException: what the dataset, the model or a hook raises.
+        StateError: a checkpoint does not restore the model exactly.
+        BaseException: any error that the dataset, the model or a hook raises.
     """
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
     with _apart() as notes, TemporaryFolder("check") as place:
@@ -86,14 +86,14 @@ def try_out(config: Config) -> dict[str, Any]:
 
 
 def _build_model(plan: Plan, training: Training) -> AbstractModel:
-    """Build the model once more, in a loop of its own, so that no hook hears of its updates."""
+    """Build the model once more, in a main loop of its own, so that no hook gets its events."""
     seed_everything(plan.get("seed", 0), "model")
     supplied = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
     model: AbstractModel = plan.model.build(supplied)
     name, run = training.main_loop.train_stream_name, training.main_loop.run
     loop = MainLoop(model, training.dataset, train_stream_name=name, run=run)
     loop.checks = training.main_loop.checks
-    may_fail = any(map(may_change_batches, (*training.hooks, model)))  # as in a training
+    may_fail = any(map(may_change_batches, (*training.hooks, model)))  # as in a run
     for each in (training.model, model):
         training.main_loop.first_batch.show(each, may_fail=may_fail)
     loop.notify("before_training")
@@ -102,7 +102,7 @@ def _build_model(plan: Plan, training: Training) -> AbstractModel:
 
 
 def _streams_of_no_dataset(plan: Plan, dataset: Any) -> list[str]:
-    """Return what is to be said about streams under `eval` that a dataset does not have."""
+    """Return warnings about streams under `eval` that a dataset does not have."""
     return [
         f"eval.{name}: the dataset has no stream {name!r}{meant_of(name, stream_names(dataset))}"
         for name in plan.get("eval", {})
@@ -111,7 +111,7 @@ def _streams_of_no_dataset(plan: Plan, dataset: Any) -> list[str]:
 
 
 class _Trial:
-    """Runs a model on the first batches of every stream and takes note of what it sees."""
+    """Runs a model on the first batches of every stream and collects the contract."""
 
     def __init__(self, training: Training, model: AbstractModel, round_trip: RoundTrip, notes: list[str]) -> None:
         self._loop = training.main_loop
@@ -122,12 +122,12 @@ class _Trial:
         self._round_trip = round_trip
         self._notes = notes
         self._lengths = lengths(training.dataset)
-        self._seconds: dict[str, float] = {}  # of one batch, reading included
+        self._seconds: dict[str, float] = {}  # for a batch, including reading
         self._streams: dict[str, Any] = {}
         self._outputs: dict[str, SourceInfo] = {}
 
     def run(self) -> None:
-        """Try all streams: those of the loop, then the others, of which only the sources are looked at."""
+        """Try all streams: first those of the main loop; of the others, only the batches are read."""
         own = self._loop.streams.sources
         hooks = [each for each in self._changers if each is not self._model]
         for hook in hooks:
@@ -141,7 +141,7 @@ class _Trial:
                     error.add_note(f"while trying the first batches of stream {name!r}")
                     raise
                 what = f"{type(error).__name__}: {reason_of(error)}"
-                self._notes.append(f"stream {name!r}, which main_loop does not run: {what}")
+                self._notes.append(f"stream {name!r}, which main_loop does not run, failed: {what}")
         for hook in hooks:
             _call(hook, "after_training", success=True)
 
@@ -179,7 +179,7 @@ class _Trial:
         }
 
     def _change(self, name: str, batch: Batch) -> Batch:
-        """Return what hooks make of a batch before the model gets it, nothing when that is to be skipped."""
+        """Return the batch as hooks change it in `before_batch`; empty when the loop would skip it."""
         if not self._changers:
             return batch
         changed = dict(batch)
@@ -192,7 +192,7 @@ class _Trial:
         return changed if self._loop.checks.check_changed(changed) else {}
 
     def _batches(self, name: str) -> Generator[tuple[Batch, float], None, None]:
-        """Yield the batches of a stream, each with the seconds it took to make."""
+        """Yield the batches of a stream, each with the seconds that reading it took."""
         context = StreamContext(name, seed=self._loop.seed, epoch=int(name == self._loop.train_stream_name))
         began = perf_counter()
         batches = iter(open_stream(self._dataset, name, context))
@@ -206,7 +206,7 @@ class _Trial:
                 close()
 
     def _run_model(self, name: str, batch: Batch, index: int) -> float:
-        """Run the model on a batch as the loop would; return the seconds that it took."""
+        """Run the model on a batch as the loop would; return the seconds of the fastest run."""
         train = name == self._loop.train_stream_name
         if train and index == 0:
             with preserved_randomness():
@@ -229,7 +229,7 @@ class _Trial:
         return users or [f"{name} (possibly)" for name in dict.fromkeys(able)]
 
     def report(self) -> dict[str, Any]:
-        """Return what was seen."""
+        """Return the contract; see `try_out`."""
         fixed, intervals = self._loop.fixed_epoch_size, self._loop.streams.intervals
         lengths = self._lengths | ({} if fixed is None else {self._loop.train_stream_name: fixed})
         self._notes += [f"output {name!r} has values that are not finite" for name in _gaps(self._outputs)]
@@ -248,7 +248,7 @@ class _Trial:
 
 
 def _call(listening: Any, event: str, **arguments: Any) -> None:
-    """Call an event of a hook or a model as the loop would; one that ends the training has no effect."""
+    """Call an event of a hook or a model as the loop would; ignore `TrainingTerminated`."""
     call = listener(listening, event)
     try:
         with suppress(TrainingTerminated):
@@ -274,10 +274,7 @@ def _gaps(seen: Mapping[str, SourceInfo]) -> list[str]:
 
 @contextmanager
 def _apart() -> Iterator[list[str]]:
-    """Collect the warnings of emrun's log, and put back what building a training changes in the process.
-
-    That is random states and variables of the environment.
-    """
+    """Collect the warnings of emrun's log, and restore random states and environment variables at the end."""
     found: list[str] = []
 
     class Collect(logging.Handler):
@@ -285,7 +282,7 @@ def _apart() -> Iterator[list[str]]:
             found.append(record.getMessage())
 
     before, handler, log = set(os.environ), Collect(logging.WARNING), logging.getLogger("emrun")
-    propagates, log.propagate = log.propagate, False  # they are in the report
+    propagates, log.propagate = log.propagate, False  # the report shows the warnings
     log.addHandler(handler)
     try:
         with preserved_randomness():

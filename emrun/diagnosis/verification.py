@@ -1,4 +1,4 @@
-"""Proves on a config that an interrupted training equals an uninterrupted one, or names what differs first."""
+"""Verify for a config that an interrupted run equals an uninterrupted one, or find the first difference."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from emrun.temporary import TemporaryFolder
 
 _LOG = logging.getLogger(__name__)
 
-_LONGEST = 20  # iterations of an epoch that is verified as it is
-_SHORT = 8  # iterations of an epoch instead of a longer one
-_MAY_VARY = ("hooks", "metrics")  # may hold times; what differs between two straight runs is left out
+_LONGEST = 20  # iterations; longer epochs are shortened
+_SHORT = 8  # iterations of a shortened epoch
+_MAY_VARY = ("hooks", "metrics")  # may contain times; values that differ between two uninterrupted runs are left out
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was found at a point.
+    """The result for one point.
 
     Args:
-        point: where; None for the uninterrupted training, repeated.
+        point: where the run was interrupted; None for an uninterrupted run that was repeated.
         how: the name of the signal.
-        resumed_at: the iteration of the checkpoint that the training went on from.
-        difference: None when it is exact.
+        resumed_at: the iteration of the checkpoint from which the run resumed.
+        difference: the first difference; None when the resume is exact.
     """
 
     point: Point | None
@@ -43,11 +43,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found.
+    """The result of a verification.
 
     Args:
-        rows: one for each point; only the uninterrupted training when that differs from itself.
-        iterations: how long each training was.
+        rows: a row for each point; a single row without a point when two uninterrupted runs differ.
+        iterations: the length of each run.
         notes: what the verification does not cover.
     """
 
@@ -57,7 +57,7 @@ class Verification:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing differs."""
+        """Whether there is no difference."""
         return all(row.difference is None for row in self.rows)
 
 
@@ -69,43 +69,43 @@ def verify(
     at: Sequence[int] = (),
     full_epochs: bool = False,
 ) -> Verification:
-    """Train straight, twice, and then once for each point with an interruption there, and compare batch by batch.
+    """Train twice without interruption, then once more for each point with an interruption, and compare all batches.
 
-    Every training is a few iterations long, runs in a process of its own and writes into a temporary directory. The
-    config's hooks run too, but for StopAfter.
+    Each run is a few iterations long, has a process of its own and writes into a temporary directory. All hooks of the
+    config run, except StopAfter.
 
     Args:
-        config: a file, or a directory that holds `config.yaml`.
-        overrides: `key.path=value`, `~key.path` to delete.
-        kill: interrupt by SIGKILL, two iterations after a checkpoint, instead of SIGTERM.
-        at: iterations at which to interrupt, instead of the middle of an epoch, its end, an evaluation, and, with
-            `fixed_epoch_size`, the end of a pass.
-        full_epochs: leave epochs of more than 20 iterations as long as they are.
+        config: a file, or a directory with a `config.yaml`.
+        overrides: `key.path=value`, or `~key.path` to delete a key.
+        kill: interrupt by SIGKILL, two iterations after a checkpoint, instead of by SIGTERM.
+        at: iterations after which to interrupt; by default in the middle of an epoch, at its end, in an evaluation
+            and, with `fixed_epoch_size`, at the end of a pass.
+        full_epochs: do not shorten epochs of more than 20 iterations.
 
     Raises:
-        UsageError: an iteration is beyond the end.
-        VerificationFailed: a training failed by itself.
+        UsageError: an iteration is beyond the end of the run, or the run is too short to be interrupted.
+        VerificationFailed: a run failed for a reason of its own.
     """
     loaded = load_config(config, overrides)
     arguments = [*overrides, *([f"seed={draw_seed()}"] if loaded.get("seed") is None else [])]
     with TemporaryFolder("verify") as place:
         job = partial(Job, str(place), str(config), arguments)
         notes = []
-        _LOG.info("training without interruption")
+        _LOG.info("running without interruption")
         straight = job("straight", longest=None if full_epochs else _LONGEST).run()
-        if straight.of("long"):  # it gave up, as its epochs are long
+        if straight.of("long"):  # the run gave up because its epochs are too long
             arguments.append(f"main_loop.fixed_epoch_size={_SHORT}")
             notes.append(
-                f"epochs are longer than {_LONGEST} iterations: verified with main_loop.fixed_epoch_size={_SHORT}, so "
-                "that the end of a pass may not be reached (--full-epochs leaves them as they are)"
+                f"epochs have more than {_LONGEST} iterations: verified with main_loop.fixed_epoch_size={_SHORT}, so "
+                "that the run may not reach the end of a pass; use --full-epochs to verify whole epochs"
             )
             straight = job("straight-short").run()
         settings = loaded.get("main_loop") or {}
         last = straight.epoch_ends[-1] if settings.get("on_interrupt") == "epoch" and not kill else straight.end - 1
         points = _chosen(straight, at, last) if at else list(_usual(straight))
         if not points:
-            raise UsageError(f"the training ends after {straight.end} iterations, too early to be interrupted")
-        _LOG.info("again without interruption")
+            raise UsageError(f"the run ends after {straight.end} iterations, which is too early to interrupt it")
+        _LOG.info("running again without interruption")
         again = job("again", end=straight.end).run()
         causes = Causes(straight, again, int(settings.get("buffer") or 0))
         vary = {part: varying(straight.final[part], again.final[part]) for part in _MAY_VARY}
@@ -113,14 +113,14 @@ def verify(
         if found is not None:
             return Verification([Row(None, "", None, causes.explain(found, again))], straight.end, notes)
         notes += [
-            f"not compared, as it differs without interruption: {PARTS[part]} {name}"
+            f"not compared: {PARTS[part]} {name}, which differs between two uninterrupted runs"
             for part, names in vary.items()
             for name in sorted(names)
         ]
         rows = []
         by = signal.SIGKILL if kill else signal.SIGTERM
         for number, point in enumerate(points):
-            _LOG.info("interrupted at %s (iteration %d)", point.name, point.iteration)
+            _LOG.info("running with an interruption at %s (iteration %d)", point.name, point.iteration)
             name = f"point-{number}"
             first = job(name, end=straight.end, point=point, by=by).run()
             if first.was_interrupted(kill):
@@ -129,13 +129,13 @@ def verify(
                 difference = causes.explain(found, second) if found else None
                 rows.append(Row(point, by.name, second.one("begin").get("iteration"), difference))
             else:
-                missed = f"the training never came to {point.name}: it came to iteration {first.end}"
+                missed = f"the run ended at iteration {first.end} and did not reach {point.name}"
                 rows.append(Row(point, by.name, None, Difference(missed, "order")))
         return Verification(rows, straight.end, notes)
 
 
 def _usual(straight: Recording) -> Iterator[Point]:
-    """Yield the points that are tried when none are given."""
+    """Yield the points at which runs are interrupted by default."""
     ends = straight.epoch_ends
     batches = [event for event in straight.of("batch") if event["training"]]
     stream = batches[0]["stream"] if batches else ""
@@ -163,8 +163,5 @@ def _chosen(straight: Recording, at: Sequence[int], last: int) -> list[Point]:
     stream = next((event["stream"] for event in straight.of("batch") if event["training"]), "")
     for iteration in at:
         if not 0 < iteration <= last:
-            raise UsageError(
-                f"--at {iteration} is beyond the end: the verification is {straight.end} iterations long, so that it "
-                f"can interrupt at 1 to {last}"
-            )
-    return [Point("as told", iteration, stream) for iteration in dict.fromkeys(at)]
+            raise UsageError(f"--at must be from 1 to {last}, not {iteration}; the run has {straight.end} iterations")
+    return [Point("the given iteration", iteration, stream) for iteration in dict.fromkeys(at)]

@@ -1,4 +1,4 @@
-"""`emrun check`: the real command on configs that are right, and on such that are wrong in ways only data show."""
+"""`emrun check` as an installed command, on correct configs and on mistakes that only appear with the data."""
 
 import importlib.util
 import json
@@ -99,7 +99,7 @@ hooks:
 
 @pytest.fixture
 def project(tmp_path):
-    """A directory with configs and code of its own, and one for temporary files."""
+    """Return a directory with configs, their code and a directory for temporary files."""
     (tmp_path / "c.yaml").write_text(CONFIG)
     (tmp_path / "own.yaml").write_text(OWN.replace("code.", "my_code."))
     (tmp_path / "my_code.py").write_text(CODE)
@@ -115,12 +115,12 @@ def changed(project, old, new, name="own.yaml"):
 
 
 def files_of(project):
-    """Return all paths with the times of files; torch makes a folder for its compiler when it feels like it."""
+    """Return all paths with the times of files; torch creates a folder for its compiler at unpredictable times."""
     paths = [path for path in project.rglob("*") if not path.name.startswith("torchinductor")]
     return {path: path.is_file() and path.stat().st_mtime_ns for path in paths}
 
 
-def test_a_right_config_shows_its_contract_and_leaves_no_trace(project, emrun):
+def test_a_correct_config_shows_its_contract_and_leaves_no_trace(project, emrun):
     before = files_of(project)
     done = emrun("check", "c.yaml", env={"TMPDIR": str(project / "tmp")})
     assert done.returncode == 0, done.stderr
@@ -145,7 +145,7 @@ def test_every_sample_config_passes(path, emrun):
     assert done.returncode == 0, done.stderr
 
 
-def test_overrides_count(project, emrun):
+def test_overrides_are_checked(project, emrun):
     done = emrun("check", "c.yaml", "hooks.StopAfter.epoch=3")
     assert done.returncode == 2
     assert "override 'hooks.StopAfter.epoch=3': hooks[1].StopAfter: unknown argument 'epoch'" in done.stderr
@@ -163,7 +163,7 @@ def test_static_imports_neither_torch_nor_the_users_code(project, emrun):
     assert emrun("check", "--static", "own.yaml").returncode == 2
 
 
-def test_json_tells_the_same_to_programs(project, emrun):
+def test_json_has_the_same_content(project, emrun):
     found = json.loads(emrun("check", "c.yaml", "--json").stdout)
     assert found["problems"] == []
     contract = found["contract"]
@@ -195,14 +195,14 @@ def test_hooks_are_built_but_not_called_and_other_streams_only_looked_at(project
     done = emrun("check", "own.yaml")
     assert done.returncode == 0, done.stderr
     assert "test    not run by main_loop" not in done.stdout
-    assert "warning: stream 'test', which main_loop does not run: OSError: not downloaded" in done.stderr
+    assert "warning: stream 'test', which main_loop does not run, failed: OSError: not downloaded" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("code.Net}", "code.Net, forgetful: true}", "the model does not come back from a checkpoint as it was: output"),
+        ("code.Net}", "code.Net, forgetful: true}", "a checkpoint does not restore the model exactly: output"),
         ("hooks:", "hooks:\n  - ComputeStats: {variables: [accuracy]}", "reads 'accuracy', which is neither a source"),
         ("hooks:", "hooks:\n  - SaveBest: {variable: loss}", "monitors valid/loss/mean, but stream 'valid' is not run"),
         ("hooks:", "main_loop: {extra_streams: [empty]}\nhooks:", "stream 'empty' has no batch for the model"),
@@ -213,7 +213,7 @@ def test_hooks_are_built_but_not_called_and_other_streams_only_looked_at(project
         ("  optimizer: {class: SGD, lr: 0.1}\n", "", "training needs an optimizer"),
     ],
 )
-def test_what_only_data_show_is_found_without_training(project, emrun, old, new, message):
+def test_mistakes_that_only_data_show_are_found_without_training(project, emrun, old, new, message):
     changed(project, old, new)
     done = emrun("check", "own.yaml", env={"TMPDIR": str(project / "tmp")})
     assert done.returncode == (0 if message is None else 2), done.stderr
@@ -237,7 +237,7 @@ def test_what_only_data_show_is_found_without_training(project, emrun, old, new,
         ("model:\n", "model:\n  class: my_code.Late\n", "out", "nothing is wrong"),
     ],
 )
-def test_what_may_be_a_mistake_is_told_and_what_is_none_is_not(project, emrun, old, new, where, message):
+def test_possible_mistakes_are_warnings_and_other_things_are_not(project, emrun, old, new, where, message):
     changed(project, old, new)
     done = emrun("check", "own.yaml")
     assert done.returncode == 0, done.stderr
@@ -245,7 +245,7 @@ def test_what_may_be_a_mistake_is_told_and_what_is_none_is_not(project, emrun, o
 
 
 @pytest.mark.parametrize("wrong", ["{}['DATA_ROOT']", "[][0]", "(_ for _ in ()).throw(KeyError())"])
-def test_an_error_of_the_users_module_is_no_error_of_the_config(project, emrun, wrong):
+def test_an_error_of_the_users_module_is_not_an_error_of_the_config(project, emrun, wrong):
     with (project / "my_code.py").open("a") as file:
         file.write(f"ROOT = {wrong}\n")
     for command in ("check", "train"):
@@ -282,7 +282,7 @@ def test_a_check_that_is_terminated_leaves_no_trace_either(project):
     assert files_of(project) == before
 
 
-def test_what_fails_in_the_users_code_has_its_traceback_and_the_stream(project, emrun):
+def test_an_error_of_the_users_code_has_its_traceback_and_the_stream(project, emrun):
     changed(project, "hooks:", "main_loop: {extra_streams: [valid]}\nhooks:")
     done = emrun("check", "own.yaml")
     assert done.returncode == 1
@@ -318,7 +318,7 @@ class Keeps(AbstractHook):
 """
 
 
-def test_arguments_that_only_a_call_shows_to_be_taken_are_accepted(emrun, tmp_path):
+def test_arguments_that_a_wrapper_accepts_at_the_call_are_accepted(emrun, tmp_path):
     (tmp_path / "odd.py").write_text(ODD)
     module = "{class: odd.make, config: {class: odd.Config, num_labels: 3}}"
     head, _, tail = CONFIG.partition("  module:")
@@ -336,7 +336,7 @@ class Data:
 
 
 @pytest.mark.parametrize("module", ["random", "torch", "time", "tabulate"])
-def test_a_module_that_an_installed_one_hides_is_named_with_what_hides_it(emrun, tmp_path, module):
+def test_a_module_hidden_by_an_installed_one_is_named_with_both(emrun, tmp_path, module):
     (tmp_path / f"{module}.py").write_text(USERS_DATA)
     (tmp_path / "c.yaml").write_text(CONFIG.replace("{class: Majority, n: 50}", f"{{class: {module}.Data}}"))
     done = emrun("check", "c.yaml")
@@ -347,14 +347,14 @@ def test_a_module_that_an_installed_one_hides_is_named_with_what_hides_it(emrun,
     assert ("built into Python" if module == "time" else str(importlib.util.find_spec(module).origin)) in message
 
 
-def test_a_package_in_the_current_directory_is_hidden_likewise(emrun, tmp_path):
+def test_a_package_hidden_by_a_module_is_named_too(emrun, tmp_path):
     (tmp_path / "random").mkdir()
     (tmp_path / "random" / "__init__.py").write_text(USERS_DATA)
     (tmp_path / "c.yaml").write_text(CONFIG.replace("{class: Majority, n: 50}", "{class: random.Data}"))
     assert "random.Data: random/__init__.py is hidden by the module" in emrun("check", "c.yaml").stderr
 
 
-def test_a_module_beside_the_config_is_named_when_started_elsewhere(emrun, tmp_path):
+def test_a_module_beside_the_config_is_suggested_from_another_directory(emrun, tmp_path):
     project = tmp_path / "project"
     project.mkdir()
     (project / "my_data.py").write_text(USERS_DATA)

@@ -185,9 +185,9 @@ def test_bench_of_a_dataset_alone_says_what_it_takes_to_choose_also_by_the_old_w
     assert done.returncode == 0, done.stderr
     assert "my own" not in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert ["test", "nobody", "ahead", "no", "batches"] in rows
+    assert ["test", "no", "read-ahead", "no", "batches"] in rows
     assert "stream 'train' does not get its rows from ctx.batches" in done.stdout
-    assert done.stdout.splitlines()[-1].endswith("is not known: the config has no model: give --step-ms")
+    assert done.stdout.splitlines()[-1].endswith("is not known: the config has no model; use --step-ms")
 
 
 def test_bench_ends_with_what_a_stream_raises(project, emrun):

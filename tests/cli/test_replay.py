@@ -26,7 +26,7 @@ def files(directory):
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_the_example_with_a_nan_is_named_and_the_weights_before_it_are_kept(doomed, fail, emrun):
+def test_the_example_with_a_nan_is_named_and_the_weights_before_it_are_saved(doomed, fail, emrun):
     done = fail("dataset.bad=[13]")
     assert done.returncode == 3
     assert "the batch that failed is saved; repeat the step with: emrun replay run/failures/1\n" in done.stderr
@@ -47,7 +47,7 @@ def test_the_example_with_a_nan_is_named_and_the_weights_before_it_are_kept(doom
             "now: emrun.hook.TrainingAborted: train/loss is NaN at iteration 4 (StopOnNaN)",
             "weights: before the step",
             "random states before the step: none are used",
-            "note: of the hooks, only StopOnNaN is called",
+            "note: of all hooks, only StopOnNaN is called",
             "reproduced",
             "cause: example 13",
             "source 'x' has values that are not finite in example 13",
@@ -93,7 +93,7 @@ def test_a_failure_in_an_evaluation(doomed, fail, emrun):
     assert "cause: example 0\n" in done.stdout
 
 
-def test_a_failure_of_emrun_eval_is_kept_with_the_evaluation(doomed, fail, emrun):
+def test_a_failure_of_emrun_eval_is_saved_with_the_evaluation(doomed, fail, emrun):
     assert fail().returncode == 0
     done = emrun("eval", "-q", "run", "valid", "dataset.bad=[31]", "dataset.stream=valid")
     assert done.returncode == 3
@@ -114,7 +114,7 @@ def test_what_the_environment_holds_is_not_in_a_capsule(doomed, fail, emrun):
     assert "s3cr3t-t0ken" not in done.stdout
 
 
-def test_a_mended_model_is_told_from_the_failing_one(doomed, fail, emrun):
+def test_a_fixed_model_no_longer_reproduces_the_failure(doomed, fail, emrun):
     fail("dataset.labels=[9]")
     source = (doomed / "parts.py").read_text()
     (doomed / "parts.py").write_text(source.replace("label.max() > 2", "False").replace("(label)", "(label % 3)"))
@@ -153,18 +153,18 @@ def test_a_directory_that_cannot_be_written_does_not_hide_the_error(doomed, emru
     "overrides",
     [
         ["dataset.raises=interrupt"],
-        ["dataset.raises=a broken file"],  # no batch is at hand
+        ["dataset.raises=a broken file"],  # there is no batch
         ["model.outputs=[logits]"],
         ["model.inputs=[x, labl]"],
         ["hooks.StopAfter={iterations: 2}"],
     ],
 )
-def test_what_is_no_failure_of_a_step_leaves_no_capsule(doomed, fail, emrun, overrides):
+def test_an_error_that_is_not_a_failure_of_a_step_leaves_no_capsule(doomed, fail, emrun, overrides):
     fail(*overrides)
     assert not (doomed / "run" / "failures").exists()
 
 
-def test_wrong_usage_is_told(doomed, fail, emrun):
+def test_wrong_usage_is_an_error(doomed, fail, emrun):
     fail()
     done = emrun("replay", "run")
     assert done.returncode == 2
@@ -174,7 +174,7 @@ def test_wrong_usage_is_told(doomed, fail, emrun):
     assert "is neither a run directory nor a capsule" in done.stderr
 
 
-def test_a_capsule_elsewhere_than_in_its_run_has_no_config_to_build_the_model_from(doomed, fail, emrun):
+def test_a_capsule_outside_of_its_run_has_no_config_to_build_the_model_from(doomed, fail, emrun):
     fail("dataset.bad=[13]")
     (doomed / "run/failures/1").rename(doomed / "sent")
     done = emrun("replay", "sent")

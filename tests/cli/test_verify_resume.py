@@ -1,4 +1,4 @@
-"""`emrun verify-resume` as an installed command, on trainings that are exact and on some that are not."""
+"""`emrun verify-resume` as an installed command, on configs whose resume is exact and on some whose resume is not."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ from emrun import AbstractHook
 
 
 class Data:
-    """Six batches a pass, made in a way that is good or bad."""
+    """Six batches per pass, made in a way that can or cannot be resumed exactly."""
 
     def __init__(self, kind="good"):
         self.x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
@@ -70,7 +70,7 @@ class Net(torch.nn.Module):
 
 
 class CountingNet(Net):
-    """Changes its output with the number of its calls, which no checkpoint has."""
+    """Changes its output with the number of its calls, which is saved in no checkpoint."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ class CountingNet(Net):
 
 
 class Warmup(AbstractHook):
-    """Raises the learning rate by a counter, which no checkpoint has."""
+    """Raises the learning rate by a counter, which is saved in no checkpoint."""
 
     def __init__(self, model):
         super().__init__()
@@ -113,7 +113,7 @@ class Decay(AbstractHook):
 
 
 class Draw(AbstractHook):
-    """Draws at the beginning of an epoch from all generators what it adds to the weights, there and at the end."""
+    """Draws numbers from all generators at the start of an epoch, and adds them to the weights there and at the end."""
 
     def before_epoch(self):
         self.drawn = torch.rand(8).mul_(random.random()).add_(np.random.normal())
@@ -135,7 +135,7 @@ class Curriculum(AbstractHook):
 
 
 class Clock(AbstractHook):
-    """Keeps a time, which is another one in every training."""
+    """Has a time in its state, which is different in every run."""
 
     def state_dict(self):
         return {"time": time.time_ns()}
@@ -162,7 +162,7 @@ hooks:
 
 @pytest.fixture
 def verify(emrun, tmp_path):
-    """Run the command in a folder with a config and its code, which has nothing else in it afterwards."""
+    """Run the command in a folder with a config and its code, and assert that it leaves no other file there."""
     (tmp_path / "config.yaml").write_text(CONFIG)
     (tmp_path / "my_code.py").write_text(CODE)
     (tmp_path / "temporary").mkdir()
@@ -179,14 +179,14 @@ def verify(emrun, tmp_path):
 
 
 def rows(done):
-    """Return the lines of the table: the point, the iteration, by what, resumed at, the result."""
+    """Return the rows of the table: point, iteration, signal, resumed at, result."""
     head, _, *lines = done.stdout.split("\n\n")[0].splitlines()
     starts = [head.index(title) for title in ("interrupted at", "iteration", "by", "resumed at", "result")]
     ends = [*starts[1:], None]
     return [[line[start:end].strip() for start, end in zip(starts, ends, strict=True)] for line in lines]
 
 
-def test_a_good_training_is_exact_at_every_point(verify):
+def test_a_good_config_is_exact_at_every_point(verify):
     done = verify("main_loop.buffer=2", "main_loop.fixed_epoch_size=4")
     assert (done.returncode, done.stderr) == (0, "")
     assert rows(done) == [
@@ -198,7 +198,7 @@ def test_a_good_training_is_exact_at_every_point(verify):
     assert done.stdout.splitlines()[-1] == "exact: interrupted at 4 points, compared 10 iterations"
 
 
-def test_a_training_whose_train_stream_is_evaluated_too_is_exact(verify):
+def test_a_run_whose_train_stream_is_evaluated_too_is_exact(verify):
     done = verify("main_loop.extra_streams=[train]")
     assert (done.returncode, done.stderr) == (0, "")
     assert rows(done) == [
@@ -224,7 +224,7 @@ def test_a_schedule_of_schedules_is_exact(verify, scheduler):
     assert {row[-1] for row in rows(done)} == {"exact"}
 
 
-def test_a_killed_training_goes_on_from_its_checkpoint_and_long_epochs_are_cut(emrun, tmp_path):
+def test_a_killed_run_resumes_from_its_checkpoint_and_long_epochs_are_shortened(emrun, tmp_path):
     sample = "{class: Majority, n: 300, batch_size: 10}"
     (tmp_path / "config.yaml").write_text(CONFIG.replace("{class: my_code.Data}", sample).replace(
         "{class: my_code.Net}", "{class: torch.nn.Sequential, args: [{class: torch.nn.Linear, in_features: 11, "
@@ -232,7 +232,7 @@ def test_a_killed_training_goes_on_from_its_checkpoint_and_long_epochs_are_cut(e
     ))  # fmt: skip
     done = emrun("verify-resume", "-q", "--kill", "--at", "11", "config.yaml", timeout=280)
     assert (done.returncode, done.stderr) == (0, "")
-    assert rows(done) == [["as told", "11", "SIGKILL", "9", "exact"]]
+    assert rows(done) == [["the given iteration", "11", "SIGKILL", "9", "exact"]]
     assert "verified with main_loop.fixed_epoch_size=8" in done.stdout
     assert "compared 18 iterations" in done.stdout
 
@@ -283,10 +283,10 @@ def test_a_stream_shuffled_by_the_time_is_named_before_any_interruption(verify):
             "",
             "",
             "",
-            "evaluation of train at iteration 0, batch 1: another batch",
+            "evaluation of train at iteration 0, batch 1: the batch differs",
         ]
     ]
-    assert "likely cause: stream 'train' is another one each time it is read" in done.stdout
+    assert "likely cause: stream 'train' yields other batches each time it is read" in done.stdout
 
 
 def test_a_module_with_state_outside_parameters_and_buffers_is_named(verify):
@@ -294,22 +294,22 @@ def test_a_module_with_state_outside_parameters_and_buffers_is_named(verify):
     assert done.returncode == 1
     ((*_, resumed, result),) = rows(done)
     assert (resumed, result[:25]) == ("9", "iteration 10: output loss")
-    assert "likely cause: the model keeps state outside parameters and buffers" in done.stdout
-    assert "module CountingNet, attribute 'steps' (14 straight, 5 otherwise)" in done.stdout
+    assert "likely cause: the module has state outside its parameters and buffers" in done.stdout
+    assert "module CountingNet, attribute 'steps' (14 uninterrupted, 5 in the other run)" in done.stdout
 
 
 def test_a_hook_that_changes_the_learning_rate_by_a_counter_is_named_and_one_with_a_clock_is_not(verify):
     done = verify("--at", "9", "hooks=[ComputeStats: {variables: [loss]}, my_code.Clock, my_code.Warmup]")
     assert done.returncode == 1
-    assert rows(done)[0][-1] == "iteration 10: learning rate (0.1 straight, 0.01 otherwise)"
-    assert "a hook keeps state that its state_dict() leaves out: hook Warmup, attribute 'count' (14" in done.stdout
-    assert "note: not compared, as it differs without interruption: state of hook Clock.time" in done.stdout
+    assert rows(done)[0][-1] == "iteration 10: learning rate (0.1 uninterrupted, 0.01 in the other run)"
+    assert "a hook has state that its state_dict() does not return: hook Warmup, attribute 'count' (14" in done.stdout
+    assert "note: not compared: state of hook Clock.time, which differs between two uninterrupted runs" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--at", "14"], "--at 14 is beyond the end: the verification is 14 iterations long, so that it can interrupt"),
+        (["--at", "14"], "--at must be from 1 to 13, not 14; the run has 14 iterations"),
         (["--at", "0"], "0 is not in the range x>=1"),
         (["--at", "middle"], "'middle' is not a valid integer"),
         (["main_loop.bufer=1"], "did you mean 'buffer'"),
@@ -322,7 +322,7 @@ def test_wrong_usage_ends_with_status_2(verify, arguments, message):
     assert "Traceback" not in done.stderr
 
 
-def test_a_training_that_fails_by_itself_is_told_with_its_traceback(verify):
+def test_a_run_that_fails_for_a_reason_of_its_own_is_reported_with_its_traceback(verify):
     done = verify("dataset.kind=broken")
     assert (done.returncode, done.stdout) == (1, "")
     assert "RuntimeError: the disk of the data is gone" in done.stderr
@@ -337,7 +337,7 @@ def test_sigterm_ends_it_and_leaves_nothing_behind(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    while not list((tmp_path / "temporary").glob("emrun-verify-*/*.jsonl")):  # a training writes its record
+    while not list((tmp_path / "temporary").glob("emrun-verify-*/*.jsonl")):  # the record of the first run
         assert process.poll() is None
     process.terminate()
     _, errors = process.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""What a model keeps beside its checkpoints."""
+"""The state of a model that is saved in no checkpoint."""
 
 import random
 from collections import deque
@@ -18,15 +18,15 @@ KINDS = {
     "none": (None, 1.5),
     "tensor": (torch.zeros(2), torch.ones(2)),
     "array": (np.zeros(2), np.ones(2)),
-    "number of NumPy": (np.float32(1), np.float32(2)),
+    "NumPy scalar": (np.float32(1), np.float32(2)),
     "list": ([1, torch.ones(1)], [1, torch.zeros(1)]),
     "mapping": ({"a": 1}, {"a": 2}),
     "deque": (deque([1]), deque([1, 2])),
     "set": ({1}, {1, 2}),
     "generator": (np.random.default_rng(1), np.random.default_rng(2)),
-    "generator of Python": (random.Random(1), random.Random(2)),
-    "older generator of NumPy": (np.random.RandomState(1), np.random.RandomState(2)),
-    "generator of torch": (torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)),
+    "Python generator": (random.Random(1), random.Random(2)),
+    "old NumPy generator": (np.random.RandomState(1), np.random.RandomState(2)),
+    "torch generator": (torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)),
     "conjugate": (torch.tensor([1j]).conj(), torch.tensor([2j]).conj()),
 }
 

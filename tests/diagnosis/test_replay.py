@@ -1,4 +1,4 @@
-"""Replays in this process: which examples are named, and what makes a step another one."""
+"""Replays in this process: which examples are named, and how the repeated step may differ from the original."""
 
 import sys
 import warnings
@@ -16,7 +16,7 @@ from emrun.errors import StateError, StorageError, UsageError
 
 @pytest.fixture
 def fail(doomed, monkeypatch):
-    """Train with overrides until it fails; return what it fails with."""
+    """Train with overrides until the run fails; return the error."""
     monkeypatch.chdir(doomed)
     monkeypatch.syspath_prepend(doomed)
     monkeypatch.delitem(sys.modules, "parts", raising=False)
@@ -56,7 +56,7 @@ def test_a_batch_norm_needs_two_examples_and_the_source_tells_which(fail):
 ROOT = ("model.inputs=[x]", "model.module={class: parts.Root}", "dataset.bad=[7]")
 
 
-def test_a_gradient_that_is_no_number_is_found_before_it_is_used(fail):
+def test_a_gradient_that_is_not_a_number_is_found_before_it_is_used(fail):
     error = fail(*ROOT)
     assert str(error) == "train/gradient of scale is NaN at iteration 4 (StopOnNaN)"
     found = replay("run")
@@ -65,7 +65,7 @@ def test_a_gradient_that_is_no_number_is_found_before_it_is_used(fail):
     assert causes(found)[0] == "cause: example 7"
 
 
-def test_the_operation_behind_it_is_named_when_asked_for(fail):
+def test_the_operation_behind_it_is_named_on_request(fail):
     fail(*ROOT)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -76,12 +76,12 @@ def test_the_operation_behind_it_is_named_when_asked_for(fail):
     assert "Triggered internally" not in found.anomaly
 
 
-def test_where_there_is_no_anomaly_it_says_nothing(fail):
+def test_without_an_anomaly_the_report_is_nothing(fail):
     fail("dataset.labels=[1]")
     assert replay("run", anomaly=True).anomaly == "nothing"
 
 
-def test_a_guard_that_looks_after_the_update_is_told_of(fail):
+def test_a_guard_that_looks_after_the_update_has_a_note(fail):
     fail("dataset.bad=[13]", "hooks=[{parts.Guard: {message: bad}}]")
     found = replay("run", device="cpu")
     assert found.reproduced  # its count of batches is part of the message, and of its state
@@ -100,7 +100,7 @@ OWN = (
 
 @pytest.mark.parametrize("fused", ["model.fused=false", "model.fused=true"])
 @pytest.mark.parametrize(("fails", "weights"), [("before", "before the step"), ("after", "after the update")])
-def test_the_weights_of_a_scheme_of_ones_own_are_told_as_they_are(fail, fails, weights, fused):
+def test_the_weights_of_a_custom_update_scheme_are_described_correctly(fail, fails, weights, fused):
     assert str(fail(*OWN, fused, f"model.fails={fails}")) == f"bad {fails} the update"
     found = replay("run")
     assert found.capsule.facts["weights"] == weights
@@ -109,17 +109,17 @@ def test_the_weights_of_a_scheme_of_ones_own_are_told_as_they_are(fail, fails, w
     assert ("those after the step's update" in report(found)) is (fails == "after")
 
 
-def test_where_no_trace_of_an_update_can_be_seen_that_is_told(fail):
+def test_an_update_that_cannot_be_detected_has_a_note(fail):
     fail(*OWN, "model.by_hand=true")
     text = report(replay("run"))
     assert "weights: unknown: OwnScheme does not tell whether the step made an update" in text
     assert "note: the weights may be those after the step's update; there is no checkpoint before it" in text
 
 
-def test_the_newest_checkpoint_is_told_with_weights_that_moved(fail):
+def test_weights_after_the_update_are_reported_with_the_newest_checkpoint(fail):
     fail("dataset.bad=[13]", "hooks=[parts.Guard, {SaveEvery: {n_epochs: 2 iterations}}]")
     text = report(replay("run"))
-    assert "the weights are those after the step's update; it-00000002 is 1 iterations before the step" in text
+    assert "the weights are those after the step's update; it-00000002 was saved 1 iteration before the step" in text
 
 
 def test_a_hook_that_fails_is_called_again(fail):
@@ -135,17 +135,17 @@ def test_another_hook_in_its_place_is_refused(fail):
     fail("hooks=[StopOnNaN, parts.Faulty, {StopAfter: {epochs: 1}}]")
     config = Path("run/config.yaml")
     config.write_text(config.read_text().replace("parts.Faulty", "parts.Guard"))
-    with pytest.raises(StateError, match=r"hooks\[1\] was Faulty and is now Guard"):
+    with pytest.raises(StateError, match=r"hooks\[1\] is Guard, not Faulty as when the run failed"):
         replay("run")
 
 
-def test_a_config_that_was_changed_since_is_told(fail):
+def test_a_config_that_has_changed_since_has_a_note(fail):
     fail("dataset.bad=[13]")
     config = Path("run/config.yaml")
     config.write_text(config.read_text() + "# a comment\n")
     found = replay("run")
     assert found.reproduced
-    assert found.notes[0].startswith("config.yaml of the run was changed since")
+    assert found.notes[0].startswith("config.yaml has changed since the run failed")
 
 
 def test_another_architecture_is_refused(fail):
@@ -172,7 +172,7 @@ def test_a_capsule_cut_or_flipped_anywhere_is_refused(fail, doomed, name):
     fail("dataset.bad=[13]")
     path = doomed / "run/failures/1" / name
     content = path.read_bytes()
-    for position in range(0, len(content.rstrip(b"\n")), len(content) // 20):  # a text may lack its last newline
+    for position in range(0, len(content.rstrip(b"\n")), len(content) // 20):  # the last newline may be missing
         flipped = bytes([content[position] ^ 4])
         for damaged in (content[:position], content[:position] + flipped + content[position + 1 :]):
             path.write_bytes(damaged)
@@ -183,7 +183,7 @@ def test_a_capsule_cut_or_flipped_anywhere_is_refused(fail, doomed, name):
         replay(path.parent)
 
 
-def test_it_leaves_the_run_and_its_random_states_alone(fail, doomed):
+def test_a_replay_changes_neither_the_run_nor_random_states(fail, doomed):
     fail("dataset.bad=[13]")
     before = {path: path.read_bytes() for path in doomed.rglob("*") if path.is_file() and "pycache" not in str(path)}
     torch.manual_seed(5)
@@ -203,7 +203,7 @@ def test_halving_names_every_single_cause(count):
         assert found == [[index] for index in sorted(set(bad))]
 
 
-def test_halving_keeps_together_what_only_fails_together():
+def test_halving_keeps_examples_together_that_only_fail_together():
     assert halve(list(range(8)), lambda examples: {4, 5} <= set(examples), 100) == [[4, 5]]
     assert halve(list(range(8)), lambda examples: {1, 6} <= set(examples), 100) == [list(range(8))]
 

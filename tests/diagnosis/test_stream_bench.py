@@ -1,4 +1,4 @@
-"""What is measured of streams, and what is chosen because of it; how long anything takes is not looked at."""
+"""What is measured for streams, and which setting is recommended; the tests do not depend on real times."""
 
 import tempfile
 from pathlib import Path
@@ -13,7 +13,7 @@ from emrun.errors import ArgumentError, StreamError, UsageError
 from emrun.randomness import seed_everything
 
 SECONDS = 0.05
-SETTINGS = ["nobody ahead", "buffer: 4", "workers: 1", "workers: 2"]
+SETTINGS = ["no read-ahead", "buffer: 4", "workers: 1", "workers: 2"]
 MODEL = {
     "module": {"class": "torch.nn.Linear", "in_features": 64, "out_features": 10},
     "inputs": ["image"],
@@ -47,7 +47,7 @@ class Failing:
 
 
 class Changing:
-    """Changes an array that it gave away."""
+    """Changes an array that it has already yielded."""
 
     def train_stream(self):
         array = np.zeros(3)
@@ -57,7 +57,7 @@ class Changing:
 
 
 class Noted:
-    """Notes the number of each pass in a file, whichever process reads it."""
+    """Writes the number of each pass into a file, in whichever process it is read."""
 
     def __init__(self, path):
         self.path = path
@@ -129,11 +129,11 @@ def test_a_stream_without_batches_has_no_times():
     assert (found.step, found.no_step) == (None, "stream 'valid' has no batches")
 
 
-def test_without_a_model_that_trains_here_the_reason_is_told():
-    assert bench(of("Drawn"), seconds=SECONDS).no_step == "the config has no model: give --step-ms"
+def test_without_a_model_that_can_be_trained_here_there_is_a_reason():
+    assert bench(of("Drawn"), seconds=SECONDS).no_step == "the config has no model; use --step-ms"
     found = bench(DIGITS, ["model.device=nowhere"], seconds=SECONDS)
     assert found.step is None
-    assert found.no_step.startswith("the model does not train here: give --step-ms (")
+    assert found.no_step.startswith("the model cannot be trained here (")
     assert "'nowhere' cannot be used here" in found.no_step
 
 
@@ -148,15 +148,16 @@ def test_a_stream_that_only_nobody_ahead_can_read_is_an_error():
         bench(of("Changing"), seconds=SECONDS)
 
 
-def test_workers_that_cannot_read_a_stream_are_left_out_with_the_reason(caplog):
+def test_workers_that_cannot_read_a_stream_are_skipped_with_a_warning(caplog):
     points = {"class": "torch.utils.data.TensorDataset", "args": [{"class": "torch.ones", "args": [9, 1]}]}
     loader = {"class": "torch.utils.data.DataLoader", "args": [points], "num_workers": 1}
     (stream,) = bench({"dataset": {"class": "TorchDataset", "train": loader, "sources": ["x"]}}, seconds=0.01).streams
     assert [str(reading.setting) for reading in stream.readings] == SETTINGS[:2]
-    assert "stream 'train': workers: 1 is left out: stream 'train': its DataLoader has num_workers=1" in caplog.text
+    message = "stream 'train' cannot be read with workers: 1: stream 'train': its DataLoader has num_workers=1"
+    assert message in caplog.text
 
 
-def test_what_a_config_cannot_mean_is_told_before_anything_is_read():
+def test_wrong_names_in_the_config_are_reported_before_anything_is_read():
     with pytest.raises(UsageError, match="no method 'trian_stream'; did you mean 'train'"):
         bench(of("Failing"), ["main_loop.extra_streams=[trian]"])
     with pytest.raises(ArgumentError, match=r"main_loop.start_method: 'run' is not one of"):
@@ -176,7 +177,7 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_setting_reads_other_passes_so_that_no_file_was_read_before(tmp_path):
+def test_every_setting_reads_other_passes(tmp_path):
     bench({"dataset": {"class": f"{__name__}.Noted", "path": str(tmp_path / "passes")}}, seconds=SECONDS)
     numbers = [int(line) for line in (tmp_path / "passes").read_text().split()]
     begun = [number for number, before in zip(numbers, [0, *numbers], strict=False) if number != before]
@@ -201,8 +202,8 @@ def test_what_is_read_does_not_depend_on_random_states(monkeypatch):
     assert seen[0][:30] == seen[1][:30]
 
 
-def test_nobody_reads_ahead_when_that_gains_nothing():
-    assert choice(measured(0.001, 0.001, 0.001, 0.001), step=0.1) == "nobody ahead"
+def test_no_read_ahead_is_chosen_when_it_does_not_help():
+    assert choice(measured(0.001, 0.001, 0.001, 0.001), step=0.1) == "no read-ahead"
 
 
 def test_a_thread_is_chosen_when_it_hides_the_reading():
@@ -226,7 +227,7 @@ def test_workers_whose_start_takes_longer_than_they_save_are_not_chosen():
     assert choice(measured(*slow, first=1.0, length=5), step=0.1) == "buffer: 4"
 
 
-def test_the_share_of_waiting_is_that_of_reading_which_is_not_hidden():
+def test_waiting_is_the_part_of_reading_that_training_does_not_hide():
     stream = measured(0.3, 0.3, 0.15, 0.1)
     assert [round(stream.waiting(reading, 0.1), 3) for reading in stream.readings] == [0.75, 0.667, 0.333, 0.0]
     pass_of_one = StreamBench("train", True, True, 1, [Speed(Setting(), 0.1, None)])

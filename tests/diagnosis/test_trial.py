@@ -1,4 +1,4 @@
-"""Trying a config out leaves the process as it was; the rest is tested by the command in tests/cli/test_check.py."""
+"""Trying out a config does not change the process; tests/cli/test_check.py tests the rest with the command."""
 
 import random
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""What is compared between trainings, where they are interrupted, and what a difference is put down to.
+"""What is compared between runs, where the runs are interrupted, and the likely cause of a difference.
 
-The trainings here are written by hand; tests/cli/test_verify_resume.py has real ones.
+The recordings here are written by hand; tests/cli/test_verify_resume.py has real runs.
 """
 
 import copy
@@ -41,7 +41,7 @@ def final(**changes):
 
 
 def straight(epoch=4, end=10, evaluated=("valid",), **private):
-    """A training of two epochs and a bit, with two batches in every evaluation."""
+    """Return the recording of a run of two and a half epochs, with three batches in every evaluation."""
     events = [{"kind": "begin", "iteration": 0, "epochs": 0}]
     for iteration in range(1, end + 1):
         events.append(batch(iteration))
@@ -61,7 +61,7 @@ def compare(change):
     return find_difference(straight(), [changed(straight(), change)], {})
 
 
-def test_equal_trainings_have_no_difference():
+def test_equal_runs_have_no_difference():
     assert find_difference(straight(), [straight()], {}) is None
 
 
@@ -76,15 +76,15 @@ def test_batches_that_are_run_again_are_compared_again():
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
-        ("batch", "another", "iteration 5: another batch"),
+        ("batch", "another", "iteration 5: the batch differs"),
         ("random_before", {**GENERATORS, "numpy": "x"}, "iteration 5: random state of numpy before the batch"),
         ("outputs", {"loss": "x", "accuracy": "1"}, "iteration 5: output loss"),
         ("outputs", {"loss": "loss 5", "accuracy": "2"}, "iteration 5: output accuracy"),
-        ("rates", ["0.2"], "iteration 5: learning rate (0.1 straight, 0.2 otherwise)"),
+        ("rates", ["0.2"], "iteration 5: learning rate (0.1 uninterrupted, 0.2 in the other run)"),
         ("random", {**GENERATORS, "torch": "x"}, "iteration 5: random state of torch after the batch"),
     ],
 )
-def test_the_first_difference_in_a_batch_is_told_with_its_iteration(key, value, what):
+def test_the_first_difference_in_a_batch_is_reported_with_its_iteration(key, value, what):
     def change(batches, events):
         batches[5, None][key] = value
         batches[6, None]["batch"] = "another too"
@@ -92,11 +92,11 @@ def test_the_first_difference_in_a_batch_is_told_with_its_iteration(key, value, 
     assert compare(change).what == what
 
 
-def test_a_difference_in_an_evaluation_is_told_with_its_batch():
+def test_a_difference_in_an_evaluation_is_reported_with_its_batch():
     def change(batches, events):
         batches[4, 2]["batch"] = "another"
 
-    assert compare(change).what == "evaluation of valid at iteration 4, batch 2: another batch"
+    assert compare(change).what == "evaluation of valid at iteration 4, batch 2: the batch differs"
 
 
 def test_a_batch_too_many_or_too_few_is_a_difference():
@@ -108,7 +108,7 @@ def test_a_batch_too_many_or_too_few_is_a_difference():
     ("part", "title"),
     [
         ("weights", "parameter or buffer x"),
-        ("model", "state of the model, x"),
+        ("model", "model state x"),
         ("loop", "counter x"),
         ("streams", "position of stream x"),
         ("generators", "random state of x"),
@@ -150,14 +150,17 @@ def test_without_evaluations_and_with_whole_passes_two_points_are_left():
     ]
 
 
-def test_a_training_that_ends_in_its_first_epoch_is_interrupted_there():
+def test_a_run_that_ends_in_its_first_epoch_is_interrupted_there():
     assert list(_usual(straight(epoch=8, end=5))) == [Point("the middle of an epoch", 2, "train")]
     assert list(_usual(straight(epoch=8, end=1))) == []
 
 
 def test_iterations_beyond_the_end_are_refused():
-    assert _chosen(straight(), [3, 9, 3], 9) == [Point("as told", 3, "train"), Point("as told", 9, "train")]
-    with pytest.raises(UsageError, match=r"--at 10 is beyond the end: the verification is 10 .* at 1 to 9"):
+    assert _chosen(straight(), [3, 9, 3], 9) == [
+        Point("the given iteration", 3, "train"),
+        Point("the given iteration", 9, "train"),
+    ]
+    with pytest.raises(UsageError, match="--at must be from 1 to 9, not 10; the run has 10 iterations"):
         _chosen(straight(), [3, 10], 9)
 
 
@@ -189,8 +192,8 @@ def test_a_draw_in_a_read_ahead_thread_explains_batches_and_random_states():
     assert not explain("batch", another("batch"), draws=draws).startswith(cause)
 
 
-def test_what_does_not_repeat_itself_is_put_down_to_the_time_or_to_kernels():
-    assert "is another one each time it is read" in explain("batch", another("batch"), repeated=True)
+def test_a_run_that_does_not_repeat_itself_is_explained_by_the_time_or_by_kernels():
+    assert "yields other batches each time it is read" in explain("batch", another("batch"), repeated=True)
     changes = another("outputs", {"loss": "x"})
     assert "`deterministic: true`" in explain("outputs", changes, repeated=True)
     changes = another("random", {**GENERATORS, "torch": "x"})
@@ -200,21 +203,21 @@ def test_what_does_not_repeat_itself_is_put_down_to_the_time_or_to_kernels():
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("module Net, attribute 'steps'", "the model keeps state outside parameters and buffers"),
-        ("model Mine, attribute 'steps'", "the model keeps state that its state_dict() leaves out"),
-        ("hook Warmup, attribute 'steps'", "a hook keeps state that its state_dict() leaves out"),
-        ("dataset Data, attribute 'steps'", "the dataset keeps state that does not come from ctx"),
+        ("module Net, attribute 'steps'", "the module has state outside its parameters and buffers"),
+        ("model Mine, attribute 'steps'", "the model has state that its state_dict() does not return"),
+        ("hook Warmup, attribute 'steps'", "a hook has state that its state_dict() does not return"),
+        ("dataset Data, attribute 'steps'", "the dataset has state that does not come from ctx"),
     ],
 )
-def test_an_attribute_that_no_checkpoint_has_is_named_with_its_values(name, hint):
+def test_an_attribute_that_is_in_no_checkpoint_is_named_with_its_values(name, hint):
     changes = another("outputs", {"loss": "x"})
     cause = explain("outputs", changes, attributes={name: "9", "hook Other, attribute 'a'": "1"}, now={
         name: "4", "hook Other, attribute 'a'": "1"})  # fmt: skip
     assert cause.startswith(hint)
-    assert cause.endswith(f"{name} (9 straight, 4 otherwise)")
+    assert cause.endswith(f"{name} (9 uninterrupted, 4 in the other run)")
 
 
-def test_a_buffer_that_is_not_persistent_is_named_before_what_hooks_keep():
+def test_a_buffer_that_is_not_persistent_is_named_before_the_state_of_hooks():
     name = "module Net, buffer 'mean' (persistent=False)"
     causes = Causes(
         straight(attributes={name: "digest a", "hook Warmup, attribute 'steps'": "1"}),
@@ -227,7 +230,7 @@ def test_a_buffer_that_is_not_persistent_is_named_before_what_hooks_keep():
     assert cause.partition(": ")[2].startswith(name)
 
 
-def test_what_is_likeliest_for_the_difference_is_named_first():
+def test_the_likeliest_cause_of_the_difference_is_named_first():
     before = {"dataset D, attribute 'n'": "1", "hook H, attribute 'n'": "1", "module M, attribute 'n'": "1"}
     after = dict.fromkeys(before, "2")
     cases = {

@@ -1,4 +1,4 @@
-"""Faults in numbers: each test here makes one, some trials of it in `make test`, all of them in `make campaign`.
+"""Fixtures for fault injection: each test causes a fault, in a few trials in `make test`, in all in `make campaign`.
 
     @pytest.mark.fault("power loss", share=4)
     def test_power_loss(trials):
@@ -6,8 +6,8 @@
             with trial:
                 ...
 
-`make campaign` goes on after a trial that fails, and prints how many of each fault were survived. `share` is the part
-of the time that a test gets when the campaign's is short.
+`make campaign` continues after a failed trial, and prints how many trials of each fault were survived. `share` is the
+weight with which a test shares the time of the campaign.
 """
 
 import json
@@ -39,7 +39,7 @@ OUTCOMES = ("survived", "lost", "unreadable", "silent")
 
 
 class Trial:
-    """One trial: a block whose failure is counted, and ends the test only outside of a campaign."""
+    """A trial: a block whose failure is counted; the failure ends the test only outside of a campaign."""
 
     def __init__(self, case, tally, is_campaign):
         self.case = case
@@ -55,11 +55,11 @@ class Trial:
         self._fails_as = before
 
     def reading(self):
-        """Return a block whose failure says that a file cannot be read."""
+        """Return a block whose failure counts as a file that cannot be read."""
         return self._as("unreadable")
 
     def telling(self):
-        """Return a block whose failure says that nobody was told of the fault, or not what happened."""
+        """Return a block whose failure counts as a fault without a correct message."""
         return self._as("silent")
 
     def __enter__(self):
@@ -79,9 +79,9 @@ class Trial:
 
 @pytest.fixture
 def trials(request):
-    """Return what yields the trials of a test: `small` of the cases, evenly chosen.
+    """Return a function that yields the trials of a test: `small` of the cases, evenly spaced.
 
-    In a campaign, they are chosen at random: as many as there is time for, but at least `small`.
+    In a campaign, cases are chosen at random: as many as there is time for, but at least `small`.
     """
     minutes = request.config.getoption("--campaign")
     (mark,) = request.node.iter_markers("fault")
@@ -106,7 +106,7 @@ def trials(request):
     yield over
     request.node.user_properties.append(("fault", (mark.args[0], tally)))
     if tally.get("first") and minutes is not None:
-        pytest.fail(f"first of the trials that were not survived: {tally['first']}")
+        pytest.fail(f"first trial that was not survived: {tally['first']}")
 
 
 TIMES = pytest.StashKey()
@@ -122,7 +122,7 @@ def pytest_collection_modifyitems(config, items):
     parts = {name: min(1.0, workers * share / total) for name, share in shares.items()}
     config.stash[TIMES] = time.monotonic(), parts
     if config.getoption("--campaign") is not None:
-        items.sort(key=lambda item: item.nodeid not in shares)  # what a campaign is for comes first
+        items.sort(key=lambda item: item.nodeid not in shares)  # tests with trials run first
 
 
 CONFIG = {
@@ -153,7 +153,7 @@ CONFIG = {
 
 
 class SaveOften(AbstractHook):
-    """Asks for checkpoints in the middle of an epoch, so that there are commits of all kinds."""
+    """Requests checkpoints in the middle of an epoch, so that there are commits of all kinds."""
 
     def after_batch(self):
         if self.main_loop.training and self.main_loop.iterations_done % 3 == 0:
@@ -173,7 +173,7 @@ def start_or_resume(directory, epochs=3):
 
 
 def forked(function, *arguments):
-    """Run a function in a forked child, where torch is imported; return its exit status, negative for a signal."""
+    """Run a function in a forked child, in which torch is already imported; return its exit status, as `Popen` does."""
     child = os.fork()
     if child == 0:
         status = 70
@@ -187,11 +187,11 @@ def forked(function, *arguments):
 
 
 def began(arguments, cwd, prepare=None):
-    """Begin the command in a forked child, where torch is imported: what `finished` waits for.
+    """Start the command in a forked child, in which torch is already imported; return an argument for `finished`.
 
     Args:
-        arguments: of the command line, without `emrun`.
-        cwd: the directory to run it in.
+        arguments: the command line, without `emrun`.
+        cwd: the working directory.
         prepare: called in the child before the command.
     """
     place = Path(tempfile.mkdtemp(prefix="emrun-output-"))
@@ -205,7 +205,7 @@ def began(arguments, cwd, prepare=None):
             for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
                 signal.signal(number, handler)
             logging.getLogger().handlers.clear()
-            plan.Sources = lambda: SOURCES  # torch's files are read once
+            plan.Sources = lambda: SOURCES  # read the sources of torch only once
             os.chdir(cwd)
             sys.path.insert(0, str(cwd))
             sys.argv = ["emrun", *map(str, arguments)]
@@ -223,7 +223,7 @@ def began(arguments, cwd, prepare=None):
 
 
 def finished(command):
-    """Wait for a command that has begun; return it as `subprocess.run` does."""
+    """Wait for a started command; return the process as `subprocess.run` does."""
     child, place, arguments = command
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     out, err = ((place / name).read_text(errors="replace") for name in ("out", "err"))
@@ -232,12 +232,12 @@ def finished(command):
 
 
 def command(*arguments, cwd, prepare=None):
-    """Run the command in a forked child to its end."""
+    """Run the command in a forked child until it ends."""
     return finished(began(arguments, cwd, prepare))
 
 
 def result(directory, names=("latest", "best", "often")):
-    """Return what a training left behind that must not depend on how often it was interrupted."""
+    """Return those results of a run that must not depend on interruptions."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return {
         "metrics": [{**line, "seconds": None} for line in lines],
@@ -249,7 +249,7 @@ def result(directory, names=("latest", "best", "often")):
 
 @pytest.fixture(scope="session")
 def warm():
-    """Do what costs a child a second and is the same in all of them: torch imports a lot for its first optimizer."""
+    """Do once what costs each child a second: torch imports many modules for its first optimizer."""
     create_model(CONFIG)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "Sources", lambda: SOURCES)
@@ -258,7 +258,7 @@ def warm():
 
 @pytest.fixture
 def small(warm):
-    """Return a small training, in functions."""
+    """Return a small config and functions that train with it."""
     return SimpleNamespace(
         config=CONFIG,
         forked=forked,
@@ -272,6 +272,6 @@ def small(warm):
 
 @pytest.fixture
 def project(tmp_path):
-    """Return a directory that holds the config of the small training."""
+    """Return a directory with the small config."""
     (tmp_path / "config.yaml").write_text(json.dumps(CONFIG, indent=2))
     return tmp_path
