@@ -331,7 +331,7 @@ def test_after_sigterm_the_command_exits_with_the_status_that_the_config_says(
     ("override", "message"),
     [
         ("main_loop.on_interrupt=epochs", "'epochs' is not one of batch, epoch"),
-        ("main_loop.preempt_exit_code=256", "256 is no exit status; it is a whole number from 0 to 255"),
+        ("main_loop.preempt_exit_code=256", "256 is not an exit status; use a whole number from 0 to 255"),
         ("main_loop.preempt_exit_code=true", "preempt_exit_code"),
     ],
 )
