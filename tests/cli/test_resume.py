@@ -166,7 +166,7 @@ def test_auto_resume_with_another_config_is_refused_with_the_keys(project, emrun
         (["resume", "nothing"], "is no run directory"),
         (["resume", "run", "--checkpoint", "bset"], "no checkpoint 'bset'"),
         (["resume", "run", "--checkpoint", "/etc"], "is no checkpoint in"),
-        (["resume", "run", "a"], "an override is key=value"),
+        (["resume", "run", "a"], "an override must be key=value"),
         (["resume", "run", "--fork", "run"], "exists and is not empty"),
     ],
 )
