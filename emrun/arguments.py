@@ -1,4 +1,4 @@
-"""Checks of arguments that constructors and commands share, and what they make of paths."""
+"""Checks of argument values, and helpers for paths, that constructors and commands share."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def check_count(argument: str, value: object, minimum: int = 0) -> None:
 
 
 def check_seconds(argument: str, value: object) -> None:
-    """Raise `ArgumentError` unless `value` is a number of seconds above 0."""
+    """Raise `ArgumentError` unless `value` is a positive, finite number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ArgumentError(argument, f"{value!r} is no number of seconds above 0")
+        raise ArgumentError(argument, f"must be a positive number of seconds, not {value!r}")
 
 
 def check_exit_status(argument: str, value: object) -> None:
-    """Raise `ArgumentError` unless `value` is a number that a process can exit with."""
+    """Raise `ArgumentError` unless `value` is an exit status: a whole number from 0 to 255."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
-        raise ArgumentError(argument, f"{value!r} is no exit status; it is a whole number from 0 to 255")
+        raise ArgumentError(argument, f"{value!r} is not an exit status; use a whole number from 0 to 255")
 
 
 def check_flag(argument: str, value: object) -> None:
@@ -42,29 +42,32 @@ def check_flag(argument: str, value: object) -> None:
 
 
 def check_names(argument: str, value: object) -> None:
-    """Raise `ArgumentError` unless `value` is a list of texts."""
+    """Raise `ArgumentError` unless `value` is a list of strings."""
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-        raise ArgumentError(argument, f"{value!r} is no list of names")
+        raise ArgumentError(argument, f"{value!r} is not a list of names")
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return a path from a config or a command line, with `~` or `~user` at its beginning as the home directory.
+    """Return a path from a config or a command line, with a leading `~` or `~user` replaced by the home directory.
 
-    Shells leave it as it is in `--output-dir=~/runs` and in quotes.
+    A shell does not replace `~` in `--output-dir=~/runs`, nor inside quotes.
     """
     try:
         return Path(path).expanduser()
-    except RuntimeError:  # no such user: a file may have that name
+    except RuntimeError:  # there is no such user: a file may have that name
         return Path(path)
 
 
 def safe_component(argument: str, name: str) -> str:
-    """Return a name as one component of a path: letters, digits, `.`, `_`, `-`; anything else becomes `_`.
+    """Return a name as one component of a path: letters, digits, `.`, `_`, `-`; all other characters become `_`.
+
+    Leading dots are removed.
 
     Raises:
-        ArgumentError: nothing is left of it, or it is longer than 100 characters.
+        ArgumentError: the result is empty or longer than 100 characters.
     """
     safe = re.sub(r"[^\w.-]", "_", name).lstrip(".")
     if not safe or len(safe) > 100:
-        raise ArgumentError(argument, f"{name!r} cannot name a file or a directory")
+        allowed = "use letters, digits, '_' and '-', at most 100 characters"
+        raise ArgumentError(argument, f"{name!r} cannot name a file or a directory; {allowed}")
     return safe

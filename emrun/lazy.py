@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first asked for, so that importing emrun stays light."""
+"""Public names of a package that are imported on first use, so that `import emrun` stays fast."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a module's `__getattr__`, which finds each name in its home, and its `__dir__`, which lists the names.
+    """Return a `__getattr__` that imports each name from its module, and a `__dir__` that lists the names.
 
     Args:
-        package: the name of the package whose names these are.
-        homes: name -> the module that defines it, relative to the package.
+        package: the package that offers the names.
+        homes: name -> the module that defines the name, relative to the package.
     """
 
     def __getattr__(name: str) -> Any:

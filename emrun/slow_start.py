@@ -1,4 +1,4 @@
-"""Names what takes long at the start, so that nobody takes the silence for a program that hangs."""
+"""Log lines for the slow steps of a start, so that a slow start does not look like a program that hangs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from threading import Timer
 
 _LOG = logging.getLogger(__name__)
 
-_DELAY = 2.0  # seconds of silence
+_DELAY = 2.0  # seconds before the line is logged
 
 
 class NamedWhenSlow:
-    """Logs a line such as `building the dataset...` when a block takes longer than two seconds, while it does.
+    """Logs a line such as `building the dataset...` while a block runs, once the block has taken two seconds.
 
     Args:
-        what: what the block does.
+        what: what the block does, in words for the log.
     """
 
     def __init__(self, what: str) -> None:
@@ -22,15 +22,15 @@ class NamedWhenSlow:
         self._timer.daemon = True
 
     def __enter__(self) -> NamedWhenSlow:
-        """Wait from now on."""
+        """Start the timer."""
         self._timer.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Log nothing any more."""
+        """Cancel the timer."""
         self.cancel()
 
     def cancel(self) -> None:
-        """Log nothing any more, before the block ends; the thread of the timer is gone afterwards."""
+        """Cancel the timer, possibly before the block ends, and wait until its thread has ended."""
         self._timer.cancel()
         self._timer.join()

@@ -10,7 +10,7 @@ _DIRECTORIES: set[str] = set()
 
 
 def find_user_modules(*directories: str) -> None:
-    """Let modules be imported from directories, such as that where a run was started, and from the current one."""
+    """Append directories, such as the one where a run was started, and the current directory to `sys.path`."""
     for path in (*directories, str(Path.cwd())):
         _DIRECTORIES.add(path)
         if path not in sys.path:
@@ -18,5 +18,5 @@ def find_user_modules(*directories: str) -> None:
 
 
 def user_directories() -> list[str]:
-    """Return the directories at the end of the path that are there for the user's modules."""
+    """Return the directories at the end of `sys.path` that `find_user_modules` added."""
     return list(itertools.takewhile(_DIRECTORIES.__contains__, reversed(sys.path)))[::-1]

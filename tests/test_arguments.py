@@ -1,4 +1,4 @@
-"""Checks of arguments, and what becomes of paths."""
+"""Checks of arguments, and paths."""
 
 from pathlib import Path
 from typing import Literal
@@ -32,7 +32,7 @@ def test_a_name_becomes_one_component_of_a_path(tmp_path, name, safe):
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "...", "a" * 101])
-def test_a_name_of_which_nothing_is_left_or_that_is_too_long_is_an_error(name):
+def test_a_name_without_usable_characters_or_too_long_is_an_error(name):
     with pytest.raises(ArgumentError, match=r"^stream: .* cannot name a file or a directory") as raised:
         safe_component("stream", name)
     assert raised.value.exit_status == 2

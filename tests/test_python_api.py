@@ -122,7 +122,7 @@ def test_the_same_seed_builds_the_same_model():
         (emrun.create_model, {}, "missing section 'model'"),
         (emrun.create_model, {"model": 3}, "model: 3 is not a mapping"),
         (emrun.create_hooks, {"hooks": [{"StopAfter": {"epoch": 1}}]}, "did you mean 'epochs'"),
-        (emrun.create_hooks, {"hooks": [{"A": 1, "B": 2}]}, "is no hook"),
+        (emrun.create_hooks, {"hooks": [{"A": 1, "B": 2}]}, "is not a hook"),
         (emrun.create_hooks, {"hooks": {"StopAfter": {}}}, "is not a list"),
         (emrun.create_dataset, {"dataset": {"class": "Digit"}}, "did you mean 'Digits'"),
     ],

@@ -1,4 +1,4 @@
-"""What takes long at the start is named; a timer that fires at once stands for two seconds of silence."""
+"""Slow steps of the start are logged; a timer that fires at once replaces the two seconds."""
 
 import logging
 import subprocess
@@ -34,7 +34,7 @@ sys.exit(main())
 
 
 class AtOnce:
-    """A timer whose time is over at once, or never."""
+    """A timer that fires at once, or never."""
 
     is_over = True
     cancelled = 0

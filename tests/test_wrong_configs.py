@@ -1,7 +1,7 @@
-"""Wrong configs, one for each thing that can be wrong with one, beside the very text that emrun prints about them.
+"""Wrong configs, one for each kind of mistake, each with the exact text that emrun prints.
 
-The first comment of each tells when the mistake is found: while `reading`, in phase `one` (nothing imported), in phase
-`two` (classes imported), or while `building`. A second one may hold overrides.
+The first comment of each config says when the mistake is found: while `reading`, in phase `one` (nothing imported), in
+phase `two` (classes imported), or while `building`. A second comment may hold overrides.
 """
 
 import re
@@ -23,8 +23,8 @@ NAMES = sorted(path.stem for path in HOME.glob("*.yaml"))
 
 
 def comment(name, word):
-    """Return what the comment `# word: ...` of a wrong config says."""
-    text = (HOME / f"{name}.yaml").read_bytes().decode("latin-1")  # one of them is wrong in that it is not UTF-8
+    """Return the text of the comment `# word: ...` in a wrong config."""
+    text = (HOME / f"{name}.yaml").read_bytes().decode("latin-1")  # one config is not UTF-8
     found = re.search(rf"^# {word}: (.*)$", text, re.MULTILINE)
     return found[1] if found else ""
 
@@ -35,7 +35,7 @@ def phase_is(*phases):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A directory with the files that wrong configs name, to which the configs themselves are copied."""
+    """A directory with the files that wrong configs refer to; the configs are copied into it."""
     shutil.copytree(HOME / "parts", tmp_path / "parts", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -47,7 +47,7 @@ def expected(name, folder):
 
 
 def check(name, folder):
-    """Do what the command does before it imports torch, and return what is found."""
+    """Run the checks that the command runs before importing torch, and return the error, if any."""
     shutil.copy(HOME / f"{name}.yaml", folder)
     try:
         check_statically(load_config(f"{name}.yaml", shlex.split(comment(name, "overrides"))), evaluations=True)
@@ -57,7 +57,7 @@ def check(name, folder):
 
 
 def run_for_real(name):
-    """Tell whether every test run starts the command for a config: one in five; a campaign does for all."""
+    """Return whether every test run starts the command for a config: every fifth config; a campaign uses all."""
     return NAMES.index(name) % 5 == 0 or name in SEVERAL
 
 
@@ -74,7 +74,7 @@ def test_the_command_prints_the_problem_and_ends_with_status_2(emrun, folder, na
 
 
 @phase_is("reading", "one")
-def test_it_is_found_without_importing_anything(folder, name):
+def test_the_mistake_is_found_without_importing_anything(folder, name):
     error = check(name, folder)
     assert error is not None
     count = f"{len(error.problems)} errors\n" if len(error.problems) > 1 else ""
@@ -83,11 +83,11 @@ def test_it_is_found_without_importing_anything(folder, name):
 
 
 @phase_is("two", "building")
-def test_phase_one_says_nothing_of_what_it_cannot_know(folder, name):
+def test_phase_one_does_not_report_what_it_cannot_know(folder, name):
     assert check(name, folder) is None
 
 
-def test_every_wrong_config_has_its_text_and_tells_its_phase():
+def test_every_wrong_config_has_its_text_and_its_phase():
     assert sorted(path.stem for path in HOME.glob("*.txt")) == NAMES
     assert {comment(name, "phase") for name in NAMES} == {"reading", "one", "two", "building"}
     assert len(NAMES) >= 100

@@ -1,10 +1,10 @@
-"""From YAML text to a plan of what will be built; nothing of the user's is called here.
+"""Turns YAML text into a plan of the objects to build; no code of the user is called here.
 
-A config is read, planned and built. Reading: `yaml_tree` (text to nodes with positions), `config` (files and what they
-extend), `overrides`, `interpolation`. Planning: `sections` (what a config may hold), `planner` (names to a `Recipe`
-each, `calls` against signatures) and `plan` (the config as a whole). Two finders find the names: `source_finder` reads
-classes as text, file by file (`source_modules`), without importing torch; `import_finder` imports them. Building is one
-method, of `recipe`.
+A config is read, planned and built. Reading: `yaml_tree` (text to nodes with positions), `config` (files and
+`extends`), `overrides`, `interpolation`. Planning: `sections` (the allowed sections), `planner` (a `Recipe` for each
+class, `calls` checked against signatures) and `plan` (the config as a whole). Two finders look up classes:
+`source_finder` reads them from source files (`source_modules`) without importing torch; `import_finder` imports them.
+Building is one method of `recipe`.
 
 May import: the root of emrun.
 """

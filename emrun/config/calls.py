@@ -1,4 +1,4 @@
-"""A call as a config writes it against the signature of what it names."""
+"""Checks a call in a config against the signature of the class or function that is called."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from emrun.errors import Problem
 from emrun.wording import listed, nearest, sure
 
 Elsewhere = Callable[[str], str | None]
-"""Returns where else in a config a key has its place, None when that is not known."""
+"""Takes a key and returns where else in a config the key belongs, None when that is not known."""
 
 
 def nowhere(name: str) -> str | None:
-    """Know of no other place."""
+    """Return None: no other place is known."""
     return None
 
 
@@ -34,18 +34,18 @@ def check_call(
     own_keys: Collection[str] = (),
     elsewhere: Elsewhere = nowhere,
 ) -> list[Problem]:
-    """Return what is wrong with a call as a config writes it.
+    """Return the problems of a call in a config.
 
     Args:
-        parameters: what the called takes; None when that is not known: the call itself will tell.
+        parameters: the parameters of the callable; None when they are not known, then there are no problems.
         arguments: the keyword arguments that the config gives.
-        key: the key in the config, for the message.
-        node: where the call stands.
-        args: the positional arguments that the config gives; None when they are not known: nothing is missing then.
-        first: how many positional arguments come before those.
-        supplied: the keyword arguments that emrun supplies if there is a parameter of that name.
-        own_keys: keys of the form that are no arguments, for the list of what is allowed.
-        elsewhere: returns where else a key has its place.
+        key: the key of the call in the config, for messages.
+        node: the call in the config.
+        args: the positional arguments that the config gives; None when unknown, then no argument is missing.
+        first: how many positional arguments emrun passes before those.
+        supplied: the keyword arguments that emrun supplies when there is a parameter of that name.
+        own_keys: keys that are allowed beside the arguments, such as `inputs` of a loss; messages list them too.
+        elsewhere: returns where else in the config a key belongs.
     """
     if parameters is None:
         return []
@@ -54,15 +54,17 @@ def check_call(
     positional = first + len(args or ())
     taken = parameters.by_position(positional)
     if positional > len(taken) and not parameters.takes_more:
-        problems.append(Problem(node.key_position, key, f"takes at most {len(taken)} positional arguments"))
+        message = f"too many positional arguments: {positional}, at most {len(taken)} are allowed"
+        problems.append(Problem(node.key_position, key, message))
     named = parameters.named
     keywords = [name for name, p in named.items() if p.kind is not p.POSITIONAL_ONLY and name not in taken]
     allowed = [*(name for name in keywords if name not in supplied), *own_keys]
     for name, value in arguments.items():
         if not isinstance(name, str):
-            problems.append(Problem(value.key_position, key, f"{name!r} is no name of an argument"))
+            problems.append(Problem(value.key_position, key, f"the name of an argument must be a string, not {name!r}"))
         elif name in taken and not (parameters.takes_any and named[name].kind is inspect.Parameter.POSITIONAL_ONLY):
-            problems.append(Problem(value.key_position, key, f"argument {name!r} is given by position already"))
+            message = f"argument {name!r} is already given by position; remove it"
+            problems.append(Problem(value.key_position, key, message))
         elif name not in keywords and not parameters.takes_any:
             left_over = _left_over(value, key, name, node)
             problems.append(left_over or unknown(value, key, name, allowed, elsewhere))
@@ -79,17 +81,17 @@ def check_call(
 
 
 def _left_over(value: Node, key: str, name: str, call: Node) -> Problem | None:
-    """Return the problem of an argument that was meant for a class that an override has replaced."""
+    """Return the problem of an argument that was written for a class that an override has replaced."""
     cls = call.get("class")
     if cls is None or cls.former is None or not value.position.line:
         return None
     with_what = f" with ~{key}.{name}" if "[" not in key else ""
-    hint = f"it stood there for {cls.former}; delete it{with_what}"
-    return Problem(value.key_position, key, f"{str(cls.shown()).rpartition('.')[2]} does not take {name!r}; {hint}")
+    hint = f"which was written for {cls.former}; delete it{with_what}"
+    return Problem(value.key_position, key, f"{str(cls.shown()).rpartition('.')[2]} has no argument {name!r}, {hint}")
 
 
 def check_type(value: Node, parameter: inspect.Parameter | None, where: str) -> list[Problem]:
-    """Return the problem of a value, at a key of the config, that cannot be that of a parameter."""
+    """Return the problem of a value of the wrong type for its parameter; `where` is its key in the config."""
     if parameter is None or form_in(parameter.annotation) is not None:
         return []
     wrong = mismatch(value, parameter.annotation, parameter.default)
@@ -99,7 +101,7 @@ def check_type(value: Node, parameter: inspect.Parameter | None, where: str) -> 
 def unknown(
     node: Node, key: str, name: object, allowed: list[str], elsewhere: Elsewhere, word: str = "argument"
 ) -> Problem:
-    """Return the problem of a key that is none of those allowed, with what may have been meant."""
+    """Return the problem of a key that is not allowed, with a suggestion or the list of allowed keys."""
     text = str(name)
     other = elsewhere(text) if (near := sure(text, allowed)) is None else None
     advice = instead(text, "key") if near is None and other is None else None

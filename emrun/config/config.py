@@ -1,4 +1,4 @@
-"""From files, what they extend, and overrides to a config: one tree that knows where each value comes from."""
+"""Reads a config from its files and overrides into one tree that knows the position of each value."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of, parse
 from emrun.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout
 
-_MAX_EXTENDS = 100  # files in a row
-_MAX_BYTES = 40_000_000  # of a file; how many characters it may have says `parse`
+_MAX_EXTENDS = 100  # files in a chain of `extends`
+_MAX_BYTES = 40_000_000  # of a file; `parse` limits the characters
 
 
 class Config(Mapping[str, Any]):
-    """A config that was read, with what it extends and its overrides: a mapping of plain values.
+    """A config, merged from the files that it extends and its overrides: a read-only mapping of plain values.
 
-    It is read-only; for one with other values, `load_config(config, ["model.optimizer.lr=0.1"])`.
+    For a config with other values, use `load_config(config, ["model.optimizer.lr=0.1"])`.
 
     Args:
         root: the merged tree, before interpolation.
-        name: what the config is called: the stem of its file.
-        text: the text of its file, where it is a single one.
-        notes: what its overrides may not have done as they were meant.
+        name: the name of the config: the stem of its file.
+        text: the text of its file, None when several files were merged or there is no file.
+        notes: messages about overrides that may not have had the intended effect.
     """
 
     def __init__(self, root: Node, name: str, text: str | None = None, notes: Sequence[str] = ()) -> None:
@@ -41,10 +41,10 @@ class Config(Mapping[str, Any]):
 
     @cached_property
     def tree(self) -> Node:
-        """The tree without interpolations.
+        """The tree with all interpolations replaced.
 
         Raises:
-            ConfigError: a `${...}` names nothing.
+            ConfigError: a `${...}` refers to a missing key or environment variable.
         """
         return interpolate(self.root)
 
@@ -65,10 +65,10 @@ class Config(Mapping[str, Any]):
         return dump(node_of(self.root.shown(), self.root.position))
 
     def overridden(self, overrides: Sequence[str]) -> Config:
-        """Return the config with overrides.
+        """Return the config with overrides applied.
 
         Raises:
-            ConfigError: one of them does not fit.
+            ConfigError: an override cannot be applied.
         """
         if not overrides:
             return self
@@ -76,9 +76,9 @@ class Config(Mapping[str, Any]):
         return Config(root, self.name, self.text, (*self.notes, *copies_left(self.root, root)))
 
     def overlaid(self, stream: str) -> Config:
-        """Return the config with which a stream is evaluated: `eval.<stream>` laid over it.
+        """Return the config for the evaluation of a stream: this config with `eval.<stream>` merged over it.
 
-        Its sections are merged; its `hooks`, being a list, replace the hooks.
+        Mappings are merged; `hooks` is a list and replaces the hooks.
         """
         section = self.root.get("eval", stream)
         if section is None or not isinstance(section.value, dict):
@@ -86,21 +86,21 @@ class Config(Mapping[str, Any]):
         return Config(merge(self.root, section), self.name, self.text, self.notes)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
-        """Return the config with top-level keys added that it does not have, or has as null."""
+        """Return the config with defaults for top-level keys that are missing or null."""
         has = {key: node for key, node in self.root.value.items() if key not in defaults or node.value is not None}
         added = {key: node_of(value, Position("emrun")) for key, value in defaults.items() if key not in has}
         return Config(replace(self.root, value={**added, **has}), self.name, self.text, self.notes) if added else self
 
 
 def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Read a config, to look at it or to build from it.
+    """Read a config, apply overrides and replace interpolations.
 
     Args:
-        source: a file, or a directory that holds `config.yaml`, or a mapping, or a config that was loaded before.
-        overrides: `key.path=value`, `~key.path` to delete.
+        source: a file, a directory with a `config.yaml`, a mapping, or a config that was loaded before.
+        overrides: `key.path=value` to set a value, `~key.path` to delete a key.
 
     Raises:
-        ConfigError: a file cannot be read, or an override does not fit, or a `${...}` names nothing.
+        ConfigError: a file cannot be read, an override cannot be applied, or a `${...}` refers to something missing.
     """
     config = read_config(source, overrides)
     _ = config.tree
@@ -108,10 +108,10 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def read_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Read a config as `load_config` does, but leave it open whether its `${...}` name something.
+    """Read a config as `load_config` does, but without replacing interpolations: they may refer to something missing.
 
     Raises:
-        ConfigError: a file cannot be read, or an override does not fit.
+        ConfigError: a file cannot be read, or an override cannot be applied.
     """
     if isinstance(source, Config):
         return source.overridden(overrides)
@@ -125,9 +125,9 @@ def read_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
-    """Return the file of a config, and its text; messages call the file `name`, or else as its path is.
+    """Return the file of a config and its text; messages show the file as `name`, by default its path.
 
-    The config that a command names may also be an open pipe: `/dev/stdin`, or `<(...)` of a shell.
+    The config given to a command (no `name`) may also be an open pipe: `/dev/stdin`, or `<(...)` of a shell.
     """
     try:
         if name is None and path.is_dir():
@@ -148,27 +148,27 @@ def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8").removeprefix("\ufeff").split("\n")
         position = Position(name or str(path), len(before), len(before[-1]) + 1)
-        raise ConfigError(Problem(position, "", "is not UTF-8")) from error
+        raise ConfigError(Problem(position, "", "is not encoded in UTF-8; save the file as UTF-8")) from error
 
 
 def _is_descriptor(path: Path) -> bool:
-    """Tell whether a path names what this process has open already, so that opening it does not wait for a writer."""
+    """Return whether a path names a descriptor that this process has open, so that opening it does not block."""
     return str(path) == "/dev/stdin" or str(path.parent) in ("/dev/fd", "/proc/self/fd")
 
 
 def _extended(
     node: Node, path: Path, known: dict[Path, tuple[Node, int]], readers: tuple[Path, ...] = ()
 ) -> tuple[Node, int]:
-    """Return what a file says, merged with what it extends, and how deep that is.
+    """Return the tree of a file merged over the files that it extends, and the length of the longest chain.
 
     Args:
-        node: what it says.
+        node: the tree of the file itself.
         path: the file.
-        known: what was returned for files that were read already: each is read once, however many others extend it.
-        readers: the files that extend it, directly or not.
+        known: the results for files that were read before: each file is read once, however many others extend it.
+        readers: the files that extend this one, directly or through others.
     """
     if not isinstance(node.value, dict):
-        raise node.error("a config is a mapping with the keys dataset, model, ...")
+        raise node.error("a config must be a mapping with the keys dataset, model, ...")
     extends = node.value.get("extends")
     if extends is None:
         return node, 0
@@ -180,31 +180,31 @@ def _extended(
     for name in names:
         other = _extended_file(name, path)
         if other in readers:
-            raise name.error(f"{name.value} extends itself", "extends")
+            raise name.error(f"{name.value} extends itself, directly or through other files", "extends")
         if other not in known and len(readers) <= _MAX_EXTENDS:
             _, text = _read_text(other, _shown(other))
             known[other] = _extended(parse(text, _shown(other)), other, known, readers)
         base, depth = known.get(other, (node, 0))
         deepest = max(deepest, depth + 1)
         if len(readers) - 1 + deepest > _MAX_EXTENDS:
-            message = f"more than {_MAX_EXTENDS} files in a row extend one another, up to {_shown(other)}"
+            message = f"more than {_MAX_EXTENDS} files extend each other in a chain, up to {_shown(other)}"
             raise name.error(message, "extends")
         merged = base if merged is None else merge(merged, base)
     return (node if merged is None else merge(merged, node)), deepest
 
 
 def _extended_file(name: Node, path: Path) -> Path:
-    """Return the file that is extended."""
+    """Return the file that an entry of `extends` names."""
     if not isinstance(name.value, str):
-        raise name.error(f"{name.shown()!r} is no file name", "extends")
+        raise name.error(f"{name.shown()!r} is not a file name", "extends")
     try:
         other = (path.parent / expanded(name.value)).resolve(strict=True)
         return (other / "config.yaml").resolve(strict=True) if other.is_dir() else other
-    except (OSError, RuntimeError, ValueError) as error:  # not there; a circle of links; a null byte
+    except (OSError, RuntimeError, ValueError) as error:  # a missing file; a cycle of links; a null byte
         raise name.error(f"there is no file {str(path.parent / expanded(name.value))!r}", "extends") from error
 
 
 def _shown(path: Path) -> str:
-    """Return a path as a message shows it: relative where it is below the current directory."""
+    """Return a path as messages show it: relative when it is inside the current directory."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

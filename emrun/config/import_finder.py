@@ -1,4 +1,4 @@
-"""What a config names, found by importing it."""
+"""Finds the classes, functions and objects that a config names by importing them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
 
 _CONFIGURE = "_configure_dataset"
-"""The method of emloop's datasets that took the keys of their section."""
+"""The method of emloop's datasets that received the keys of their section."""
 
 
 class Imported:
-    """Finds what a config names by importing it: phase two of the check, and what is built.
+    """Finds the objects that a config names by importing them: for phase two of the check, and for building.
 
-    Phase one has a subclass that does not import; it says None of what only importing would tell.
+    The finder of phase one is a subclass that imports nothing and returns None where only importing would tell.
     """
 
     def find(self, path: str) -> Any:
-        """Return what a dotted path names.
+        """Return the object that a dotted path names.
 
         Raises:
-            LookupError: there is no such thing.
+            LookupError: the object does not exist.
         """
         return locate(path)
 
     def classes(self, package: str) -> list[str] | None:
-        """Return the names of the classes that a package defines, None where only importing it would tell."""
+        """Return the names of the classes that a package defines, None where only importing the package would tell."""
         members = vars(importlib.import_module(package))
         return [
             name
@@ -41,20 +41,20 @@ class Imported:
         ]
 
     def parameters(self, target: Any) -> Parameters | None:
-        """Return what a target takes, None when that cannot be known."""
+        """Return the parameters of a target, None when they cannot be known."""
         return parameters_of(target)
 
     def refusal(self, target: Any, kind: str) -> str | None:
-        """Return why a target cannot be a `dataset`, a `model`, a `hook`, or called at all; None when it can."""
+        """Return why a target cannot be called, or not as a `dataset`, `model` or `hook`; None when it can."""
         if not callable(target):
-            return "is no class or function to call; 'import' names other objects"
+            return "'class' must name a class or a function; use 'import' for any other object"
         if kind == "hook" and not (inspect.isclass(target) and issubclass(target, AbstractHook)):
-            return f"{_called(target)} is no subclass of emrun.AbstractHook"
+            return f"{_called(target)} is not a subclass of emrun.AbstractHook"
         if kind == "model" and inspect.isclass(target) and not issubclass(target, AbstractModel):
             if "torch.nn.modules.module.Module" in [_called(base) for base in target.__mro__]:
                 called = _called(target)
                 return f"{called} is a torch.nn.Module; write it under model.module: {{class: {called}, ...}}"
-            return f"{_called(target)} is no subclass of emrun.AbstractModel"
+            return f"{_called(target)} is not a subclass of emrun.AbstractModel"
         is_configured = kind == "dataset" and inspect.isclass(target) and hasattr(target, _CONFIGURE)
         if is_configured and parameters_of(target) == parameters_of(object) and _CONFIGURE not in _names_of(target):
             hint = "which emrun does not call; rename it to __init__, with the same parameters"
@@ -62,10 +62,10 @@ class Imported:
         return None
 
     def streams(self, target: Any) -> list[str] | None:
-        """Return the streams of a dataset's class, None when only a built dataset shows them."""
+        """Return the streams of a dataset's class, None when only a built dataset shows its streams."""
         if not inspect.isclass(target) or hasattr(target, "__getattr__"):
             return None
-        used = _names_of(target)  # of attributes that may be streams: then only a built dataset shows what it has
+        used = _names_of(target)  # the code may add streams to the object, which only a built dataset shows
         if any(name in ("setattr", "__setattr__", "__dict__") or name.endswith("_stream") for name in used):
             return None
         return [name.removesuffix("_stream") for name in dir(target) if name.endswith("_stream")] or None
@@ -76,7 +76,7 @@ def _called(target: Any) -> str:
 
 
 def _names_of(dataset: type) -> set[str]:
-    """Return the names that a class's code uses, that of `AbstractDataset` left out."""
+    """Return the names that the code of a class and its bases uses, except the code of `AbstractDataset`."""
     classes = [cls for cls in dataset.__mro__ if _called(cls) != "emrun.dataset.AbstractDataset"]
     functions = [each for cls in classes for each in vars(cls).values() if inspect.isfunction(each)]
     return {name for function in functions for name in _names_in(function.__code__)}
@@ -90,11 +90,11 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def locate(path: str) -> Any:
-    """Import what a dotted path names.
+    """Import the object that a dotted path names.
 
     Raises:
-        LookupError: there is no such module, or it has no such name; the message says where a module was found.
-        BaseException: what importing the module raises.
+        LookupError: the module does not exist, or does not have the name; the message says where a module was found.
+        BaseException: the error that importing the module raises.
     """
     parts = path.split(".")
     if not all(part.isidentifier() for part in parts):
@@ -111,7 +111,7 @@ def locate(path: str) -> Any:
             found = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise  # the module is there, but something that it imports is not
+                raise  # the module exists, but a module that it imports does not
             raise (NoModule(module) if found is None else _missing(found, part, path)) from error
     return found
 

@@ -1,4 +1,4 @@
-"""References, `${...}`, replaced by what they name, and the free values that they read."""
+"""Replaces interpolations, `${...}`, by the values they refer to, and finds free values that are never used."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _INTERPOLATION = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<name>[^{}]*)\}|\$\{")
 def interpolate(config: Node) -> Node:
     """Replace every `${key.path}`, `${env:NAME}` and `${env:NAME,default}`; `$${` stands for `${`.
 
-    A value that is one interpolation gets the type of what it names; one from the environment is read as a YAML scalar.
+    A value that is exactly one interpolation gets the type of the value it refers to; a value from the environment is
+    read as a YAML scalar.
 
     Raises:
-        ConfigError: a name is unknown, keys refer to each other in a circle, or the result is too large or too deep.
+        ConfigError: a name is unknown, keys refer to each other in a cycle, or the result is too large or too deep.
     """
     interpolated = _Interpolation(config).of(config, (), 1)
     hide_on_terminal(interpolated.secrets())
@@ -29,16 +30,16 @@ def interpolate(config: Node) -> Node:
 
 
 def unread_vars(config: Node) -> list[str]:
-    """Return a note for each free value, under `vars`, that nothing reads.
+    """Return a note for each free value, under `vars`, that is never used.
 
     Args:
         config: the config before interpolation.
     """
-    return [f"nothing reads ${{{name_of(path)}}} ({node.key_position})" for path, node in unread_values(config)]
+    return [f"${{{name_of(path)}}} is never used ({node.key_position})" for path, node in unread_values(config)]
 
 
 def unread_values(config: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
-    """Yield the free values, under `vars`, that nothing reads, with their paths."""
+    """Yield the free values, under `vars`, that are never used, with their paths."""
     found = list(config.places())
     free = [(path, node) for path, node, _ in found if path == ("vars",) or (path[0], *path[2:]) == ("eval", "vars")]
     if not free:
@@ -55,7 +56,7 @@ def unread_values(config: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
 
 
 def _single_values(path: tuple[Any, ...], node: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
-    """Yield what is in a mapping and its mappings, with paths."""
+    """Yield the values in a mapping and in the mappings below it, with their paths."""
     for key, child in node.value.items() if isinstance(node.value, dict) else ():
         if isinstance(child.value, dict) and child.value:
             yield from _single_values((*path, key), child)
@@ -64,23 +65,23 @@ def _single_values(path: tuple[Any, ...], node: Node) -> Iterator[tuple[tuple[An
 
 
 def name_of(path: Sequence[Any]) -> str:
-    """Return how an interpolation names a free value."""
+    """Return the name by which an interpolation refers to a free value."""
     return ".".join(map(str, path[2:] if path[0] == "eval" else path))
 
 
 class _Interpolation:
-    """Replaces what stands in `${...}`, and counts what comes of it: references can multiply like aliases."""
+    """Replaces each `${...}` and counts the resulting values: like aliases, references can multiply."""
 
     def __init__(self, root: Node) -> None:
         self._root = root
         self._count = 0
 
     def of(self, node: Node, active: tuple[str, ...], depth: int) -> Node:
-        """Return a tree without interpolations; `active` are the names that are being looked up."""
+        """Return a tree with its interpolations replaced; `active` are the names that are being looked up."""
         self._count += 1
         if self._count > MAX_NODES or depth > MAX_DEPTH:
             limit = f"{MAX_NODES} values" if self._count > MAX_NODES else f"{MAX_DEPTH} levels"
-            raise node.error(f"has more than {limit} once its references are followed")
+            raise node.error(f"has more than {limit} after its references are replaced")
         if isinstance(node.value, dict | list):
             return replace(node, value=of_each(node.value, lambda child: self.of(child, active, depth + 1)))
         if not isinstance(node.value, str) or "${" not in node.value:
@@ -93,17 +94,17 @@ class _Interpolation:
         return self._text(node, active, depth)
 
     def _text(self, node: Node, active: tuple[str, ...], depth: int) -> Node:
-        """Return a text with interpolations in it as one text."""
+        """Return a string that contains interpolations as one string."""
         parts: list[Node] = []
 
         def text(match: re.Match[str]) -> str:
             if match["escape"]:
                 return "${"
             if match["name"] is None:
-                raise node.error("'${' without '}'; '$${' stands for a plain '${'")
+                raise node.error("'${' has no closing '}'; write '$${' for a literal '${'")
             found = self._named(match["name"], node, active, depth)
             if isinstance(found.value, dict | list):
-                raise node.error(f"{match.group()} is no single value, so it cannot be part of a text")
+                raise node.error(f"{match.group()} is a mapping or a list, which cannot be part of a string")
             parts.append(found)
             return str(found.value)
 
@@ -113,7 +114,7 @@ class _Interpolation:
         return replace(node, value=value, spelling=spelling, environment=environment)
 
     def _named(self, name: str, node: Node, active: tuple[str, ...], depth: int) -> Node:
-        """Return what an interpolation names."""
+        """Return the value that an interpolation refers to."""
         if name.startswith("env:"):
             return _environment(name, node)
         if name in active:
@@ -126,22 +127,22 @@ class _Interpolation:
                 found = self.of(found, active, depth + 1)
             children = found.children()
             if part not in children:
-                raise node.error(f"${{{name}}}: the config has no {part!r} there{did_you_mean(part, children)}")
+                raise node.error(f"${{{name}}} does not exist: there is no key {part!r}{did_you_mean(part, children)}")
             found = children[part]
         return self.of(found, active, depth + 1)
 
 
 def _environment(name: str, node: Node) -> Node:
-    """Return the text of `env:NAME` or `env:NAME,default`; messages show what the config says instead."""
+    """Return the string of `env:NAME` or `env:NAME,default`; messages show the text of the config instead."""
     variable, comma, default = name.removeprefix("env:").partition(",")
     value = os.environ.get(variable)
     if value is not None:
         return replace(node, value=value, spelling=node.value, environment=((value, f"${{{name}}}"),))
     if not comma:
-        raise node.error(f"the environment has no {variable}; set it, or write ${{{name},default}}")
+        raise node.error(f"the environment variable {variable!r} is not set; set it, or write ${{{name},default}}")
     return replace(node, value=default)
 
 
 def escaped(text: str) -> str:
-    """Return a text as a config writes it that is not to be interpolated, such as a path."""
+    """Return a string, such as a path, escaped so that a config does not interpolate it."""
     return text.replace("${", "$${")

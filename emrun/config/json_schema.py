@@ -1,8 +1,8 @@
-"""A JSON schema of configs, with which editors complete and check them while they are written.
+"""Writes a JSON schema of configs, with which editors complete and check configs.
 
-Like phase one of the check it is made from signatures, type hints and docstrings as they stand in the sources; nothing
-is imported. It says no more than the check does: what emrun accepts, it accepts. It says less about what is missing: a
-file that is merged over another one need not be complete, so what a class requires is left to `emrun check`.
+Like phase one of the check, the schema is made from the signatures, type hints and docstrings in source files; nothing
+is imported. The schema accepts every config that emrun accepts. It does not report missing arguments: a file that is
+merged over another file may be incomplete, so required arguments are left to `emrun check`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from emrun.types import Form
 Schema = dict[str, Any]
 
 _DESCRIPTIONS = {
-    "seed": "Of everything random; when absent one is drawn and written to the run's config.",
-    "deterministic": "true switches torch's deterministic algorithms on.",
-    "name": "Names the run directory; by default the name of the file.",
-    "code_directory": "Where user modules are found beside the current directory.",
-    "vars": "Free values, which nothing but `${vars.NAME}` reads.",
-    "dataset": "The class of the dataset, a built-in or a dotted path, and its arguments.",
+    "seed": "The seed of all random numbers; without it, a seed is drawn and saved in the config of the run.",
+    "deterministic": "Whether torch uses deterministic algorithms.",
+    "name": "The name of the run, a part of the name of its directory; by default the name of the file.",
+    "code_directory": "A folder, beside the current directory, from which your modules are imported.",
+    "vars": "Free values, for use as `${vars.NAME}`.",
+    "dataset": "The class of the dataset, built-in or a dotted path, and its arguments.",
     "model": f"The class of the model, by default {DEFAULT_MODEL}, and its arguments.",
     "main_loop": "Arguments of the main loop.",
-    "hooks": "What watches and steers the training: `Name` or `Name: {argument: value}`, called in this order.",
-    "eval": "Stream -> how its evaluation differs; its `hooks` replace the hooks, other sections are merged.",
+    "hooks": "The hooks, called in this order; each is `Name` or `Name: {argument: value}`.",
+    "eval": "Stream -> changes to the config for its evaluation; `hooks` replace the hooks, other sections are merged.",
 }
-_EXTENDS = "A file or a list of files, relative to this one, that this one is merged over."
+_EXTENDS = "A file or a list of files over which this config is merged; paths are relative to this file."
 _TYPES = {bool: "boolean", int: "integer", float: "number", complex: "number", str: "string", type(None): "null"}
 _TYPES |= {dict: "object", list: "array"}
-_WRITTEN = (str, int, type(None))  # of what can be literal, what a config can write
+_WRITTEN = (str, int, type(None))  # types of a `Literal` that a config can write
 _NOT_TEXT = ("object", "array", "number", "boolean", "null")
-_INTERPOLATION = r"\$\{"  # what it stands for is known when it is replaced
+_INTERPOLATION = r"\$\{"  # its value is not known yet
 _ARGS = {"type": ["array", "string"], "pattern": _INTERPOLATION, "description": "Positional arguments."}
 _IMPORT = {"type": "string", "description": "The dotted path of an object that is not called."}
 _IS_FORM = {"anyOf": [{"required": ["class"]}, {"required": ["import"]}]}
@@ -55,12 +55,12 @@ def config_schema() -> Schema:
 
 
 def hint_schema(parameter: inspect.Parameter) -> Schema:
-    """Return the schema of the values that the check accepts for a parameter that is no factory.
+    """Return the schema of the values that the check accepts for a parameter that is not a `Factory`.
 
-    A mapping is accepted everywhere: it may be a form, or a part of a form in a file that this one is merged over.
+    A mapping is accepted everywhere: it may be a form, or a part of a form in a file to be merged.
 
     Args:
-        parameter: its `annotation` is a type, None or `UNREAD`, and so may be its `default`.
+        parameter: its `annotation` is a type, None or `UNREAD`; its `default` may be `UNREAD` too.
     """
     is_wrong = contradicts(parameter.default, parameter.annotation)
     return _ANYTHING if is_wrong else _of_hint(parameter.annotation)
@@ -71,7 +71,7 @@ def _reference(name: str) -> Schema:
 
 
 def _typed(*kinds: str) -> Schema:
-    """Return the schema of values of some types, or of an interpolation that becomes one."""
+    """Return the schema of values of some types, or of an interpolation."""
     schema: Schema = {"type": list(dict.fromkeys((*kinds, "string")))}
     return schema if "string" in kinds else {**schema, "pattern": _INTERPOLATION}
 
@@ -88,7 +88,7 @@ def _of_hint(hint: Any) -> Schema:
 
 
 def _schemas(sort: str, kind: Any, arguments: tuple[Any, ...]) -> list[Schema]:
-    """Return the schemas of an alternative of a hint; an empty schema allows anything."""
+    """Return the schemas of an alternative of a hint; an empty schema allows any value."""
     match sort:
         case "literal":
             choices = [each for each in arguments if isinstance(each, _WRITTEN)]
@@ -111,7 +111,7 @@ def _schemas(sort: str, kind: Any, arguments: tuple[Any, ...]) -> list[Schema]:
 
 
 class _Writer:
-    """Writes the schema; what is used more than once stands in `$defs`."""
+    """Writes the schema; parts that are used more than once are in `$defs`."""
 
     def __init__(self) -> None:
         self._sources = Sources()
@@ -150,7 +150,7 @@ class _Writer:
         }
 
     def _unextended(self) -> Schema:
-        """Return what else holds for sections that are merged over nothing."""
+        """Return the further restrictions of sections in a config without `extends`."""
         known = dict.fromkeys(self._definitions["main_loop"]["properties"], True)
         return {
             "dataset": {"required": ["class"]},
@@ -183,7 +183,7 @@ class _Writer:
             "minLength": 1,
             "properties": known,
             "additionalProperties": _typed("object", "null"),
-            "anyOf": [{"enum": list(known)}, {"type": ["object", "string"]}],  # the names are to be completed
+            "anyOf": [{"enum": list(known)}, {"type": ["object", "string"]}],  # so that editors complete the names
         }
         return _reference("hook")
 
@@ -191,12 +191,12 @@ class _Writer:
         """Return a reference to the schema of a `Factory`, and of a list of them."""
         name = "-".join((f"form.{form.package}", *form.keys))
         if name not in self._definitions:
-            self._definitions[name] = {}  # while it is being written
+            self._definitions[name] = {}  # stops recursion while the schema is being written
             own = {**_OF_FORM, **dict.fromkeys(form.keys, True)}
             calls: dict[str, str] = {}
             for each in (self._sources.classes(form.package) if form.package else None) or ():
                 source = self._find(f"{form.package}.{each}")
-                if getattr(source, "__bases__", (object,)) != (object,):  # else it is the base of the others
+                if getattr(source, "__bases__", (object,)) != (object,):  # otherwise it is the base of the others
                     calls[each] = "-".join((f"{form.package}.{each}", *form.keys))
                     self._definitions[calls[each]] = self._arguments(source, own, form=form)
             names = _class(calls) if form.package else _DOTTED
@@ -209,9 +209,9 @@ class _Writer:
 
         Args:
             source: the class, None when it cannot be read.
-            own: the keys that stand among the arguments and are none.
+            own: the schemas of keys that are allowed beside the arguments.
             supplied: the arguments that emrun supplies.
-            form: of what it is the class.
+            form: the form whose class it is, if any.
         """
         parameters = self._sources.parameters(source) if source is not None else None
         if source is None or parameters is None:
@@ -237,23 +237,23 @@ class _Writer:
         one = self._form(form)
         if not allows_mapping(parameter.annotation):
             return {**_typed("object", "null"), **one}
-        several = {"additionalProperties": {"anyOf": [one, {}]}}  # or a part of one
+        several = {"additionalProperties": {"anyOf": [one, {}]}}  # or a part of a form
         return {**_typed("object", "null"), "if": _IS_FORM, "then": one, "else": several}
 
     def _find(self, name: str, kind: str = "") -> Any:
-        """Return what a short name of a kind, or a dotted path, stands for."""
+        """Return the class of a short name of a kind, or of a dotted path, None when it cannot be found."""
         try:
             path = dotted_path(name, kind) if kind else name
             return self._sources.find(path) if path is not None else None
-        except NotThere:  # of a plugin that is not there, or that several packages provide
+        except NotThere:  # a plugin that is missing, or a name that several packages provide
             return None
 
 
 def _cases(calls: Mapping[str, str]) -> Schema:
-    """Return what holds for a form because of its class.
+    """Return the part of a form's schema that depends on its class.
 
     Args:
-        calls: the name of each class that is known -> that of the definition of its arguments.
+        calls: name of each known class -> name of the definition of its arguments.
     """
     cases = [
         {"if": {"properties": {"class": {"const": name}}, "required": ["class"]}, "then": _reference(call)}
@@ -263,13 +263,13 @@ def _cases(calls: Mapping[str, str]) -> Schema:
 
 
 def _class(names: Iterable[str], default: str | None = None) -> Schema:
-    """Return the schema of the key `class`: known names, to be completed, and others."""
+    """Return the schema of the key `class`: known names, for completion, or any other string."""
     text = "One of these names, or a dotted path: my_module.MyClass."
     return {"anyOf": [{"enum": list(names)}, {"type": "string"}], "description": text, **_default(default)}
 
 
 def _referring(schema: Any, reference: str) -> Any:
-    """Return a schema with another reference in place of that to anything."""
+    """Return a schema with each reference to `anything` replaced by another reference."""
     if isinstance(schema, dict):
         return {key: _referring(value, reference) for key, value in schema.items()}
     return reference if schema == _ANYTHING["$ref"] else schema
@@ -280,7 +280,7 @@ def _described(text: str) -> Schema:
 
 
 def _default(value: Any) -> Schema:
-    """Return the default of a parameter, where it can be written; null may stand for that of a base."""
+    """Return the default of a parameter if JSON can write it; not null, which may mean the default of a base."""
     if value is None or value is inspect.Parameter.empty:
         return {}
     try:
@@ -296,7 +296,7 @@ def _summary(source: Any) -> str:
 
 
 def argument_texts(source: Any) -> Mapping[str, str]:
-    """Return what the docstrings of a class and its bases say about arguments."""
+    """Return name -> description of the arguments in the docstrings of a class and its bases."""
     found: dict[str, str] = {}
     for each in inspect.getmro(source) if inspect.isclass(source) else ():
         section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.cleandoc(each.__doc__ or ""), re.MULTILINE)

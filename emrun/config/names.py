@@ -1,4 +1,4 @@
-"""From the names in a config to modules and classes, without importing anything."""
+"""Translates the names in a config to modules and classes, without importing anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emrun.wording import did_you_mean, nearest, normalised, sure
 
 _HOUSE = Path(__file__).parents[1]
 _FILES = {"hook": "hooks/[!_]*.py", "dataset": "datasets/[!_]*.py", "model": "models/torch_model.py"}
-"""What has short names -> the files of the built-ins."""
+"""Kind -> the files of its built-in classes."""
 
 _OWN_HOOK = "a hook of your own can"
 _SCHEDULER = "set model.scheduler, e.g. {class: ExponentialLR, gamma: 0.98}"
@@ -27,12 +27,12 @@ _CLIPPING = (
 _ACCUMULATION = "emrun has no gradient accumulation yet; every batch makes an update"
 _PRECISION = "emrun has no mixed precision yet; `forward` of your module can use torch.autocast"
 _AVERAGES = f"emrun has no weight averaging yet; {_OWN_HOOK} keep torch.optim.swa_utils.AveragedModel"
-_SAVING = "SaveBest keeps the best checkpoint, SaveEvery one every few epochs; SaveLatest is always there"
+_SAVING = "SaveBest saves the best checkpoint, SaveEvery one every few epochs; SaveLatest is always active"
 _RATE = f"emrun does not record learning rates yet; {_OWN_HOOK} read `model.optimizer.param_groups`"
-_BOARD = "emrun does not write for TensorBoard yet; WriteCSV writes statistics, and every run has a metrics.jsonl"
-_TRACKER = f"emrun sends nothing to trackers yet; every run has a metrics.jsonl, and {_OWN_HOOK} send `epoch_data`"
+_BOARD = "emrun does not write TensorBoard files yet; WriteCSV writes statistics, and every run has a metrics.jsonl"
+_TRACKER = f"emrun does not support trackers yet; every run has a metrics.jsonl, and {_OWN_HOOK} send `epoch_data`"
 _RESUME = "`emrun resume RUN_DIR` continues a run from its checkpoint"
-_ONE_DEVICE = "emrun trains on one device yet; model.device names it"
+_ONE_DEVICE = "emrun trains on one device so far; set model.device"
 _INTERVAL = "write the interval beside the stream: main_loop.extra_streams: [{valid: 5 epochs}]"
 _STREAMS = "a stream is a method of the dataset, such as train_stream; main_loop.extra_streams lists those to evaluate"
 
@@ -49,10 +49,10 @@ _HOOKS = {
     "learningratemonitor lrmonitor": _RATE,
     "tensorboard tensorboardlogger tensorboardcallback writetensorboard": _BOARD,
     "wandb wandblogger wandbcallback mlflow mlflowlogger mlflowcallback cometlogger neptunelogger": _TRACKER,
-    "csvlogger historyfilewriter": "emrun's hook is called WriteCSV",
-    "progressbar tqdmprogressbar richprogressbar progbarlogger tqdm": "emrun's hook is called ShowProgress",
-    "terminateonnan nanstopper": "emrun's hook is called StopOnNaN",
-    "finishafter maxepochs timer": "emrun's hook is called StopAfter",
+    "csvlogger historyfilewriter": "use the hook WriteCSV",
+    "progressbar tqdmprogressbar richprogressbar progbarlogger tqdm": "use the hook ShowProgress",
+    "terminateonnan nanstopper": "use the hook StopOnNaN",
+    "finishafter maxepochs timer": "use the hook StopAfter",
     "backupandrestore modelloadcontinuetraining": _RESUME,
     "logdir": "every run prints its directory; remove this hook",
 }
@@ -64,34 +64,34 @@ _KEYS = {
     "ema emadecay swa": _AVERAGES,
     "devices gpus ngpus numgpus numnodes strategy ddp distributed": _ONE_DEVICE,
     "resume restorefrom resumefrom resumefromcheckpoint ckptpath loadfrom checkpointpath": _RESUME,
-    "checkpoint savesteps savestrategy saveevery checkpointcallback enablecheckpointing": f"hooks save: {_SAVING}",
+    "checkpoint savesteps savestrategy saveevery checkpointcallback enablecheckpointing": f"use hooks: {_SAVING}",
     "valcheckinterval checkvaleverynepoch evalsteps evalevery validateevery validationfreq": _INTERVAL,
     "limittrainbatches stepsperepoch": "main_loop.fixed_epoch_size is the number of batches of an epoch",
-    "logger loggers reportto": "hooks record: WriteCSV, LogVariables; every run has a train.log and a metrics.jsonl",
-    "logeverynsteps loggingsteps": "statistics are those of an epoch; main_loop.fixed_epoch_size makes epochs shorter",
-    "enableprogressbar progressbar": "the hook ShowProgress shows a bar",
+    "logger loggers reportto": "use the hooks WriteCSV or LogVariables; every run has a train.log and a metrics.jsonl",
+    "logeverynsteps loggingsteps": "statistics are computed per epoch; main_loop.fixed_epoch_size makes epochs shorter",
+    "enableprogressbar progressbar": "use the hook ShowProgress",
     "fastdevrun numsanityvalsteps": "`emrun check CONFIG` tries a batch of each stream without training",
     "trainloader valloader traindataloader valdataloaders evaldataset traindataset": _STREAMS,
-    "monitor": "the hook ComputeStats takes the variables to record, SaveBest the one that decides",
-    "predict": "write what differs for a stream under eval, e.g. eval.predict; `emrun eval RUN_DIR predict` reads it",
-    "shuffle": "the dataset decides on the order: `ctx.batches(..., shuffle=True)`",
-    "batchsize": "the dataset makes the batches; a key `batch_size` is an argument of its class",
+    "monitor": "set the variables to record in ComputeStats, and the variable to compare in SaveBest",
+    "predict": "write the settings of a stream under eval, e.g. eval.predict, and use `emrun eval RUN_DIR predict`",
+    "shuffle": "the dataset decides the order: `ctx.batches(..., shuffle=True)`",
+    "batchsize": "the dataset makes the batches; set `batch_size` under dataset if its class has that argument",
 }
 _TABLES = {"hook": _HOOKS, "key": _KEYS}
 
 
 def instead(name: str, kind: str) -> str | None:
-    """Return what to do instead of what an ancestor or another tool calls by a name, None when that is not known.
+    """Return advice for a name that emloop or another tool uses and emrun does not, None for an unknown name.
 
     Args:
-        name: as somebody wrote it.
-        kind: `hook` for a class of a hook, `key` for a key of a config.
+        name: the name in the config.
+        kind: `hook` for the class of a hook, `key` for a key of a config.
     """
     return next((advice for names, advice in _TABLES[kind].items() if normalised(name) in names.split()), None)
 
 
 def nearest_class(name: str, members: Iterable[str]) -> str | None:
-    """Return the class of a package of torch that a name may mean: `AdamOptimizer` means Adam, `mse` MSELoss."""
+    """Return the class of a torch package that a name may mean: `AdamOptimizer` means Adam, `mse` means MSELoss."""
     members = [each for each in members if each not in ("Module", "Optimizer", "LRScheduler")]
     bare = normalised(name)
     for ending in ("optimizer", "scheduler", "loss", "layer"):
@@ -104,33 +104,33 @@ def nearest_class(name: str, members: Iterable[str]) -> str | None:
 
 
 class NotThere(LookupError):
-    """A name in a config that names nothing, or more than one thing."""
+    """A name in a config that does not exist or is ambiguous."""
 
 
 class NoModule(NotThere):
-    """A module that is nowhere to be found."""
+    """A module that does not exist."""
 
     def __init__(self, module: str) -> None:
         self.module = module
         entries = list(Path.cwd().iterdir()) if "." not in module else []
         near = did_you_mean(module, [each.stem for each in entries if each.suffix == ".py" or each.is_dir()])
         where = "looked for in the current directory, then among installed packages"
-        more = "" if near else "; the key code_directory names another folder"
+        more = "" if near else "; to look in another folder, set code_directory"
         super().__init__(f"no module {module!r}{near} ({where}{more})")
 
 
 def built_ins(kind: str) -> dict[str, Path]:
-    """Return the built-ins of a kind: short name in the form of `normalised` -> the file that is named for its class.
+    """Return the built-in classes of a kind: short name in the form of `normalised` -> the file named after the class.
 
     Args:
-        kind: `hook`, `dataset` or `model`; other kinds have none.
+        kind: `hook`, `dataset` or `model`; other kinds have no built-in classes.
     """
     files = sorted(_HOUSE.glob(_FILES[kind])) if kind in _FILES else []
     return {normalised(path.stem): path for path in files}
 
 
 def class_in(path: Path) -> str | None:
-    """Return the name of the class that a file is named for, None when there is no such class."""
+    """Return the name of the class that a file is named after, None when the file has no such class."""
     found = _class_definition(path)
     return found.name if found else None
 
@@ -147,14 +147,14 @@ def _class_definition(path: Path) -> ast.ClassDef | None:
 
 
 def plugins(kind: str) -> dict[str, list[str]]:
-    """Return what installed packages add to a kind: short name as they write it -> dotted paths.
+    """Return the classes of a kind in installed packages: short name as the package writes it -> dotted paths.
 
-    They do so by the entry-point groups `emrun.hooks`, `emrun.datasets` and `emrun.models`; nothing is imported. A
-    name that several packages provide has several paths.
+    Packages declare them in the entry-point groups `emrun.hooks`, `emrun.datasets` and `emrun.models`; nothing is
+    imported. A name that several packages provide has several paths.
     """
     if kind not in _FILES:
         return {}
-    from importlib.metadata import entry_points  # takes 65 ms, and most configs have no use for it
+    from importlib.metadata import entry_points  # takes 65 ms, and most configs do not need it
 
     found: dict[str, tuple[str, list[str]]] = {}
     for entry in entry_points(group=f"emrun.{kind}s"):
@@ -166,25 +166,25 @@ def plugins(kind: str) -> dict[str, list[str]]:
 
 
 def dotted_path(name: str, kind: str) -> str | None:
-    """Return the dotted path of what a name without a dot means, None when nothing of this kind has it.
+    """Return the dotted path of a short name of a kind, None when no class has the name.
 
     Raises:
-        NotThere: several packages provide it.
+        NotThere: several packages provide the name.
     """
     file = built_ins(kind).get(normalised(name))
     if file is not None:
         return f"{_HOUSE.name}.{file.parent.name}.{file.stem}.{class_in(file)}"
     paths = next((paths for each, paths in plugins(kind).items() if normalised(each) == normalised(name)), [])
     if len(paths) > 1:
-        raise NotThere(f"several packages provide {kind} {name!r}: {', '.join(paths)}; write the dotted path")
+        raise NotThere(f"several packages provide {kind} {name!r}: {', '.join(paths)}; write one of these dotted paths")
     return paths[0] if paths else None
 
 
 def same_class(one: Any, other: Any) -> bool:
-    """Tell whether two values of `class` name the same class, as far as that is known without importing anything.
+    """Return whether two values of `class` name the same class, as far as can be known without an import.
 
-    Short names are compared without regard to case and underscores, dotted paths as they are. A dotted path is the same
-    as a short name when the name can only mean that path: a class of emrun, of `torch.optim` or of a plugin.
+    Short names are compared ignoring case and underscores, dotted paths exactly. A dotted path equals a short name when
+    the name can only mean that path: a class of emrun, of `torch.optim` or of a plugin.
     """
     if not (isinstance(one, str) and isinstance(other, str)):
         return bool(one == other)
@@ -201,42 +201,42 @@ def same_class(one: Any, other: Any) -> bool:
 
 
 def short_names(kind: str, *, installed: bool = True) -> list[str]:
-    """Return the short names of a kind as they are usually written.
+    """Return the short names of a kind in their usual spelling.
 
     Args:
         kind: `hook`, `dataset` or `model`.
-        installed: with those of installed packages, which come last.
+        installed: include names from installed packages, which come last.
     """
     return [*filter(None, map(class_in, built_ins(kind).values())), *(plugins(kind) if installed else ())]
 
 
 def no_dotted_path(path: str) -> NotThere:
-    """Return the error for a text that cannot be a dotted path."""
-    return NotThere(f"{path!r} is no dotted path such as my_module.MyClass")
+    """Return the error for a string that is not a dotted path."""
+    return NotThere(f"{path!r} is not a dotted path such as my_module.MyClass")
 
 
 def beside_config(error: NotThere, source: str) -> str:
-    """Return what to do about a module that is not found but stands in the folder of the config; else nothing.
+    """Return advice when a module that was not found is in the folder of the config, otherwise an empty string.
 
     Args:
-        error: what was raised.
-        source: the file of the config, as positions call it.
+        error: the error that was raised.
+        source: the file of the config, as in `Position.source`.
     """
     folder = Path(source).parent.resolve()
     file = _file_of(error.module, folder) if isinstance(error, NoModule) else None
     if file is None or folder == Path.cwd() or not Path(source).is_file():
         return ""
-    return f"; the config's folder has {file.relative_to(folder)}: write code_directory: {folder}, or start there"
+    return f"; {file.relative_to(folder)} is beside the config: set code_directory: {folder}, or run emrun there"
 
 
 def _file_of(module: str, folder: Path) -> Path | None:
-    """Return the file that a folder has of a module, None without one."""
+    """Return the file of a module in a folder, None when the folder does not have the module."""
     files = (folder / f"{module}.py", folder / module / "__init__.py")
     return next((each for each in files if each.is_file()), None)
 
 
 def _hidden(module: str) -> tuple[Path, str] | None:
-    """Return the user's file of a module that another one hides, and where that one is; None when none is hidden."""
+    """Return the user's file of a module that another module hides, and the place of the latter; None if not hidden."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -252,25 +252,25 @@ def _hidden(module: str) -> tuple[Path, str] | None:
 
 
 INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""Where Python keeps its own modules and those of packages."""
+"""The directories of the standard library and of installed packages."""
 
 
 def no_member(path: str, owner: str, file: str | None, name: str, members: Iterable[str]) -> NotThere:
-    """Return the error for a name that a module or class does not have.
+    """Return the error for a name that is missing in a module or class.
 
     Args:
         path: the dotted path in the config.
-        owner: the module or class, as it is called.
-        file: where the module was found.
-        name: what it does not have.
-        members: what it has.
+        owner: the name of the module or class.
+        file: the file of the module.
+        name: the name that is missing.
+        members: the names that exist.
     """
     hidden = _hidden(path.partition(".")[0])
     if hidden is not None:
         own, where = hidden
         own = own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own
         return NotThere(
-            f"{path}: {own} is hidden by the module of that name {where}, which has no {name!r}; rename the file {own}"
+            f"{path}: {own} is hidden by the module of the same name {where}, which has no {name!r}; rename {own}"
         )
     near = did_you_mean(name, [each for each in members if not each.startswith("_")])
     return NotThere(f"{path}: {owner}{f' (found at {file})' if file else ''} has no {name!r}{near}")

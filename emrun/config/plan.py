@@ -1,4 +1,4 @@
-"""A config as a whole: what it names found and checked, before anything is made."""
+"""Checks a config as a whole, and finds the classes that it names, before anything is built."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A config, without interpolations, that was found to be usable, with what it names; nothing is called yet."""
+    """A checked config with its interpolations replaced, and the recipes of its objects; nothing is called yet."""
 
     config: Node
     dataset: Recipe
@@ -35,16 +35,16 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config, finder: Imported, base: Plan | None = None) -> Plan:
-        """Check a config and find what it names.
+        """Check a config and find the classes that it names.
 
         Args:
             config: the config.
-            finder: how names are found.
-            base: the plan of a similar config, whose recipes are taken over for the sections that are the same.
+            finder: finds classes by importing them or in their sources.
+            base: the plan of a similar config; its recipes are reused for the sections that are the same.
 
         Raises:
-            ConfigError: it cannot be used.
-            BaseException: what importing a module raises.
+            ConfigError: the config has mistakes.
+            BaseException: the error that importing a module raises.
         """
         tree = config.tree
         find_user_modules(*code_directories(tree))
@@ -61,7 +61,7 @@ class Plan:
 
     @classmethod
     def with_evaluations(cls, config: Config, finder: Imported) -> Plan:
-        """Check a config as `of` does and, laid over it, each of its sections under `eval`."""
+        """Check a config as `of` does, alone and with each of its sections under `eval` merged over it."""
         problems: list[Problem] = []
         plans: list[Plan] = []
         overlays = config.root.get("eval")
@@ -81,25 +81,25 @@ class Plan:
         return plans[0]
 
     def get(self, key: str, default: Any) -> Any:
-        """Return the value of a key of the config, or the default where it has none."""
+        """Return the value of a key of the config, or the default when the key is missing or null."""
         node = self.config.get(key)
         return default if node is None or node.value is None else node.plain()
 
     def _recipes_for(self, tree: Node) -> dict[str, Any]:
-        """Return what was made of the sections that another tree has as well: section -> recipe, recipes or nothing."""
+        """Return the recipes of the sections that are the same in another tree: section -> recipe, recipes or None."""
         made = {"dataset": self.dataset, "model": self.model, "hooks": self.hooks, "main_loop": None}
         same = {name for name in made if repr(tree.get(name)) == repr(self.config.get(name))}  # 1 == True == 1.0
         return {name: recipe for name, recipe in made.items() if name in same}
 
 
 def defaults_of(config: Config) -> list[tuple[str, Any, str]]:
-    """Return what a config leaves to the defaults, as far as sources tell: (key, value, class); nothing is checked.
+    """Return the defaults that a config leaves unset, read from sources: (key, value, class); nothing is checked.
 
-    The keys are written as overrides write them.
+    The keys have the form of override keys.
     """
     try:
         tree = config.tree
-    except ConfigError:  # a name of the environment that is not set here
+    except ConfigError:  # e.g. an environment variable is not set here
         tree = config.root
     find_user_modules(*code_directories(tree))
     planner = Planner(Sources())
@@ -108,26 +108,26 @@ def defaults_of(config: Config) -> list[tuple[str, Any, str]]:
 
 
 def check_statically(config: Config, *, evaluations: bool = False) -> None:
-    """Do phase one of the check: what can be known of a config without importing what it names.
+    """Run phase one of the check, which finds mistakes in a config without importing the classes that it names.
 
     Args:
         config: the config.
-        evaluations: check its sections under `eval` too.
+        evaluations: check the sections under `eval` too.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: the config has mistakes.
     """
     (Plan.with_evaluations if evaluations else Plan.of)(config, Sources())
 
 
 def code_directories(config: Node) -> list[str]:
-    """Return the directory in which a run was started, if the config tells it."""
+    """Return the `code_directory` of a config in a list, an empty list when the config has none."""
     node = config.get("code_directory")
     return [str(expanded(node.value))] if node is not None and isinstance(node.value, str) else []
 
 
 def named_streams(config: Node) -> list[tuple[str, Node]]:
-    """Return the streams that the main loop runs, with where they are named."""
+    """Return the names of the streams that the main loop runs, each with its node in the config."""
     section = config.get("main_loop")
     train = config.get("main_loop", "train_stream_name")
     extra = config.get("main_loop", "extra_streams")
@@ -135,12 +135,12 @@ def named_streams(config: Node) -> list[tuple[str, Node]]:
     named += [(train.value, train)] if train is not None and isinstance(train.value, str) else []
     for entry in extra.value if extra is not None and isinstance(extra.value, list) else []:
         names = list(entry.value) if isinstance(entry.value, dict) else [entry.value]
-        named += [(name, entry) for name in names if isinstance(name, str)]  # the main loop refuses the others
+        named += [(name, entry) for name in names if isinstance(name, str)]  # the main loop reports the others
     return named
 
 
 def _entries(config: Node, *added: str) -> list[Node]:
-    """Return the entries of the list of hooks, and those to add where the list does not have them."""
+    """Return the entries of the list of hooks, followed by the hooks in `added` that the list does not have."""
     section = config.get("hooks")
     entries = list(section.value) if section is not None and isinstance(section.value, list) else []
     names = {normalised(str(hook_entry(entry)[0])) for entry in entries}
@@ -148,7 +148,7 @@ def _entries(config: Node, *added: str) -> list[Node]:
 
 
 def _check_streams(config: Node, dataset: Any, finder: Imported) -> list[Problem]:
-    """Return the streams of the main loop that the dataset's class does not have."""
+    """Return a problem for each stream of the main loop that the dataset's class does not have."""
     there = finder.streams(dataset)
     if there is None:
         return []
@@ -161,13 +161,13 @@ def _check_streams(config: Node, dataset: Any, finder: Imported) -> list[Problem
 
 
 def _elsewhere(config: Node, finder: Imported) -> Elsewhere:
-    """Return what tells where else in a config a key has its place; looked for when the first unknown key comes up."""
+    """Return a function that finds where else in a config a key belongs; all paths are collected on its first call."""
     paths: set[str] = set()
 
     def elsewhere(name: str) -> str | None:
-        """Return the path of the key of this name, or else of one that means the same; None where several may be meant.
+        """Return the path of the key with this name, or with a name for the same thing; None when it is ambiguous.
 
-        Of several, the one that is nearest to the top counts: `model.device`, not that of a module's layer.
+        Of several paths the shortest counts: `model.device`, not the `device` of a layer.
         """
         paths.update(() if paths else _paths(config, finder))
         for each in (normalised(name), *same(name)):
@@ -180,15 +180,15 @@ def _elsewhere(config: Node, finder: Imported) -> Elsewhere:
 
 
 def _paths(config: Node, finder: Imported) -> set[str]:
-    """Return the paths of all keys that can be written."""
+    """Return the paths of all keys that a config may have."""
     planner = Planner(finder)
     try:
         planner.config(config, (), {"hooks": ()})
-        for entry in _entries(config, "StopAfter"):  # which an override may add
+        for entry in _entries(config, "StopAfter"):  # an override may add this hook
             name, arguments = hook_entry(entry)
             planner.hook(str(name), arguments, entry, f"hooks.{name}")
     except KeyboardInterrupt:
         raise
-    except BaseException:  # what importing a module raises is reported where the module is needed
-        _LOG.debug("cannot look for where keys have their place", exc_info=True)
+    except BaseException:  # errors of an import are reported where the module is needed
+        _LOG.debug("cannot collect the keys that the config may have", exc_info=True)
     return {*(re.sub(r"\[(\d+)\]", r".\1", f"{key}.{name}") for key, name in planner.places), *SECTIONS}

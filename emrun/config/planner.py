@@ -1,4 +1,4 @@
-"""Parts of a config: what they name is found and checked, and becomes recipes."""
+"""Turns the parts of a config into recipes: finds the classes that they name and checks the arguments."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ _METRICS = ("accuracy", "errors", "top_k")  # the functions of `emrun.metrics`
 
 
 class Planner:
-    """Finds what a config names and checks the arguments, without calling anything.
+    """Finds the classes that a config names and checks the arguments, without calling anything.
 
-    All problems are collected in `problems`; what is not found, or could not be read, is prepared as None, and nothing
-    is to be built when there are any. What a config leaves to the defaults is in `defaults`: (key, value, class).
+    All problems are collected in `problems`; when there are any, nothing may be built. A part that was not found or
+    could not be read is None instead of a recipe. `defaults` has the defaults that the config leaves unset: (key,
+    value, class).
 
     Args:
-        finder: how names are found: by importing them, or in their sources.
-        elsewhere: returns where else in the config a key has its place, for messages.
+        finder: finds classes by importing them or in their sources.
+        elsewhere: returns where else in the config a key belongs, for messages.
     """
 
     def __init__(self, finder: Imported, elsewhere: Elsewhere = nowhere) -> None:
         self.problems: list[Problem] = []
         self.defaults: list[tuple[str, Any, str]] = []
         self.places: set[tuple[str, str]] = set()
-        """What can be written: (key of the call, name of the argument)."""
+        """All arguments that a config may have: (key of the call, name of the argument)."""
         self._finder = finder
         self._elsewhere = elsewhere
 
     def config(self, tree: Node, hooks: Sequence[Node], known: Mapping[str, Any]) -> dict[str, Any]:
-        """Prepare the sections of a config: section -> its recipe, recipes or nothing.
+        """Prepare the sections of a config: section -> recipe, recipes or None.
 
         Args:
             tree: the config.
-            hooks: the entries of its list of hooks, with those that are added to it.
-            known: what was made of sections already.
+            hooks: the entries of the list of hooks, including hooks that emrun adds.
+            known: the results for sections that were prepared before.
         """
         made = dict(known)
         if "main_loop" not in made:
@@ -72,7 +73,7 @@ class Planner:
                     self.defaults.append((f"main_loop.{name}", parameter.default, "MainLoop"))
 
     def section(self, node: Node | None, kind: str) -> Any:
-        """Prepare the section `dataset` or `model`; None of one that is no mapping, which `check_sections` reports."""
+        """Prepare the section `dataset` or `model`; None if it is not a mapping, which `check_sections` reports."""
         if node is None or not isinstance(node.value, dict):
             return None
         if kind == "model" and "class" not in node.value:
@@ -83,7 +84,7 @@ class Planner:
         return self._whole(node, kind, kind)
 
     def hooks(self, entries: Sequence[Node]) -> list[Any]:
-        """Prepare the entries of the list of hooks; one that `check_hooks` reports is None."""
+        """Prepare the entries of the list of hooks; an entry that `check_hooks` reports becomes None."""
         found: list[Any] = []
         for index, entry in enumerate(entries):
             name, arguments = hook_entry(entry)
@@ -96,7 +97,7 @@ class Planner:
         entries = dict(arguments.value) if arguments is not None and isinstance(arguments.value, dict) else {}
         for argument in ("class", "import"):
             if argument in entries:
-                message = f"unknown argument {argument!r}; the entry's key is the class"
+                message = f"unknown argument {argument!r}; the class is the key: `- {name}: {{...}}`"
                 self._problem(entries.pop(argument), key, message)
         position = arguments.key_position if arguments is not None else entry.position
         node = Node({"class": Node(name, position, position), **entries}, position, position)
@@ -109,7 +110,7 @@ class Planner:
         return recipe
 
     def _whole(self, node: Node, key: str, kind: str) -> Recipe | None:
-        """Prepare what emrun itself calls; an argument that emrun supplies is a problem."""
+        """Prepare a dataset, a model or a hook; an argument that emrun supplies is a problem."""
         for name in SUPPLIED[kind]:
             if name in node.value:
                 self._problem(node.value[name], key, f"{name!r} is supplied by emrun; remove it")
@@ -119,14 +120,14 @@ class Planner:
     def value(
         self, node: Node, key: str, supplied: tuple[str, ...], hint: Any = None, outer: Form | None = None
     ) -> Any:
-        """Prepare any value: a form, a mapping, a list or a scalar.
+        """Prepare any value: a form (a mapping with `class` or `import`), a mapping, a list or a scalar.
 
         Args:
             node: the value.
-            key: its key in the config, for messages.
-            supplied: the arguments that emrun supplies to what is below.
-            hint: the type of the parameter that it is for; a `Factory` is not built.
-            outer: the form among whose arguments it is, when that has something to share.
+            key: the key of the value in the config, for messages.
+            supplied: the arguments that emrun supplies to calls in the value.
+            hint: the type of the parameter that gets the value; a `Factory` is not built.
+            outer: the form that has the value among its arguments and shares an argument with forms below it.
         """
         if hint is UNREAD:
             return None
@@ -134,7 +135,7 @@ class Planner:
         if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
             return self._call(node, key, "", supplied, form, outer if form is None else None)
         if isinstance(node.value, dict) and (form is None or allows_mapping(hint)):
-            inner = None if form is None else Annotated[Factory, form]  # each is a form, not a mapping of forms again
+            inner = None if form is None else Annotated[Factory, form]  # each value is a form, not a mapping of forms
             return {
                 name: self.value(child, f"{key}.{name}", supplied, inner, outer) for name, child in node.value.items()
             }
@@ -149,7 +150,7 @@ class Planner:
         return node.value
 
     def _written_as(self, value: Any, form: Form) -> str:
-        """Return how a form is written, with the class that a name may mean."""
+        """Return an example of a form for a message, with the class that a wrong value may mean."""
         text = value if isinstance(value, str) else ""
         rest = "inputs: [NAME, ...]" if "inputs" in form.keys else "argument: value"
         if not form.package and text.lower() in _METRICS:
@@ -160,7 +161,7 @@ class Planner:
         return f"{{class: {name}, {rest}}}"
 
     def _classes(self, form: Form | None) -> list[str]:
-        """Return the classes that a name without a dot may mean: of the form's package, or else of torch.nn."""
+        """Return the classes that a name without a dot may mean: of the form's package, by default torch.nn."""
         return self._finder.classes((form and form.package) or "torch.nn.modules") or []
 
     def _call(
@@ -174,7 +175,8 @@ class Planner:
     ) -> Recipe | None:
         is_import = "class" not in node.value
         if not is_import and "import" in node.value:
-            self._problem(node, key, "has both 'class' and 'import'; 'class' is called, 'import' is not")
+            message = "has both 'class' and 'import'; keep 'class' to call the object, or 'import' to pass it uncalled"
+            self._problem(node, key, message)
         target = self._find(node.value["import" if is_import else "class"], key, kind, form or outer)
         if target is None:
             return None
@@ -198,7 +200,7 @@ class Planner:
             ]
             return Recipe(target, node, key, True, form=form, options=options)
         if args is not None and given is None:
-            self._problem(args, f"{key}.args", f"{args.shown()!r} is no list of positional arguments")
+            self._problem(args, f"{key}.args", f"{args.shown()!r} is not a list of positional arguments")
         first = form.supplied if form else 0
         hidden, inner, is_known = supplied, None, False
         if form is not None and form.shared:
@@ -209,7 +211,7 @@ class Planner:
                 first, hidden = 0, (*supplied, form.shared)
             inner = replace(form, keys=())
             name = str(node.value["class"].value)
-            is_known = "." not in name or name.startswith(f"{form.package}.")  # has no factories among its arguments
+            is_known = "." not in name or name.startswith(f"{form.package}.")  # it has no `Factory`
         self.problems += check_call(
             parameters, rest, key=key, node=node, args=given, first=first, supplied=hidden,
             own_keys=own_keys, elsewhere=self._elsewhere,
@@ -239,18 +241,18 @@ class Planner:
         )
 
     def _find(self, name: Node, key: str, kind: str, form: Form | None) -> Any:
-        """Return what a name means, None when that is a problem."""
+        """Return the object that a name refers to, None after a problem."""
         path: str | None = name.value
         if not isinstance(path, str) or not path:
-            self._problem(name, key, f"{name.shown()!r} is no name of a class")
+            self._problem(name, key, f"{name.shown()!r} is not the name of a class")
             return None
         try:
             path = path if "." in path else self._short_name(path, kind, form)
             return self._finder.find(path) if path is not None else None
         except NotThere as error:
             message = f"{error}{beside_config(error, name.position.source)}"
-            whole = name.spelling is None or "." not in str(path)  # otherwise a part of it is somebody's secret
-            self._problem(name, key, message if whole else f"{name.spelling} names nothing that is there")
+            whole = name.spelling is None or "." not in str(path)  # otherwise a part may be secret
+            self._problem(name, key, message if whole else f"{name.spelling} does not name an existing class or object")
         except MissingExtra as error:
             self._problem(name, key, str(error))
         except BaseException as error:
@@ -259,10 +261,10 @@ class Planner:
         return None
 
     def _short_name(self, text: str, kind: str, form: Form | None) -> str | None:
-        """Return the dotted path of what a name without a dot means, None where only importing would tell.
+        """Return the dotted path that a name without a dot refers to, None where only importing would tell.
 
         Raises:
-            NotThere: it means nothing, or several things.
+            NotThere: the name is unknown or ambiguous.
         """
         if form is not None and form.package:
             members = self._finder.classes(form.package)
@@ -272,7 +274,7 @@ class Planner:
             if found is None:
                 near = nearest_class(text, members)
                 hint = f"; did you mean {near!r}?" if near else f"; it has {listed(sorted(members))}."
-                raise NotThere(f"{form.package} has no class {text!r}{hint} Another class has a dotted path")
+                raise NotThere(f"{form.package} has no class {text!r}{hint} For another class, write its dotted path")
             return f"{form.package}.{found}"
         path = dotted_path(text, kind)
         if path is not None:
@@ -284,7 +286,7 @@ class Planner:
         hint = did_you_mean(text, names) or (f"; built-in: {listed(names)}." if names else ".")
         if not kind and (near := nearest_class(text, self._classes(None))) is not None:
             hint = f"; did you mean 'torch.nn.{near}'?"
-        own = f"A class of your own has a dotted path: my_module.{text}"
+        own = f"For your own class, write its dotted path: my_module.{text}"
         raise NotThere(f"unknown {kind or 'class'} {text!r}{hint} {own}")
 
     def _problem(self, node: Node, key: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The one rule that turns a config into objects: a mapping with a `class` key is called with its other keys."""
+"""Builds objects by one rule: the class of a mapping with the key `class` is called with the other keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'|'(\w+)' is an inv
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a `class` or `import` form names, found and checked against its signature, but not called yet."""
+    """The target of a mapping with `class` or `import`, with checked arguments, not called yet."""
 
     target: Any
     node: Node
@@ -33,14 +33,15 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self, supplied: Mapping[str, Any]) -> Any:
-        """Call it.
+        """Build the object: call the target, or return it if it is an import.
 
         Args:
-            supplied: arguments that it gets, and so does whatever is below it, where it has parameters of that name.
+            supplied: the arguments that emrun supplies to this recipe and to all below it, where they have parameters
+                of that name.
 
         Raises:
-            ConfigError: it finds that an argument is wrong.
-            BaseException: whatever else it raises, with a note that tells where it stands in the config.
+            ConfigError: the target reports a wrong argument.
+            BaseException: any other error of the target, with a note that gives its position in the config.
         """
         if self.is_import and self.form is None:
             return self.target
@@ -60,16 +61,16 @@ class Recipe:
         return Factory.of(call, args, kwargs, options)
 
     def wants(self, name: str) -> bool:
-        """Tell whether it, or anything below it, takes a supplied argument."""
+        """Return whether this recipe, or one below it, takes an argument that emrun supplies."""
         return name in self.takes or any(each.wants(name) for each in _recipes((self.args, self.kwargs, self.options)))
 
     def is_of_classes(self) -> bool:
-        """Tell whether it, and all below it, calls nothing but classes."""
+        """Return whether this recipe and all below it call only classes."""
         is_class = self.is_import or inspect.isclass(self.target)
         return is_class and all(each.is_of_classes() for each in _recipes((self.args, self.kwargs, self.options)))
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the target, and tell where it stands in the config when that fails."""
+        """Call the target; an error gets the position of the call in the config."""
         try:
             return self.target(*args, **kwargs)
         except ArgumentError as error:
@@ -88,7 +89,7 @@ class Recipe:
             raise
 
     def _refused(self, error: BaseException, kwargs: Mapping[str, Any]) -> Problem | None:
-        """Return the problem when an error says that an argument is unknown which only `**kwargs` took."""
+        """Return the problem when an error is about an unknown argument that only `**kwargs` accepted, else None."""
         found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
         name = next(filter(None, found.groups()), "") if found is not None else ""
         node = self.node.get(name)
@@ -111,7 +112,7 @@ def build(value: Any, supplied: Mapping[str, Any]) -> Any:
 
 
 def _recipes(value: Any) -> Iterator[Recipe]:
-    """Yield the recipes in a value, but not those inside of them."""
+    """Yield the recipes in a value, without the recipes inside them."""
     if isinstance(value, Recipe):
         yield value
     elif isinstance(value, dict | list | tuple):

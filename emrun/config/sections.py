@@ -1,4 +1,4 @@
-"""A config against the sections that emrun knows, and the main loop's against its constructor."""
+"""Checks the sections of a config, and the section `main_loop` against the constructor of the main loop."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ SECTIONS: dict[str, tuple[type, ...]] = {
     "hooks": (list,),
     "eval": (dict,),
 }
-"""The sections of a config -> what their values may be."""
+"""The sections of a config -> the types that their values may have."""
 
 REQUIRED = ("dataset", "model")
 """The sections that a config must have."""
 
 OVERLAY = ("vars", "dataset", "model", "main_loop", "hooks", "seed", "deterministic")
-"""The sections that a stream under `eval` may have."""
+"""The sections that may stand under `eval.<stream>`."""
 
 DEFAULT_MODEL = "TorchModel"
-"""The class of the section `model` when it names none."""
+"""The class of the section `model` when the section has no key `class`."""
 
 SUPPLIED_TO_LOOP = ("self", "model", "dataset", "hooks", "run", "seed")
-"""The parameters of the main loop that are no keys of its section."""
+"""The parameters of the main loop that are not keys of its section."""
 
 SUPPLIED = {
     "dataset": ("output_dir",),
     "model": ("dataset", "output_dir"),
     "hook": ("model", "dataset", "output_dir"),
 }
-"""What a config names -> the arguments that emrun supplies to it where it has parameters of that name."""
+"""Kind of a class -> the arguments that emrun supplies where the class has parameters of that name."""
 
-_WORDS = {dict: "a mapping", list: "a list", int: "a whole number", bool: "true or false", str: "a text"}
+_WORDS = {dict: "a mapping", list: "a list", int: "a whole number", bool: "true or false", str: "a string"}
 
 
 def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> list[Problem]:
-    """Return what is wrong with the structure of a config: its sections, their kinds, the entries of its lists."""
+    """Return the problems in the structure of a config: its sections, their types and the entries of lists."""
     if not isinstance(config.value, dict):
-        return [Problem(config.position, "", "a config is a mapping with the keys dataset, model, ...")]
+        return [Problem(config.position, "", "a config must be a mapping with the keys dataset, model, ...")]
     problems = _check_kinds(config, "", tuple(SECTIONS), elsewhere)
     missing = [name for name in REQUIRED if config.get(name) is None]
     problems += [Problem(config.position, "", f"missing section {name!r}") for name in missing]
     problems += check_hooks(config.get("hooks"), "hooks")
     seed = config.get("seed")
     if seed is not None and isinstance(seed.value, int) and seed.value < 0:
-        problems.append(Problem(seed.position, "seed", f"{seed.shown()} is negative"))
+        problems.append(Problem(seed.position, "seed", f"must be 0 or greater, not {seed.shown()}"))
     name = config.get("name")
     if name is not None and isinstance(name.value, str) and name.value:
         try:
@@ -70,7 +70,7 @@ def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> list[Problem
             problems += _check_kinds(overlay, f"eval.{stream}", OVERLAY, elsewhere)
             problems += check_hooks(overlay.get("hooks"), f"eval.{stream}.hooks")
         elif overlay.value is not None:
-            message = f"{overlay.shown()!r} is no mapping of sections"
+            message = f"{overlay.shown()!r} is not a mapping of sections"
             problems.append(Problem(overlay.position, f"eval.{stream}", message))
     return problems
 
@@ -78,12 +78,12 @@ def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> list[Problem
 def check_main_loop(
     section: Node | None, main_loop: Parameters | None, elsewhere: Elsewhere = nowhere
 ) -> list[Problem]:
-    """Return what is wrong with the section `main_loop`: keys, and values as far as their types tell.
+    """Return the problems of the section `main_loop`: unknown keys, and values of the wrong type.
 
     Args:
-        section: the section, if the config has one.
-        main_loop: what the constructor of the main loop takes.
-        elsewhere: returns where else a key has its place.
+        section: the section, None when the config has none.
+        main_loop: the parameters of the main loop's constructor.
+        elsewhere: returns where else in the config a key belongs.
     """
     if section is None or not isinstance(section.value, dict) or main_loop is None:
         return []
@@ -94,7 +94,7 @@ def check_main_loop(
     for key, node in section.value.items():
         if key in allowed:
             if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
-                message = node.censored("nothing is built in main_loop; write the value itself")
+                message = node.censored("main_loop does not build objects; write the value without 'class' or 'import'")
                 problems.append(Problem(node.position, f"main_loop.{key}", message))
             else:
                 problems += check_type(node, main_loop.named[key], f"main_loop.{key}")
@@ -124,11 +124,11 @@ def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere
 
 
 def check_hooks(hooks: Node | None, where: str) -> list[Problem]:
-    """Return what is wrong with the structure of a list of hooks.
+    """Return the problems in the structure of a list of hooks.
 
     Args:
         hooks: the list.
-        where: its key in the config.
+        where: the key of the list in the config.
     """
     if hooks is None or not isinstance(hooks.value, list):
         return []
@@ -136,12 +136,12 @@ def check_hooks(hooks: Node | None, where: str) -> list[Problem]:
     for index, entry in enumerate(hooks.value):
         name, arguments = hook_entry(entry)
         if name is None:
-            message = f"{entry.shown()!r} is no hook; write `- Name` or `- Name: {{argument: value}}`"
+            message = f"{entry.shown()!r} is not a hook; write `- Name` or `- Name: {{argument: value}}`"
             if isinstance(entry.value, dict) and next(iter(entry.value.values()), entry).value is None:
                 first = next(iter(entry.value))
                 message = f"indent the arguments of {first} further than its name, or write `- {first}: {{...}}`"
             problems.append(Problem(entry.position, f"{where}[{index}]", message))
         elif arguments is not None and arguments.value is not None and not isinstance(arguments.value, dict):
-            message = f"{arguments.shown()!r} is no mapping of arguments"
+            message = f"{arguments.shown()!r} is not a mapping; write `- {name}: {{argument: value}}`"
             problems.append(Problem(arguments.position, f"{where}[{index}].{name}", message))
     return problems

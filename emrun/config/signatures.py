@@ -1,7 +1,7 @@
-"""What callables take: their parameters with types and defaults, read from the living object.
+"""Reads the parameters of callables, with types and defaults, from the imported objects.
 
-What Python accepts counts, not what `inspect.signature` says: a decorator, a `__signature__` or a metaclass may promise
-more or less than the call takes.
+What Python accepts counts, not what `inspect.signature` says: a decorator, a `__signature__` or a metaclass may show
+more or fewer parameters than the call accepts.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any, Final
 from emrun.types import evaluated
 
 UNREAD: Final = object()
-"""A type or a default that stands in a source in a form that only running it would tell."""
+"""Stands for a type or a default in a source file that is only known by running the code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What a callable takes.
+    """The parameters of a callable.
 
     Args:
-        named: its parameters. The `annotation` of each is the type itself, None without one that can be evaluated, or
-            `UNREAD`; so is the `default`.
-        takes_any: it takes any other keyword arguments.
-        takes_more: it takes any number of positional arguments.
-        others: types of arguments beside those named, which may be handed on to a base.
-        unknown: the type of all others: None, or `UNREAD` when there may be more than could be read.
+        named: name -> parameter. Its `annotation` is the type itself, None when it is missing or cannot be evaluated,
+            or `UNREAD`; its `default` may be `UNREAD` too.
+        takes_any: the callable accepts any other keyword arguments.
+        takes_more: the callable accepts any number of positional arguments.
+        others: types of further arguments, which may be passed on to a base class.
+        unknown: the type of all other arguments: None, or `UNREAD` when there may be parameters that were not read.
     """
 
     named: Mapping[str, inspect.Parameter]
@@ -41,7 +41,7 @@ class Parameters:
     unknown: Any = None
 
     def hint(self, name: str) -> Any:
-        """Return the type of an argument given by name."""
+        """Return the type of a keyword argument."""
         return self.named[name].annotation if name in self.named else self.others.get(name, self.unknown)
 
     def by_position(self, count: int) -> list[str]:
@@ -50,12 +50,12 @@ class Parameters:
 
 
 def takes_keywords(signature: inspect.Signature) -> bool:
-    """Tell whether a signature has `**kwargs`."""
+    """Return whether a signature has `**kwargs`."""
     return any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
 
 
 class Share(IntEnum):
-    """How much of its `**kwargs` a function hands on to the next one, as far as its code tells."""
+    """How much of its `**kwargs` a function passes on to the next constructor, judged by its code."""
 
     NONE = 0
     SOME = 1
@@ -63,10 +63,10 @@ class Share(IntEnum):
 
 
 def handed_on(function: ast.FunctionDef) -> Share:
-    """Return how much of its `**kwargs` a constructor hands on to that of a base.
+    """Return how much of its `**kwargs` a constructor passes on to the constructor of a base class.
 
-    All of it is handed on by a plain statement `super().__init__(..., **kwargs)` that nothing can pass by, where
-    `kwargs` is used for nothing else.
+    The answer is `ALL` for a plain statement `super().__init__(..., **kwargs)` that always runs, when `kwargs` is not
+    used anywhere else.
     """
     if function.args.kwarg is None:
         return Share.NONE
@@ -87,9 +87,9 @@ def handed_on(function: ast.FunctionDef) -> Share:
 
 
 def parameters_of(target: Callable[..., Any]) -> Parameters | None:
-    """Return what the target of a config takes, None when it has no signature that can be read.
+    """Return the parameters of a callable, None when it has no readable signature.
 
-    A class that hands its `**kwargs` on to its base has the parameters of the base.
+    A class that passes its `**kwargs` on to its base has the parameters of the base too.
     """
     try:
         receivers = list(_receivers(target))
@@ -103,7 +103,7 @@ def parameters_of(target: Callable[..., Any]) -> Parameters | None:
         for each in receiver.signature.parameters.values():
             if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
                 typed = each.replace(annotation=hints.get(each.name))
-                behind = typed.replace(kind=each.KEYWORD_ONLY, default=default)  # the one before may hand it on itself
+                behind = typed.replace(kind=each.KEYWORD_ONLY, default=default)  # the function before may set it
                 named.setdefault(each.name, typed if receiver is receivers[0] else behind)
     takes_more = any(each.kind is each.VAR_POSITIONAL for each in receivers[0].signature.parameters.values())
     return Parameters(named, takes_keywords(sure[-1].signature), takes_more, hints)
@@ -111,12 +111,12 @@ def parameters_of(target: Callable[..., Any]) -> Parameters | None:
 
 @dataclass(frozen=True, slots=True)
 class _Receiver:
-    """A function that gets arguments of a call.
+    """A function that receives arguments of a call.
 
     Args:
         function: the function.
-        signature: what it accepts, without what Python supplies.
-        share: how much it gets of what those before it do not name.
+        signature: its signature, without arguments that Python supplies, such as `self`.
+        share: how much it receives of the arguments that the functions before it do not name.
     """
 
     function: Any
@@ -126,7 +126,7 @@ class _Receiver:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A function that a class has, with how many arguments Python supplies to it."""
+    """A function of a class, with the number of arguments that Python supplies, such as `self`."""
 
     owner: type
     function: Any
@@ -134,10 +134,10 @@ class _Method:
 
 
 def _receivers(target: Any, share: Share = Share.ALL) -> Iterator[_Receiver]:
-    """Yield the functions that get the arguments of a call, in order, up to one that closes it.
+    """Yield the functions that receive the arguments of a call, in order, up to the first without `**kwargs`.
 
     Raises:
-        TypeError, ValueError: it is written in C and has no signature.
+        TypeError, ValueError: a function is written in C and has no signature.
     """
     if isinstance(target, functools.partial):
         first, *others = _receivers(target.func, share)
@@ -162,7 +162,7 @@ def _receivers(target: Any, share: Share = Share.ALL) -> Iterator[_Receiver]:
 
 
 def _called(target: Any) -> _Method:
-    """Return the function that is called for what is not a class."""
+    """Return the function that is called for a target that is not a class."""
     if inspect.ismethod(target):
         return _Method(object, target.__func__, 1)
     if inspect.isroutine(target) or isinstance(target, _CACHED):
@@ -171,9 +171,9 @@ def _called(target: Any) -> _Method:
 
 
 def _construction(target: type) -> Iterator[_Method]:
-    """Yield the functions that are called for a class: of its metaclass, `__new__`, and the constructors in order.
+    """Yield the functions that a call of a class runs: of its metaclass, `__new__`, and the constructors in order.
 
-    A `__new__` that only looks at the arguments, as that of hooks does, leaves it to the others to take them.
+    A `__new__` that only inspects the arguments, such as the one of hooks, is left out.
     """
     new = next(each for each in _methods(target, "__new__") if not getattr(each.function, "only_looks", False))
     for method in (next(_methods(type(target), "__call__")), new):
@@ -185,7 +185,7 @@ def _construction(target: type) -> Iterator[_Method]:
 
 
 def _methods(cls: type, name: str) -> Iterator[_Method]:
-    """Yield the functions of a name that a class and its bases have."""
+    """Yield the functions with a name in a class and its bases."""
     for owner in cls.__mro__:
         found = vars(owner).get(name)
         function = getattr(found, "__func__", found)
@@ -196,14 +196,14 @@ def _methods(cls: type, name: str) -> Iterator[_Method]:
 
 
 def anything(*args: Any, **kwargs: Any) -> None:
-    """Stand for what is there but cannot be read."""
+    """Stand for a function that exists but cannot be read."""
 
 
 _CACHED = type(functools.lru_cache(anything))
 
 
 def _layers(function: Any) -> Iterator[Any]:
-    """Yield a function and what it wraps; a cache takes what it wraps takes."""
+    """Yield a function and the functions it wraps, without caches, which accept what the wrapped function accepts."""
     seen: list[Any] = []
     while function is not None and function not in seen:
         seen.append(function)
@@ -213,7 +213,7 @@ def _layers(function: Any) -> Iterator[Any]:
 
 
 def _accepted(function: Any, method: _Method) -> inspect.Signature:
-    """Return what a function accepts beside what Python supplies, whatever it says of itself."""
+    """Return the signature by which Python calls a function, whatever its `__signature__` says."""
     if function is object.__init__:
         return inspect.Signature()
     if inspect.isfunction(function):  # a copy has neither `__wrapped__` nor `__signature__`
@@ -228,16 +228,16 @@ def _accepted(function: Any, method: _Method) -> inspect.Signature:
 
 
 def _handed_on(function: Any, owner: type) -> Share:
-    """Return how much of its `**kwargs` a function hands on to the one that comes next."""
+    """Return how much of its `**kwargs` a function passes on to the next constructor."""
     if not inspect.isfunction(function) or hasattr(function, "__wrapped__") or function.__name__ != "__init__":
         return Share.SOME
     try:
         text = inspect.getsource(function.__code__)
         tree = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text)
-    except (OSError, TypeError, SyntaxError, ValueError):  # typed in
+    except (OSError, TypeError, SyntaxError, ValueError):  # e.g. defined in an interactive session
         tree = ast.Module([], [])
     definition = next((each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)), None)
-    if definition is None or definition.name != function.__code__.co_name:  # or changed since
+    if definition is None or definition.name != function.__code__.co_name:  # or the file has changed since the import
         return Share.SOME if "__init__" in function.__code__.co_names else Share.NONE
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     is_own = "__class__" in cells and cells["__class__"].cell_contents is owner
@@ -245,7 +245,7 @@ def _handed_on(function: Any, owner: type) -> Share:
 
 
 def _hints(functions: Sequence[Any]) -> dict[str, Any]:
-    """Return the types of the parameters of functions; the first that has one counts."""
+    """Return name -> type of the parameters of functions; the first function with a type for a name counts."""
     found: dict[str, Any] = {}
     for function in functions:
         for name, annotation in getattr(function, "__annotations__", {}).items():

@@ -1,8 +1,8 @@
-"""What a config names, read from Python files: nothing is imported, no code of a user runs.
+"""Finds the classes and functions that a config names in Python files, without importing or running user code.
 
-What is found is a stand-in: a class or function that Python makes of its definition alone, to be looked at and never
-called. Only what is literal gets one: a class with directly named bases and a plain constructor, a function without
-decorators. Of everything else `find` says None, and whoever asks leaves it to the import.
+The result is a stand-in: a class or function that Python builds from the definition alone, to be inspected and never
+called. Only literal definitions have one: classes with directly named bases and a plain constructor, and functions
+without decorators. For everything else `find` returns None, and the check is left to the import.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from emrun.types import Factory, Form
 
 
 def _class_of(path: str, **members: Any) -> type:
-    """Return an empty class, to stand for that of a dotted path."""
+    """Return an empty class that stands for the class of a dotted path."""
     module, _, name = path.rpartition(".")
     return type(name, (), {"__module__": module, **members})
 
@@ -51,7 +51,7 @@ _BASES: dict[str, type] = {
     "emrun.hook.AbstractHook": AbstractHook,
     "emrun.model.AbstractModel": AbstractModel,
 }
-"""Classes that are not read: what stands for them where they are bases; some have more than they show."""
+"""Base classes that are not read from files -> their stand-ins; `more=UNREAD` means that there are more members."""
 _TYPES: dict[str, Any] = {
     **{
         f"{home.__name__}.{name}": each
@@ -64,23 +64,23 @@ _TYPES: dict[str, Any] = {
     "os.PathLike": os.PathLike,
 }
 _NO_BASES = frozenset(each for each in _TYPES.values() if isinstance(each, type)) - frozenset(_BASES.values())
-_RUNNING = frozenset(("__init_subclass__", "__class_getitem__"))  # would run when a class is made or named
-_SURE = _RUNNING | {"__init__", "__new__", "__getattr__", "__getattribute__"}  # to be known for certain
+_RUNNING = frozenset(("__init_subclass__", "__class_getitem__"))  # would run when a class is created or subscripted
+_SURE = _RUNNING | {"__init__", "__new__", "__getattr__", "__getattribute__"}  # must be literal
 _MAKES_NO_STREAM = frozenset(("property", "staticmethod", "classmethod"))
 
 
 class Sources(Imported):
-    """Finds what a config names in its source: phase one of the check."""
+    """Finds the objects that a config names in source files: for phase one of the check."""
 
     def __init__(self) -> None:
         self._modules = SourceModules()
         self._found = dict(_TYPES)
 
     def find(self, path: str) -> Any:
-        """Return a stand-in for what a dotted path names, None where only importing it would tell.
+        """Return a stand-in for the object that a dotted path names, None where only importing would tell.
 
         Raises:
-            LookupError: there is no such thing.
+            LookupError: the object does not exist.
         """
         if not all(part.isidentifier() for part in path.split(".")):
             raise no_dotted_path(path)
@@ -89,10 +89,10 @@ class Sources(Imported):
             raise found
         if isinstance(found, type | FunctionType):
             return found
-        return anything if path.startswith(f"{TORCH}.") else None  # whatever it takes, it takes no `Factory`
+        return anything if path.startswith(f"{TORCH}.") else None  # its parameters are unknown, but none is a `Factory`
 
     def classes(self, package: str) -> list[str] | None:
-        """Return the names of the classes that a package defines, None where they cannot be read."""
+        """Return the names of the classes that a package defines, None when they cannot be read."""
         module = self._modules.read(package)
         if module is None or "*" in module.bound:
             return None
@@ -104,26 +104,26 @@ class Sources(Imported):
         ]
 
     def parameters(self, target: Any) -> Parameters | None:
-        """Return what a class or function takes."""
+        """Return the parameters of a class or function."""
         found = super().parameters(target)
         is_known = target is anything or target.__module__.startswith(f"{TORCH}.")
         return found if found is None or is_known else replace(found, unknown=UNREAD)
 
     def refusal(self, target: Any, kind: str) -> str | None:
-        """Return why a class cannot be what a config names it for, None when it may be."""
+        """Return why a class cannot be a `dataset`, `model` or `hook`, None when it can or that is not known."""
         return None if target is anything else super().refusal(target, kind)
 
     def streams(self, target: Any) -> list[str] | None:
-        """Return the streams of a dataset's class, None where only a built dataset shows them."""
+        """Return the streams of a dataset's class, None when only a built dataset shows its streams."""
         members = [each for base in getattr(target, "__mro__", ()) for each in vars(base).values()]
         return None if any(each is UNREAD for each in members) else super().streams(target)
 
     # Names
 
     def _lookup(self, path: str) -> Any:
-        """Return what a dotted path names: a stand-in, an expression with its module, why there is none, or None."""
+        """Return what a dotted path names: a stand-in, an expression with its module, a `LookupError`, or None."""
         if path not in self._found:
-            self._found[path] = None  # while it is looked up: it may be its own base, or imported in a circle
+            self._found[path] = None  # stops cycles: a class as its own base, an import cycle
             with contextlib.suppress(TypeError, ValueError, SyntaxError, RecursionError):  # not literal, or not Python
                 self._found[path] = self._member(path)
         return self._found[path]
@@ -152,7 +152,7 @@ class Sources(Imported):
         return None
 
     def _meaning(self, module: SourceModule, name: str, bound: list[Binding], rest: Sequence[str]) -> Any:
-        """Return what a name of a module is, and what the rest of the path is in it."""
+        """Return what a name of a module, followed by the rest of the path, refers to."""
         match bound:
             case [str() as imported]:
                 named = imported if name in module.bound else f"{imported}.{name}"
@@ -170,7 +170,7 @@ class Sources(Imported):
         """Return the dotted path that an expression of names stands for.
 
         Raises:
-            TypeError: it is another one, or unsure.
+            TypeError: the expression has another form, or a name is ambiguous.
         """
         match expression:
             case ast.Attribute():
@@ -184,10 +184,10 @@ class Sources(Imported):
     # Stand-ins
 
     def _class(self, module: SourceModule, definition: ast.ClassDef) -> type:
-        """Return a class with the methods of a definition; what else it has is there, but may be something else.
+        """Return a class with the methods of a definition; its other members exist, but may have other values.
 
         Raises:
-            TypeError: it is not literal.
+            TypeError: the definition is not literal.
         """
         members = bound_in(definition.body)
         methods: dict[str, ast.FunctionDef] = {}
@@ -218,11 +218,11 @@ class Sources(Imported):
         named = expression.value if isinstance(expression, ast.Subscript) else expression
         found = self._lookup(self._path(named, module))
         if not isinstance(found, type) or found in _NO_BASES:
-            raise TypeError("no class, or not to be read")
+            raise TypeError("not a class, or not readable")
         return found
 
     def _annotated(self, function: FunctionType, definition: ast.FunctionDef, module: SourceModule) -> FunctionType:
-        """Return a function with the types that the annotations of its definition mean."""
+        """Return a function with the types that its annotations stand for."""
         arguments = (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)
         function.__annotations__ = {
             each.arg: self._hint(each.annotation, module) for each in arguments if each.annotation is not None
@@ -232,18 +232,18 @@ class Sources(Imported):
     # Types
 
     def _hint(self, annotation: ast.expr, module: SourceModule) -> Any:
-        """Return the type that an annotation means, or `UNREAD`."""
+        """Return the type that an annotation stands for, or `UNREAD`."""
         try:
             return self._type(annotation, module)
-        except Exception:  # whatever Python makes of a type that makes no sense
+        except Exception:  # a meaningless type can raise any error
             return UNREAD
 
     def _type(self, expression: ast.expr, module: SourceModule) -> Any:
-        """Return the type that an expression means.
+        """Return the type that an expression stands for.
 
         Raises:
-            TypeError: it is not made of names that can be read.
-            Exception: it makes no sense.
+            TypeError: a name in the expression cannot be read.
+            Exception: the expression is not a meaningful type.
         """
         match expression:
             case ast.Constant(value=str() as text):
@@ -254,7 +254,7 @@ class Sources(Imported):
                 return [self._type(each, module) for each in expression.elts]
             case ast.BinOp(left=left, op=ast.BitOr(), right=right):
                 if any(isinstance(getattr(each, "value", None), str) for each in (left, right)):
-                    raise TypeError("a text has no operator |")
+                    raise TypeError("a string has no operator |")
                 return self._type(left, module) | self._type(right, module)
             case ast.Subscript(value=owner, slice=index):
                 return self._subscript(self._type(owner, module), index, module)
@@ -262,7 +262,7 @@ class Sources(Imported):
             case (other, alias) if not isinstance(alias, ast.Constant):
                 return self._type(alias, other)
             case None | tuple() | LookupError() | FunctionType():
-                raise TypeError("no type, or not to be read")
+                raise TypeError("not a type, or not readable")
             case found:
                 return found
 
@@ -285,22 +285,22 @@ class Sources(Imported):
 
 
 def _made(definition: ast.ClassDef | ast.FunctionDef, module: SourceModule, **names: Any) -> Any:
-    """Return what Python makes of a definition in which everything is literal.
+    """Return the class or function that Python builds from a literal definition.
 
     Raises:
-        TypeError, ValueError, SyntaxError: it makes nothing of it.
+        TypeError, ValueError, SyntaxError: Python rejects the definition.
     """
     namespace = {"__name__": module.name, "UNREAD": UNREAD, **names}
     tree = ast.fix_missing_locations(ast.Module([definition], []))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python says it when the module is imported
+        warnings.simplefilter("ignore")  # Python shows the warning when the module is imported
         code = compile(tree, str(module.file), "exec", annotations.compiler_flag, True)
     exec(code, namespace)
     return namespace[definition.name]
 
 
 def _literal(function: ast.FunctionDef) -> ast.FunctionDef:
-    """Return a function with `UNREAD` in the place of the defaults that are not literal."""
+    """Return a function with `UNREAD` instead of defaults that are not literal."""
     for defaults in (function.args.defaults, function.args.kw_defaults):
         for index, each in enumerate(defaults):
             if each is not None and _value(each) is UNREAD:
@@ -316,7 +316,7 @@ def _value(expression: Any) -> Any:
 
 
 def _makes_no_stream(bound: Binding) -> bool:
-    """Tell whether a decorated method surely is none that a constructor calls to give a dataset another stream."""
+    """Return whether the decorators of a method, such as `@property`, show that it adds no stream to a dataset."""
     decorators = getattr(bound, "decorator_list", [])
     names = [each.value if isinstance(each, ast.Attribute) else each for each in decorators]  # `@size.setter`
     own = getattr(bound, "name", None)

@@ -1,8 +1,8 @@
-"""Modules as their files have them: what each binds at its top, read with `ast`; nothing is imported.
+"""Reads the names that modules bind at their top level from their files, with `ast`; nothing is imported.
 
-A file whose text shows that it may rewrite names, such as a call of `globals`, is given up whole: only importing it
-tells what it has. What another module changes in a module, while that one is imported, is all that reading cannot
-notice.
+A file whose text shows that it may rewrite names, for example by a call of `globals`, is skipped completely: only
+importing it would tell. The one thing that reading cannot notice is a change to a module that another module makes
+while that other module is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from emrun.config.names import INSTALLED, NoModule
 TORCH = "torch"
 
 Binding = ast.AST | str | None
-"""What a name is bound to: a definition, an expression, the dotted path of what is imported, or None if unsure."""
+"""What a name is bound to: a definition, an expression, the dotted path of an import, or None if unknown."""
 
 _REWRITES = re.compile(
     rb"""
@@ -37,20 +37,20 @@ _REWRITES = re.compile(
     """,
     re.VERBOSE,
 )
-_TRUSTED = frozenset((TORCH, "emrun"))  # whatever their texts show, they rewrite no constructor
-_LAZY = ("emrun", "emrun.hooks", "emrun.datasets")  # import, when asked, what they import for type checkers
+_TRUSTED = frozenset((TORCH, "emrun"))  # they do not rewrite constructors, whatever their files contain
+_LAZY = ("emrun", "emrun.hooks", "emrun.datasets")  # import lazily what their `TYPE_CHECKING` blocks import
 _IMPORTERS = frozenset(("sys", "site", "importlib", "pkgutil", "imp"))
 
 
 @dataclass(frozen=True, slots=True)
 class SourceModule:
-    """What a module has.
+    """A module and the names that it binds.
 
     Args:
-        name: its dotted path.
-        file: where it stands; None of a folder without `__init__.py`.
-        folders: of a package, where its submodules stand.
-        bound: name -> what it is bound to, each of several things.
+        name: the dotted path.
+        file: the file; None for a folder without `__init__.py`.
+        folders: for a package, the folders of its submodules.
+        bound: name -> everything that the name is bound to.
     """
 
     name: str
@@ -60,18 +60,18 @@ class SourceModule:
 
 
 class SourceModules:
-    """Reads modules, each once."""
+    """Reads modules, each module once."""
 
     def __init__(self) -> None:
         self._modules: dict[str, SourceModule | None] = {}
         self.may_find_more = False
-        """One of the modules, when it is imported, may change where others are looked for."""
+        """Whether importing one of the modules may change where other modules are looked for."""
 
     def read(self, name: str) -> SourceModule | None:
-        """Return a module, None where only importing it would tell what it has.
+        """Return a module, None where only importing it would tell which names it has.
 
         Raises:
-            LookupError: there is no such module.
+            LookupError: the module does not exist.
         """
         if name not in self._modules:
             parent = name.rpartition(".")[0]
@@ -87,13 +87,13 @@ class SourceModules:
                 spec = importlib.util.find_spec(name)
             else:
                 spec = importlib.machinery.PathFinder.find_spec(name, package.folders or ())
-        except (ImportError, ValueError, AttributeError, KeyError):  # what a finder of another kind may say
+        except (ImportError, ValueError, AttributeError, KeyError):  # custom finders may raise these
             return None
         if spec is None:
             raise NoModule(name)
         file = Path(spec.origin) if spec.has_location and spec.origin else None
         module = SourceModule(name, file, spec.submodule_search_locations, {})
-        if name == TORCH or (spec.origin is None and module.folders):  # large, and what torch has is made in C
+        if name == TORCH or (spec.origin is None and module.folders):  # torch is large, and its names come from C
             return module
         if file is None or file.suffix != ".py":
             return None
@@ -101,7 +101,7 @@ class SourceModules:
             text = file.read_bytes()
             tree = ast.parse(text)
             module.bound.update(bound_in(tree.body, spec.parent or "", with_types=name in _LAZY))
-        except (OSError, SyntaxError, ValueError, RecursionError, ImportError):  # importing it tells in the best way
+        except (OSError, SyntaxError, ValueError, RecursionError, ImportError):  # an import reports these best
             return None
         top = name.partition(".")[0]
         if top in _TRUSTED:
@@ -116,7 +116,7 @@ class SourceModules:
 
 
 def _imported(tree: ast.Module, own: str) -> Iterator[str]:
-    """Yield the first parts of what a module imports anywhere; `own` is that of the module itself."""
+    """Yield the top-level names of all imports in a module; `own` is the top-level name of the module itself."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -125,21 +125,21 @@ def _imported(tree: ast.Module, own: str) -> Iterator[str]:
 
 
 def _is_installed(top: str) -> bool:
-    """Tell whether a module without a dot belongs to Python, an installed package or emrun."""
+    """Return whether a top-level module belongs to Python, an installed package or emrun."""
     files = (home / name for home in INSTALLED for name in (top, f"{top}.py"))
     return top in _TRUSTED or top in sys.stdlib_module_names or any(file.exists() for file in files)
 
 
 def bound_in(body: Iterable[ast.stmt], package: str = "", *, with_types: bool = False) -> dict[str, list[Binding]]:
-    """Return the names that the statements of a module or class bind, each with what it is bound to; see `Binding`.
+    """Return the names that the statements of a module or class bind -> everything that each name is bound to.
 
     Args:
         body: the statements.
-        package: what relative imports start from.
-        with_types: with what is imported for type checkers only.
+        package: the package that relative imports start from.
+        with_types: include imports in `if TYPE_CHECKING:`.
 
     Raises:
-        ImportError: a relative import leads out of all packages.
+        ImportError: a relative import leads beyond the top-level package.
     """
     found: dict[str, list[Binding]] = {}
     for statement in body:

@@ -1,4 +1,4 @@
-"""Values of a config against the type hints of the parameters that they are for."""
+"""Checks values of a config against the type hints of their parameters."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from emrun.errors import Position
 from emrun.types import Factory, Form
 from emrun.wording import listed
 
-_WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", str: "a text", type(None): "null", None: "null"}
-_WORDS |= dict.fromkeys((float, complex), "a number")
+_WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", str: "a string"}
+_WORDS |= {float: "a number", complex: "a number", type(None): "null", None: "null"}
 _NO_TEXT = frozenset(("torch.Tensor", "torch.nn.modules.module.Module", "numpy.ndarray"))
 _SEQUENCES = (list, tuple, set, frozenset, collections.abc.Iterable, collections.abc.Collection)
 
 
 def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty) -> str | None:
-    """Return what is wrong with a value, None when it may be right.
+    """Return why a value does not have the type of its parameter, None when it may have the type.
 
-    Only what can never be right is wrong: of types that a config cannot write, such as `torch.device`, nothing is said.
+    Types that a config cannot write, such as `torch.device`, accept every value.
 
     Args:
         node: the value.
         hint: the type of the parameter; None or `UNREAD` when it is not known.
-        default: the parameter's default; a hint that this contradicts counts for nothing.
+        default: the parameter's default; a hint that contradicts the default is ignored.
     """
     if _accepts(node, hint) or default is node.value or contradicts(default, hint):
         return None
@@ -41,16 +41,16 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty) -> s
     hint_to_fix = ""
     takes_text = any(kind is str for _, kind, _ in alternatives(hint))
     if isinstance(value, str) and not takes_text and _is_number(value):
-        hint_to_fix = "; write it without quotes"
+        hint_to_fix = "; write the number without quotes"
     elif isinstance(value, int | float) and not isinstance(value, bool) and takes_text:
         hint_to_fix = "; write it in quotes"
     shown = node.shown()
-    kind = "a mapping" if isinstance(shown, dict) else "a list" if isinstance(shown, list) else repr(shown)
+    kind = "this mapping" if isinstance(shown, dict) else "this list" if isinstance(shown, list) else repr(shown)
     return f"{kind} is not {allowed}{hint_to_fix}"
 
 
 def contradicts(default: Any, hint: Any) -> bool:
-    """Tell whether a default is not, or may not be, what the hint of its parameter says: that counts for nothing."""
+    """Return whether a default does not, or may not, have the type of its parameter; such a hint is ignored."""
     if default is UNREAD or default is inspect.Parameter.empty:
         return default is UNREAD
     value = list(default) if isinstance(default, set | frozenset) else default
@@ -58,10 +58,10 @@ def contradicts(default: Any, hint: Any) -> bool:
 
 
 def alternatives(hint: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Yield what a hint allows: sort, type and arguments of each alternative.
+    """Yield the alternatives that a hint allows: the sort, type and arguments of each.
 
     The sorts are `literal`, `scalar`, `path`, `mapping`, `tuple` (of a fixed length), `sequence`, `no text` (a class
-    that no text can stand for) and `anything`.
+    that accepts no string, such as a tensor) and `anything`.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     kind = origin or hint
@@ -89,12 +89,12 @@ def alternatives(hint: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
 
 def _accepts(node: Node, hint: Any) -> bool:
     value = node.value
-    is_form = isinstance(value, dict) and ("class" in value or "import" in value)  # an object that is not built yet
+    is_form = isinstance(value, dict) and ("class" in value or "import" in value)  # an object that will be built
     return is_form or any(_is_one(value, *each) for each in alternatives(hint))
 
 
 def _is_one(value: Any, sort: str, kind: Any, arguments: tuple[Any, ...]) -> bool:
-    """Tell whether a value may be one of those that an alternative allows."""
+    """Return whether an alternative of a hint allows a value."""
     match sort:
         case "literal":
             return any(value == each and type(value) is type(each) for each in arguments)
@@ -110,7 +110,7 @@ def _is_one(value: Any, sort: str, kind: Any, arguments: tuple[Any, ...]) -> boo
             return isinstance(value, list) and len(value) == len(arguments) and all(map(_accepts, value, arguments))
         case "sequence" if isinstance(value, list):
             return all(_accepts(child, arguments[0] if arguments else Any) for child in value)
-        case "sequence":  # a text is a sequence of texts, a mapping is an iterable of keys
+        case "sequence":  # a string is a sequence of strings, a mapping an iterable of keys
             has_keys = isinstance(value, dict) and not issubclass(kind, collections.abc.Sequence)
             return (isinstance(value, str) or has_keys) and inspect.isabstract(kind)
         case "no text":
@@ -131,7 +131,7 @@ def _described(sort: str, kind: Any, arguments: tuple[Any, ...]) -> str:
         case "mapping":
             return "a mapping" + (f" whose values are {_plural(arguments[1])}" if len(arguments) == 2 else "")
         case "tuple":
-            return f"a list of {len(arguments)}: {', '.join(map(_describe, arguments))}"
+            return f"a list of {len(arguments)} values: {', '.join(map(_describe, arguments))}"
         case "sequence":
             return "a list" + (f" of {_plural(arguments[0])}" if arguments else "")
     return _WORDS[kind] if kind in _WORDS else str(getattr(kind, "__name__", kind))
@@ -152,7 +152,7 @@ def _is_number(text: str) -> bool:
 
 
 def form_in(hint: Any) -> Form | None:
-    """Return how a parameter's `Factory` is written, None when it is no factory."""
+    """Return the form in which a config writes a `Factory`, None when the hint contains no `Factory`."""
     if hint is Factory:
         return Form()
     if typing.get_origin(hint) is typing.Annotated and typing.get_args(hint)[0] is Factory:
@@ -161,7 +161,7 @@ def form_in(hint: Any) -> Form | None:
 
 
 def allows_mapping(hint: Any) -> bool:
-    """Tell whether a hint is a mapping, or has one among its alternatives."""
+    """Return whether a hint is a mapping or has a mapping among its alternatives."""
     origin = typing.get_origin(hint)
     if inspect.isclass(origin) and issubclass(origin, collections.abc.Mapping):
         return True

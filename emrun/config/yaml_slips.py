@@ -1,4 +1,4 @@
-"""Explains what is wrong with a text that is not YAML, at the line where the slip is."""
+"""Explains syntax errors in YAML at the line where the mistake was made."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from ruamel.yaml.error import MarkedYAMLError
 
 
 class Slip:
-    """What is wrong with a text that is not YAML, in the words of who wrote it, and where.
+    """Finds the cause and the position of a syntax error in YAML.
 
-    The parser often notices a slip a line or more later: a key without its colon goes on in the next line.
+    The parser often reports a mistake a line or more later: for the parser, a key without a colon continues in the
+    next line.
 
     Args:
-        error: what the parser says.
-        lines: the text.
+        error: the error of the parser.
+        lines: the lines of the text.
     """
 
     def __init__(self, error: MarkedYAMLError, lines: list[str]) -> None:
@@ -33,11 +34,11 @@ class Slip:
         for beginning, explain in (
             ("mapping values are not", self._colon),
             ("could not find expected ':'", lambda: self._of_no_key(self._start[0])),
-            ("sequence entries are not", lambda: "a list begins on a line of its own, or is written [a, b]"),
+            ("sequence entries are not", lambda: "a list must begin on a new line, or be written as [a, b]"),
             ("expected <block end>", self._in_a_block),
             ("found character", self._character),
             (("found unknown escape", "expected escape sequence"), self._escape),
-            ("expected alphabetic", lambda: f"{self._at_start()!r} means something in YAML; put the text in quotes"),
+            ("expected alphabetic", lambda: f"{self._at_start()!r} has a special meaning in YAML; use quotes"),
             ("expected chomping", self._quotes_needed),
             ("found unexpected end of stream", lambda: (*self._start, "this quote is never closed")),
             ("expected ','", self._in_brackets),
@@ -54,21 +55,21 @@ class Slip:
         return self._lines[line][column : column + 1]
 
     def _colon(self) -> str | tuple[int, int, str] | None:
-        """Explain a colon where no key can be."""
+        """Explain a colon where a key is not possible."""
         before = self._text[: self._column]
         key = _without_dashes(before)
         if ": " in key:
-            return "a second ':' in this line; put a text in quotes, keys below a key into {} or on lines of their own"
+            return "this line has a second ':'; put a string with ': ' in quotes, and nested keys in {} or on new lines"
         above = self._line_above(self._line)
         if above is None:
             return None
         own, other = _indent(self._text), _indent(self._lines[above])
         if ": " in f"{self._lines[above].partition('#')[0].rstrip()} ".lstrip("- ") and own > other:
-            return self._line, own, f"{key!r} is indented further than the key above it, which has a value already"
+            return self._line, own, f"{key!r} is indented further than the key above, which already has a value"
         return self._of_no_key(above)
 
     def _of_no_key(self, line: int) -> tuple[int, int, str]:
-        """Explain a line that should be a key with a value, or an entry of a list, and is a mere text."""
+        """Explain a line that is neither a key with a value nor an entry of a list."""
         text = self._lines[line]
         entry = text.strip()
         word = _without_dashes(entry)
@@ -78,64 +79,65 @@ class Slip:
         if found := re.match(r"([\w.]+):(\S.*)", word):
             return line, column + len(found[1]), f"write a space after the colon: {found[1]}: {found[2]}"
         if found := re.match(r"([\w.]+)\s*=\s*(.*)", word):
-            return line, column, f"a key is followed by a colon: {found[1]}: {found[2]}"
+            return line, column, f"write a colon after a key, not '=': {found[1]}: {found[2]}"
         if found := re.match(r"([\w.]+)\s+(\S.*)", word):
             return line, column + len(found[1]), f"a colon is missing: {found[1]}: {found[2]}"
         below = next((each for each in self._lines[line + 1 :] if each.strip()), "")
         if _indent(below) > _indent(text):
             return line, column + len(word), f"a colon is missing: {word}:"
         if entry == word:
-            return line, column, f"{word!r} is neither a key, {word}: VALUE, nor an entry of a list, - {word}"
-        return line, column, f"{word!r} is an entry of a list, but a key follows"
+            return line, column, f"{word!r} is neither a key nor a list entry; write {word}: VALUE or - {word}"
+        return line, column, f"{word!r} is a list entry, but the next line is a key"
 
     def _in_a_block(self) -> str | tuple[int, int, str]:
-        """Explain what cannot follow in a mapping or a list of several lines."""
+        """Explain a token that cannot follow in a mapping or a list of several lines."""
         found = self._problem.rpartition("found ")[2].strip("'")
         rest = self._text[self._column :].strip()
         if found in ("]", "}"):
             if missing := re.match(r"\s*(?:-\s+)*([\w.]+)\s+[\[{]", self._text):
                 return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
-            return f"this {found!r} has no {'[' if found == ']' else '{'!r} before it"
+            return f"this {found!r} has no opening {'[' if found == ']' else '{'!r}"
         if found == "<scalar>":
-            return "more text after a closing quote; put the whole value in quotes, and write '' for a ' within them"
+            return "text follows a closing quote; quote the whole value, and write '' for a ' inside single quotes"
         in_list = "block collection" in self._context or "block sequence" in self._context
         if found == "?" and in_list:
             if re.match(r"-\w", rest):
                 return f"write a space after the dash: - {rest[1:]}"
-            return f"an entry of this list has no dash; write - {rest}"
+            return f"this list entry has no dash; write - {rest}"
         if found == "-" and not in_list:
-            return "an entry of a list among keys; it belongs in the column of the entries before it"
+            return "this list entry is among keys; begin it in the same column as the other entries of its list"
         above = self._line_above(self._line)
         column = _indent(self._lines[above]) if above is not None else 0
-        return f"is indented by {self._column}, the line above by {column}; what belongs together begins in one column"
+        advice = "lines that belong together must begin in the same column"
+        return f"is indented by {self._column}, the line above by {column}; {advice}"
 
     def _character(self) -> str:
         is_tab = self._text[self._column : self._column + 1] == "\t"
-        return "a tab; indent with spaces" if is_tab else self._quotes_needed()
+        return "a tab is not allowed here; indent with spaces" if is_tab else self._quotes_needed()
 
     def _quotes_needed(self) -> str:
         start = self._text[self._column - (1 if self._problem.startswith("expected chomping") else 0) :]
         word = re.split(r"\s*(?:[,\]}]|\s#|$)", start)[0]
-        return f"a text that begins with {start[:1]!r} needs quotes: '{word}'"
+        return f"a string that begins with {start[:1]!r} needs quotes: '{word}'"
 
     def _escape(self) -> tuple[int, int, str]:
         column = self._text.rfind("\\", 0, self._column + 1)
         word = self._text[column : column + 2]
-        hint = "put the text in single quotes, which leave \\ as it is"
-        return self._line, column, f"{word} in double quotes is not an escape that YAML knows; {hint}"
+        hint = "use single quotes, in which \\ has no special meaning"
+        return self._line, column, f"{word} is not an escape sequence that YAML allows in double quotes; {hint}"
 
     def _in_brackets(self) -> str | tuple[int, int, str]:
-        """Explain what cannot follow within [] or {}."""
+        """Explain a token that cannot follow inside [] or {}."""
         if self._text[: self._column + 1].endswith("${"):
-            return "within [] and {} a text with ${...} needs quotes"
+            return "a string with ${...} needs quotes inside [] and {}"
         if missing := re.search(r"([\w.]+)\s+[\[{]$", self._text[: self._column + 1]):
             return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
         if self._is_closed():
-            return "a comma is missing before this, or a text with ': ' in it needs quotes"
+            return "a comma is missing here, or a string with ': ' needs quotes"
         return (*self._start, f"this {self._at_start()!r} is never closed")
 
     def _is_closed(self) -> bool:
-        """Tell whether the bracket that is open closes further on."""
+        """Return whether the open bracket is closed later in the text."""
         line, column = self._start
         rest = "\n".join((self._lines[line][column:], *self._lines[line + 1 :]))
         depth = []
@@ -152,19 +154,20 @@ class Slip:
     def _no_value(self) -> str:
         character = self._text[self._column : self._column + 1]
         if not character:
-            return "the text ends within brackets"
-        return f"{character!r} stands where a value is expected; put a text in quotes"
+            return "the text ends before the brackets are closed"
+        return f"a value cannot begin with {character!r}; put a string in quotes"
 
     def _after_the_document(self) -> str | tuple[int, int, str] | None:
         first = next((index for index, each in enumerate(self._lines) if _is_meaningful(each)), 0)
         if self._lines[first].startswith("%"):
-            return first, 0, "a line cannot begin with '%'; put a text in quotes"
+            return first, 0, "a line cannot begin with '%'; put the string in quotes"
         if _indent(self._lines[first]) > self._column:
-            return first, _indent(self._lines[first]), "is indented, and a line below is not; keys begin in one column"
+            message = "is indented, but a line below is not; all top-level keys must begin in one column"
+            return first, _indent(self._lines[first]), message
         return None
 
     def _line_above(self, line: int) -> int | None:
-        """Return the last line above another one that has more than a comment."""
+        """Return the index of the last line above `line` that is not empty or a comment."""
         return next((each for each in range(line - 1, -1, -1) if _is_meaningful(self._lines[each])), None)
 
 

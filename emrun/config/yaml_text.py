@@ -1,4 +1,4 @@
-"""A tree written as YAML, with the comments and the formatting of an earlier text as far as the two agree."""
+"""Writes a tree as YAML, with the comments and formatting of an earlier text where the two agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def dump(node: Node, template: str | None = None) -> str:
 
     Args:
         node: the tree.
-        template: a text with comments and formatting to keep as far as the tree agrees with it.
+        template: a YAML text; its comments and formatting are kept where it agrees with the tree.
     """
     plain = node.plain()
     kept = None if template is None else _dump_like(plain, template)
@@ -40,7 +40,7 @@ def _write(yaml: YAML, data: Any) -> str:
 
 
 def _escaped(plain: Any) -> Any:
-    """Return a tree whose texts with line breaks of Unicode will be escaped; ruamel would fold them into spaces."""
+    """Return a tree in which strings with Unicode line breaks will be escaped; ruamel would fold them into spaces."""
     if isinstance(plain, dict):
         return {_escaped(key): _escaped(value) for key, value in plain.items()}
     if isinstance(plain, list):
@@ -51,7 +51,7 @@ def _escaped(plain: Any) -> Any:
 
 
 def _dump_like(plain: Any, template: str) -> str | None:
-    """Change a text until it says `plain`; None when that cannot be done."""
+    """Return a text changed so that it has the value `plain`, None when that is not possible."""
     yaml = _round_trip()
     try:
         with warnings.catch_warnings():
@@ -77,7 +77,7 @@ def _adapt(data: Any, plain: Any) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Tell whether two plain trees are equal in types too; NaN equals itself."""
+    """Return whether two plain trees have equal values and types; NaN equals NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -88,7 +88,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _alike(old: Any, new: Any) -> bool:
-    """Tell whether `old` can be changed into `new` in place."""
+    """Return whether `old` can be changed into `new` in place."""
     if isinstance(new, dict):
         return isinstance(old, dict)
     if isinstance(new, list):

@@ -1,4 +1,4 @@
-"""YAML text to a tree of plain values with positions; nothing in a text can construct anything else."""
+"""Parses YAML into a tree of plain values with positions; a text cannot construct any other object."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from emrun.config.yaml_slips import Slip
 from emrun.errors import ConfigError, Position, Problem
 
 _MAX_CHARACTERS = 10_000_000
-MAX_NODES = 200_000  # aliases expanded
-_NAMING = ("class", "import", "hooks", "extra_streams", "inputs", "outputs")  # keys of names
-MAX_DEPTH = 100  # aliases expanded; what walks a tree recursively stays far from Python's limit
+MAX_NODES = 200_000  # after aliases are expanded
+_NAMING = ("class", "import", "hooks", "extra_streams", "inputs", "outputs")  # keys whose values are names
+MAX_DEPTH = 100  # after aliases are expanded; far below Python's recursion limit
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
 
 
@@ -27,10 +27,9 @@ _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "in
 class Node:
     """A value of a config: a scalar, a mapping of nodes or a list of nodes, with its position and that of its key.
 
-    A scalar that came from the environment has a `spelling`: what the config says, for messages; and `environment`:
-    what came from there, with how the config names it. The name of a class that an override put in the place of another
-    has that one as `former`. A copy that YAML made of a value by an anchor has the position of the `alias` that made
-    it, beside those of the value itself.
+    A scalar from the environment has a `spelling`, its text in the config for messages, and `environment`, the strings
+    from the environment with their text in the config. `former` is the name of a class that an override has replaced
+    by this name. A copy that a YAML anchor made of a value has the position of its `alias` beside those of the value.
     """
 
     value: Any
@@ -46,14 +45,14 @@ class Node:
         return of_each(self.value, Node.plain)
 
     def shown(self) -> Any:
-        """Return the value as messages show it, without what came from the environment."""
+        """Return the value as messages show it: the text of the config in place of values from the environment."""
         return of_each(self.value, Node.shown) if self.spelling is None else self.spelling
 
     def secrets(self) -> Iterator[tuple[str, str]]:
-        """Yield the texts that came from the environment, whole and in parts, each with what the config says.
+        """Yield the strings from the environment, whole and in parts, each with its text in the config.
 
-        Left out are those that are the name of something that the tree shows, and messages too: a key, a class or a
-        part of its path, a hook, and what is named in `extra_streams`, `inputs` and `outputs`.
+        Names that messages show anyway are left out: keys, classes and parts of their paths, hooks, and the names in
+        `extra_streams`, `inputs` and `outputs`.
         """
         names = set(self._names())
         for node, spelling in self._from_environment():
@@ -62,12 +61,12 @@ class Node:
                     yield text, shown
 
     def _from_environment(self) -> list[tuple[Node, str]]:
-        """Return the scalars that came from there, each with its spelling."""
+        """Return the scalars from the environment, each with its spelling."""
         nodes = (self, *(node for _, node, _ in self.places()))
         return [(node, node.spelling) for node in nodes if node.spelling is not None]
 
     def _names(self, key: str = "") -> Iterator[str]:
-        """Yield keys, and the names that are values; `key` is that of this value, or of the list it is in."""
+        """Yield keys, and values that are names; `key` is the key of this value or of the list that contains it."""
         named = [str(each) for each in self.value] if isinstance(self.value, dict) else []
         if key in _NAMING and isinstance(self.value, str):
             named = [self.value]
@@ -77,7 +76,7 @@ class Node:
             yield from child._names(key if isinstance(self.value, list) else str(name))
 
     def censored(self, message: str) -> str:
-        """Return a message about this tree without what came from the environment, however short it is."""
+        """Return a message about this tree with all strings from the environment, even short ones, replaced."""
         for node, spelling in self._from_environment():
             for text in (repr(node.value), str(node.value)):
                 whole = rf"(?<!\w){re.escape(text)}(?!\w)"
@@ -85,24 +84,24 @@ class Node:
         return message
 
     def entries(self) -> Iterable[tuple[Any, Node]]:
-        """Return the keys, or indices, and what is there; a scalar has none."""
+        """Return the entries of a mapping by key or of a list by index; a scalar has none."""
         if isinstance(self.value, dict):
             return self.value.items()
         return enumerate(self.value) if isinstance(self.value, list) else ()
 
     def children(self) -> Mapping[str, Node]:
-        """Return what is there by the texts of the keys or indices."""
+        """Return the entries by key or index as a string."""
         return {str(key): child for key, child in self.entries()}
 
     def get(self, *path: Any) -> Node | None:
-        """Return what stands at a path below the node, None when nothing does."""
+        """Return the node at a path below this node, None when there is none."""
         node: Node | None = self
         for part in path:
             node = node.children().get(str(part)) if node is not None else None
         return node
 
     def places(self, path: tuple[Any, ...] = (), alias: Position | None = None) -> Iterator[Place]:
-        """Yield all nodes below with their paths, and the alias that brought them there."""
+        """Yield all nodes below with their paths and the outermost alias that copied them there, if any."""
         for key, child in self.entries():
             outermost = alias or child.alias
             yield (*path, key), child, outermost
@@ -114,16 +113,16 @@ class Node:
 
     @property
     def key_position(self) -> Position:
-        """The position of the node's key, or of itself where it has none."""
+        """The position of the node's key, or of the node when it has no key."""
         return self.key or self.position
 
 
 Place = tuple[tuple[Any, ...], Node, Position | None]
-"""A path, what is there, and the alias of YAML that brought it there."""
+"""A path, the node at the path, and the position of the YAML alias that copied it there, if any."""
 
 
 def of_each(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a mapping or a list with what a function returns for each of its values; others as they are."""
+    """Return a mapping or a list with a function applied to each value; return any other value unchanged."""
     if isinstance(value, dict):
         return {key: function(child) for key, child in value.items()}
     return [function(child) for child in value] if isinstance(value, list) else value
@@ -143,39 +142,39 @@ def parse(text: str, source: str) -> Node:
 
     Args:
         text: the document.
-        source: what it is called in positions, such as the file's name.
+        source: the name of the document in positions, such as the file name.
 
     Raises:
-        ConfigError: it is no YAML, or has a tag, a duplicate key, a recursive alias, or is too large or too deep.
+        ConfigError: the text is not YAML, has a tag, a duplicate key or a recursive alias, or is too large or deep.
     """
     return _Parser(text, source).document()
 
 
 def read_scalar(text: str) -> Any:
-    """Read a text as YAML reads a scalar, plain or in quotes; what is none stays the text that it is."""
+    """Return the value of a YAML scalar, plain or in quotes; any other text is returned unchanged."""
     word = text.strip()
     try:
         if word[:1] not in ("'", '"'):
             return _plain_scalar(YAML(typ="safe", pure=True), word, text)
         value = parse(text, "").value
-    except ValueError:  # an unfinished quote, more digits than Python reads
+    except ValueError:  # an unclosed quote, more digits than Python reads
         return text
     return text if isinstance(value, dict | list) else value
 
 
 class _Parser:
-    """Builds the tree from the parser's events; aliases and sizes are counted before anything is made of them."""
+    """Builds the tree from the parser's events; sizes, including aliases, are checked before values are built."""
 
     def __init__(self, text: str, source: str) -> None:
         self._source = source
         self._text = text
         self._lines = re.split(r"\r\n|\r|\n", text)
         self._yaml = YAML(typ="safe", pure=True)
-        self._anchors: dict[str, tuple[Node, int, int]] = {}  # with the number of values and levels
+        self._anchors: dict[str, tuple[Node, int, int]] = {}  # with the numbers of values and levels
         self._open: set[str] = set()
         self._count = 0
-        self._depth = 0  # of the value that is read
-        self._deepest = 0  # below the anchor that is read
+        self._depth = 0  # of the current value
+        self._deepest = 0  # below the current anchor
 
     def document(self) -> Node:
         if len(self._text) > _MAX_CHARACTERS:
@@ -185,18 +184,19 @@ class _Parser:
             rest = iter(self._yaml.parse(self._text))
             for event in rest:
                 if isinstance(event, events.DocumentStartEvent) and event.version not in (None, (1, 2)):
-                    raise self._error(self._position(event), "another version of YAML; a config is YAML 1.2")
+                    raise self._error(self._position(event), "unsupported version of YAML; a config must be YAML 1.2")
                 if not isinstance(event, events.NodeEvent):
                     continue
                 if node is not None:
-                    raise self._error(self._position(event), "a second document; a config has one")
+                    message = "a second YAML document begins here; a config must have only one"
+                    raise self._error(self._position(event), message)
                 node = self._node(event, rest, None)
         except MarkedYAMLError as error:
             line, column, message = Slip(error, self._lines).explained()
             raise self._error(self._at(line, column), message) from error
         except ReaderError as error:
             before = re.split(r"\r\n|\r|\n", self._text[: error.position])
-            position = Position(self._source, len(before), len(before[-1]) + 1)  # the line is not fit to be shown
+            position = Position(self._source, len(before), len(before[-1]) + 1)  # the line may not be printable
             raise self._error(position, f"character U+{ord(self._text[error.position]):04X} is not allowed") from error
         return node or Node(None, self._at(0, 0))
 
@@ -245,22 +245,22 @@ class _Parser:
                 raise self._error(position, f"write a space after the colon: {found[1]}: {found[2]}")
             if is_merge:
                 if merge_position is not None:
-                    raise self._error(position, f"key '<<' stands twice; the first is at {merge_position}")
+                    raise self._error(position, f"key '<<' appears twice; the first is at {merge_position}")
                 merged, merge_position = self._merge_key(child), position
             elif isinstance(name, dict | list):
-                raise self._error(position, "a key must be a single value")
+                raise self._error(position, "a key must be a single value, not a list or a mapping")
             elif name in entries:
-                raise self._error(position, f"key {name!r} stands twice; the first is at {entries[name].key}")
+                raise self._error(position, f"key {name!r} appears twice; the first is at {entries[name].key}")
             else:
                 entries[name] = child
         return {**merged, **entries}
 
     def _merge_key(self, child: Node) -> dict[Any, Node]:
-        """Return what a `<<` key brings; of several mappings the first wins."""
+        """Return the entries that a `<<` key adds; of several mappings the first has priority."""
         merged: dict[Any, Node] = {}
         for each in child.value if isinstance(child.value, list) else [child]:
             if not isinstance(each.value, dict):
-                raise self._error(child.position, "'<<' takes a mapping or a list of mappings")
+                raise self._error(child.position, "the value of '<<' must be a mapping or a list of mappings")
             copies = each.value if each.alias is None else of_each(each.value, partial(replace, alias=each.alias))
             merged = {**copies, **merged}
         return merged
@@ -269,7 +269,7 @@ class _Parser:
         if anchor in self._open:
             raise self._error(position, f"alias *{anchor} contains itself")
         if anchor not in self._anchors:
-            hint = f"if it is a text, put it in quotes: '*{anchor}'"
+            hint = f"for a string, use quotes: '*{anchor}'"
             raise self._error(position, f"alias *{anchor} has no anchor &{anchor} before it; {hint}")
         node, size, levels = self._anchors[anchor]
         self._add(position, size, levels)
@@ -282,14 +282,14 @@ class _Parser:
         try:
             return _plain_scalar(self._yaml, event.value, event.value)
         except ValueError as error:  # `0x_`, or more digits than Python reads
-            raise self._error(position, f"{event.value[:20]!r} is no number; quote it to make it a text") from error
+            raise self._error(position, f"{event.value[:20]!r} is not a number; for a string, use quotes") from error
 
     def _add(self, position: Position, count: int = 1, levels: int = 0) -> None:
-        """Count values that are here, and how deep they are."""
+        """Add to the number of values, and update the depth."""
         self._count += count
         self._deepest = max(self._deepest, self._depth + levels)
         if self._count > MAX_NODES:
-            raise self._error(position, f"has more than {MAX_NODES} values once its aliases are expanded")
+            raise self._error(position, f"has more than {MAX_NODES} values after its aliases are expanded")
         if self._deepest > MAX_DEPTH:
             raise self._error(position, f"is nested more than {MAX_DEPTH} levels deep")
 
@@ -309,6 +309,6 @@ def _is_plain(event: events.Event) -> TypeGuard[events.ScalarEvent]:
 
 
 def _plain_scalar(yaml: YAML, word: str, text: str) -> Any:
-    """Return the number, boolean or null that a word without quotes means, or else `text`."""
+    """Return the number, boolean or null that a word without quotes stands for, otherwise `text`."""
     tag = str(yaml.resolver.resolve(ScalarNode, word, (True, False)))
     return yaml.constructor.construct_object(ScalarNode(tag, word)) if tag in _PLAIN_TAGS else str(text)

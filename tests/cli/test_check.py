@@ -343,7 +343,7 @@ def test_a_module_hidden_by_an_installed_one_is_named_with_both(emrun, tmp_path,
     message = done.stderr.splitlines()[0]
     assert done.returncode == 2
     assert f"dataset: {module}.Data: {module}.py is hidden by " in message
-    assert message.endswith(f"which has no 'Data'; rename the file {module}.py")
+    assert message.endswith(f"which has no 'Data'; rename {module}.py")
     assert ("built into Python" if module == "time" else str(importlib.util.find_spec(module).origin)) in message
 
 
@@ -361,10 +361,10 @@ def test_a_module_beside_the_config_is_suggested_from_another_directory(emrun, t
     (project / "c.yaml").write_text(CONFIG.replace("{class: Majority, n: 50}", "{class: my_data.Data}"))
     done = emrun("train", "project/c.yaml")
     assert done.returncode == 2
-    advice = f"the config's folder has my_data.py: write code_directory: {project}, or start there"
+    advice = f"my_data.py is beside the config: set code_directory: {project}, or run emrun there"
     assert done.stderr.splitlines()[0] == (
         "project/c.yaml:2:11: dataset: no module 'my_data' (looked for in the current directory, then among installed "
-        f"packages; the key code_directory names another folder); {advice}"
+        f"packages; to look in another folder, set code_directory); {advice}"
     )
     done = emrun("check", "--static", "project/c.yaml", f"code_directory={project}")
     assert "no module" not in done.stderr

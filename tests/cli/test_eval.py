@@ -73,8 +73,8 @@ def test_an_override_that_an_anchor_keeps_from_a_copy_is_warned_of_once(emrun, t
     (tmp_path / "c.yaml").write_text(COPIES)
     train = emrun("train", "-q", "c.yaml", "dataset.n=60", "main_loop.buffer=0", "--output-dir", "run")
     warning = (
-        "warning: dataset.n (c.yaml:3:6) is overridden, but not eval.valid.dataset.n (c.yaml:16:11), which has the "
-        "same value by an anchor of YAML; to change that too, add eval.valid.dataset.n=60\n"
+        "warning: dataset.n (c.yaml:3:6) is overridden, but not eval.valid.dataset.n (c.yaml:16:11), which a "
+        "YAML anchor gives the same value; to change that value too, add eval.valid.dataset.n=60\n"
     )
     assert train.returncode == 0, train.stderr
     assert train.stderr.count(warning) == 1
@@ -87,7 +87,7 @@ def test_an_override_that_an_anchor_keeps_from_a_copy_is_warned_of_once(emrun, t
     evaluated = emrun("eval", "-q", "run", "valid", "train", "-c", "c.yaml", "dataset.n=60")
     assert evaluated.returncode == 0, evaluated.stderr
     for place in ("c.yaml:16:11", "c.yaml:3:6"):  # of eval.valid, which is laid over the dataset, and of the dataset
-        warning = f"dataset.n ({place}) is overridden, but not main_loop.buffer (c.yaml:10:48), which has"
+        warning = f"dataset.n ({place}) is overridden, but not main_loop.buffer (c.yaml:10:48), which"
         assert evaluated.stderr.count(warning) == 1
     assert evaluated.stderr.count("is overridden") == 2
 
@@ -122,11 +122,11 @@ def test_free_values_are_read_by_interpolations_and_nothing_else(emrun, tmp_path
     assert origins[1].split() == ["vars.bias", "True", "c.yaml:1:24"]
     for options in ([], ["--static"]):
         checked = emrun("check", "c.yaml", *options)
-        assert checked.stderr == "warning: nothing reads ${vars.left} (c.yaml:1:41)\n"
+        assert checked.stderr == "warning: ${vars.left} is never used (c.yaml:1:41)\n"
     typo = emrun("train", "-q", "c.yaml", "vars.sise=20")
     assert (typo.returncode, typo.stderr) == (
         2,
-        "override 'vars.sise=20': vars: nothing reads ${vars.sise}; did you mean 'size'?\n",
+        "override 'vars.sise=20': vars: ${vars.sise} is never used; did you mean 'size'?\n",
     )
     assert emrun("train", "-q", "c.yaml", "vars.size=20", "--output-dir", "run").returncode == 0
     done = emrun("resume", "run", "vars.buffer=2", "hooks.StopAfter.epochs=2")

@@ -166,7 +166,7 @@ def test_auto_resume_with_another_config_is_refused_with_the_keys(project, emrun
         (["resume", "nothing"], "is not a run directory"),
         (["resume", "run", "--checkpoint", "bset"], "no checkpoint 'bset'"),
         (["resume", "run", "--checkpoint", "/etc"], "is not a checkpoint in"),
-        (["resume", "run", "a"], "an override is key=value"),
+        (["resume", "run", "a"], "an override must be key=value"),
         (["resume", "run", "--fork", "run"], "exists and is not empty"),
     ],
 )
@@ -331,7 +331,7 @@ def test_after_sigterm_the_command_exits_with_the_status_that_the_config_says(
     ("override", "message"),
     [
         ("main_loop.on_interrupt=epochs", "'epochs' is not one of batch, epoch"),
-        ("main_loop.preempt_exit_code=256", "256 is no exit status; it is a whole number from 0 to 255"),
+        ("main_loop.preempt_exit_code=256", "256 is not an exit status; use a whole number from 0 to 255"),
         ("main_loop.preempt_exit_code=true", "preempt_exit_code"),
     ],
 )

@@ -295,7 +295,7 @@ def test_a_wrong_config_is_told_with_its_line_and_leaves_nothing(project, emrun)
     [
         (["train"], "Missing argument 'CONFIG'"),
         (["train", "nothing.yaml"], "nothing.yaml: cannot be read: No such file or directory"),
-        (["train", "config.yaml", "model.optimizer.lr"], "an override is key=value, or ~key to delete"),
+        (["train", "config.yaml", "model.optimizer.lr"], "an override must be key=value, or ~key to delete a key"),
         (["train", "config.yaml", "-v", "-q"], "cannot be used together"),
         (["train", "config.yaml", "--buffer", "3"], "No such option"),
         (["trian", "config.yaml"], "No such command 'trian'"),

@@ -1,4 +1,4 @@
-"""A call as a config writes it against the signature of what it names."""
+"""Calls in a config are checked against signatures."""
 
 from emrun.config.calls import check_call
 from emrun.config.signatures import parameters_of
@@ -28,7 +28,7 @@ def test_an_argument_that_is_positional_only_cannot_be_named():
 
     assert call_problems(target, "{y: 1}", positional=1) == []
     assert call_problems(target, "{x: 1}", positional=1) == [
-        "c.yaml:1:2: it: argument 'x' is given by position already"
+        "c.yaml:1:2: it: argument 'x' is already given by position; remove it"
     ]
     assert "c.yaml:1:2: it: unknown argument 'x'; allowed: y" in call_problems(target, "{x: 1}")
     assert "c.yaml:1:1: it: missing argument 'x'" in call_problems(target, "{y: 1}")

@@ -1,4 +1,4 @@
-"""From files, what they extend and overrides to one config."""
+"""Configs read from files, `extends` and overrides."""
 
 import os
 
@@ -37,7 +37,7 @@ def test_a_mapping_is_a_config_too():
     assert load_config({"a": {"b": (1, 2)}}, ["a.c=3"]) == {"a": {"b": [1, 2], "c": 3}}
 
 
-def test_a_byte_order_mark_is_no_part_of_the_config(tmp_path):
+def test_a_byte_order_mark_is_not_part_of_the_config(tmp_path):
     (tmp_path / "c.yaml").write_bytes(b"\xef\xbb\xbfa: 1")
     config = read_config(tmp_path / "c.yaml")
     assert dict(config) == {"a": 1}
@@ -51,13 +51,13 @@ def test_a_byte_order_mark_is_no_part_of_the_config(tmp_path):
 def test_bytes_that_are_not_utf_8_are_an_error_at_their_line_and_character(tmp_path, content, line, column):
     (tmp_path / "c.yaml").write_bytes(content)
     problem = problem_of(read_config, tmp_path / "c.yaml")
-    assert str(problem) == f"{tmp_path}/c.yaml:{line}:{column}: is not UTF-8"
+    assert str(problem) == f"{tmp_path}/c.yaml:{line}:{column}: is not encoded in UTF-8; save the file as UTF-8"
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment", "[]", "word"])
-def test_a_config_that_is_no_mapping_is_an_error(write, text):
+def test_a_config_that_is_not_a_mapping_is_an_error(write, text):
     problem = problem_of(read_config, write(c=text))
-    assert "a config is a mapping" in problem.message
+    assert "a config must be a mapping" in problem.message
     assert problem.position.line == 1
 
 
@@ -105,7 +105,7 @@ def test_extended_files_are_looked_for_beside_the_file_that_names_them(tmp_path,
         {"config": "extends: ''"},
     ],
 )
-def test_a_circle_of_extends_is_an_error(write, files):
+def test_a_cycle_of_extends_is_an_error(write, files):
     problem = problem_of(read_config, write(**files))
     assert problem.key == "extends"
     assert "extends itself" in problem.message
@@ -113,7 +113,7 @@ def test_a_circle_of_extends_is_an_error(write, files):
 
 
 @pytest.mark.parametrize("name", ["nope.yaml", '"a\\0b"', "x" * 5000, "loop", "c.yaml/below"])
-def test_extending_what_is_not_there_is_an_error_where_it_is_named(write, name):
+def test_a_missing_extended_file_is_an_error_at_its_name(write, name):
     path = write(c=f"a: 1\nextends: {name}")
     (path.parent / "loop").symlink_to("loop")
     problem = problem_of(read_config, path)
@@ -123,7 +123,7 @@ def test_extending_what_is_not_there_is_an_error_where_it_is_named(write, name):
 
 @pytest.mark.parametrize("value, shown", [("3", "3"), ("[[a]]", "['a']"), ("{a: 1}", "{'a': 1}"), ("true", "True")])
 def test_extends_takes_names_of_files(write, value, shown):
-    assert f"{shown} is no file name" in problem_of(read_config, write(c=f"extends: {value}")).message
+    assert f"{shown} is not a file name" in problem_of(read_config, write(c=f"extends: {value}")).message
 
 
 def test_an_error_in_an_extended_file_is_reported_there(write):
@@ -152,7 +152,7 @@ def test_a_chain_of_files_has_an_end(tmp_path):
         (tmp_path / f"{index}.yaml").write_text(f"extends: {index + 1}.yaml")
     (tmp_path / "101.yaml").write_text("seed: 3")
     assert dict(read_config(tmp_path / "1.yaml")) == {"seed": 3}
-    with pytest.raises(ConfigError, match=r"100\.yaml:1:10: extends: more than 100 files in a row.*101\.yaml"):
+    with pytest.raises(ConfigError, match=r"100\.yaml:1:10: extends: more than 100 files extend each other.*101\.yaml"):
         read_config(tmp_path / "0.yaml")
 
 
@@ -189,7 +189,7 @@ def test_defaults_are_added_where_the_config_has_nothing():
     assert config.with_defaults({"a": 5}) is config
 
 
-def test_a_config_is_read_though_it_names_what_is_not_there_but_not_loaded():
+def test_a_config_with_a_missing_reference_can_be_read_but_not_loaded():
     assert read_config({"a": "${b}"}).root.plain() == {"a": "${b}"}
-    with pytest.raises(ConfigError, match="has no 'b' there"):
+    with pytest.raises(ConfigError, match="there is no key 'b'"):
         load_config({"a": "${b}"})

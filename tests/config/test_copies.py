@@ -1,4 +1,4 @@
-"""The copies that anchors of YAML made, and overrides left."""
+"""Notes about copies, made by YAML anchors, that an override did not change."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_the_place_of_an_overridden_copy_is_that_of_the_copy():
     )
 
 
-def test_what_an_override_leaves_as_it_was_is_not_noted():
+def test_an_override_that_changes_nothing_gets_no_note():
     assert not [note for note in left_by(COPIED, "dataset={class: Table, n: 7}") if "dataset.class" in note]
 
 
@@ -77,10 +77,10 @@ def test_the_copies_that_stay_are_named_as_overrides_write_them(overrides, copie
         ("vars: {n: &n 5}\nb: *n", "b=7"),
     ],
 )
-def test_what_no_anchor_copied_or_nothing_reads_is_not_warned_of(text, override):
+def test_values_that_are_not_copied_or_never_used_get_no_note(text, override):
     assert [note for note in left_by(text, override) if "hooks.0" not in note] == []
 
 
-def test_values_that_are_equal_in_a_mapping_without_a_file_are_no_copies():
+def test_equal_values_in_a_mapping_without_a_file_are_not_copies():
     config = node_of({"a": {"n": 1}, "b": {"n": 1}}, Position("config"))
     assert copies_left(config, override(config, ["a.n=2"])) == []

@@ -1,4 +1,4 @@
-"""What a config names, found by importing it."""
+"""Objects that a config names are found by importing them."""
 
 import pytest
 
@@ -9,6 +9,6 @@ def test_a_submodule_is_imported_when_a_path_names_it():
     assert locate("xml.dom.minidom.parseString").__name__ == "parseString"
 
 
-def test_a_name_below_a_module_that_is_no_package_is_missing_there():
+def test_a_name_below_a_module_that_is_not_a_package_is_missing():
     with pytest.raises(LookupError, match=r"json\.decoder .*has no 'nope'"):
         locate("json.decoder.nope.Thing")

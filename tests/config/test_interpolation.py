@@ -1,4 +1,4 @@
-"""References to other values and to the environment, and free values that nothing reads."""
+"""References to other values and to the environment, and free values that are never used."""
 
 import os
 
@@ -28,7 +28,7 @@ def interpolation_problem(text):
 
 
 @pytest.mark.parametrize("value", [3, 0.001, True, None, "x", [1, {"b": 2}], {"c": [1.5]}])
-def test_one_interpolation_gets_the_type_of_what_it_names(value):
+def test_a_single_interpolation_gets_the_type_of_its_value(value):
     found = interpolate(node_of({"a": "${b}", "b": value}, Position("x"))).plain()["a"]
     assert found == value
     assert type(found) is type(value)
@@ -84,18 +84,18 @@ def test_an_interpolated_value_has_the_position_of_the_interpolation():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("a: ${modl.lr}\nmodel: {lr: 1}", "${modl.lr}: the config has no 'modl' there; did you mean 'model'?"),
-        ("a: ${model.l_r}\nmodel: {lr: 1}", "has no 'l_r' there; did you mean 'lr'?"),
-        ("a: ${l.5}\nl: [1]", "has no '5' there"),
-        ("a: ${n.x}\nn: 1", "has no 'x' there"),
-        ("a: ${}", "has no '' there"),
+        ("a: ${modl.lr}\nmodel: {lr: 1}", "${modl.lr} does not exist: there is no key 'modl'; did you mean 'model'?"),
+        ("a: ${model.l_r}\nmodel: {lr: 1}", "there is no key 'l_r'; did you mean 'lr'?"),
+        ("a: ${l.5}\nl: [1]", "there is no key '5'"),
+        ("a: ${n.x}\nn: 1", "there is no key 'x'"),
+        ("a: ${}", "there is no key ''"),
         ("a: ${a}", "${a} refers to itself: a -> a"),
         ("a: x${b}\nb: ${c}\nc: ${b}", "refers to itself: b -> c -> b"),
         ("a: {b: '${a}'}", "refers to itself: a -> a"),
-        ("a: x${b}\nb: [1]", "${b} is no single value, so it cannot be part of a text"),
-        ("a: x${b", "'${' without '}'; '$${' stands for a plain '${'"),
-        ("a: '${b${c}}'\nc: 1", "'${' without '}'"),
-        ("a: ${env:EMRUN_TEST_NOT_SET}", "the environment has no EMRUN_TEST_NOT_SET; set it"),
+        ("a: x${b}\nb: [1]", "${b} is a mapping or a list, which cannot be part of a string"),
+        ("a: x${b", "'${' has no closing '}'; write '$${' for a literal '${'"),
+        ("a: '${b${c}}'\nc: 1", "'${' has no closing '}'"),
+        ("a: ${env:EMRUN_TEST_NOT_SET}", "the environment variable 'EMRUN_TEST_NOT_SET' is not set; set it"),
     ],
 )
 def test_an_interpolation_that_cannot_be_followed_is_an_error_where_it_stands(text, message):
@@ -136,12 +136,12 @@ def test_a_free_value_is_read_by_interpolations_and_overridden():
     assert found["model"]["optimizer"] == {"class": "SGD"}
 
 
-def test_free_values_that_nothing_reads_are_noted():
+def test_free_values_that_are_never_used_are_noted():
     text = VARS + "eval: {test: {vars: {width: 1, nothing: 2}}}"
-    assert unread_vars(parse(text, "c.yaml")) == ["nothing reads ${vars.nothing} (c.yaml:4:32)"]
+    assert unread_vars(parse(text, "c.yaml")) == ["${vars.nothing} is never used (c.yaml:4:32)"]
     assert unread_vars(parse("vars: {a: {b: 1, c: 2}, d: [1]}\nx: ${vars.a.b}", "c.yaml")) == [
-        "nothing reads ${vars.a.c} (c.yaml:1:18)",
-        "nothing reads ${vars.d} (c.yaml:1:25)",
+        "${vars.a.c} is never used (c.yaml:1:18)",
+        "${vars.d} is never used (c.yaml:1:25)",
     ]
 
 
@@ -178,14 +178,14 @@ def test_a_value_of_the_environment_is_a_scalar_of_yaml_and_a_part_of_a_text_as_
 
 
 @pytest.mark.parametrize("text, value", [("3", 3), ("", None), ("a,b", "a,b"), ("/data/x", "/data/x"), ("'3'", "3")])
-def test_a_default_stands_for_what_the_environment_does_not_have(monkeypatch, text, value):
+def test_a_default_is_used_when_the_environment_variable_is_not_set(monkeypatch, text, value):
     monkeypatch.delenv("EMRUN_TEST_VALUE", raising=False)
     assert interpolated(f"a: ${{env:EMRUN_TEST_VALUE,{text}}}") == {"a": value}
     monkeypatch.setenv("EMRUN_TEST_VALUE", "set")
     assert interpolated(f"a: ${{env:EMRUN_TEST_VALUE,{text}}}") == {"a": "set"}
 
 
-def test_the_environment_is_read_as_often_as_it_is_asked_for(monkeypatch):
+def test_the_environment_is_read_at_each_interpolation(monkeypatch):
     config = parse("a: ${env:EMRUN_TEST_VALUE}", "c.yaml")
     for value in ("one", "two"):
         monkeypatch.setitem(os.environ, "EMRUN_TEST_VALUE", value)

@@ -224,7 +224,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("path", "value", "place"), WRONG, ids=[f"{'.'.join(map(str, w[0]))}={w[1]}" for w in WRONG])
-def test_what_is_wrong_is_found_where_it_stands_and_emrun_refuses_it_too(path, value, place):
+def test_a_mistake_is_found_at_its_place_and_emrun_refuses_it_too(path, value, place):
     config = changed(path, value)
     assert places(VALIDATOR, config) == {place}
     with pytest.raises(ConfigError):
@@ -246,7 +246,7 @@ FOR_THE_CHECK = [
 @pytest.mark.parametrize(
     ("path", "value"), FOR_THE_CHECK, ids=[f"{'.'.join(map(str, a[0]))}={a[1]}" for a in FOR_THE_CHECK]
 )
-def test_what_a_config_merged_under_it_may_complete_only_the_check_refuses(path, value):
+def test_a_missing_part_that_a_base_config_may_have_is_refused_only_by_the_check(path, value):
     config = changed(path, value)
     VALIDATOR.validate(config)
     with pytest.raises(ConfigError):
@@ -263,7 +263,7 @@ def test_a_config_needs_a_dataset_and_a_model_unless_it_extends_another(section)
     VALIDATOR.validate({**config, "extends": ["base.yaml", "other.yaml"]})
 
 
-def test_what_is_merged_over_another_config_need_not_be_complete_but_right():
+def test_a_config_with_extends_may_be_incomplete_but_not_wrong():
     over = {"extends": "base.yaml", "dataset": {"batch_size": 3}, "model": {"optimizer": {"lr": 0.1}}}
     VALIDATOR.validate(over)
     VALIDATOR.validate(
@@ -344,7 +344,7 @@ def validator_of(hint, default=inspect.Parameter.empty):
 
 
 @pytest.mark.parametrize("hint", HINTS, ids=str)
-def test_a_type_hint_allows_what_the_check_allows_and_of_mappings_also_those_that_may_be_part_of_a_form(hint):
+def test_the_schema_of_a_type_hint_allows_what_the_check_allows_and_parts_of_forms(hint):
     validator = validator_of(hint)
     for value in VALUES:
         right = value == "${a}" or mismatch(node_of(value, Position("c.yaml")), hint) is None
@@ -352,7 +352,7 @@ def test_a_type_hint_allows_what_the_check_allows_and_of_mappings_also_those_tha
             assert validator.is_valid(value) is right, value
 
 
-def test_a_hint_that_its_default_contradicts_counts_for_nothing():
+def test_a_hint_that_contradicts_its_default_is_ignored():
     assert validator_of(int, default=None).is_valid("x")
     assert not validator_of(int, default=3).is_valid("x")
 

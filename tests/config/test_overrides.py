@@ -1,4 +1,4 @@
-"""Configs laid over one another: merging and overrides."""
+"""Merging of configs, and overrides."""
 
 import pytest
 from hypothesis import given, settings
@@ -147,7 +147,7 @@ def test_values_under_one_alias_are_overridden_apart():
     assert changed("a: &q {y: 1}\nb: *q", "a.y=2") == {"a": {"y": 2}, "b": {"y": 1}}
 
 
-def test_a_key_that_is_no_text_is_found_by_its_text():
+def test_a_key_that_is_not_a_string_is_found_by_its_text():
     assert changed("a: {10: x, 20: y}", "a.10=z") == {"a": {10: "z", 20: "y"}}
     assert changed("a: {10: x, 20: y}", "~a.10") == {"a": {20: "y"}}
 
@@ -177,7 +177,7 @@ def test_a_hook_that_is_listed_twice_needs_an_index():
     text = "hooks: [{A: {x: 1}}, B, A]"
     problem = override_problem(text, "hooks.A.x=2")
     assert problem.key == "hooks"
-    assert "A is listed 2 times; use an index of [0, 2]" in problem.message
+    assert "A is listed 2 times; use one of the indices [0, 2] instead" in problem.message
     assert changed(text, "hooks.2.x=2")["hooks"] == [{"A": {"x": 1}}, "B", {"A": {"x": 2}}]
 
 
@@ -185,7 +185,7 @@ def test_a_hook_that_is_listed_twice_needs_an_index():
 def test_a_hook_takes_a_mapping_of_arguments(value):
     problem = override_problem(HOOKS, f"hooks.StopAfter={value}")
     assert problem.key == "hooks.StopAfter"
-    assert "is no mapping of the hook's arguments" in problem.message
+    assert "must be a mapping of the hook's arguments, not " in problem.message
 
 
 def test_the_whole_list_of_hooks_can_be_replaced():
@@ -201,11 +201,11 @@ def test_items_of_other_lists_are_changed_by_index():
 @pytest.mark.parametrize(
     "key, message",
     [
-        ("a.3", "has no item 3; it has 3, counted from 0"),
-        ("a." + "9" * 5000, "has no item 999"),
-        ("a.-1", "is a list of 3: '-1' is no index"),
-        ("a.x", "is a list of 3: 'x' is no index"),
-        ("hooks.7.x", "has no item 7"),
+        ("a.3", "there is no item 3; the list has length 3, and indices begin at 0"),
+        ("a." + "9" * 5000, "there is no item 999"),
+        ("a.-1", "'-1' is not an index; the list has length 3"),
+        ("a.x", "'x' is not an index; the list has length 3"),
+        ("hooks.7.x", "there is no item 7"),
     ],
 )
 def test_an_index_that_is_not_there_is_an_error(key, message):
@@ -225,7 +225,7 @@ def test_an_index_that_is_not_there_is_an_error(key, message):
         (["~a.x", "~a"], {"l": [0, 1, 2]}),
     ],
 )
-def test_deletions_take_their_turn_among_the_overrides(overrides, result):
+def test_deletions_are_applied_in_the_order_of_the_overrides(overrides, result):
     assert changed("a: {x: 1, y: 2}\nl: [0, 1, 2]", *overrides) == result
 
 
@@ -242,11 +242,11 @@ def test_hooks_and_their_arguments_are_deleted_by_name():
     [
         (["~modl"], "has no key 'modl' to delete; did you mean 'model'?"),
         (["~model.x.y"], "has no key 'x' to delete"),
-        (["~hooks.StopAftr"], "no hook 'StopAftr' is listed; did you mean 'StopAfter'?"),
+        (["~hooks.StopAftr"], "there is no hook 'StopAftr' in the list; did you mean 'StopAfter'?"),
         (["~hooks.StopAfter.epoch"], "has no key 'epoch' to delete; did you mean 'epochs'?"),
         (["~model", "~model"], "has no key 'model' to delete"),
-        (["~hooks.1", "~hooks.StopAfter"], "no hook 'StopAfter' is listed"),
-        (["hooks=[A]", "~hooks.2"], "has no item 2; it has 1, counted from 0"),
+        (["~hooks.1", "~hooks.StopAfter"], "there is no hook 'StopAfter' in the list"),
+        (["hooks=[A]", "~hooks.2"], "there is no item 2; the list has length 1, and indices begin at 0"),
     ],
 )
 def test_what_cannot_be_deleted_is_an_error(overrides, message):
@@ -315,14 +315,14 @@ dataset: {n: *n, text: "x${vars.deep.a}"}
 @pytest.mark.parametrize(
     "text, override_, message",
     [
-        (VARS, "vars.widht=64", "nothing reads ${vars.widht}; did you mean 'width'?"),
-        (VARS, "vars={widht: 64}", "nothing reads ${vars.widht}; did you mean 'width'?"),
-        (VARS, "vars.opt2.lr=64", "nothing reads ${vars.opt2.lr}"),
-        ("a: 1", "vars.a=64", "nothing reads ${vars.a}"),
-        (VARS, "eval.test.vars.widht=64", "nothing reads ${vars.widht}"),
+        (VARS, "vars.widht=64", "${vars.widht} is never used; did you mean 'width'?"),
+        (VARS, "vars={widht: 64}", "${vars.widht} is never used; did you mean 'width'?"),
+        (VARS, "vars.opt2.lr=64", "${vars.opt2.lr} is never used"),
+        ("a: 1", "vars.a=64", "${vars.a} is never used"),
+        (VARS, "eval.test.vars.widht=64", "${vars.widht} is never used"),
     ],
 )
-def test_an_override_of_a_free_value_that_nothing_reads_is_an_error(text, override_, message):
+def test_an_override_of_a_free_value_that_is_never_used_is_an_error(text, override_, message):
     problem = override_problem(text, override_)
     assert problem.message == message
     assert problem.position.source == f"override {override_!r}"

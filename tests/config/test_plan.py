@@ -1,4 +1,4 @@
-"""A config as a whole: what it names found and checked, before anything is made."""
+"""A config is checked as a whole before anything is built."""
 
 from collections import Counter
 
@@ -43,7 +43,7 @@ def test_a_config_is_planned_in_one_go(checked):
     assert set(checked.values()) == {1}
 
 
-def test_what_a_stream_leaves_as_it_is_is_not_checked_again(checked):
+def test_sections_that_a_stream_does_not_change_are_not_checked_again(checked):
     overlays = {"valid": {"hooks": [{"ShowProgress": {}}]}, "test": {"seed": 3, "dataset": {"batch_size": 5}}}
     Plan.with_evaluations(load_config({**CONFIG, "eval": overlays}), Sources())
     assert checked["model"] == checked["model.module"] == checked["hooks[0].StopAfter"] == 1
@@ -51,7 +51,7 @@ def test_what_a_stream_leaves_as_it_is_is_not_checked_again(checked):
     assert checked["dataset"] == 2
 
 
-def test_what_a_stream_makes_wrong_is_reported_under_it_and_what_was_wrong_before_only_once():
+def test_mistakes_of_a_stream_are_reported_under_its_key_and_other_mistakes_once():
     overlays = {"valid": {"seed": -1, "dataset": {"batch": 5}}}
     with pytest.raises(ConfigError) as caught:
         Plan.with_evaluations(load_config({**CONFIG, "sede": 3, "eval": overlays}), Sources())

@@ -1,4 +1,4 @@
-"""The one rule that turns a config into objects, its checks included."""
+"""The rule that builds objects from a config, with its checks."""
 
 import sys
 from collections.abc import Mapping
@@ -183,7 +183,7 @@ def test_import_names_an_object_that_is_not_called(make, user):
     assert make("it: {import: mine.NUMBER}") == 7
 
 
-def test_what_lies_within_a_class_is_found(make):
+def test_a_name_inside_a_class_is_found(make):
     assert type(make("it: {class: mine.Outer.Inner}")).__qualname__ == "Outer.Inner"
 
 
@@ -326,7 +326,7 @@ def test_a_hint_of_the_class_itself_counts_before_that_of_a_base(make):
 
 
 @pytest.mark.parametrize("text", ["3", "SGD", "[{class: mine.Thing}]", "{lr: 1}", "{a: {class: mine.Thing}}"])
-def test_what_is_no_form_is_an_error(prepare, text):
+def test_a_value_that_is_not_a_form_is_an_error(prepare, text):
     _, problems = prepare(f"it: {{class: mine.Owner, made: {text}}}")
     (problem,) = problems
     assert "it.made: " in problem
@@ -362,24 +362,33 @@ def test_a_plain_factory_hint_has_a_form_too(prepare, hint):
         ("{class: mine.Point, xx: 1, x: 1}", "c.yaml:1:25: it: unknown argument 'xx'; did you mean 'x'?"),
         ("{class: mine.Point, x: 1, q: 1}", "c.yaml:1:31: it: unknown argument 'q'; allowed: x, y, z"),
         ("{class: mine.Point, y: 1}", "c.yaml:1:1: it: missing argument 'x'"),
-        ("{class: mine.Point, args: [1, 2, 3]}", "c.yaml:1:1: it: takes at most 2 positional arguments"),
-        ("{class: mine.Point, args: [1], x: 1}", "c.yaml:1:36: it: argument 'x' is given by position already"),
-        ("{class: mine.Point, args: 3}", "c.yaml:1:25: it.args: 3 is no list of positional arguments"),
-        ("{class: mine.Thing, 3: 4}", "c.yaml:1:25: it: 3 is no name of an argument"),
-        ("{class: mine.Point, x: 1, 3: 4}", "c.yaml:1:31: it: 3 is no name of an argument"),
+        (
+            "{class: mine.Point, args: [1, 2, 3]}",
+            "c.yaml:1:1: it: too many positional arguments: 3, at most 2 are allowed",
+        ),
+        (
+            "{class: mine.Point, args: [1], x: 1}",
+            "c.yaml:1:36: it: argument 'x' is already given by position; remove it",
+        ),
+        ("{class: mine.Point, args: 3}", "c.yaml:1:25: it.args: 3 is not a list of positional arguments"),
+        ("{class: mine.Thing, 3: 4}", "c.yaml:1:25: it: the name of an argument must be a string, not 3"),
+        ("{class: mine.Point, x: 1, 3: 4}", "c.yaml:1:31: it: the name of an argument must be a string, not 3"),
         ("{class: mine.Thing, import: mine.double}", "c.yaml:1:1: it: has both 'class' and 'import'"),
         ("{import: mine.double, x: 1}", "c.yaml:1:27: it: unknown argument 'x'; 'import' names an object"),
         ("{import: mine.double, args: []}", "c.yaml:1:27: it: unknown argument 'args'; 'import' names"),
-        ("{class: mine.NUMBER}", "c.yaml:1:6: it: is no class or function to call; 'import' names other objects"),
-        ("{class: 3}", "c.yaml:1:6: it: 3 is no name of a class"),
-        ("{class: }", "c.yaml:1:6: it: None is no name of a class"),
-        ("{class: [mine.Point]}", "c.yaml:1:6: it: ['mine.Point'] is no name of a class"),
-        ("{class: ''}", "c.yaml:1:6: it: '' is no name of a class"),
-        ("{class: .Point}", "c.yaml:1:6: it: '.Point' is no dotted path such as my_module.MyClass"),
-        ("{class: 'mine..Point'}", "is no dotted path such as my_module.MyClass"),
-        ("{class: 'a b.C'}", "c.yaml:1:6: it: 'a b.C' is no dotted path"),
-        ('{class: "a\\0.B"}', "is no dotted path"),
-        ("{class: Point}", "it: unknown class 'Point'. A class of your own has a dotted path: my_module.Point"),
+        (
+            "{class: mine.NUMBER}",
+            "c.yaml:1:6: it: 'class' must name a class or a function; use 'import' for any other object",
+        ),
+        ("{class: 3}", "c.yaml:1:6: it: 3 is not the name of a class"),
+        ("{class: }", "c.yaml:1:6: it: None is not the name of a class"),
+        ("{class: [mine.Point]}", "c.yaml:1:6: it: ['mine.Point'] is not the name of a class"),
+        ("{class: ''}", "c.yaml:1:6: it: '' is not the name of a class"),
+        ("{class: .Point}", "c.yaml:1:6: it: '.Point' is not a dotted path such as my_module.MyClass"),
+        ("{class: 'mine..Point'}", "is not a dotted path such as my_module.MyClass"),
+        ("{class: 'a b.C'}", "c.yaml:1:6: it: 'a b.C' is not a dotted path"),
+        ('{class: "a\\0.B"}', "is not a dotted path"),
+        ("{class: Point}", "it: unknown class 'Point'. For your own class, write its dotted path: my_module.Point"),
         ("{class: mine.Pointt}", "has no 'Pointt'; did you mean 'Point'?"),
         ("{class: mine.Outer.Iner}", "c.yaml:1:6: it: mine.Outer.Iner: Outer has no 'Iner'; did you mean 'Inner'?"),
         (
@@ -407,7 +416,7 @@ def test_all_problems_are_found_at_once(prepare):
         "missing argument 'x'",
         "it.a: missing",
         "it.b[0]: no module",
-        "it.b[1]: takes at most",
+        "it.b[1]: too many positional arguments",
     ):
         assert any(part in problem for problem in problems), part
 
@@ -417,7 +426,7 @@ def test_a_module_found_elsewhere_is_named_with_its_file(prepare, user):
     assert f"(found at {user}) has no 'Nothing'" in problem
 
 
-def test_what_came_from_the_environment_is_in_no_problem(prepare, make, monkeypatch):
+def test_values_from_the_environment_are_in_no_problem(prepare, make, monkeypatch):
     monkeypatch.setenv("EMRUN_TEST_PW", "hunter2")
     for text in (
         "class: '${env:EMRUN_TEST_PW}'",
@@ -519,9 +528,9 @@ def test_a_module_of_torch_as_the_model_gets_its_hint_and_nothing_else(section):
     assert problems == [f"c.yaml:1:1: model: {hint}"]
 
 
-def test_a_class_that_is_no_model_is_refused(section, user):
+def test_a_class_that_is_not_a_model_is_refused(section, user):
     _, problems = section("class: mine.Thing", "model")
-    assert problems == ["c.yaml:1:1: model: mine.Thing is no subclass of emrun.AbstractModel"]
+    assert problems == ["c.yaml:1:1: model: mine.Thing is not a subclass of emrun.AbstractModel"]
 
 
 EMLOOPS = "class Data:\n    def _configure_dataset(self, output_dir, x=1):\n        self.x = x\n"
@@ -623,9 +632,9 @@ def test_an_event_with_a_parameter_that_nothing_supplies_is_refused(hook):
 
 
 @pytest.mark.parametrize("name", ["mine.Thing", "mine.double"])
-def test_what_is_no_hook_is_refused(hook, name):
+def test_a_class_that_is_not_a_hook_is_refused(hook, name):
     _, problems = hook(name, "{a: 1}")
-    assert problems == [f"c.yaml:1:3: hooks[0]: {name} is no subclass of emrun.AbstractHook"]
+    assert problems == [f"c.yaml:1:3: hooks[0]: {name} is not a subclass of emrun.AbstractHook"]
 
 
 @pytest.mark.parametrize("name", ["TrainingTrace", "training_trace", "InitLR", "DecayLR", "DecayLROnPlateau"])

@@ -1,4 +1,4 @@
-"""A config against the sections that emrun knows, and signatures."""
+"""The sections of a config, and the keys of `main_loop`, are checked."""
 
 import pytest
 
@@ -44,31 +44,31 @@ def test_a_config_of_known_sections_has_no_problems(more):
         ("hooks: {A: 1}", "c.yaml:3:8: hooks: each hook needs a dash before its name: - A: ..."),
         ("hooks: {A: null, B: {}}", "hooks: each hook needs a dash before its name: - A"),
         ("hooks:\n- A:\n  b: 1", "c.yaml:4:3: hooks[0]: indent the arguments of A further than its name, or write"),
-        ("hooks: [3]", "c.yaml:3:9: hooks[0]: 3 is no hook; write `- Name` or `- Name: {argument: value}`"),
-        ("hooks: [A, {B: 1, C: 2}]", "c.yaml:3:12: hooks[1]: {'B': 1, 'C': 2} is no hook"),
-        ("hooks: [{1: {x: 1}}]", "c.yaml:3:9: hooks[0]: {1: {'x': 1}} is no hook"),
-        ("hooks: [null]", "hooks[0]: None is no hook"),
-        ("hooks: [{A: 3}]", "c.yaml:3:13: hooks[0].A: 3 is no mapping of arguments"),
+        ("hooks: [3]", "c.yaml:3:9: hooks[0]: 3 is not a hook; write `- Name` or `- Name: {argument: value}`"),
+        ("hooks: [A, {B: 1, C: 2}]", "c.yaml:3:12: hooks[1]: {'B': 1, 'C': 2} is not a hook"),
+        ("hooks: [{1: {x: 1}}]", "c.yaml:3:9: hooks[0]: {1: {'x': 1}} is not a hook"),
+        ("hooks: [null]", "hooks[0]: None is not a hook"),
+        ("hooks: [{A: 3}]", "c.yaml:3:13: hooks[0].A: 3 is not a mapping; write `- A: {argument: value}`"),
         ("main_loop: [3]", "c.yaml:3:12: main_loop: [3] is not a mapping"),
         ("seed: x", "c.yaml:3:7: seed: 'x' is not a whole number"),
         ("seed: true", "c.yaml:3:7: seed: True is not a whole number"),
         ("seed: 1.0", "c.yaml:3:7: seed: 1.0 is not a whole number"),
-        ("seed: -1", "c.yaml:3:7: seed: -1 is negative"),
+        ("seed: -1", "c.yaml:3:7: seed: must be 0 or greater, not -1"),
         ("deterministic: 1", "c.yaml:3:16: deterministic: 1 is not true or false"),
         ("deterministic: yes", "deterministic: 'yes' is not true or false"),
-        ("name: 3", "c.yaml:3:7: name: 3 is not a text"),
+        ("name: 3", "c.yaml:3:7: name: 3 is not a string"),
         ("name: ..", "c.yaml:3:7: name: '..' cannot name a file or a directory"),
         ("name: " + "x" * 200, "cannot name a file or a directory"),
-        ("code_directory: [a]", "c.yaml:3:17: code_directory: ['a'] is not a text"),
+        ("code_directory: [a]", "c.yaml:3:17: code_directory: ['a'] is not a string"),
         ("eval: 3", "c.yaml:3:7: eval: 3 is not a mapping"),
-        ("eval: {test: 3}", "c.yaml:3:14: eval.test: 3 is no mapping of sections"),
+        ("eval: {test: 3}", "c.yaml:3:14: eval.test: 3 is not a mapping of sections"),
         ("eval: {test: {hoks: []}}", "c.yaml:3:15: eval.test: unknown key 'hoks'; did you mean 'hooks'?"),
         ("eval: {test: {name: x}}", "eval.test: unknown key 'name'"),
         ("eval: {test: {hooks: 3}}", "c.yaml:3:22: eval.test.hooks: 3 is not a list"),
-        ("eval: {test: {hooks: [3]}}", "c.yaml:3:23: eval.test.hooks[0]: 3 is no hook"),
+        ("eval: {test: {hooks: [3]}}", "c.yaml:3:23: eval.test.hooks[0]: 3 is not a hook"),
     ],
 )
-def test_a_section_that_is_not_as_it_should_be_is_reported_where_it_stands(more, problem):
+def test_a_wrong_section_is_reported_at_its_position(more, problem):
     (found,) = problems_of(MINIMAL + more)
     assert problem in found
 
@@ -79,7 +79,7 @@ def test_a_section_that_is_not_as_it_should_be_is_reported_where_it_stands(more,
         ("{}", ["c.yaml:1:1: missing section 'dataset'", "c.yaml:1:1: missing section 'model'"]),
         ("dataset: {}", ["c.yaml:1:1: missing section 'model'"]),
         ("dataset:\nmodel: 3", ["c.yaml:2:1: dataset: None is not a mapping", "c.yaml:2:8: model: 3 is not a mapping"]),
-        ("[]", ["c.yaml:1:1: a config is a mapping with the keys dataset, model, ..."]),
+        ("[]", ["c.yaml:1:1: a config must be a mapping with the keys dataset, model, ..."]),
     ],
 )
 def test_dataset_and_model_are_needed(text, problems):
@@ -123,11 +123,11 @@ def test_unknown_keys_are_left_to_the_main_loop_where_the_policy_says_so(policy)
 
 @pytest.mark.parametrize("policy", ["error", "warn", "ignore", "[x]"])
 @pytest.mark.parametrize("key", ["model", "dataset", "hooks", "run", "seed", "self", "3", "null"])
-def test_what_the_main_loop_gets_from_emrun_and_what_is_no_name_is_always_refused(policy, key):
+def test_keys_that_emrun_supplies_or_that_are_not_names_are_always_refused(policy, key):
     problems = main_loop_problems(f"{{{key}: 3, on_incorrect_config: {policy}}}")
     assert sum("unknown argument" in problem for problem in problems) == 1
 
 
 @pytest.mark.parametrize("section", [None, parse("~", "c.yaml")])
-def test_no_section_for_the_main_loop_is_no_problem(section):
+def test_the_section_main_loop_is_optional(section):
     assert check_main_loop(section, parameters_of(MainLoop)) == []

@@ -1,4 +1,4 @@
-"""What callables take, read from the living object."""
+"""Parameters of callables, read from the imported objects."""
 
 import abc
 import ast
@@ -61,7 +61,7 @@ def test_any_other_class_with_keyword_arguments_takes_all():
     assert parameters.takes_more
 
 
-def test_what_is_written_in_c_may_have_no_signature():
+def test_a_function_written_in_c_may_have_no_signature():
     assert parameters_of(iter) is None
 
 

@@ -1,4 +1,4 @@
-"""Modules read from their files: what each binds, and which of them are given up."""
+"""Modules are read from their files: the names that they bind, and which files are skipped."""
 
 import ast
 
@@ -34,7 +34,7 @@ def read(folder, monkeypatch, text, name="first"):
         ("with a as b: pass\ndel c", {"b": None, "c": None}),
     ],
 )
-def test_names_are_bound_to_what_stands_there_once_and_else_to_something_unsure(text, bound):
+def test_a_name_that_is_bound_once_is_known_and_any_other_is_not(text, bound):
     def sure(found):
         return found[0] if len(found) == 1 else None
 
@@ -53,7 +53,7 @@ def test_names_are_bound_to_what_stands_there_once_and_else_to_something_unsure(
         "AbstractModel.register(A)",
     ],
 )  # fmt: skip
-def test_a_file_that_may_rewrite_names_is_given_up(text, tmp_path, monkeypatch):
+def test_a_file_that_may_rewrite_names_is_skipped(text, tmp_path, monkeypatch):
     assert read(tmp_path, monkeypatch, f"class A: pass\n{text}\n") is None
 
 
@@ -65,7 +65,7 @@ def test_a_file_that_may_rewrite_names_is_given_up(text, tmp_path, monkeypatch):
         "x = data.train_stream()", "y = x.a_stream == 1",
     ],
 )  # fmt: skip
-def test_what_people_write_every_day_is_read(text, tmp_path, monkeypatch):
+def test_common_code_is_read(text, tmp_path, monkeypatch):
     assert "A" in read(tmp_path, monkeypatch, f"class A: pass\n{text}\n").bound
 
 
@@ -88,7 +88,7 @@ def test_a_module_of_the_users_may_change_where_others_are_looked_for(text, may_
     assert modules.may_find_more is may_find_more
 
 
-def test_a_module_that_is_nowhere_is_missing_also_within_one_that_is_no_package(tmp_path, monkeypatch):
+def test_a_missing_module_is_reported_even_inside_a_module_that_is_not_a_package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "first.py").write_text("")
     for name in ("nowhere", "nowhere.at_all", "first.inner", "torch.nowhere"):

@@ -1,4 +1,4 @@
-"""Values of a config against type hints: what can never be right is told, nothing else."""
+"""Values of a config are checked against type hints: only values that can never be right are reported."""
 
 import enum
 import functools
@@ -49,43 +49,43 @@ WRONG = [
     (1.5, int, "1.5 is not a whole number"),
     (True, int, "True is not a whole number"),
     (True, float, "True is not a number"),
-    ("0.1", float, "'0.1' is not a number; write it without quotes"),
-    ("1e-3", float | None, "'1e-3' is not a number or null; write it without quotes"),
-    (3, str, "3 is not a text; write it in quotes"),
+    ("0.1", float, "'0.1' is not a number; write the number without quotes"),
+    ("1e-3", float | None, "'1e-3' is not a number or null; write the number without quotes"),
+    (3, str, "3 is not a string; write it in quotes"),
     ("yes", bool, "'yes' is not true or false"),
     (1, bool, "1 is not true or false"),
     (None, int, "None is not a whole number"),
     ("mim", Literal["min", "max"], "'mim' is not one of min, max"),
     (1, Literal[True], "1 is not one of True"),
     (3, list[int], "3 is not a list of whole numbers"),
-    (["a"], list[int], "a list is not a list of whole numbers"),
-    ("loss", list[str], "'loss' is not a list of texts"),
-    ([1, 2, 3], tuple[int, int], "a list is not a list of 2: a whole number, a whole number"),
-    ([1, "a"], Shape, "a list is not a whole number or a list of 2: a whole number, a whole number"),
-    ({"a": "b"}, dict[str, int], "a mapping is not a mapping whose values are whole numbers"),
-    ([1], dict, "a list is not a mapping"),
-    ({"a": 1}, Sequence[int], "a mapping is not a list of whole numbers"),
+    (["a"], list[int], "this list is not a list of whole numbers"),
+    ("loss", list[str], "'loss' is not a list of strings"),
+    ([1, 2, 3], tuple[int, int], "this list is not a list of 2 values: a whole number, a whole number"),
+    ([1, "a"], Shape, "this list is not a whole number or a list of 2 values: a whole number, a whole number"),
+    ({"a": "b"}, dict[str, int], "this mapping is not a mapping whose values are whole numbers"),
+    ([1], dict, "this list is not a mapping"),
+    ({"a": 1}, Sequence[int], "this mapping is not a list of whole numbers"),
     (3, Path, "3 is not a path"),
     ("abc", float | torch.Tensor, "'abc' is not a number or Tensor"),
     ("relu", torch.nn.Module, "'relu' is not Module"),
-    ([], int, "a list is not a whole number"),
+    ([], int, "this list is not a whole number"),
 ]
 
 
 @pytest.mark.parametrize(("value", "hint"), RIGHT, ids=str)
-def test_what_may_be_right_is_accepted(value, hint):
+def test_a_value_that_may_be_right_is_accepted(value, hint):
     assert mismatch(node(value), hint) is None
 
 
 @pytest.mark.parametrize(("value", "hint", "message"), WRONG, ids=str)
-def test_what_cannot_be_right_is_told(value, hint, message):
+def test_a_value_of_the_wrong_type_is_reported(value, hint, message):
     assert mismatch(node(value), hint) == message
 
 
 @pytest.mark.parametrize(
     ("value", "hint", "default"), [("relu", int, "gelu"), (None, int, None), ([1, 2], int, (3, 4))]
 )
-def test_a_hint_that_its_own_default_contradicts_counts_for_nothing(value, hint, default):
+def test_a_hint_that_contradicts_its_own_default_is_ignored(value, hint, default):
     assert mismatch(node(value), hint, default) is None
 
 
@@ -121,7 +121,7 @@ def test_a_value_is_of_its_own_type(value):
     ("override", "message"),
     [
         ("model.optimizer.lr=abc", r"model.optimizer.lr: 'abc' is not a number or Tensor"),
-        ("model.optimizer.lr='0.1'", r"model.optimizer.lr: '0.1' is not .*; write it without quotes"),
+        ("model.optimizer.lr='0.1'", r"model.optimizer.lr: '0.1' is not .*; write the number without quotes"),
         ("dataset.batch_size=many", r"dataset.batch_size: 'many' is not a whole number"),
         ("model.module.in_features=64.5", r"model.module.in_features: 64.5 is not a whole number"),
         ("hooks.StopAfter.epochs=ten", r"hooks\[0\].StopAfter.epochs: 'ten' is not a"),
@@ -159,7 +159,7 @@ def test_another_common_word_for_the_same_thing_is_understood(name, allowed, hin
     assert did_you_mean(name, allowed) == hint
 
 
-def test_problems_are_told_in_the_order_of_the_file():
+def test_problems_are_reported_in_the_order_of_the_file():
     places = [(9, 1), (3, 7), (3, 2)]
     problems = [Problem(Position("a.yaml", *place), f"{place}", "wrong") for place in places]
     told = ConfigError([Problem(None, "nowhere", "wrong"), *problems]).problems

@@ -81,7 +81,7 @@ def test_dumping_like_a_text_keeps_its_comments_where_values_change():
     assert parse(text, "c.yaml").plain() == tree.plain()
 
 
-def test_dumping_like_a_text_drops_what_the_tree_has_no_more():
+def test_dumping_like_a_text_drops_keys_that_the_tree_no_longer_has():
     text = dump(parse("model: {lr: 1}", "c.yaml"), "# kept\nmodel: {lr: 1, old: 2}\nseed: 4\n")
     assert text == "# kept\nmodel: {lr: 1}\n"
 
@@ -94,19 +94,19 @@ def test_dumping_like_a_text_drops_what_the_tree_has_no_more():
         ("a: &x {lr: 1}  # note\nb: {<<: *x, k: 1}\n", {"a": {"lr": 5}, "b": {"lr": 1, "k": 1}}),
     ],
 )
-def test_where_anchors_would_make_it_say_something_else_comments_are_given_up(template, changed):
+def test_comments_are_dropped_where_anchors_would_change_values(template, changed):
     text = dump(node_of(changed, Position("x")), template)
     assert parse(text, "c.yaml").plain() == changed
     assert "# note" not in text
 
 
-def test_an_anchor_defined_twice_in_the_template_is_no_obstacle():
+def test_an_anchor_may_be_defined_twice_in_the_template():
     template = "a: &x 1\nb: &x 2\nc: 2  # note\n"
     assert dump(parse(template, "c.yaml"), template) == template
 
 
 @pytest.mark.parametrize("template", ["", "- a\n", "{", "a: 1\n---\nb: 2\n"])
-def test_a_template_that_is_of_no_use_is_ignored(template):
+def test_a_template_that_cannot_be_used_is_ignored(template):
     assert parse(dump(parse("a: 1", "c.yaml"), template), "c.yaml").plain() == {"a": 1}
 
 

@@ -41,13 +41,13 @@ def test_items_of_a_list_have_positions():
     assert place(items[1].get("B", "x").key_position) == (3, 9)
 
 
-def test_an_alias_has_the_position_of_what_it_stands_for_and_the_key_of_where_it_stands():
+def test_an_aliased_value_has_the_position_of_the_anchor_and_the_key_of_the_alias():
     node = parse("a: &x\n  lr: 1\nb: *x\n", "c.yaml").get("b")
     assert place(node.key) == (3, 1)
     assert place(node.get("lr").position) == (2, 7)
 
 
-def test_what_comes_through_a_merge_key_keeps_its_position():
+def test_a_merged_value_keeps_its_position():
     tree = parse("base: &base {lr: 1, k: 2}\nmodel:\n  <<: *base\n  k: 3\n", "c.yaml")
     assert tree.get("model").plain() == {"lr": 1, "k": 3}
     assert place(tree.get("model", "lr").key) == (1, 14)
@@ -137,30 +137,30 @@ def test_infinity_and_nan_are_floats():
         ("? !x a\n: b", 1, 3, "tag !x is not allowed"),
         ("a: &x\n  b: *x", 2, 6, r"alias \*x contains itself"),
         ("a: 1\nb: *x", 2, 4, r"alias \*x has no anchor &x before it"),
-        ("a: 1\nb: 2\na: 3", 3, 1, "key 'a' stands twice; the first is at c.yaml:1:1"),
-        ("a: {b: 1, b: 2}", 1, 11, "key 'b' stands twice"),
-        ("1: a\ntrue: b", 2, 1, "stands twice"),
-        ("a:\n  <<: {x: 1}\n  <<: {y: 1}", 3, 3, "key '<<' stands twice; the first is at c.yaml:2:3"),
-        ("<<: 3", 1, 5, "'<<' takes a mapping or a list of mappings"),
-        ("<<: [{a: 1}, 3]", 1, 5, "'<<' takes a mapping or a list of mappings"),
+        ("a: 1\nb: 2\na: 3", 3, 1, "key 'a' appears twice; the first is at c.yaml:1:1"),
+        ("a: {b: 1, b: 2}", 1, 11, "key 'b' appears twice"),
+        ("1: a\ntrue: b", 2, 1, "appears twice"),
+        ("a:\n  <<: {x: 1}\n  <<: {y: 1}", 3, 3, "key '<<' appears twice; the first is at c.yaml:2:3"),
+        ("<<: 3", 1, 5, "the value of '<<' must be a mapping or a list of mappings"),
+        ("<<: [{a: 1}, 3]", 1, 5, "the value of '<<' must be a mapping or a list of mappings"),
         ("? [a]\n: b", 1, 3, "a key must be a single value"),
         ("? {a: 1}\n: b", 1, 3, "a key must be a single value"),
-        ("a: 1\n---\nb: 2", 3, 1, "a second document"),
-        ("a: b: c", 1, 5, "a second ':' in this line"),
+        ("a: 1\n---\nb: 2", 3, 1, "a second YAML document"),
+        ("a: b: c", 1, 5, "this line has a second ':'"),
         ("a: [1, 2", 1, 4, r"this '\[' is never closed"),
-        ("a: {b: ${c}}", 1, 9, r"within \[\] and {} a text with \${...} needs quotes"),
-        ("a: 1\n\tb: 2", 2, 1, "a tab; indent with spaces"),
+        ("a: {b: ${c}}", 1, 9, r"a string with \${...} needs quotes inside \[\] and {}"),
+        ("a: 1\n\tb: 2", 2, 1, "a tab is not allowed here; indent with spaces"),
         ("a: 'x", 1, 4, "this quote is never closed"),
         ("a: 1\nbell: x\x07y", 2, 8, r"character U\+0007 is not allowed"),
         ("a: \x00", 1, 4, r"character U\+0000 is not allowed"),
         ("a: \ud800", 1, 4, r"character U\+D800 is not allowed"),
-        ("%YAML 1.1\n---\na: no", 2, 1, "a config is YAML 1.2"),
-        ("a: 1\nb: 0x_", 2, 4, "'0x_' is no number; quote it"),
-        ("a: ._", 1, 4, "'._' is no number"),
-        ("a: " + "9" * 5000, 1, 4, "is no number"),
+        ("%YAML 1.1\n---\na: no", 2, 1, "a config must be YAML 1.2"),
+        ("a: 1\nb: 0x_", 2, 4, "'0x_' is not a number; for a string"),
+        ("a: ._", 1, 4, "'._' is not a number"),
+        ("a: " + "9" * 5000, 1, 4, "is not a number"),
     ],
 )
-def test_what_is_no_config_is_an_error_at_its_line_and_column(text, line, column, message):
+def test_invalid_yaml_is_an_error_at_its_line_and_column(text, line, column, message):
     problem = problem_of(text)
     assert place(problem.position) == (line, column)
     assert problem.position.source == "c.yaml"
@@ -182,49 +182,59 @@ def test_what_is_no_config_is_an_error_at_its_line_and_column(text, line, column
         ("a:\n  optimizer\n    class: X", 2, 12, "a colon is missing: optimizer:"),
         ("a:\n  class X\n  n: 3", 2, 8, "a colon is missing: class: X"),
         ("hooks:\n  - StopAfter\n      epochs: 3", 2, 14, "a colon is missing: StopAfter:"),
-        ("a: 3\nlr = 3\nb: 1", 2, 1, "a key is followed by a colon: lr: 3"),
-        ("hooks:\n  - A\n  B: {x: 3}", 3, 3, "an entry of this list has no dash; write - B: {x: 3}"),
-        ("hooks:\n  A\n  B: {x: 3}", 2, 3, "'A' is neither a key, A: VALUE, nor an entry of a list, - A"),
-        ("hooks:\n  A\n  - B: {x: 3}", 2, 3, "'A' is neither a key, A: VALUE, nor an entry of a list, - A"),
+        ("a: 3\nlr = 3\nb: 1", 2, 1, "write a colon after a key, not '=': lr: 3"),
+        ("hooks:\n  - A\n  B: {x: 3}", 3, 3, "this list entry has no dash; write - B: {x: 3}"),
+        ("hooks:\n  A\n  B: {x: 3}", 2, 3, "'A' is neither a key nor a list entry; write A: VALUE or - A"),
+        ("hooks:\n  A\n  - B: {x: 3}", 2, 3, "'A' is neither a key nor a list entry; write A: VALUE or - A"),
         ("hooks:\n  -A\n  -B: {x: 3}", 2, 3, "write a space after the dash: - A"),
         ("hooks:\n  - A\n  -B: {x: 3}", 3, 3, "write a space after the dash: - B: {x: 3}"),
-        ("x: - 3", 1, 4, "a list begins on a line of its own, or is written [a, b]"),
-        ("x: 3\n- y", 2, 1, "an entry of a list among keys; it belongs in the column of the entries before it"),
-        ("a:\n  n: 3\n\tm: 3", 3, 1, "a tab; indent with spaces"),
-        ("a:\n  class: X\n   n: 3", 3, 4, "'n' is indented further than the key above it, which has a value already"),
-        ("a: 3\n b: 3", 2, 2, "'b' is indented further than the key above it, which has a value already"),
+        ("x: - 3", 1, 4, "a list must begin on a new line, or be written as [a, b]"),
+        (
+            "x: 3\n- y",
+            2,
+            1,
+            "this list entry is among keys; begin it in the same column as the other entries of its list",
+        ),
+        ("a:\n  n: 3\n\tm: 3", 3, 1, "a tab is not allowed here; indent with spaces"),
+        ("a:\n  class: X\n   n: 3", 3, 4, "'n' is indented further than the key above, which already has a value"),
+        ("a: 3\n b: 3", 2, 2, "'b' is indented further than the key above, which already has a value"),
         (
             "a:\n  b: X\n c: 3",
             3,
             2,
-            "is indented by 1, the line above by 2; what belongs together begins in one column",
+            "is indented by 1, the line above by 2; lines that belong together must begin in the same column",
         ),
-        ("h:\n  - A\n - B", 3, 2, "is indented by 1, the line above by 2; what belongs together begins in one column"),
-        (" a: 3\nb: 3", 1, 2, "is indented, and a line below is not; keys begin in one column"),
-        ("a: *", 1, 5, "'*' means something in YAML; put the text in quotes"),
-        ("a: *bias", 1, 4, "alias *bias has no anchor &bias before it; if it is a text, put it in quotes: '*bias'"),
-        ("a: @home # x", 1, 4, "a text that begins with '@' needs quotes: '@home'"),
-        ("a: [`x`, y]", 1, 5, "a text that begins with '`' needs quotes: '`x`'"),
-        ("a: %d", 1, 4, "a text that begins with '%' needs quotes: '%d'"),
-        ("a: >b", 1, 5, "a text that begins with '>' needs quotes: '>b'"),
-        ("%x\na: 1", 1, 1, "a line cannot begin with '%'; put a text in quotes"),
-        ("a: 'it's'", 1, 8, "more text after a closing quote; put the whole value in quotes, and write '' for a ' "),
+        (
+            "h:\n  - A\n - B",
+            3,
+            2,
+            "is indented by 1, the line above by 2; lines that belong together must begin in the same column",
+        ),
+        (" a: 3\nb: 3", 1, 2, "is indented, but a line below is not; all top-level keys must begin in one column"),
+        ("a: *", 1, 5, "'*' has a special meaning in YAML; use quotes"),
+        ("a: *bias", 1, 4, "alias *bias has no anchor &bias before it; for a string, use quotes: '*bias'"),
+        ("a: @home # x", 1, 4, "a string that begins with '@' needs quotes: '@home'"),
+        ("a: [`x`, y]", 1, 5, "a string that begins with '`' needs quotes: '`x`'"),
+        ("a: %d", 1, 4, "a string that begins with '%' needs quotes: '%d'"),
+        ("a: >b", 1, 5, "a string that begins with '>' needs quotes: '>b'"),
+        ("%x\na: 1", 1, 1, "a line cannot begin with '%'; put the string in quotes"),
+        ("a: 'it's'", 1, 8, "text follows a closing quote; quote the whole value, and write '' for a ' "),
         ('a: 1\nb: "abc\nc: 3\n', 2, 4, "this quote is never closed"),
         ("a: {b: [c, d: 3}\ne: 2", 1, 8, "this '[' is never closed"),
         ("a:\n  b: [c\n  d: 3", 2, 6, "this '[' is never closed"),
         ("a: {b: c, d: 3 # }\ne: 3", 1, 4, "this '{' is never closed"),
-        ("a: [b, # c]\n", 2, 1, "the text ends within brackets"),
-        ("a: [b]]", 1, 7, "this ']' has no '[' before it"),
-        ("a: {b: 1}}\nc: 3", 1, 10, "this '}' has no '{' before it"),
-        ("a: {b: 'c]' d: 3}", 1, 13, "a comma is missing before this"),
-        ("a: {b: c d: 3}", 1, 11, "a comma is missing before this, or a text with ': ' in it needs quotes"),
-        ("a: ,", 1, 4, "',' stands where a value is expected; put a text in quotes"),
-        ('a: "x\\.y"', 1, 6, "\\. in double quotes is not an escape that YAML knows; put the text in single quotes"),
+        ("a: [b, # c]\n", 2, 1, "the text ends before the brackets are closed"),
+        ("a: [b]]", 1, 7, "this ']' has no opening '['"),
+        ("a: {b: 1}}\nc: 3", 1, 10, "this '}' has no opening '{'"),
+        ("a: {b: 'c]' d: 3}", 1, 13, "a comma is missing here"),
+        ("a: {b: c d: 3}", 1, 11, "a comma is missing here, or a string with ': ' needs quotes"),
+        ("a: ,", 1, 4, "a value cannot begin with ','; put a string in quotes"),
+        ('a: "x\\.y"', 1, 6, "\\. is not an escape sequence that YAML allows in double quotes; use single quotes"),
         (
             'a: "C:\\Users"',
             1,
             7,
-            "\\U in double quotes is not an escape that YAML knows; put the text in single quotes",
+            "\\U is not an escape sequence that YAML allows in double quotes; use single quotes",
         ),
     ],
 )
@@ -242,7 +252,7 @@ def test_an_alias_bomb_is_refused():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 20)]
     problem = problem_of("\n".join(lines))
-    assert f"more than {MAX_NODES} values once its aliases are expanded" in problem.message
+    assert f"more than {MAX_NODES} values after its aliases are expanded" in problem.message
     assert problem.position.line == 6
 
 

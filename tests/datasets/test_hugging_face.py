@@ -170,7 +170,7 @@ def test_damaged_files_are_refused_by_name(project, name, content):
         ({"valid": "no"}, "valid: there is no file 'no'"),
         ({"valid": "only"}, "valid: 'only' has no split 'valid' (it has train)"),
         ({"columns": ["ix"]}, "columns: 'train' has no column 'ix'; did you mean 'x'? (it has id, x, text)"),
-        ({"columns": "x"}, "columns: 'x' is no list of names"),
+        ({"columns": "x"}, "columns: 'x' is not a list of names"),
         ({"train": "when.parquet"}, "columns: 'train' has columns that cannot be sources: 'when' (timestamp[ms])"),
         ({"batch_size": 0}, "batch_size: 0 is not a whole number of at least 1"),
     ],

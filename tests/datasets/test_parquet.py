@@ -233,7 +233,7 @@ def test_columns_that_cannot_be_sources_are_refused(tmp_path):
         ({"columns": ["Id"]}, "columns: 'part-a.parquet' has no column 'Id'; did you mean 'id'? (it has id, x, text)"),
         ({"columns": []}, "columns: [] is empty"),
         ({"columns": ["x", "x"]}, "columns: ['x', 'x'] is empty, or names a column twice"),
-        ({"columns": "x"}, "columns: 'x' is no list of names"),
+        ({"columns": "x"}, "columns: 'x' is not a list of names"),
         ({"batch_size": 0}, "batch_size: 0 is not a whole number of at least 1"),
     ],
 )

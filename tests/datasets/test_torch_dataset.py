@@ -320,7 +320,7 @@ def test_what_the_first_batch_shows_is_a_stream_error(passes, arguments, message
         ({"train": []}, "train: there are no examples in it"),
         ({"valid": 3}, "valid: int is neither"),
         ({"batch_size": 0}, "batch_size: 0 is not a whole number of at least 1"),
-        ({"sources": "x"}, "sources: 'x' is no list of names"),
+        ({"sources": "x"}, "sources: 'x' is not a list of names"),
         ({"collate": "mine"}, "collate: str is not a function; write {import: NAME}"),
         ({"sampler": 3}, "sampler: int is not iterable: it has no __iter__"),
         ({"train": Drawn(), "sampler": [1]}, "sampler: a sampler needs a map-style dataset, and train is not one"),

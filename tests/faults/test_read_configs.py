@@ -55,9 +55,9 @@ def itself(project, name):
 REFUSED = "is not a regular file"
 CASES = [
     *((diamond, number, None) for number in (2, 12, 17, 45)),
-    *((diamond, number, "more than 100 files in a row extend one another") for number in (51, 80)),
+    *((diamond, number, "more than 100 files extend each other in a chain") for number in (51, 80)),
     *((chain, number, None) for number in (1, 50, 100)),
-    *((chain, number, "more than 100 files in a row extend one another") for number in (101, 330, 2000)),
+    *((chain, number, "more than 100 files extend each other in a chain") for number in (101, 330, 2000)),
     (fifo, "fifo.yaml", REFUSED),
     *((link, target, REFUSED) for target in ("/dev/zero", "/dev/null", "/dev/random", "fifo")),
     (large, "large.yaml", "is larger than"),

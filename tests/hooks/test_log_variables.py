@@ -139,8 +139,8 @@ def test_all_that_was_computed_is_logged_in_a_training(scripted, numbers, caplog
     ("arguments", "argument", "message"),
     [
         ({"on_unknown_type": "fail"}, "on_unknown_type", "'fail' is not one of error, warn, str, ignore"),
-        ({"variables": "loss"}, "variables", "'loss' is no list of names"),
-        ({"variables": [3]}, "variables", "[3] is no list of names"),
+        ({"variables": "loss"}, "variables", "'loss' is not a list of names"),
+        ({"variables": [3]}, "variables", "[3] is not a list of names"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments, argument, message):

@@ -622,7 +622,7 @@ def test_preempt_exit_code_is_the_exit_status_after_sigterm_only(number, expecte
     ("arguments", "message"),
     [
         ({"on_interrupt": "batches"}, "on_interrupt: 'batches' is not one of batch, epoch"),
-        *(({"preempt_exit_code": code}, "is no exit status; it is a whole number from 0 to 255") for code in (
+        *(({"preempt_exit_code": code}, "is not an exit status; use a whole number from 0 to 255") for code in (
             -1, 256, True, 7.5, "75")),
     ],
 )  # fmt: skip

@@ -275,8 +275,8 @@ def test_a_module_that_takes_any_keywords_gets_a_mapping_by_name():
         (Two(), ["a"], "Two.forward: missing a required argument: 'b'"),
         (Two(), ["x"], "Two.forward: missing a required argument: 'b'"),
         (Two(), {"a": "x"}, "Two.forward: missing a required argument: 'b'"),
-        (Two(), "a", "'a' is no list of names"),
-        (Two(), [1, 2], "is no list of names"),
+        (Two(), "a", "'a' is not a list of names"),
+        (Two(), [1, 2], "is not a list of names"),
         (Two(), {"a": 1, "b": 2}, "inputs: a: 1 is not a source"),
     ],
 )
@@ -495,7 +495,11 @@ def test_outputs_that_forward_does_not_return_are_an_error(function, outputs, me
 
 @pytest.mark.parametrize(
     ("outputs", "message"),
-    [("logits", "'logits' is no list of names"), ([1], "no list of names"), (["a", "a"], "names an output twice")],
+    [
+        ("logits", "'logits' is not a list of names"),
+        ([1], "not a list of names"),
+        (["a", "a"], "names an output twice"),
+    ],
 )
 def test_a_wrong_form_of_outputs_is_refused_at_once(outputs, message):
     with pytest.raises(ArgumentError, match=rf"^outputs: .*{message}"):

@@ -12,7 +12,7 @@ from emrun.streams.reading import Reading
         ("buffer", {"buffer": -1}, "-1 is not a whole number of at least 0"),
         ("workers", {"workers": True}, "True is not a whole number of at least 0"),
         ("start_method", {"start_method": "thread"}, "'thread' is not one of fork, forkserver, spawn"),
-        ("stream_timeout", {"timeout": 0}, "0 is no number of seconds above 0"),
+        ("stream_timeout", {"timeout": 0}, "must be a positive number of seconds, not 0"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_an_error_under_the_name_in_main_loop(argument, values, message):
