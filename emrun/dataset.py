@@ -13,7 +13,7 @@ from tabulate import tabulate
 from emrun.errors import reason_of
 from emrun.stream_context import StreamContext
 from emrun.types import parameters_of
-from emrun.wording import did_you_mean, listed
+from emrun.wording import counted, did_you_mean, listed
 
 _SUFFIX = "_stream"
 _NUMERIC_KINDS = "biuf"
@@ -64,7 +64,7 @@ def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tu
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # user code may also call sys.exit
-            broken.append((f"stream {name!r} fails after {count} batches: {_in_a_line(error)}", error))
+            broken.append((f"stream {name!r} fails after {counted(count, 'batch', 'es')}: {_in_a_line(error)}", error))
         rows += [[name, source, *info.row()] for source, info in sources.items()] or [[name, "no batches", "", "", ""]]
     return tabulate(rows, headers=["stream", "source", "dtype", "shape", "range"]), broken
 

@@ -90,6 +90,16 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "nothing"
 
 
+def counted(count: int, noun: str, ending: str = "s") -> str:
+    """Return a count with its noun: `1 epoch`, `2 epochs`."""
+    return f"{count} {noun}{ending * (count != 1)}"
+
+
+def progress(epochs: int, iterations: int) -> str:
+    """Return how far a training has come: `1 epoch, 20 iterations done`."""
+    return f"{counted(epochs, 'epoch')}, {counted(iterations, 'iteration')} done"
+
+
 def size_of(count: float) -> str:
     """Return a number of bytes as it is shown: `1.5 GB`."""
     thousands = min(3, (len(f"{count:.0f}") - 1) // 3)

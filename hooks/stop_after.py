@@ -9,6 +9,7 @@ from emrun.errors import ArgumentError
 from emrun.fields import Kind, optional, record, whole
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.types import EpochData
+from emrun.wording import counted
 
 
 class StopAfter(AbstractHook):
@@ -99,12 +100,12 @@ class StopAfter(AbstractHook):
     def _check_epochs(self) -> None:
         done = self.main_loop.training_epochs_done
         if self._epochs is not None and done >= self._epochs:
-            raise TrainingTerminated(f"{done} epochs done (StopAfter epochs: {self._epochs})")
+            raise TrainingTerminated(f"{counted(done, 'epoch')} done (StopAfter epochs: {self._epochs})")
 
     def _check_iterations(self) -> None:
         if self._iterations is not None and self._iterations_done >= self._iterations:
             raise TrainingTerminated(
-                f"{self._iterations_done} iterations done (StopAfter iterations: {self._iterations})"
+                f"{counted(self._iterations_done, 'iteration')} done (StopAfter iterations: {self._iterations})"
             )
 
     def _check_minutes(self) -> None:

@@ -180,7 +180,7 @@ def test_the_log_of_a_run_from_python_has_its_construction_its_epochs_and_its_en
     text = "\n".join(log_lines(training.output_dir))
     assert text.count("run directory: ") == 1
     assert text.count("epoch 1  train  loss ") == 1
-    assert text.count("finished: 1 epochs done (StopAfter epochs: 1)") == 1
+    assert text.count("finished: 1 epoch done (StopAfter epochs: 1)") == 1
 
 
 def test_the_log_of_a_run_that_fails_from_python_has_the_traceback_once(tmp_path, monkeypatch):

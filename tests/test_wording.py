@@ -2,7 +2,7 @@
 
 import pytest
 
-from emrun.wording import did_you_mean, listed
+from emrun.wording import counted, did_you_mean, listed, progress
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,8 @@ def test_the_nearest_name_is_suggested(name, allowed, hint):
 def test_names_are_listed_in_a_message():
     assert listed(["a", "b"]) == "a, b"
     assert listed([]) == "nothing"
+
+
+def test_a_count_has_the_right_number_of_its_noun():
+    assert [counted(count, "batch", "es") for count in (0, 1, 2)] == ["0 batches", "1 batch", "2 batches"]
+    assert progress(1, 20) == "1 epoch, 20 iterations done"

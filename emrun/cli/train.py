@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from emrun.cli.signals import end_by_signal, ignore_early_requests
 from emrun.cli.tables import summary
 from emrun.errors import ArgumentError, RunExists, RunInUse
 from emrun.slow_start import NamedWhenSlow
+from emrun.wording import progress
 
 if TYPE_CHECKING:
     from emrun.config.config import Config
@@ -120,7 +123,7 @@ def run(training: Training, *, keeps: bool = True) -> int:
         if keeps:
             capsule = training.main_loop.capsule
             if capsule is not None:
-                click.echo(f"the batch that failed is saved; repeat the step with: emrun replay {capsule}", err=True)
+                click.echo(f"repeat the step that failed with: emrun replay {capsule}", err=True)
             _tell_what_survived(training, error)
         return status
     if metrics and not click.get_current_context().params["quiet"]:
@@ -140,7 +143,7 @@ def _tell_what_survived(training: Training, error: BaseException | None = None) 
     from emrun.training.resume import is_begun
 
     loop, directory = training.main_loop, training.output_dir
-    done = f"{loop.training_epochs_done} epochs, {loop.iterations_done} iterations done"
+    done = progress(loop.training_epochs_done, loop.iterations_done)
     checkpoints = directory / "checkpoints"
     names = sorted(path.name for path in checkpoints.iterdir() if path.is_symlink()) if checkpoints.is_dir() else []
     kept = f"saved checkpoints: {', '.join(names)}" if names else "no checkpoint was saved"
@@ -148,8 +151,17 @@ def _tell_what_survived(training: Training, error: BaseException | None = None) 
     if names and not is_refused:  # otherwise the checkpoints do not fit the module once it is fixed
         click.echo(f"{done}; {kept}; resume with: emrun resume {directory}", err=True)
         return
-    arguments = sys.argv[1:]
+    arguments = _with_free_output_dir(sys.argv[1:], directory) if is_begun(directory) else sys.argv[1:]
     again = f"emrun {shlex.join(arguments)}" if arguments[:1] == ["train"] else f"emrun train {directory}"
-    is_in_the_way = any(each.startswith("--output-dir") for each in arguments) and is_begun(directory)
-    elsewhere = " (with another --output-dir)" if is_in_the_way else ""
-    click.echo(f"{done}; {kept}; start again with: {again}{elsewhere}", err=True)
+    click.echo(f"{done}; {kept}; start again with: {again}", err=True)
+
+
+def _with_free_output_dir(arguments: Sequence[str], directory: Path) -> list[str]:
+    """Return arguments of the command with an --output-dir that does not exist yet, if they have this option."""
+    others = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
+    free = str(next(path for path in others if not path.exists()))
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [
+        free if before == "--output-dir" else f"--output-dir={free}" if each.startswith("--output-dir=") else each
+        for before, each in pairs
+    ]

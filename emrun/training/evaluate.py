@@ -25,7 +25,7 @@ from emrun.storage.run import CHECKPOINTS, CONFIG, create_evaluation, holds_run,
 from emrun.training.build import Training, assemble
 from emrun.training.create import kept_or_removed, refuse_ranks, warn_of
 from emrun.types import EpochData
-from emrun.wording import did_you_mean, listed
+from emrun.wording import did_you_mean, listed, progress
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,15 +108,14 @@ def evaluate(
         place, manifest = _load(training, root, name)
         where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
         run.trace.write(checkpoint={"name": name, **where})
-        _LOG.info(
-            "checkpoint %s (%s): %d epochs, %d iterations done; results in %s", name, *where.values(), run.directory
-        )
+        done = progress(manifest.epoch, manifest.iteration)
+        _LOG.info("checkpoint %s (%s): %s; results in %s", name, place.name, done, run.directory)
         try:
             return training.main_loop.run_evaluation(stream)
         except BaseException:
             if training.main_loop.capsule is not None:
                 place = training.main_loop.capsule
-                _LOG.warning("the batch that failed is saved; repeat the step with: emrun replay %s", place)
+                _LOG.warning("repeat the step that failed with: emrun replay %s", place)
             raise
 
 

@@ -28,6 +28,7 @@ from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, holds_run, i
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
+from emrun.wording import counted, progress
 
 _LOG = logging.getLogger(__name__)
 
@@ -100,8 +101,8 @@ def resume_training(
             training = assemble(plan, run.directory, run, is_new=place is None)
             if place is not None:
                 place = training.main_loop.restore(place)
-                done = (training.main_loop.training_epochs_done, training.main_loop.iterations_done)
-                _LOG.info("resuming from %s: %d epochs, %d iterations done", place, *done)
+                loop = training.main_loop
+                _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))
             else:
                 run.rewind(0)
                 _LOG.info("%s has no checkpoint: starting from the beginning", source)
@@ -162,7 +163,7 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
     epochs = sum(line["epoch"] > 0 for line in recorded)
     iterations = trace.get("iterations_done") if trace.get("status") in ("finished", "interrupted") else None
     if epochs or iterations or not had_none:
-        done = f"{epochs} epochs" if epochs else f"{iterations or 0} iterations"
+        done = counted(epochs, "epoch") if epochs else counted(iterations or 0, "iteration")
         raise UsageError(
             f"{source} has no checkpoint left to resume from, and starting from the beginning would replace its "
             f"records ({done} done); nothing was changed. Put the checkpoints back into {source / CHECKPOINTS}, or "

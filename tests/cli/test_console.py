@@ -60,7 +60,7 @@ def test_quiet_shows_warnings_only_and_verbose_more(emrun, tmp_path):
     quiet = emrun("train", "-q", "c.yaml")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     normal, verbose = emrun("train", "c.yaml"), emrun("train", "-v", "c.yaml")
-    assert "finished: 1 epochs done" in normal.stderr
+    assert "finished: 1 epoch done" in normal.stderr
     assert "built the dataset in" not in normal.stderr
     assert "built the dataset in" in verbose.stderr
     both = emrun("train", "-v", "-q", "c.yaml")

@@ -324,7 +324,7 @@ def test_stream_info_shows_the_other_streams_when_one_is_broken(tmp_path, emrun)
     rows = [line.split()[:2] for line in done.stdout.splitlines()[2:]]
     assert rows == [["test", "x"], ["train", "x"], ["valid", "no"]]
     errors = done.stderr.splitlines()
-    assert errors[0].startswith("error: stream 'test' fails after 1 batches: OSError: no such shard (")
+    assert errors[0].startswith("error: stream 'test' fails after 1 batch: OSError: no such shard (")
     assert errors[0].endswith("half.py:8)")
     assert errors[1].startswith("error: stream 'valid' fails after 0 batches: FileNotFoundError: no such")
     assert len(errors) == 2

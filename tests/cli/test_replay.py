@@ -29,7 +29,7 @@ def files(directory):
 def test_the_example_with_a_nan_is_named_and_the_weights_before_it_are_saved(doomed, fail, emrun):
     done = fail("dataset.bad=[13]")
     assert done.returncode == 3
-    assert "the batch that failed is saved; repeat the step with: emrun replay run/failures/1\n" in done.stderr
+    assert "repeat the step that failed with: emrun replay run/failures/1\n" in done.stderr
     found = facts(doomed)
     assert found["weights"] == "before the step"
     assert found["message"] == "train/loss is NaN at iteration 4 (StopOnNaN)"

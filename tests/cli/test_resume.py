@@ -393,7 +393,7 @@ def test_auto_resume_does_not_begin_a_run_anew_that_lost_its_checkpoints(project
     before = files(project / "run")
     done = emrun(*command)
     assert done.returncode == 2
-    assert "would replace its records (1 epochs done)" in done.stderr
+    assert "would replace its records (1 epoch done)" in done.stderr
     assert files(project / "run") == before
 
 

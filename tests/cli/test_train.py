@@ -524,16 +524,16 @@ def test_a_module_that_is_refused_after_the_zeroth_epoch_is_not_to_be_resumed(pr
     ) in done.stderr
     assert done.stderr.splitlines()[-1] == (
         "0 epochs, 0 iterations done; saved checkpoints: latest; start again with: emrun train config.yaml "
-        "--output-dir mine 'model.module={class: late.Late}' (with another --output-dir)"
+        "--output-dir mine-2 'model.module={class: late.Late}'"
     )
 
 
-def test_a_run_without_a_checkpoint_that_has_begun_is_in_the_way_and_the_last_line_says_so(project, emrun):
+def test_a_run_without_a_checkpoint_that_has_begun_is_started_again_in_another_directory(project, emrun):
     (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Fail\n")
     done = emrun("train", "config.yaml", "--output-dir", "mine", "main_loop.skip_zeroth_epoch=true")
     assert done.stderr.splitlines()[-1] == (
         "0 epochs, 3 iterations done; no checkpoint was saved; start again with: emrun train config.yaml --output-dir "
-        "mine main_loop.skip_zeroth_epoch=true (with another --output-dir)"
+        "mine-2 main_loop.skip_zeroth_epoch=true"
     )
 
 

@@ -478,7 +478,7 @@ def test_outcome_is_there_in_after_training():
             seen.append((success, self.main_loop.outcome.reason))
 
     trained(Look())
-    assert seen == [(True, "1 epochs done (StopAfter epochs: 1)")]
+    assert seen == [(True, "1 epoch done (StopAfter epochs: 1)")]
 
 
 def test_a_failed_training_can_be_followed_by_a_good_one_in_the_same_process():
