@@ -244,9 +244,8 @@ def test_the_keys_of_the_main_loop_are_listed_with_their_defaults():
         if default is not None:
             shown = default if isinstance(default, str) else json.dumps(default)
             assert defaults[key] == shown
-            assert (
-                check_type(node_of(list(default) if default == () else default, Position("")), parameters[key]) is None
-            )
+            value = node_of(list(default) if default == () else default, Position(""))
+            assert check_type(value, parameters[key], key) == []
 
 
 def test_the_keys_of_the_model_are_listed():

@@ -174,7 +174,7 @@ def test_a_hook_that_fails_after_a_batch_does_not_change_it_a_second_time(projec
     found = replay("run")
     assert found.capsule.step.event == "after_batch"
     assert found.reproduced, report(found)
-    assert "before_batch of the hooks is not called: the batch is what they made of it" in report(found)
+    assert "before_batch of the hooks is not called: the saved batch already has their changes" in report(found)
 
 
 # In this process

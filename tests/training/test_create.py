@@ -211,7 +211,7 @@ def test_a_training_that_no_hook_ends_logs_a_warning(tmp_path, caplog):
         (["hooks.ComputeStats.variables=[{loss: [maen]}]"], "'maen' is not an aggregation; did you mean 'mean'?"),
         (["~model.module"], "missing argument 'module'"),
         (["model.optimizer.class=SDG"], "torch.optim has no class 'SDG'; did you mean 'SGD'?"),
-        (["seed=-1"], "negative"),
+        (["seed=-1"], "must be 0 or greater, not -1"),
     ],
 )
 def test_a_config_that_cannot_be_used_leaves_nothing_behind(tmp_path, overrides, message):

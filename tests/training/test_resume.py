@@ -617,7 +617,7 @@ def test_what_is_written_to_a_csv_cannot_be_reordered(project):
     directory = stopped(project, config)
     before = (directory / "b.csv").read_bytes()
     index = next(i for i, hook in enumerate(config["hooks"]) if "WriteCSV" in hook)
-    with pytest.raises(ValueError, match=r"output_file was 'a.csv', is 'b.csv'") as caught:
+    with pytest.raises(ValueError, match=r"output_file is 'b.csv', but was 'a.csv'") as caught:
         resume_training(directory, [f"~hooks.{index}", "hooks.StopAfter.epochs=2"])
     assert caught.value.exit_status == 2
     assert (directory / "b.csv").read_bytes() == before
