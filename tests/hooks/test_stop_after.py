@@ -8,6 +8,7 @@ import pytest
 from emrun import AbstractHook, MainLoop
 from emrun.errors import ArgumentError
 from emrun.hooks import StopAfter
+from emrun.wording import counted
 
 
 class Trace(AbstractHook):
@@ -54,7 +55,7 @@ def test_it_ends_the_training_after_so_many_epochs(train, epochs):
     assert loop.training_epochs_done == epochs
     assert trace.epochs == list(range(epochs + 1))
     assert trace.batches[-1] == ("valid", False)
-    assert loop.outcome.reason == f"{epochs} epochs done (StopAfter epochs: {epochs})"
+    assert loop.outcome.reason == f"{counted(epochs, 'epoch')} done (StopAfter epochs: {epochs})"
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3, 4, 7])
@@ -62,7 +63,7 @@ def test_it_ends_the_training_after_so_many_iterations(train, iterations):
     loop, trace = train(StopAfter(iterations=iterations))
     assert loop.iterations_done == trace.trained == iterations
     assert trace.batches[-1] == ("train", True)
-    assert loop.outcome.reason == f"{iterations} iterations done (StopAfter iterations: {iterations})"
+    assert loop.outcome.reason == f"{counted(iterations, 'iteration')} done (StopAfter iterations: {iterations})"
 
 
 @pytest.mark.parametrize("limits", [{"epochs": 0}, {"iterations": 0}, {"epochs": 0, "iterations": 5}])
