@@ -221,3 +221,10 @@ def test_an_escaped_text_is_not_interpolated():
     for text in ("/a/${x}", "${", "$${x}", "$$$${", "a $ {", "}${a.b}${c}"):
         config = node_of({"path": escaped(text)}, Position("c.yaml"))
         assert interpolate(config).plain() == {"path": text}
+
+
+def test_values_of_the_environment_in_one_text_are_known_each_with_what_the_config_says(monkeypatch):
+    monkeypatch.setenv("EMRUN_TEST_A", "first")
+    monkeypatch.setenv("EMRUN_TEST_B", "second")
+    tree = interpolate(parse("c: '${env:EMRUN_TEST_A} and ${env:EMRUN_TEST_B}'", "config.yaml"))
+    assert tree.value["c"].environment == (("first", "${env:EMRUN_TEST_A}"), ("second", "${env:EMRUN_TEST_B}"))
