@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from emrun.models.weights import Structure, structure
+from emrun.models.loadable import Structure, structure
 
 _LONGEST = 60  # seconds that a child lives at most, whatever happens to this process
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -13,13 +13,13 @@ from emrun.errors import ArgumentError, StateError
 from emrun.fields import FLAG, TEXT, optional, record, sequence_of
 from emrun.hook import Loop
 from emrun.models.built_apart import BuiltApart
+from emrun.models.loadable import Loadable
 from emrun.models.module_model import EXTRA, ModuleModel
 from emrun.models.optimizer import build_optimizer, configured_arguments, load_optimizer_state, optimizer_state
 from emrun.models.outputs import mean_loss
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
 from emrun.models.updates import Traces, all_parameters, clear_gradients, parameters_beside
-from emrun.models.weights import Loadable
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]

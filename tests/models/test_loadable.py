@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from emrun.models.weights import differences, structure, what_cannot_be_held
+from emrun.models.loadable import differences, structure, what_cannot_be_held
 
 
 class Buffers(nn.Module):
