@@ -7,7 +7,7 @@ MINUTES := 60
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test campaign check format bench bench-loop bench-step bench-startup bench-checkpoint bench-streams bench-peers wheel clean
+.PHONY: setup train test test-fast campaign check format bench bench-loop bench-step bench-startup bench-checkpoint bench-streams bench-peers wheel clean
 
 setup: $(INSTALLED)
 
@@ -23,6 +23,10 @@ train: setup
 
 test: setup
 	$(BIN)/pytest -n 2
+
+# without the tests that start the installed command or cause faults
+test-fast: setup
+	$(BIN)/pytest -n 2 -m 'not command and not fault and not campaign'
 
 campaign: setup
 	$(BIN)/pytest -n 2 -m 'campaign or fault' --campaign $(MINUTES)

@@ -25,12 +25,21 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).parent.parent
 EMRUN = Path(sys.executable).with_name("emrun")
+COMMANDS = frozenset(["emrun", "emrun_on_terminal", "warm"])  # fixtures that start the installed command
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run side by side
 
 
 def pytest_addoption(parser):
     parser.addoption("--campaign", type=float, metavar="MINUTES", help="run many trials of tests/faults, for this time")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the tests that start the installed command, and all of tests/faults, which `make test-fast` leaves out."""
+    for item in items:
+        if not COMMANDS.isdisjoint(item.fixturenames) or item.path.is_relative_to(ROOT / "tests" / "faults"):
+            item.add_marker("command")
 
 
 def pytest_terminal_summary(terminalreporter, config):
