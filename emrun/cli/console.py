@@ -26,8 +26,8 @@ class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
             if record.getMessage() in self._told:
                 return
             self._told.add(record.getMessage())
-        tqdm = sys.modules.get("tqdm")  # without tqdm there is no progress bar
-        with tqdm.tqdm.external_write_mode(file=self.stream) if tqdm else nullcontext():
+        tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)  # None until tqdm is imported: there is no progress bar
+        with tqdm.external_write_mode(file=self.stream) if tqdm else nullcontext():
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:

@@ -113,7 +113,6 @@ def run(training: Training, *, keeps: bool = True) -> int:
         keeps: whether the run directory is kept; otherwise no message names files in it.
     """
     directory = training.main_loop.run
-    metrics = directory.metrics if directory else []
     try:
         outcome = training.main_loop.run_training()
     except KeyboardInterrupt:
@@ -126,6 +125,7 @@ def run(training: Training, *, keeps: bool = True) -> int:
                 click.echo(f"repeat the step that failed with: emrun replay {capsule}", err=True)
             _tell_what_survived(training, error)
         return status
+    metrics = directory.metrics if directory else []
     if metrics and not click.get_current_context().params["quiet"]:
         click.echo(summary(metrics))
     if outcome.warning is not None:
