@@ -17,6 +17,12 @@ COUNT = 11
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
 
 
+@pytest.fixture(autouse=True)
+def workers_end_soon(monkeypatch):
+    """A loader that is left in the middle of a pass waits this long for each of its workers, then terminates it."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+
+
 class Points(Dataset):
     def __len__(self):
         return COUNT
