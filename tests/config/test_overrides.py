@@ -275,7 +275,7 @@ VALUES = st.sampled_from(["", "1", "[1]", "{x: 1}", "{class: A}", "{0: 1}", "nul
 PATHS = st.lists(PARTS, max_size=4).map(".".join)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@settings(max_examples=60, derandomize=True, deadline=None, database=None)
 @given(st.lists(st.one_of(PATHS.map("~".__add__), st.tuples(PATHS, VALUES).map("=".join)), max_size=5))
 def test_any_overrides_give_a_config_or_a_config_error(overrides):
     text = "a: {x: [1, {y: 2}], class: B}\nb: [1, 2]\nhooks: [A, {StopAfter: {x: 1}}, A, 3]"

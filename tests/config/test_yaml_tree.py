@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, node_of, parse, read_scalar
 from emrun.errors import ConfigError, Position
 
-BOUNDED = settings(max_examples=200, derandomize=True, deadline=None, database=None)
+BOUNDED = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 
 
 def problem_of(text):
