@@ -205,7 +205,6 @@ def test_every_file_has_a_test():
         "models/module_model": "models/test_torch_model",
         "models/outputs": "models/test_torch_model",
         "config/yaml_slips": "config/test_yaml_tree",
-        "config/planner": "config/test_recipe",
         "diagnosis/probe": "diagnosis/test_verification",
         "diagnosis/recorded_trainings": "diagnosis/test_verification",
         "diagnosis/differences": "diagnosis/test_verification",
