@@ -70,7 +70,7 @@ def test_a_mistake_with_a_plugin_is_reported_like_any_other(with_package, wrong,
     assert "Traceback" not in done.stderr
 
 
-def test_a_name_of_emrun_itself_stays_what_it_is(with_package):
+def test_a_package_does_not_replace_a_name_of_emrun(with_package):
     done = with_package("show", "StopAfter")
     assert done.stdout.startswith("Ends the training successfully")
 

@@ -48,7 +48,7 @@ def test_a_loaded_config_shows_no_secret(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["file", "config"])
-def test_a_training_from_a_file_keeps_its_comments_and_its_name(tmp_path, loaded):
+def test_a_run_from_a_file_keeps_its_comments_and_its_name(tmp_path, loaded):
     source = emrun.load_config(SAMPLE) if loaded else SAMPLE
     training = emrun.create_training(source, tmp_path, overrides=ONE_EPOCH)
     try:

@@ -116,7 +116,7 @@ def test_invalid_numbers_are_an_error(arguments):
 # Generators
 
 
-def test_the_generators_are_one_object_each():
+def test_each_generator_is_a_single_object():
     ctx = context()
     rng, generator = ctx.rng, ctx.torch_generator
     for _ in run(ctx, lambda ctx: ctx.batches(4, 2)):
@@ -163,7 +163,7 @@ def test_random_numbers_do_not_depend_on_global_random_state(draw):
     assert draw(context()) == first
 
 
-def test_asking_for_one_generator_within_a_batch_leaves_the_other_where_it_is():
+def test_using_one_generator_within_a_batch_does_not_reset_the_other():
     def stream(ctx):
         for _ in ctx.batches(4, 2):
             yield draw_rng(ctx), draw_torch(ctx), draw_rng(ctx)
@@ -265,7 +265,7 @@ def test_a_pass_that_starts_later_equals_the_rest_of_a_whole_pass(stream):
         assert list(run(context(start=start), stream)) == whole[start:], start
 
 
-def test_what_is_left_out_is_not_made():
+def test_batches_before_the_start_are_not_made():
     made = []
 
     def stream(ctx):
@@ -278,7 +278,7 @@ def test_what_is_left_out_is_not_made():
 
 
 @pytest.mark.parametrize("stream", SKIPPING)
-def test_leaving_out_more_than_there_is_is_an_error(stream):
+def test_a_start_beyond_the_end_of_the_pass_is_an_error(stream):
     batches = len(list(run(context(), stream)))
     with pytest.raises(StreamError, match=f"has {batches} batches; position {batches + 1} is beyond its end"):
         list(run(context(start=batches + 1), stream))
@@ -397,7 +397,7 @@ def test_a_stream_that_yields_once_may_look_ahead_into_its_own_data():
     assert [rows.tolist() for rows in run(context(), stream)] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_a_stream_without_batches_may_yield_what_it_likes():
+def test_a_stream_that_does_not_use_ctx_batches_may_yield_any_number_of_batches():
     def stream(ctx):
         for number in ctx.rng.integers(0, 10, size=5):
             if number % 2:

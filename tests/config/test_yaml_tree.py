@@ -238,7 +238,7 @@ def test_invalid_yaml_is_an_error_at_its_line_and_column(text, line, column, mes
         ),
     ],
 )
-def test_a_slip_is_explained_where_it_is(text, line, column, message):
+def test_a_slip_is_explained_at_its_position(text, line, column, message):
     problem = problem_of(text)
     assert place(problem.position) == (line, column)
     assert problem.message.startswith(message)

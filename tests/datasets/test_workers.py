@@ -182,7 +182,7 @@ def read(bits):
     return read_batches
 
 
-def test_every_dataset_is_among_them():
+def test_every_dataset_is_tested_here():
     files = {path.stem for path in (Path(__file__).parent.parent.parent / "datasets").glob("[!_]*.py")}
     assert {kind.split()[0] for kind in KINDS} | WITHOUT_STREAMS == files
 
