@@ -1,6 +1,7 @@
 """The structure of the code: imports go one way, the help imports little, the packages of the wheel are the folders."""
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
@@ -45,9 +46,14 @@ def house(root):
     return found
 
 
+@functools.cache
+def parsed(text):
+    return ast.parse(text)
+
+
 def imports_of(path, with_late=True):
     """Return the modules that a file imports, including imports for type checkers only."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path.read_text(encoding="utf-8"))
     found = set()
     for node in ast.walk(tree) if with_late else ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):

@@ -1,6 +1,9 @@
-"""Fixtures for tests of how a config names objects: a module of a user, and values of a config prepared and built."""
+"""Fixtures for tests of how a config names objects: modules of a user, and values of a config prepared and built."""
 
+import contextlib
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -155,3 +158,28 @@ def make(prepare):
         return build(value, supplied)
 
     return run
+
+
+@contextlib.contextmanager
+def _modules(**files):
+    """Make modules that can be imported, each under its name, and forget all of them at the end."""
+    path = list(sys.path)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            file = Path(folder, *name.split("__")).with_suffix(".py")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        sys.path.insert(0, folder)
+        try:
+            yield Path(folder)
+        finally:
+            sys.path[:] = path
+            tops = {name.partition("__")[0] for name in files}
+            for name in [each for each in sys.modules if each.partition(".")[0] in tops]:
+                del sys.modules[name]
+
+
+@pytest.fixture
+def modules():
+    """Return a context in which modules can be imported: name -> text, with `__` for a dot."""
+    return _modules
