@@ -88,9 +88,10 @@ def read_both(output, errors, timeout):
 class Warm:
     """Runs the installed command in processes that have imported PyTorch, which takes most of a short command."""
 
-    def __init__(self):
+    def __init__(self, *modules):
+        """Import these modules too."""
         self._client, server = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        self._server = subprocess.Popen([sys.executable, ROOT / "tests" / "warm.py"], stdin=server)
+        self._server = subprocess.Popen([sys.executable, ROOT / "tests" / "warm.py", *modules], stdin=server)
         server.close()
 
     def run(self, arguments, cwd, timeout):
@@ -126,6 +127,14 @@ class Warm:
 def warm():
     """Return a `Warm`, which runs the installed command without importing PyTorch."""
     process = Warm()
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session")
+def warm_with_sklearn():
+    """Return a `Warm` for many commands that read the data of scikit-learn, which takes most of them."""
+    process = Warm("sklearn.datasets")
     yield process
     process.close()
 

@@ -62,7 +62,7 @@ def test_a_stream_that_is_not_there_is_an_error_with_what_is_there_and_what_may_
     )
 
 
-def test_an_attribute_that_cannot_be_called_is_no_stream():
+def test_an_attribute_that_cannot_be_called_is_not_a_stream():
     with pytest.raises(AttributeError, match="has no method 'log_stream'"):
         stream_function(Reviews(), "log")
 

@@ -129,7 +129,7 @@ def test_an_event_by_its_exact_name_is_fine(event):
     check_events(with_method(event))
 
 
-def test_a_value_one_edit_away_from_an_event_is_no_method():
+def test_a_value_one_edit_away_from_an_event_is_not_a_method():
     check_events(type("MyHook", (AbstractHook,), {"after_bach": 3}))
 
 

@@ -70,7 +70,7 @@ def test_the_events_are_those_of_the_loop_with_the_arguments_that_are_supplied()
     ]
 
 
-def test_every_event_of_a_training_reaches_a_hook_that_listens_with_its_arguments():
+def test_every_event_of_a_run_reaches_a_hook_that_listens_with_its_arguments():
     seen = {}
 
     class Everything(AbstractHook):
@@ -100,7 +100,7 @@ def test_every_event_of_a_training_reaches_a_hook_that_listens_with_its_argument
     assert seen == events
 
 
-def test_on_error_gets_what_made_the_training_fail():
+def test_on_error_gets_the_error_that_ends_the_run():
     class Fail(AbstractHook):
         def after_batch(self):
             raise RuntimeError("broken")
@@ -249,7 +249,7 @@ def test_an_ending_has_a_reason(ending):
     assert ending().reason.startswith("a hook ")
 
 
-def test_an_abortion_ends_the_training_as_failed_with_status_3():
+def test_an_abort_ends_the_run_as_failed_with_status_3():
     class Abort(AbstractHook):
         def after_batch(self):
             raise TrainingAborted("too bad")

@@ -31,21 +31,23 @@ def installed(tmp_path_factory):
 
 
 @pytest.fixture
-def emrun(installed, tmp_path):
-    """Run the command with the package installed, in an empty directory."""
+def with_package(installed, tmp_path, warm):
+    """Run the command in an empty directory, in a process that finds the package and `more` besides."""
 
     def run(*arguments, config=CONFIG, more=()):
         (tmp_path / "c.yaml").write_text(config)
-        paths = os.pathsep.join([str(installed), *map(str, more), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)}
-        command = [Path(sys.executable).with_name("emrun"), *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        paths = [str(installed), *map(str, more)]
+        script = f"import sys\nsys.path[1:1] = {paths}\nfrom emrun.cli import main\nsys.exit(main())\n"
+        (tmp_path / "command.py").write_text(script)
+        return warm.run([str(tmp_path / "command.py"), *arguments], tmp_path, timeout=60)
 
     return run
 
 
-def test_a_package_adds_a_hook_a_dataset_and_a_model_under_short_names(emrun):
-    done = emrun("train", "c.yaml")
+def test_a_package_adds_a_hook_a_dataset_and_a_model_under_short_names(installed, emrun, tmp_path):
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    paths = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
+    done = emrun("train", "c.yaml", env={"PYTHONPATH": paths.rstrip(os.pathsep)})
     assert done.returncode == 0, done.stderr
     assert "12 pieces" in done.stderr  # the zeroth epoch and two of training, of four batches each
 
@@ -61,43 +63,44 @@ def test_a_package_adds_a_hook_a_dataset_and_a_model_under_short_names(emrun):
         ("Broken", "c.yaml:4:5: hooks[0].Broken: emrun_extras.nowhere.Broken: emrun_extras (found at"),
     ],
 )
-def test_what_is_wrong_with_a_plugin_is_told_like_anything_else(emrun, wrong, message):
-    done = emrun("train", "c.yaml", config=CONFIG.replace("CountBatches: {word: pieces}", wrong))
+def test_a_mistake_with_a_plugin_is_reported_like_any_other(with_package, wrong, message):
+    done = with_package("train", "c.yaml", config=CONFIG.replace("CountBatches: {word: pieces}", wrong))
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_name_of_emrun_itself_stays_what_it_is(emrun):
-    done = emrun("show", "StopAfter")
+def test_a_package_does_not_replace_a_name_of_emrun(with_package):
+    done = with_package("show", "StopAfter")
     assert done.stdout.startswith("Ends the training successfully")
 
 
-def test_the_hooks_of_packages_are_listed_and_explained(emrun):
-    assert "CountBatches  emrun_extras.hooks.CountBatches" in emrun("show").stdout
-    assert emrun("show", "count_batches").stdout.startswith("Logs how many batches were run.")
-    done = emrun("show", "CountBatch")
+def test_the_hooks_of_packages_are_listed_and_explained(with_package):
+    assert "CountBatches  emrun_extras.hooks.CountBatches" in with_package("show").stdout
+    assert with_package("show", "count_batches").stdout.startswith("Logs how many batches were run.")
+    done = with_package("show", "CountBatch")
     assert done.returncode == 2
     assert "did you mean 'CountBatches'?" in done.stderr
 
 
-def test_a_name_that_two_packages_provide_is_an_error_that_lists_both(emrun, tmp_path):
+def test_a_name_that_two_packages_provide_is_an_error_that_lists_both(with_package, tmp_path):
     other = tmp_path / "other" / "more_extras-1.0.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: more-extras\nVersion: 1.0\n")
     (other / "entry_points.txt").write_text("[emrun.hooks]\ncount_batches = more_extras:Count\n")
     for command in (["train", "c.yaml"], ["hooks", "CountBatches"]):
-        done = emrun(*command, more=[other.parent])
+        done = with_package(*command, more=[other.parent])
         assert done.returncode == 2, done.stderr
         assert "several packages provide hook 'CountBatches': " in done.stderr
         assert "emrun_extras.hooks.CountBatches" in done.stderr
         assert "more_extras.Count" in done.stderr
         assert "Traceback" not in done.stderr
-    assert emrun("train", "c.yaml", config=CONFIG.replace("  - CountBatches: {word: pieces}\n", "")).returncode == 0
-    listed = emrun("show", more=[other.parent])
+    unambiguous = CONFIG.replace("  - CountBatches: {word: pieces}\n", "")
+    assert with_package("train", "c.yaml", config=unambiguous, more=[other.parent]).returncode == 0
+    listed = with_package("show", more=[other.parent])
     assert listed.returncode == 0
     assert ", by its dotted path only" in next(line for line in listed.stdout.splitlines() if "more_extras" in line)
-    assert emrun("config", "--schema", more=[other.parent]).returncode == 0
+    assert with_package("config", "--schema", more=[other.parent]).returncode == 0
 
 
 def test_entry_points_are_not_read_when_every_name_is_emruns_own(tmp_path):

@@ -4,8 +4,6 @@ import asyncio
 import io
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +48,7 @@ def test_a_loaded_config_shows_no_secret(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["file", "config"])
-def test_a_training_from_a_file_keeps_its_comments_and_its_name(tmp_path, loaded):
+def test_a_run_from_a_file_keeps_its_comments_and_its_name(tmp_path, loaded):
     source = emrun.load_config(SAMPLE) if loaded else SAMPLE
     training = emrun.create_training(source, tmp_path, overrides=ONE_EPOCH)
     try:
@@ -127,7 +125,7 @@ def test_the_same_seed_builds_the_same_model():
         (emrun.create_dataset, {"dataset": {"class": "Digit"}}, "did you mean 'Digits'"),
     ],
 )
-def test_what_is_wrong_with_a_section_is_told(create, config, message):
+def test_a_mistake_in_a_section_is_reported(create, config, message):
     with pytest.raises(ConfigError, match=message):
         create(config)
 
@@ -153,7 +151,7 @@ def test_a_run_that_is_not_there_cannot_be_loaded(tmp_path, run):
         emrun.load_run(run, "nope")
 
 
-def test_a_wrong_argument_of_the_main_loop_is_told_from_python():
+def test_a_wrong_argument_of_the_main_loop_is_an_error():
     with pytest.raises(ArgumentError, match="buffer"):
         emrun.MainLoop(emrun.create_model(SAMPLE), emrun.create_dataset(SAMPLE), buffer=-1)
 
@@ -231,20 +229,32 @@ def test_the_log_of_a_run_leaves_the_users_own_logging_as_it_is(tmp_path, level)
     assert shown.getvalue().count("epoch 1  train  loss ") == (level == logging.INFO)
 
 
-def test_warnings_are_shown_where_no_logging_is_configured(tmp_path):
+@pytest.fixture
+def python(tmp_path, warm):
+    """Run a script in a process that has not imported emrun yet; return the finished process."""
+
+    def run(script):
+        (tmp_path / "script.py").write_text(script)
+        done = warm.run([str(tmp_path / "script.py")], tmp_path, timeout=100)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+def test_warnings_are_shown_where_no_logging_is_configured(python):
     script = (
         "import emrun\n"
-        f"training = emrun.create_training({str(SAMPLE)!r}, 'log', overrides={['hooks.StopAfter.epochs=0']!r})\n"
+        f"training = emrun.create_training({str(SAMPLE.with_name('majority.yaml'))!r}, 'log')\n"
         "import logging\n"
         "with training.main_loop:\n"
         "    logging.getLogger('mine').warning('look here')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stderr == "look here\n"
+    assert python(script).stderr == "look here\n"
 
 
 @pytest.mark.parametrize("package", ["emrun", "emrun.hooks", "emrun.datasets"])
-def test_a_package_lists_its_public_names_and_nothing_else_before_and_after_they_are_imported(package):
+def test_a_package_lists_its_public_names_and_nothing_else_before_and_after_they_are_imported(python, package):
     script = (
         f"import importlib, json; package = importlib.import_module({package!r})\n"
         "names = lambda: [name for name in dir(package) if not name.startswith('_')]\n"
@@ -253,8 +263,7 @@ def test_a_package_lists_its_public_names_and_nothing_else_before_and_after_they
         "assert names() == before\n"
         "print(json.dumps([before, found]))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    before, found = json.loads(done.stdout)
+    before, found = json.loads(python(script).stdout)
     named = [name for name in before if name != "Factory"]
     assert [name for name in found if name in named] == named
     assert {"emrun": "MainLoop", "emrun.hooks": "StopAfter", "emrun.datasets": "Digits"}[package] in before

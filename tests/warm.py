@@ -2,6 +2,7 @@
 
 Reads requests from the socket that is its standard input: JSON with the command's arguments, directory and environment,
 together with what are to be its standard output and error, and a socket that gets the pid and later the exit status.
+Its arguments are further modules to import.
 """
 
 import gc
@@ -48,7 +49,7 @@ def serve(server):
 
 
 if __name__ == "__main__":
-    for name in SLOW:
+    for name in (*SLOW, *sys.argv[1:]):
         importlib.import_module(name)
     gc.freeze()
     sys.argv = serve(socket.socket(fileno=os.dup(0)))

@@ -1,13 +1,13 @@
-"""Merging of configs, and overrides."""
+"""Merging of configs, overrides, and notes about copies (of YAML anchors) that an override does not change."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emrun.config.overrides import hook_entry, merge, override
+from emrun.config.overrides import copies_left, hook_entry, merge, override
 from emrun.config.yaml_text import dump
-from emrun.config.yaml_tree import parse
-from emrun.errors import ConfigError
+from emrun.config.yaml_tree import node_of, parse
+from emrun.errors import ConfigError, Position
 
 
 def changed(text, *overrides):
@@ -275,7 +275,7 @@ VALUES = st.sampled_from(["", "1", "[1]", "{x: 1}", "{class: A}", "{0: 1}", "nul
 PATHS = st.lists(PARTS, max_size=4).map(".".join)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@settings(max_examples=60, derandomize=True, deadline=None, database=None)
 @given(st.lists(st.one_of(PATHS.map("~".__add__), st.tuples(PATHS, VALUES).map("=".join)), max_size=5))
 def test_any_overrides_give_a_config_or_a_config_error(overrides):
     text = "a: {x: [1, {y: 2}], class: B}\nb: [1, 2]\nhooks: [A, {StopAfter: {x: 1}}, A, 3]"
@@ -331,3 +331,86 @@ def test_an_override_of_a_free_value_that_is_never_used_is_an_error(text, overri
 @pytest.mark.parametrize("override_", ["vars.b=2", "~vars.a", "vars.a=3", "eval.test.vars.b=1"])
 def test_a_free_value_that_is_read_may_come_from_an_override_alone(override_):
     override(parse("vars: {a: 1}\nx: ${vars.b}", "c.yaml"), [override_])
+
+
+# Copies
+
+
+COPIED = """\
+dataset: &d
+  class: Table
+  n: 5
+  deep: {k: 1}
+model: {a: &x 3, b: *x, c: [1, *x]}
+hooks:
+  - A: &s {variables: [loss]}
+eval:
+  valid:
+    dataset:
+      <<: *d
+      class: Other
+  test:
+    dataset: *d
+    hooks: [A: *s]
+"""
+
+
+def left_by(text, *overrides):
+    config = parse(text, "c.yaml")
+    return copies_left(config, override(config, overrides))
+
+
+def test_the_place_of_an_overridden_copy_is_that_of_the_copy():
+    (note,) = left_by(COPIED, "model.b=4")
+    assert note.startswith(
+        "model.b (c.yaml:5:21) is overridden, but not model.a (c.yaml:5:12), model.c.1 (c.yaml:5:32)"
+    )
+
+
+def test_an_override_that_changes_nothing_gets_no_note():
+    assert not [note for note in left_by(COPIED, "dataset={class: Table, n: 7}") if "dataset.class" in note]
+
+
+def test_an_override_that_does_not_reach_a_copy_names_both_lines_and_what_to_add():
+    (note,) = left_by(COPIED, "dataset.n=7")
+    assert note.startswith("dataset.n (c.yaml:3:6) is overridden, but not ")
+    assert "eval.valid.dataset.n (c.yaml:11:11), eval.test.dataset.n (c.yaml:14:14)" in note
+    assert note.endswith("add eval.valid.dataset.n=7 eval.test.dataset.n=7")
+
+
+@pytest.mark.parametrize(
+    "overrides, copies",
+    [
+        (["dataset.deep.k=2"], "eval.valid.dataset.deep.k=2 eval.test.dataset.deep.k=2"),
+        (["eval.valid.dataset.n=2"], "dataset.n=2 eval.test.dataset.n=2"),
+        (["dataset.n=7", "eval.test.dataset.n=7"], "eval.valid.dataset.n=7"),
+        (["dataset.class=B"], "eval.test.dataset.class=B"),
+        (["~dataset.n"], "'~eval.valid.dataset.n' '~eval.test.dataset.n'"),
+        (["model.a=x y"], "'model.b=x y' 'model.c.1=x y'"),
+        (["model.b=4"], "model.a=4 model.c.1=4"),
+        (["hooks.A.variables=[x]"], """'eval.test.hooks.0.A.variables=["x"]'"""),
+        (["dataset={class: B, n: 5}"], """'eval.test.dataset={"class": "B", "n": 5}'"""),
+    ],
+)
+def test_the_copies_that_stay_are_named_as_overrides_write_them(overrides, copies):
+    assert left_by(COPIED, *overrides)[0].endswith(f", add {copies}")
+
+
+@pytest.mark.parametrize(
+    "text, override",
+    [
+        (COPIED, "dataset.flat=true"),
+        (COPIED, "eval.valid.dataset.class=B"),
+        (COPIED, "~hooks.A"),
+        ("a: {n: 5}\nb: {n: 5}", "a.n=7"),
+        ("a: {n: &n 5}\nb: ${a.n}", "a.n=7"),
+        ("vars: {n: &n 5}\nb: *n", "b=7"),
+    ],
+)
+def test_values_that_are_not_copied_or_never_used_get_no_note(text, override):
+    assert [note for note in left_by(text, override) if "hooks.0" not in note] == []
+
+
+def test_equal_values_in_a_mapping_without_a_file_are_not_copies():
+    config = node_of({"a": {"n": 1}, "b": {"n": 1}}, Position("config"))
+    assert copies_left(config, override(config, ["a.n=2"])) == []

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emrun import create_training
@@ -112,6 +112,7 @@ def annotation_of(value):
     return dict[str, inner] if isinstance(value, dict) else list[inner]
 
 
+@settings(max_examples=50, deadline=None)
 @given(VALUES)
 def test_a_value_is_of_its_own_type(value):
     assert mismatch(node(value), annotation_of(value)) is None

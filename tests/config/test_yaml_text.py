@@ -11,7 +11,7 @@ from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import node_of, parse
 from emrun.errors import Position
 
-BOUNDED = settings(max_examples=200, derandomize=True, deadline=None, database=None)
+BOUNDED = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 KEYS = st.text(max_size=8) | st.integers()
 SCALARS = (
     st.none()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, node_of, parse, read_scalar
 from emrun.errors import ConfigError, Position
 
-BOUNDED = settings(max_examples=200, derandomize=True, deadline=None, database=None)
+BOUNDED = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 
 
 def problem_of(text):
@@ -238,7 +238,7 @@ def test_invalid_yaml_is_an_error_at_its_line_and_column(text, line, column, mes
         ),
     ],
 )
-def test_a_slip_is_explained_where_it_is(text, line, column, message):
+def test_a_slip_is_explained_at_its_position(text, line, column, message):
     problem = problem_of(text)
     assert place(problem.position) == (line, column)
     assert problem.message.startswith(message)

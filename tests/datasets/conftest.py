@@ -50,10 +50,10 @@ def check_training_stream():
     """Check that a train stream is shuffled in each pass, and the same however it is read.
 
     `make` builds the dataset; what it builds is checked whole, with a buffer, unpickled, with another seed, and resumed
-    by a dataset built anew after each of the first batches and in the second pass.
+    by a dataset built again after some of the batches: `stops`, or the first two and those around the ends of passes.
     """
 
-    def check(make, shuffles=True, pickles=True):
+    def check(make, shuffles=True, pickles=True, stops=()):
         straight = [_bits(batches) for batches in _passes(make(), "train", 3)]
         assert len(straight[0]) >= 3
         if shuffles:
@@ -67,7 +67,7 @@ def check_training_stream():
             assert [_bits(batches) for batches in _passes(again, "train", 3)] == straight
         ends = np.cumsum([0, *map(len, straight)])
         flat = [batch for batches in straight for batch in batches]
-        for stop in {1, 2, len(straight[0]), len(straight[0]) + 1, ends[2] - 1}:
+        for stop in stops or {1, 2, len(straight[0]), len(straight[0]) + 1, ends[2] - 1}:
             before, after = _stream(make(), "train"), _stream(make(), "train")
             epochs = (batch for _ in range(3) for batch in before)
             assert _bits(next(epochs) for _ in range(stop)) == flat[:stop]

@@ -378,7 +378,7 @@ def test_the_ending_of_an_archive_may_be_in_capital_letters(offered, tmp_path, n
 
 
 @pytest.mark.parametrize("name", ["data.zip", "data.tgz"])
-def test_a_small_archive_may_be_as_dense_as_it_likes(offered, name):
+def test_a_small_archive_may_have_any_compression_ratio(offered, name):
     dataset = offered(ARCHIVES[name]([("a", bytes(10**6))]), name, unpack=True)
     assert dataset.download().endswith("downloaded, unpacked")
 

@@ -55,7 +55,7 @@ def test_bad_examples_are_left_out_and_counted(caplog):
     assert told == [f"stream 'train': left out row {row}: it is prime" for row in (2, 3, 5)]
 
 
-def test_the_end_of_a_pass_tells_how_many_of_it_were_left_out(caplog):
+def test_the_end_of_a_pass_reports_how_many_examples_were_left_out(caplog):
     reader, ctx = ExampleReader("skip"), StreamContext("train", seed=0)
     for _ in range(2):
         caplog.clear()

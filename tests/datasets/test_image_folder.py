@@ -71,7 +71,7 @@ def test_classes_are_the_sorted_folders_of_train(root):
     assert dataset.num_batches == {"train": 6, "valid": 3}
 
 
-def test_half_of_the_training_pictures_are_flipped_anew_in_each_pass(root, passes):
+def test_half_of_the_training_images_are_flipped_differently_in_each_pass(root, passes):
     def flipped(number):
         batches = passes(make(flip=True), "train", number)[-1]
         images = {image.tobytes() for image in together(batches)}

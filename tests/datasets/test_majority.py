@@ -87,7 +87,7 @@ def test_the_seed_of_the_data_changes_the_examples():
     assert not np.array_equal(first, other)
 
 
-def test_building_it_leaves_the_global_random_state_alone():
+def test_building_the_dataset_leaves_the_global_random_state_alone():
     np.random.seed(0)
     before = np.random.get_state()[1].tolist()
     Majority()

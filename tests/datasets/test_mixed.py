@@ -127,7 +127,7 @@ def test_a_pass_that_was_left_is_found_again(passes):
 
 
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
-def test_a_second_training_with_the_same_datasets_begins_anew(kinds, passes, bits):
+def test_a_second_run_with_the_same_datasets_starts_again(kinds, passes, bits):
     dataset = make(kinds)
     first, second = (bits(itertools.chain.from_iterable(passes(dataset, "train", 3))) for _ in range(2))
     assert first == second

@@ -182,27 +182,23 @@ def read(bits):
     return read_batches
 
 
-def test_every_dataset_is_among_them():
+def test_every_dataset_is_tested_here():
     files = {path.stem for path in (Path(__file__).parent.parent.parent / "datasets").glob("[!_]*.py")}
     assert {kind.split()[0] for kind in KINDS} | WITHOUT_STREAMS == files
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", METHODS)
 def test_batches_and_their_order_are_those_of_one_process(dataset, read, method):
     expected = read(dataset)[0]
     assert len(expected) > 6
-    counts, buffers = ((0, 1, 2, 3), (0, 1, 4, 16)) if method == "fork" else ((2,), (0, 4))
-    for workers, buffer in itertools.product(counts, buffers):
+    for workers, buffer in ((0, 4), (2, 1)):
         assert read(dataset, workers, buffer, method)[0] == expected, (workers, buffer)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resume_in_the_middle_of_a_pass_is_exact_with_another_number_of_workers(dataset, read, method):
     expected = read(dataset)[0]
-    cases = ((0, 2, 1), (2, 3, 4), (3, 0, 4), (1, 2, 5)) if method == "fork" else ((0, 2, 1), (2, 0, 4))
-    for before, after, stop in cases:
+    for before, after, stop in ((0, 2, 1), (2, 0, 4)):
         head, state = read(dataset, before, stop=stop, method=method)
         rest, _ = read(dataset, after, state=state, method=method)
         assert head + rest[: len(expected) - stop] == expected, (before, after, stop)
