@@ -1,5 +1,6 @@
 """Fixtures for all tests: the installed command in a process of its own, and small configs."""
 
+import compileall
 import io
 import itertools
 import json
@@ -31,6 +32,12 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run side 
 
 def pytest_addoption(parser):
     parser.addoption("--campaign", type=float, metavar="MINUTES", help="run many trials of tests/faults, for this time")
+
+
+def pytest_configure(config):
+    """Compile emrun, so that its commands do not, where PYTHONDONTWRITEBYTECODE keeps them from storing the result."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(ROOT / "emrun", quiet=1)
 
 
 def pytest_terminal_summary(terminalreporter, config):
