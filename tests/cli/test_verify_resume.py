@@ -60,6 +60,7 @@ class Data:
 
     def endless(self):
         self.file = Path("begun").open("w")
+        signal.alarm(200)
         signal.pause()
 
     def valid_stream(self, ctx):
@@ -344,6 +345,7 @@ def test_a_run_that_fails_for_a_reason_of_its_own_is_reported_with_its_traceback
     assert "RuntimeError: the disk of the data is gone" in done.stderr
 
 
+@pytest.mark.timeout(100)  # a run that survives the command lives longer
 def test_sigterm_ends_the_command_and_its_run_and_leaves_nothing_behind(project):
     os.mkfifo(project / "begun")
     process = subprocess.Popen(
