@@ -1,5 +1,6 @@
 """Fixtures for all tests: the installed command in a process of its own, and small configs."""
 
+import compileall
 import io
 import itertools
 import json
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if not COMMANDS.isdisjoint(item.fixturenames) or item.path.is_relative_to(ROOT / "tests" / "faults"):
             item.add_marker("command")
+
+
+def pytest_configure(config):
+    """Compile emrun, so that its commands do not, where PYTHONDONTWRITEBYTECODE keeps them from storing the result."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(ROOT / "emrun", quiet=1)
 
 
 def pytest_terminal_summary(terminalreporter, config):

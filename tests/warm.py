@@ -5,6 +5,7 @@ together with what are to be its standard output and error, and a socket that ge
 Its arguments are further modules to import.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -12,6 +13,7 @@ import os
 import runpy
 import socket
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,6 +50,16 @@ def serve(server):
             client.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
 
 
+def end(status):
+    """End as Python does, but leave the modules as they are: to clear them takes as long as a short command."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for file in (sys.stdout, sys.stderr):
+        if not file.closed:
+            file.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
     for name in (*SLOW, *sys.argv[1:]):
         importlib.import_module(name)
@@ -56,4 +68,8 @@ if __name__ == "__main__":
     with Path(os.devnull).open("rb") as null:
         os.dup2(null.fileno(), 0)
     sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        end(ended.code or 0)
+    end(0)

@@ -139,7 +139,14 @@ def test_a_correct_config_shows_its_contract_and_leaves_no_trace(project, emrun)
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("sample_configs/*.yaml")), ids=lambda path: path.stem)
+MAKE_TEST = ("digits_convnet", "majority", "mixed")
+SAMPLES = [
+    pytest.param(path, marks=() if path.stem in MAKE_TEST else pytest.mark.campaign, id=path.stem)
+    for path in sorted(ROOT.glob("sample_configs/*.yaml"))
+]
+
+
+@pytest.mark.parametrize("path", SAMPLES)
 def test_every_sample_config_passes(path, emrun):
     done = emrun("check", path)
     assert done.returncode == 0, done.stderr
@@ -215,44 +222,50 @@ def test_hooks_are_built_but_not_called_and_other_streams_only_looked_at(project
 )
 def test_mistakes_that_only_data_show_are_found_without_training(project, emrun, old, new, message):
     changed(project, old, new)
-    done = emrun("check", "own.yaml", env={"TMPDIR": str(project / "tmp")})
+    done = emrun("check", "own.yaml")
     assert done.returncode == (0 if message is None else 2), done.stderr
     assert (message or "") in done.stderr
     assert "Traceback" not in done.stderr
-    assert not any(path.parent.name == "tmp" for path in files_of(project))
 
 
 @pytest.mark.parametrize(
-    "old, new, where, message",
+    "old, new, where, messages",
     [
-        ("hooks:", "main_loop: {extra_streams: [late], on_empty_batch: ignore}\nhooks:", "out", "late evaluated"),
-        ("hooks:", "eval: {tets: {seed: 1}}\nhooks:", "err", "the dataset has no stream 'tets'; did you mean 'test'?"),
+        ("hooks:", "main_loop: {extra_streams: [late], on_empty_batch: ignore}\nhooks:", "out", ["late evaluated"]),
+        (
+            "hooks:",
+            "eval: {tets: {seed: 1}}\nhooks:",
+            "err",
+            ["the dataset has no stream 'tets'; did you mean 'test'?"],
+        ),
         (
             "hooks:",
             "main_loop: {extra_streams: [nan]}\nhooks:",
             "err",
-            "stream 'nan': source 'x' has values",
+            ["stream 'nan': source 'x' has values", "output 'loss' has values that are not finite"],
         ),
-        ("hooks:", "main_loop: {extra_streams: [nan]}\nhooks:", "err", "output 'loss' has values that are not finite"),
-        ("model:\n", "model:\n  class: my_code.Late\n", "out", "nothing is wrong"),
+        ("model:\n", "model:\n  class: my_code.Late\n", "out", ["nothing is wrong"]),
     ],
 )
-def test_possible_mistakes_are_warnings_and_other_things_are_not(project, emrun, old, new, where, message):
+def test_possible_mistakes_are_warnings_and_other_things_are_not(project, emrun, old, new, where, messages):
     changed(project, old, new)
     done = emrun("check", "own.yaml")
     assert done.returncode == 0, done.stderr
-    assert message in " ".join((done.stdout if where == "out" else done.stderr).split())
+    shown = " ".join((done.stdout if where == "out" else done.stderr).split())
+    assert [message for message in messages if message not in shown] == []
 
 
-@pytest.mark.parametrize("wrong", ["{}['DATA_ROOT']", "[][0]", "(_ for _ in ()).throw(KeyError())"])
-def test_an_error_of_the_users_module_is_not_an_error_of_the_config(project, emrun, wrong):
+@pytest.mark.parametrize(
+    ("command", "wrong"),
+    [("check", "{}['DATA_ROOT']"), ("train", "[][0]"), ("train", "(_ for _ in ()).throw(KeyError())")],
+)
+def test_an_error_of_the_users_module_is_not_an_error_of_the_config(project, emrun, command, wrong):
     with (project / "my_code.py").open("a") as file:
         file.write(f"ROOT = {wrong}\n")
-    for command in ("check", "train"):
-        done = emrun(command, "own.yaml")
-        assert done.returncode == 1
-        assert "my_code.py" in done.stderr  # in the traceback
-        assert "while importing my_code.Data for dataset (own.yaml:1:" in done.stderr
+    done = emrun(command, "own.yaml")
+    assert done.returncode == 1
+    assert "my_code.py" in done.stderr  # in the traceback
+    assert "while importing my_code.Data for dataset (own.yaml:1:" in done.stderr
 
 
 def test_json_is_json_whatever_the_users_code_prints(project, emrun):
@@ -335,7 +348,7 @@ class Data:
 """
 
 
-@pytest.mark.parametrize("module", ["random", "torch", "time", "tabulate"])
+@pytest.mark.parametrize("module", ["random", "torch", "time"])
 def test_a_module_hidden_by_an_installed_one_is_named_with_both(emrun, tmp_path, module):
     (tmp_path / f"{module}.py").write_text(USERS_DATA)
     (tmp_path / "c.yaml").write_text(CONFIG.replace("{class: Majority, n: 50}", f"{{class: {module}.Data}}"))

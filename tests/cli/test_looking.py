@@ -56,9 +56,11 @@ def test_a_config_is_printed_merged(project, emrun):
     assert sorted(path.name for path in project.iterdir()) == ["base.yaml", "config.yaml"]
 
 
-def test_another_class_keeps_the_learning_rate(project, emrun):
+def test_another_class_keeps_the_learning_rate(project, monkeypatch):
+    monkeypatch.chdir(project)
     for name in ("AdamW", "Sgd", "torch.optim.SGD"):
-        done = emrun("config", "config.yaml", f"model.optimizer.class={name}", "--resolved")
+        overrides = [f"model.optimizer.class={name}"]
+        done = CliRunner().invoke(commands, ["config", "config.yaml", *overrides, "--resolved"])
         assert YAML(typ="safe").load(done.stdout)["model"]["optimizer"] == {"class": name, "lr": 0.5}
 
 
@@ -95,10 +97,11 @@ def test_origins_tell_file_and_line_or_override(project, emrun):
     assert not {"model.optimizer.params", "hooks.0.StopAfter.model"} & set(keys)
 
 
-def test_origins_of_a_config_that_cannot_be_used_are_told_as_far_as_it_goes(project, emrun):
+def test_origins_of_a_config_that_cannot_be_used_are_shown_as_far_as_possible(project, monkeypatch):
+    monkeypatch.chdir(project)
     for wrong in ("model=3", "dataset.class=Nothing", "hooks=3", "hooks=[3]", "main_loop=3", "name=${env:EMRUN_UNSET}"):
-        done = emrun("config", "config.yaml", "--origins", wrong)
-        assert done.returncode == 0, done.stderr
+        done = CliRunner().invoke(commands, ["config", "config.yaml", "--origins", wrong], standalone_mode=False)
+        assert (done.exception, done.return_value) == (None, 0), done.stderr
         assert f"override '{wrong}'" in done.stdout
         assert "default of " in done.stdout
 
@@ -214,6 +217,7 @@ def test_bench_ends_with_what_a_stream_raises(project, emrun):
     ],
 )
 def test_what_cannot_be_called_is_an_error(project, emrun, arguments, message):
+    (project / "config.yaml").write_text("dataset: {class: Majority}\n")
     done = emrun("dataset", *arguments)
     assert done.returncode in (2, 74)
     assert message in done.stderr
@@ -268,9 +272,9 @@ def test_the_help_shows_each_command_in_one_group_and_no_old_words(emrun):
 
 
 @pytest.mark.parametrize("name", short_names("hook"))
-def test_a_hook_is_explained_with_yaml_to_paste(emrun, name):
-    done = emrun("show", name.upper())
-    assert done.returncode == 0
+def test_a_hook_is_explained_with_yaml_to_paste(name):
+    done = CliRunner().invoke(commands, ["show", name.upper()])
+    assert done.exit_code == 0
     assert f"- {name}" in done.stdout
     assert done.stdout.splitlines()[1] == ""
 

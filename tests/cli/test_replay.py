@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 def fail(doomed, emrun):
     """Train with overrides, into `run`; return the finished process."""
 
-    def train(*overrides, env=None):
-        return emrun("train", "-q", "config.yaml", *overrides, "--output-dir", "run", env=env)
+    def train(*overrides):
+        return emrun("train", "-q", "config.yaml", *overrides, "--output-dir", "run")
 
     return train
 
@@ -104,12 +104,13 @@ def test_a_failure_of_emrun_eval_is_saved_with_the_evaluation(doomed, fail, emru
     assert not (doomed / "run" / "failures").exists()
 
 
-def test_what_the_environment_holds_is_not_in_a_capsule(doomed, fail, emrun):
-    fail("dataset.labels=[1]", "model.module.secret=${env:TOKEN}", env={"TOKEN": "s3cr3t-t0ken"})
+def test_what_the_environment_holds_is_not_in_a_capsule(doomed, fail, emrun, monkeypatch):
+    monkeypatch.setenv("TOKEN", "s3cr3t-t0ken")
+    fail("dataset.labels=[1]", "model.module.secret=${env:TOKEN}")
     assert (doomed / "run/failures/1").is_dir()
     for content in files(doomed / "run/failures").values():
         assert b"s3cr3t-t0ken" not in content
-    done = emrun("replay", "run", env={"TOKEN": "s3cr3t-t0ken"})
+    done = emrun("replay", "run")
     assert done.returncode == 0
     assert "s3cr3t-t0ken" not in done.stdout
 

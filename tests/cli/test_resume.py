@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -106,7 +105,7 @@ def trace(directory):
     return YAML(typ="safe", pure=True).load(directory / "trace.yaml")
 
 
-def test_an_interrupted_run_goes_on_with_the_command_that_it_was_told(project, emrun):
+def test_an_interrupted_run_resumes_with_the_command_that_it_printed(project, emrun):
     emrun("train", "-q", "config.yaml", "--output-dir", "straight")
     (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Interrupt: {at: 6}\n")
     done = emrun("train", "-q", "config.yaml", "--output-dir", "run")
@@ -134,16 +133,13 @@ def test_the_same_command_starts_and_resumes(project, emrun):
 
 
 @pytest.mark.parametrize("option", [["--auto-resume"], []], ids=["auto", "plain"])
-def test_a_run_that_was_made_between_the_look_and_the_lock_is_gone_on_with(project, emrun, option):
-    """The module of a hook, which is imported in between, runs the same command to its end."""
-    with (project / "my_hooks.py").open("a") as file:
-        file.write(
-            "\nimport subprocess, sys\n"
-            "if not os.environ.get('INSIDE'):\n"
-            "    subprocess.run(sys.argv, env={**os.environ, 'INSIDE': '1'}, check=True)\n"
-        )
+def test_a_run_that_was_made_between_the_look_and_the_lock_is_found(project, emrun, option):
+    """The module of a hook, which is imported in between, puts a finished run of the same config there."""
     with (project / "config.yaml").open("a") as file:
         file.write(sending())
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "other").returncode == 0
+    with (project / "my_hooks.py").open("a") as file:
+        file.write("\nif os.path.exists('other'):\n    os.rename('other', 'run')\n")
     done = emrun("train", "config.yaml", "--output-dir", "run", *option)
     assert done.returncode == (0 if option else 2), done.stderr
     assert ("nothing to do: the run is finished" in done.stderr) is bool(option)
@@ -159,24 +155,22 @@ def test_auto_resume_with_another_config_is_refused_with_the_keys(project, emrun
     assert "with other values of model.optimizer.lr" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train", "config.yaml", "--auto-resume"], "needs --output-dir"),
-        (["resume", "nothing"], "is not a run directory"),
-        (["resume", "run", "--checkpoint", "bset"], "no checkpoint 'bset'"),
-        (["resume", "run", "--checkpoint", "/etc"], "is not a checkpoint in"),
-        (["resume", "run", "a"], "an override must be key=value"),
-        (["resume", "run", "--fork", "run"], "exists and is not empty"),
-    ],
-)
-def test_wrong_usage_ends_with_status_2(project, emrun, arguments, message):
-    if arguments[0] == "resume":
-        emrun("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=0")
-    done = emrun(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+WRONG = [
+    (["train", "config.yaml", "--auto-resume"], "needs --output-dir"),
+    (["resume", "nothing"], "is not a run directory"),
+    (["resume", "run", "--checkpoint", "bset"], "no checkpoint 'bset'"),
+    (["resume", "run", "--checkpoint", "/etc"], "is not a checkpoint in"),
+    (["resume", "run", "a"], "an override must be key=value"),
+    (["resume", "run", "--fork", "run"], "exists and is not empty"),
+]
+
+
+def test_wrong_usage_ends_with_status_2(project, emrun):
+    emrun("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=0")
+    for arguments, message in WRONG:
+        done = emrun(*arguments)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert message in done.stderr
 
 
 def test_a_run_in_use_is_refused_with_the_process_that_uses_it(project, emrun):
@@ -221,12 +215,12 @@ def test_a_signal_while_the_dataset_is_built_ends_the_process_by_it(project, emr
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    """Return the result of a training without any signal."""
+def expected(tmp_path_factory, warm):
+    """Return the result of a run without any signal."""
     directory = tmp_path_factory.mktemp("straight")
     (directory / "config.yaml").write_text(CONFIG)
     command = [EMRUN, "train", "-q", "config.yaml", "--output-dir", "run", "dataset.n=100"]
-    subprocess.run(command, cwd=directory, timeout=100, check=True)
+    warm.run(command, directory, timeout=100).check_returncode()
     return result(directory / "run")
 
 
@@ -241,14 +235,13 @@ def send(project, emrun, plan, *overrides):
 @pytest.mark.parametrize(
     ("plan", "iterations"),
     [
-        ([[signal.SIGINT, "train", 11, 3]], 16),
-        ([[signal.SIGTERM, "valid", 16, 1]], 16),
-        ([[signal.SIGTERM, "train", 8, 8]], 8),
-        ([[signal.SIGINT, "valid", 0, 2]], 0),  # in the zeroth epoch
+        pytest.param([[signal.SIGINT, "train", 11, 3]], 16, id="train"),
+        pytest.param([[signal.SIGTERM, "valid", 16, 1]], 16, id="evaluation", marks=pytest.mark.campaign),
+        pytest.param([[signal.SIGTERM, "train", 8, 8]], 8, id="boundary"),
+        pytest.param([[signal.SIGINT, "valid", 0, 2]], 0, id="zeroth"),
     ],
-    ids=["train", "evaluation", "boundary", "zeroth"],
 )
-def test_with_on_interrupt_epoch_the_epoch_comes_to_its_end(project, emrun, expected, plan, iterations):
+def test_with_on_interrupt_epoch_the_run_ends_after_the_epoch(project, emrun, expected, plan, iterations):
     done = send(project, emrun, plan, "main_loop.on_interrupt=epoch")
     name = plan[0][0].name
     assert done.returncode == -plan[0][0]
@@ -284,11 +277,11 @@ def test_with_on_interrupt_epoch_the_second_signal_ends_the_process_at_once(proj
     [
         (["train", 3, 3], ["train", 5, 5], "it-00000003"),
         (["valid", 8, 1], ["valid", 8, 2], "it-00000008"),
-        (["valid", 0, 1], ["valid", 0, 2], "it-00000000"),
+        pytest.param(["valid", 0, 1], ["valid", 0, 2], "it-00000000", marks=pytest.mark.campaign),
     ],
     ids=["train", "evaluation", "zeroth"],
 )
-def test_sigusr1_saves_a_checkpoint_and_the_training_goes_on(project, emrun, expected, saving, killing, checkpoint):
+def test_sigusr1_saves_a_checkpoint_from_which_the_run_resumes(project, emrun, expected, saving, killing, checkpoint):
     done = send(project, emrun, [[signal.SIGUSR1, *saving], [signal.SIGKILL, *killing]])
     assert done.returncode == -signal.SIGKILL
     assert "SIGUSR1: saving a checkpoint" in done.stderr
@@ -306,7 +299,7 @@ def test_sigusr1_before_there_is_anything_to_save_is_ignored(project, emrun, whe
     assert emrun("resume", "-q", "run", "hooks.StopAfter.epochs=2").returncode == 0
 
 
-def test_sigusr1_changes_nothing_of_a_training_that_is_not_killed(project, emrun, expected):
+def test_sigusr1_does_not_change_the_result(project, emrun, expected):
     done = send(project, emrun, [[signal.SIGUSR1, "train", 3, 3], [signal.SIGUSR1, "valid", 8, 1]])
     assert (done.returncode, result(project / "run")) == (0, expected)
 
@@ -335,7 +328,7 @@ def test_after_sigterm_the_command_exits_with_the_status_that_the_config_says(
         ("main_loop.preempt_exit_code=true", "preempt_exit_code"),
     ],
 )
-def test_a_wrong_value_about_signals_is_told_with_what_is_allowed(project, emrun, override, message):
+def test_a_wrong_value_about_signals_is_reported_with_what_is_allowed(project, emrun, override, message):
     done = emrun("train", "config.yaml", "--output-dir", "run", override)
     assert done.returncode == 2
     assert message in done.stderr
@@ -363,34 +356,37 @@ def leave_as_killed_before_the_first_checkpoint(project):
     trace.write_text(text)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["resume", "run", "hooks.StopAfter.epochs=3"],
-        ["resume", "run", "hooks.StopAfter.epochs=3", "--fork", "other"],
-    ],
-    ids=["resume", "fork"],
-)
-def test_a_run_that_lost_its_checkpoints_is_not_begun_anew(project, emrun, arguments):
+def test_a_run_that_lost_its_checkpoints_is_not_begun_anew(project, emrun):
     """Without the refusal, the metrics of both epochs are replaced."""
     before = lose_checkpoints(project, emrun)
     assert len((project / "run" / "metrics.jsonl").read_text().splitlines()) == 3
-    done = emrun(*arguments)
-    assert done.returncode == 2
-    assert "run has no checkpoint left to resume from" in done.stderr
-    assert "would replace its records (2 epochs done)" in done.stderr
-    assert done.stderr.rstrip().endswith("emrun train run")
+    for option in ([], ["--fork", "other"]):
+        done = emrun("resume", "run", "hooks.StopAfter.epochs=3", *option)
+        assert done.returncode == 2
+        assert "run has no checkpoint left to resume from" in done.stderr
+        assert "would replace its records (2 epochs done)" in done.stderr
+        assert done.stderr.rstrip().endswith("emrun train run")
+    done = emrun("resume", "run", "--checkpoint", "best")
+    assert (done.returncode, "no checkpoint 'best'" in done.stderr) == (2, True)
     assert files(project / "run") == before
     assert not (project / "other").exists()
     assert emrun("train", "-q", "run", "hooks.StopAfter.epochs=0").returncode == 0  # the way that was named
 
 
-def test_auto_resume_does_not_begin_a_run_anew_that_lost_its_checkpoints(project, emrun):
+@pytest.mark.parametrize(
+    ("overrides", "command", "epochs"),
+    [
+        ([], ["train", "config.yaml", "--output-dir", "run", "--auto-resume", "hooks.StopAfter.epochs=2"], [0, 1]),
+        (["main_loop.skip_zeroth_epoch=true"], ["resume", "run"], [1]),
+    ],
+    ids=["auto-resume", "resume"],
+)
+def test_a_run_that_was_killed_in_its_second_epoch_and_lost_its_checkpoints_is_not_begun_anew(
+    project, emrun, overrides, command, epochs
+):
     (project / "config.yaml").write_text(CONFIG + sending((signal.SIGKILL, "train", 6, 2)))
-    command = ["train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume"]
-    assert emrun(*command).returncode == -signal.SIGKILL
-    shutil.rmtree(project / "run" / "checkpoints")
-    before = files(project / "run")
+    before = lose_checkpoints(project, emrun, *overrides)
+    assert result_of_epochs(project / "run") == epochs
     done = emrun(*command)
     assert done.returncode == 2
     assert "would replace its records (1 epoch done)" in done.stderr
@@ -443,19 +439,3 @@ def test_a_run_that_was_killed_between_its_first_epoch_and_the_checkpoint_of_it_
     assert done.returncode == 0, done.stderr
     after = (project / "run" / "metrics.jsonl").read_text()
     assert [json.loads(line)["streams"] for line in after.splitlines()] == [json.loads(before)["streams"]]
-
-
-def test_a_run_that_was_killed_in_its_second_epoch_and_lost_its_checkpoints_is_not_begun_anew(project, emrun):
-    (project / "config.yaml").write_text(CONFIG + sending((signal.SIGKILL, "train", 6, 2)))
-    before = lose_checkpoints(project, emrun, "main_loop.skip_zeroth_epoch=true")
-    assert len((project / "run" / "metrics.jsonl").read_text().splitlines()) == 1
-    assert emrun("resume", "run").returncode == 2
-    assert files(project / "run") == before
-
-
-def test_a_name_that_no_checkpoint_has_any_more_leaves_the_run_as_it_is(project, emrun):
-    before = lose_checkpoints(project, emrun)
-    done = emrun("resume", "run", "--checkpoint", "best")
-    assert done.returncode == 2
-    assert "no checkpoint 'best'" in done.stderr
-    assert files(project / "run") == before

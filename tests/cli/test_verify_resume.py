@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from emrun.cli import main
+
 EMRUN = Path(sys.executable).with_name("emrun")
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
+WARM_PYTHON = Path(__file__).with_name("warm_python.py")
 
-pytestmark = pytest.mark.timeout(300)  # up to ten processes, each of which imports torch
+pytestmark = pytest.mark.timeout(300)  # up to eleven processes
 
 CODE = '''
 import random
+import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -52,6 +57,11 @@ class Data:
     def broken(self):
         yield self._batch([0])
         raise RuntimeError("the disk of the data is gone")
+
+    def endless(self):
+        self.file = Path("begun").open("w")
+        signal.alarm(200)
+        signal.pause()
 
     def valid_stream(self, ctx):
         for rows in ctx.batches(12, 4):
@@ -161,20 +171,34 @@ hooks:
 
 
 @pytest.fixture
-def verify(emrun, tmp_path):
-    """Run the command in a folder with a config and its code, and assert that it leaves no other file there."""
+def project(tmp_path):
+    """Return a directory with a config and its code; assert that the command leaves no other file there."""
     (tmp_path / "config.yaml").write_text(CONFIG)
     (tmp_path / "my_code.py").write_text(CODE)
     (tmp_path / "temporary").mkdir()
+    yield tmp_path
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert left == ["config.yaml", "my_code.py", "temporary"]
+
+
+@pytest.fixture
+def verify(project, warm, monkeypatch, capfd):
+    """Run the command in this process, and each of its runs in a process that has imported PyTorch."""
+
+    def run_warm(command, *, env, **_):
+        with monkeypatch.context() as patched:
+            for name, value in env.items():
+                patched.setenv(name, value)
+            return warm.run([str(WARM_PYTHON), *command[1:]], project, timeout=100)
 
     def run(*arguments):
-        done = emrun(
-            "verify-resume", "-q", "config.yaml", *arguments, env={"TMPDIR": str(tmp_path / "temporary")}, timeout=280
-        )
-        left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
-        assert left == ["config.yaml", "my_code.py", "temporary"]
-        return done
+        monkeypatch.setattr(sys, "argv", ["emrun", "verify-resume", "-q", "config.yaml", *arguments])
+        return subprocess.CompletedProcess(sys.argv, main(), *capfd.readouterr())
 
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.setattr("tempfile.tempdir", str(project / "temporary"))
+    monkeypatch.setattr("emrun.diagnosis.recorded_trainings.subprocess.run", run_warm)
     return run
 
 
@@ -187,54 +211,49 @@ def rows(done):
 
 
 def test_a_good_config_is_exact_at_every_point(verify):
-    done = verify("main_loop.buffer=2", "main_loop.fixed_epoch_size=4")
+    done = verify("main_loop.buffer=2", "main_loop.fixed_epoch_size=4", "main_loop.extra_streams=[valid, train]")
     assert (done.returncode, done.stderr) == (0, "")
     assert rows(done) == [
         ["the middle of an epoch", "5", "SIGTERM", "5", "exact"],
         ["the end of a pass", "6", "SIGTERM", "6", "exact"],
         ["the last batch of an epoch", "4", "SIGTERM", "4", "exact"],
-        ["an evaluation (valid)", "4", "SIGTERM", "4", "exact"],
+        ["an evaluation (train_eval)", "4", "SIGTERM", "4", "exact"],
     ]
     assert done.stdout.splitlines()[-1] == "exact: interrupted at 4 points, compared 10 iterations"
 
 
-def test_a_run_whose_train_stream_is_evaluated_too_is_exact(verify):
-    done = verify("main_loop.extra_streams=[train]")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert rows(done) == [
-        ["the middle of an epoch", "9", "SIGTERM", "9", "exact"],
-        ["the last batch of an epoch", "6", "SIGTERM", "6", "exact"],
-        ["an evaluation (train_eval)", "6", "SIGTERM", "6", "exact"],
-    ]
-
-
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        "{class: SequentialLR, schedulers: [{class: LinearLR, total_iters: 4}, {class: CosineAnnealingLR, T_max: 9}], "
-        "milestones: [4], step_on: update}",
-        "{class: ChainedScheduler, schedulers: [{class: LinearLR}, {class: ExponentialLR, gamma: 0.9}], "
-        "step_on: update}",
-    ],
-    ids=["SequentialLR", "ChainedScheduler"],
+SCHEDULERS = (
+    "{class: SequentialLR, milestones: [4], step_on: update, schedulers: ["
+    "{class: ChainedScheduler, schedulers: [{class: LinearLR}, {class: ExponentialLR, gamma: 0.9}]}, "
+    "{class: CosineAnnealingLR, T_max: 9}]}"
 )
-def test_a_schedule_of_schedules_is_exact(verify, scheduler):
-    done = verify(f"model.scheduler={scheduler}")
+
+
+def test_a_schedule_of_schedules_is_exact(verify):
+    done = verify("--at", "3", "--at", "8", f"model.scheduler={SCHEDULERS}")
     assert (done.returncode, done.stderr) == (0, "")
-    assert {row[-1] for row in rows(done)} == {"exact"}
+    assert [row[-2:] for row in rows(done)] == [["3", "exact"], ["8", "exact"]]
 
 
-def test_a_killed_run_resumes_from_its_checkpoint_and_long_epochs_are_shortened(emrun, tmp_path):
+def test_a_killed_run_resumes_from_its_checkpoint_and_long_epochs_are_shortened(verify, project):
     sample = "{class: Majority, n: 300, batch_size: 10}"
-    (tmp_path / "config.yaml").write_text(CONFIG.replace("{class: my_code.Data}", sample).replace(
+    (project / "config.yaml").write_text(CONFIG.replace("{class: my_code.Data}", sample).replace(
         "{class: my_code.Net}", "{class: torch.nn.Sequential, args: [{class: torch.nn.Linear, in_features: 11, "
         "out_features: 1}, {class: torch.nn.Flatten, start_dim: 0}]}"
     ))  # fmt: skip
-    done = emrun("verify-resume", "-q", "--kill", "--at", "11", "config.yaml", timeout=280)
+    done = verify("--kill", "--at", "11")
     assert (done.returncode, done.stderr) == (0, "")
     assert rows(done) == [["the given iteration", "11", "SIGKILL", "9", "exact"]]
     assert "verified with main_loop.fixed_epoch_size=8" in done.stdout
     assert "compared 18 iterations" in done.stdout
+
+
+def test_the_installed_command_is_exact_with_new_processes_and_leaves_nothing_behind(project, emrun):
+    arguments = ["config.yaml", "--kill", "--at", "9"]
+    done = emrun("verify-resume", *arguments, env={"TMPDIR": str(project / "temporary")}, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert rows(done) == [["the given iteration", "9", "SIGKILL", "7", "exact"]]
+    assert "running again without interruption" in done.stderr
 
 
 SET_UP = "my_code.Freeze, my_code.Freeze: {until: 3}, my_code.Decay, my_code.Draw, my_code.Curriculum"
@@ -242,7 +261,7 @@ SET_UP = "my_code.Freeze, my_code.Freeze: {until: 3}, my_code.Decay, my_code.Dra
 
 @pytest.mark.parametrize(
     ("options", "resumed"),
-    [(["--at", "4", "--at", "6", "--at", "9"], ["4", "6", "9"]), (["--kill", "--at", "5", "--at", "10"], ["3", "8"])],
+    [(["--at", "6", "--at", "9"], ["6", "9"]), (["--kill", "--at", "5"], ["3"])],
     ids=["SIGTERM", "SIGKILL"],
 )
 def test_what_hooks_set_up_before_an_epoch_is_in_force_after_a_resume_in_its_middle(verify, options, resumed):
@@ -251,16 +270,14 @@ def test_what_hooks_set_up_before_an_epoch_is_in_force_after_a_resume_in_its_mid
     assert done.returncode == 0
 
 
-def test_the_hook_of_the_readme_is_exact(verify, tmp_path):
+def test_the_hook_of_the_readme_is_exact(verify, project):
     code = (SAMPLES / "my_project" / "my_hooks.py").read_text()  # tests/test_readme.py compares it with the README
-    with (tmp_path / "my_code.py").open("a") as file:
+    with (project / "my_code.py").open("a") as file:
         file.write("\n\n" + code)
-    done = verify("hooks=[ComputeStats: {variables: [loss]}, WriteCSV, my_code.GradientNorm: {enough: 0.0}]")
-    assert [(row[0], row[-1]) for row in rows(done)] == [
-        ("the middle of an epoch", "exact"),
-        ("the last batch of an epoch", "exact"),
-        ("an evaluation (valid)", "exact"),
-    ]
+    done = verify(
+        "--at", "9", "hooks=[ComputeStats: {variables: [loss]}, WriteCSV, my_code.GradientNorm: {enough: 0.0}]"
+    )
+    assert [row[-2:] for row in rows(done)] == [["9", "exact"]], done.stdout
 
 
 def test_a_stream_that_draws_global_random_numbers_in_a_thread_is_named(verify):
@@ -328,18 +345,19 @@ def test_a_run_that_fails_for_a_reason_of_its_own_is_reported_with_its_traceback
     assert "RuntimeError: the disk of the data is gone" in done.stderr
 
 
-def test_sigterm_ends_it_and_leaves_nothing_behind(tmp_path):
-    (tmp_path / "temporary").mkdir()
+@pytest.mark.timeout(100)  # a run that survives the command lives longer
+def test_sigterm_ends_the_command_and_its_run_and_leaves_nothing_behind(project):
+    os.mkfifo(project / "begun")
     process = subprocess.Popen(
-        [EMRUN, "verify-resume", SAMPLES / "majority.yaml"],
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+        [EMRUN, "verify-resume", "config.yaml", "dataset.kind=endless"],
+        cwd=project,
+        env={**os.environ, "TMPDIR": str(project / "temporary")},
         stderr=subprocess.PIPE,
         text=True,
     )
-    while not list((tmp_path / "temporary").glob("emrun-verify-*/*.jsonl")):  # the record of the first run
-        assert process.poll() is None
-    process.terminate()
+    with (project / "begun").open() as begun:  # opened when the first run has opened it too
+        process.terminate()
+        assert begun.read() == ""  # that run has ended
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in errors) == (-signal.SIGTERM, False)
-    assert list((tmp_path / "temporary").iterdir()) == []
+    (project / "begun").unlink()

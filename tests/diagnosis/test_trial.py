@@ -4,10 +4,12 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from emrun.config.config import load_config
 from emrun.diagnosis.trial import try_out
+from emrun.errors import StateError
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +27,32 @@ def test_no_random_state_changes_and_no_file_is_left(tmp_path, monkeypatch):
     assert list(Path().iterdir()) == []
     assert not torch.are_deterministic_algorithms_enabled()
     assert found["streams"]["test"]["runs"] == "not run by main_loop"
+
+
+def test_a_mistake_that_is_found_leaves_no_temporary_file(tmp_path, monkeypatch):
+    (tmp_path / "forgetful_model.py").write_text(
+        "import torch\n"
+        "class Forgetful(torch.nn.Linear):\n"
+        "    steps = 0\n"
+        "    def forward(self, x, y):\n"
+        "        self.steps += self.training\n"
+        "        return {'loss': super().forward(x)[:, 0] - y + self.steps}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    config = {
+        "dataset": {"class": "Majority"},
+        "model": {
+            "module": {"class": "forgetful_model.Forgetful", "in_features": 11, "out_features": 1},
+            "optimizer": {"class": "SGD", "lr": 0.1},
+        },
+        "hooks": [{"StopAfter": {"epochs": 1}}],
+    }
+    with pytest.raises(StateError, match="a checkpoint does not restore the model exactly"):
+        try_out(load_config(config))
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_the_same_config_gives_the_same_contract(tmp_path):
