@@ -257,7 +257,7 @@ def warm():
         plan.check_statically(load_config(CONFIG), evaluations=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small(warm):
     """Return a small config and functions that train with it."""
     return SimpleNamespace(
@@ -269,6 +269,15 @@ def small(warm):
         finished=finished,
         command=command,
     )
+
+
+@pytest.fixture(scope="session")
+def expected(small, tmp_path_factory):
+    """Return the result of the small config, trained by the command without any fault."""
+    place = tmp_path_factory.mktemp("straight")
+    (place / "config.yaml").write_text(json.dumps(CONFIG))
+    assert command("train", "-q", "config.yaml", "--output-dir", "run", cwd=place).returncode == 0
+    return result(place / "run", ("latest", "best"))
 
 
 @pytest.fixture
