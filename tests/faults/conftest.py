@@ -79,9 +79,9 @@ class Trial:
 
 @pytest.fixture
 def trials(request):
-    """Return a function that yields the trials of a test: `small` of the cases, evenly spaced.
+    """Return a function that yields the trials of a test: `small` of the cases, evenly spaced, or the list `small`.
 
-    In a campaign, cases are chosen at random: as many as there is time for, but at least `small`.
+    In a campaign, cases are chosen at random: as many as there is time for, but at least as many as in `make test`.
     """
     minutes = request.config.getoption("--campaign")
     (mark,) = request.node.iter_markers("fault")
@@ -90,8 +90,9 @@ def trials(request):
     def over(cases, small):
         cases = list(cases)
         ends_at = None
+        few = small if isinstance(small, list) else cases[:: -(-len(cases) // small)]
         if minutes is None:
-            cases = cases[:: -(-len(cases) // small)]
+            cases = few
         else:
             random.Random(1).shuffle(cases)
             began, shares = request.config.stash[TIMES]
@@ -99,7 +100,7 @@ def trials(request):
             ends_at = time.monotonic() + min(left, minutes * 60 * shares[request.node.nodeid])
         tally["planned"] += len(cases)
         for number, case in enumerate(cases):
-            if ends_at is not None and number >= small and time.monotonic() > ends_at:
+            if ends_at is not None and number >= len(few) and time.monotonic() > ends_at:
                 return
             yield Trial(case, tally, minutes is not None)
 
@@ -215,7 +216,7 @@ def began(arguments, cwd, prepare=None):
         except BaseException:
             traceback.print_exc()
         finally:
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, AttributeError):
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(status)
@@ -256,7 +257,7 @@ def warm():
         plan.check_statically(load_config(CONFIG), evaluations=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small(warm):
     """Return a small config and functions that train with it."""
     return SimpleNamespace(
@@ -268,6 +269,15 @@ def small(warm):
         finished=finished,
         command=command,
     )
+
+
+@pytest.fixture(scope="session")
+def expected(small, tmp_path_factory):
+    """Return the result of the small config, trained by the command without any fault."""
+    place = tmp_path_factory.mktemp("straight")
+    (place / "config.yaml").write_text(json.dumps(CONFIG))
+    assert command("train", "-q", "config.yaml", "--output-dir", "run", cwd=place).returncode == 0
+    return result(place / "run", ("latest", "best"))
 
 
 @pytest.fixture

@@ -47,11 +47,9 @@ def turn_clock(of):
 
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a clock set back, jumping, changing to summer time")
-def test_a_clock_that_cannot_be_trusted_changes_nothing(project, small, trials):
+def test_a_clock_that_cannot_be_trusted_changes_nothing(project, small, expected, trials):
     train = ("train", "-q", "config.yaml", "--output-dir", "run")
-    assert small.command(*train, cwd=project).returncode == 0
-    expected = small.result(project / "run", ("latest", "best"))
-    for trial in trials(TURNS.items(), small=6):
+    for trial in trials(TURNS.items(), small=3):
         _, of = trial.case
         for name in ("run", "log"):
             shutil.rmtree(project / name, ignore_errors=True)

@@ -17,7 +17,7 @@ def test_a_file_of_a_run_cut_at_any_byte_never_shows_a_traceback(project, small,
     assert small.command("train", "-q", "config.yaml", "--output-dir", "whole", cwd=project).returncode == 0
     expected = small.result(project / "whole", ("latest", "best"))
     content = (project / "whole" / name).read_bytes()
-    for trial in trials(range(len(content)), small=16):
+    for trial in trials(range(len(content)), small=6):
         shutil.rmtree(project / "run", ignore_errors=True)
         shutil.copytree(project / "whole", project / "run", symlinks=True)
         (project / "run" / name).write_bytes(content[: trial.case])

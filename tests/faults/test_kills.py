@@ -9,10 +9,12 @@ from time import perf_counter
 
 import pytest
 
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.campaign) for part in (1, 2, 3))]
+
 
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("kill -9 at random moments, resumed until done", share=8)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", PARTS)
 def test_kills_at_random_moments_change_nothing(tmp_path, small, trials, part):
     began = perf_counter()
     assert small.forked(small.start_or_resume, tmp_path / "straight") == 0
@@ -25,7 +27,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, small, trials, part):
         signal.setitimer(signal.ITIMER_REAL, delay)
         small.start_or_resume(directory)
 
-    for trial in trials(range(part, 2000, 4), small=13):
+    for trial in trials(range(part, 2000, 4), small=12):
         with trial:
             status = small.forked(run, trial.random.uniform(0.001, seconds))
             while status == 0:  # it came to its end before it was killed

@@ -22,7 +22,7 @@ def test_too_few_file_descriptors_are_told_with_the_limit(project, trials):
         for method in ("fork", "forkserver", "spawn")
     ]
     cases.insert(0, (20, 2, "spawn"))  # enough for the first process
-    for number, trial in enumerate(trials(cases, small=1)):
+    for number, trial in enumerate(trials(cases, small=[(8, 2, "fork")])):
         limit, workers, method = trial.case
         arguments = ["train", "-q", "config.yaml", "--output-dir", f"run-{number}", f"main_loop.workers={workers}"]
         arguments += [f"main_loop.start_method={method}", "~main_loop.buffer"]

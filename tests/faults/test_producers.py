@@ -51,13 +51,18 @@ CASES = [
     for stream, where, size, slow in product(("train", "valid"), WHERE, (0, 1, 4, 16), ("model", "producer"))
     if WHERE[where](size) >= 0
 ]
+FEW = [
+    ("train", "0", 0, "model"), ("valid", "last", 0, "producer"), ("train", "buffer-1", 1, "producer"),
+    ("valid", "buffer", 1, "model"), ("train", "last", 4, "model"), ("valid", "buffer-1", 4, "producer"),
+    ("train", "buffer", 4, "producer"), ("train", "buffer+1", 16, "producer"), ("valid", "1", 16, "model"),
+]  # fmt: skip
 
 
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a stream raises at a batch, read ahead or not")
 def test_a_producer_that_raises_ends_the_training_with_its_error_stream_and_batch(project, small, trials):
     (project / "failing.py").write_text(MODULE)
-    for number, trial in enumerate(trials(CASES, small=32)):
+    for number, trial in enumerate(trials(CASES, small=FEW)):
         stream, where, size, slow = trial.case
         at = WHERE[where](size)
         seconds = 0.002 if slow == "producer" else 0.0

@@ -25,6 +25,11 @@ EMRUN = str(Path(sys.executable).with_name("emrun"))
 TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume")
 WHERE = ("import", "batch", "save", "evaluation", "hook")
 NAMES = ("latest", "best")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+FEW = [  # each two of signal, number of signals, and process or group
+    (signal.SIGINT, 1, False, 0), (signal.SIGINT, 2, True, 1),
+    (signal.SIGTERM, 1, True, 2), (signal.SIGTERM, 2, False, 3),
+]  # fmt: skip
 
 DYING = """
 import os, signal
@@ -125,9 +130,8 @@ def test_a_signal_at_any_moment_ends_the_process_by_it_and_a_resume_ends_the_sam
     expected = small.result(project / "run", NAMES)
     moments = int(count.read_text())
     assert where == "import" or moments > 10
-    for trial in trials(
-        product((signal.SIGINT, signal.SIGTERM), (1, 2), (False, True), range(9 if where != "import" else 2)), small=6
-    ):
+    cases = product(SIGNALS, (1, 2), (False, True), range(9 if where != "import" else 2))
+    for trial in trials(cases, small=FEW if where != "import" else FEW[:1]):
         number, times, group, _ = trial.case
         shutil.rmtree(project / "run", ignore_errors=True)
         with trial:

@@ -26,7 +26,7 @@ def test_a_closed_output_shows_no_traceback_and_the_training_is_finished(project
         "reader of both gone": "2>&1 | true",
         "input closed": "<&- >out 2>err",
     }
-    for number, trial in enumerate(trials(redirected, small=3)):
+    for number, trial in enumerate(trials(redirected, small=["reader of both gone"])):
         script = f"{EMRUN} train config.yaml --output-dir run{number} {redirected[trial.case]}"
         with trial, trial.telling():
             done = subprocess.run(
@@ -38,6 +38,16 @@ def test_a_closed_output_shows_no_traceback_and_the_training_is_finished(project
             assert "status: finished" in (project / f"run{number}" / "trace.yaml").read_text()
             for path in (project / "out", project / "err"):
                 path.unlink(missing_ok=True)
+
+
+def test_a_run_without_standard_output_and_error_is_finished(project, small):
+    def close():
+        os.close(1)
+        os.close(2)
+        sys.stdout = sys.stderr = None  # as Python has them then
+
+    assert small.command("train", "config.yaml", "--output-dir", "run", cwd=project, prepare=close).returncode == 0
+    assert "status: finished" in (project / "run" / "trace.yaml").read_text()
 
 
 @pytest.mark.timeout(7200)

@@ -1,13 +1,15 @@
-"""Worker processes that die, hang or get the signals of their group, in trainings by the installed command.
+"""Worker processes that die, hang or get the signals of their group.
+
+The installed command trains in a process of its own; where processes fork, this process may have been forked too.
 
 Taken out once by hand, each of these made this fail: looking whether the processes are there; looking at the clock;
 ignoring the signals of the group in the processes.
 """
 
+import faulthandler
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -84,19 +86,34 @@ def project(tmp_path):
     return tmp_path
 
 
-def command(project, *arguments):
-    return subprocess.Popen(
-        [EMRUN, *arguments], cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+@pytest.fixture
+def begun(project, small):
+    """Return a function that begins the command in a session of its own; `anew`: imports PyTorch again."""
+
+    def begin(*arguments, anew=False):
+        def prepare():
+            faulthandler.disable()  # pytest's
+            os.setsid()
+            if anew:
+                os.execv(EMRUN, [EMRUN, *arguments])
+
+        return small.began(arguments, project, prepare)
+
+    return begin
 
 
-def run(project, *arguments):
-    process = command(project, *arguments)
-    output, errors = process.communicate(timeout=100)
-    left = [each for each in psutil.process_iter(["pid"]) if session_of(each.pid) == process.pid]
-    assert psutil.wait_procs(left, timeout=15)[1] == []  # the tracker of multiprocessing ends after its process
-    return process.returncode, output + errors
+@pytest.fixture
+def run(begun, small):
+    """Return a function that runs the command, and finds that it leaves no process."""
+
+    def wait(*arguments, anew=False):
+        command = begun(*arguments, anew=anew)
+        done = small.finished(command)
+        left = [each for each in psutil.process_iter(["pid"]) if session_of(each.pid) == command[0]]
+        assert psutil.wait_procs(left, timeout=15)[1] == []  # the tracker of multiprocessing ends after its process
+        return done.returncode, done.stdout + done.stderr
+
+    return wait
 
 
 def session_of(pid):
@@ -114,13 +131,13 @@ def digest(directory):
 
 @pytest.mark.timeout(600)
 @pytest.mark.fault("a worker process is killed, crashes or leaves (fork, forkserver, spawn)")
-def test_a_worker_that_ends_before_its_time_is_told_with_pid_and_how(project, trials):
+def test_a_worker_that_ends_before_its_time_is_reported_with_pid_and_how(run, trials):
     cases = [(method, fault) for fault in ("SIGKILL", "SIGSEGV", "exit") for method in METHODS]
-    for trial in trials(cases, small=2):
+    for trial in trials(cases, small=[("fork", "SIGKILL"), ("fork", "SIGSEGV"), ("fork", "exit")]):
         method, fault = trial.case
         with trial:
-            status, text = run(project, "train", "-q", "config.yaml", f"dataset.fault={fault}",
-                               "main_loop.workers=2", f"main_loop.start_method={method}")  # fmt: skip
+            status, text = run("train", "-q", "config.yaml", f"dataset.fault={fault}", "main_loop.workers=2",
+                               f"main_loop.start_method={method}", anew=method != "fork")  # fmt: skip
             with trial.telling():
                 assert status == 1
                 told = "ended by itself with exit status 3" if fault == "exit" else f"was killed by {fault}"
@@ -132,13 +149,14 @@ def test_a_worker_that_ends_before_its_time_is_told_with_pid_and_how(project, tr
 
 @pytest.mark.timeout(600)
 @pytest.mark.fault("a stream hangs in a thread, a worker or a C call, with stream_timeout")
-def test_a_stream_that_hangs_is_told_with_its_stacks_and_the_process_ends(project, trials):
+def test_a_stream_that_hangs_is_reported_with_its_stacks_and_the_process_ends(project, run, trials):
     cases = [("hang", "buffer=2"), ("hang", "workers=2"), ("hang in C", "workers=1")]
     for trial in trials(cases, small=2):
         fault, reader = trial.case
         with trial:
-            status, text = run(project, "train", "-q", "config.yaml", f"dataset.fault={fault}", f"main_loop.{reader}",
-                               "main_loop.stream_timeout=1", "--output-dir", f"run-{fault}-{reader}")  # fmt: skip
+            status, text = run("train", "-q", "config.yaml", f"dataset.fault={fault}", f"main_loop.{reader}",
+                               "main_loop.stream_timeout=1", "--output-dir", f"run-{fault}-{reader}",
+                               anew=reader == "buffer=2")  # fmt: skip
             log = (project / f"run-{fault}-{reader}" / "train.log").read_text()
             with trial.telling():
                 assert status == 1
@@ -148,45 +166,46 @@ def test_a_stream_that_hangs_is_told_with_its_stacks_and_the_process_ends(projec
 
 @pytest.mark.timeout(600)
 @pytest.mark.fault("SIGINT, SIGTERM to the process group of a training with workers")
-def test_a_signal_to_the_group_ends_the_training_gracefully(project, trials):
-    straight = run(project, "train", "-q", "config.yaml", "--output-dir", "straight")
+def test_a_signal_to_the_group_ends_the_run_gracefully(project, small, begun, run, trials):
+    straight = run("train", "-q", "config.yaml", "--output-dir", "straight")
     assert straight[0] == 0, straight[1]
     expected = digest(project / "straight")
     cases = [(method, number, policy) for number in (signal.SIGINT, signal.SIGTERM) for policy in ("batch", "epoch")
              for method in METHODS]  # fmt: skip
-    for trial in trials(cases, small=2):
+    few = [("fork", signal.SIGINT, "batch"), ("fork", signal.SIGTERM, "epoch")]
+    for trial in trials(cases, small=few):
         method, number, policy = trial.case
         name = f"run-{method}-{number.name}-{policy}"
         settings = ["main_loop.workers=2", f"main_loop.start_method={method}", f"main_loop.on_interrupt={policy}"]
         with trial:
             for flag in ("here", "go on"):
                 (project / flag).unlink(missing_ok=True)
-            process = command(project, "train", "config.yaml", "dataset.fault=wait for the group's signal",
-                              "--output-dir", name, *settings)  # fmt: skip
+            command = begun("train", "config.yaml", "dataset.fault=wait for the group's signal", "--output-dir", name,
+                            *settings, anew=method != "fork")  # fmt: skip
             while not (project / "here").exists():
-                assert process.poll() is None, process.communicate()
-            os.killpg(process.pid, number)
+                assert os.waitpid(command[0], os.WNOHANG) == (0, 0)
+            os.killpg(command[0], number)
             (project / "go on").touch()
-            _, errors = process.communicate(timeout=100)
+            done = small.finished(command)
             with trial.telling():
-                assert process.returncode == -number, errors
-                assert "Traceback" not in errors
+                assert done.returncode == -number, done.stderr
+                assert "Traceback" not in done.stderr
             with trial.reading():
-                assert run(project, "resume", "-q", name)[0] == 0
+                assert run("resume", "-q", name, anew=method != "fork")[0] == 0
             assert digest(project / name) == expected
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.fault("the same training with fork, forkserver and spawn, with 0 and 2 workers")
-def test_every_way_of_reading_gives_the_same_bits(project, trials):
+def test_every_way_of_reading_gives_the_same_bits(project, run, trials):
     cases = [(method, count) for count in (2, 0) for method in METHODS]
     digests = []
-    for trial in trials(cases, small=3):
+    for trial in trials(cases, small=[("fork", 2), ("fork", 0), ("spawn", 1)]):
         method, count = trial.case
         with trial:
             name = f"run-{method}-{count}"
-            status, text = run(project, "train", "-q", "config.yaml", "--output-dir", name,
-                               f"main_loop.workers={count}", f"main_loop.start_method={method}")  # fmt: skip
+            status, text = run("train", "-q", "config.yaml", "--output-dir", name, f"main_loop.workers={count}",
+                               f"main_loop.start_method={method}", anew=method == "forkserver")  # fmt: skip
             assert status == 0, text
             digests.append(digest(project / name))
             assert digests[-1] == digests[0]

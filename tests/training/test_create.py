@@ -1,63 +1,19 @@
-"""From a config to a run directory and back, in this process."""
+"""From a config to a run directory, in this process."""
 
 import gc
 import importlib
-import json
 import logging
-import random
 import threading
 
-import numpy as np
 import psutil
 import pytest
 import torch
 from ruamel.yaml import YAML
 
 import emrun
-from emrun.errors import ConfigError, StateError, StorageError, UsageError
+from emrun.errors import ConfigError, UsageError
 from emrun.training.create import create_training, train
-from emrun.training.evaluate import evaluate
-
-CONFIG = {
-    "seed": 5,
-    "name": "tiny",
-    "dataset": {"class": "Majority", "n": 50},
-    "model": {
-        "module": {
-            "class": "torch.nn.Sequential",
-            "args": [
-                {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
-                {"class": "torch.nn.Flatten", "start_dim": 0},
-            ],
-        },
-        "inputs": ["x"],
-        "outputs": ["logit"],
-        "loss": {"class": "torch.nn.BCEWithLogitsLoss", "inputs": ["logit", "y"]},
-        "optimizer": {"class": "SGD", "lr": 0.5},
-    },
-    "main_loop": {"extra_streams": ["valid"]},
-    "hooks": [{"ComputeStats": {"variables": ["loss"]}}, "SaveBest", {"StopAfter": {"epochs": 2}}],
-}
-
-
-def trained(tmp_path, *overrides, config=CONFIG):
-    training = create_training(config, tmp_path, overrides=overrides)
-    train(training)
-    return training
-
-
-def metrics(training):
-    lines = (training.output_dir / "metrics.jsonl").read_text().splitlines()
-    return [{**json.loads(line), "seconds": None} for line in lines]
-
-
-def weights(training, name="latest"):
-    return (training.output_dir / "checkpoints" / name / "model.safetensors").read_bytes()
-
-
-def trace(directory):
-    return YAML(typ="safe", pure=True).load(directory / "trace.yaml")
-
+from tests.training.tiny import CONFIG, metrics, trace, trained, weights
 
 COUNTING = """
 from itertools import count
@@ -351,109 +307,6 @@ def test_a_variable_that_nothing_makes_is_found_before_any_update(tmp_path):
     assert all(torch.equal(before[name], value) for name, value in training.model.module.state_dict().items())
 
 
-# evaluation
-
-
-def test_an_evaluation_gives_what_the_training_wrote(tmp_path):
-    training = trained(tmp_path)
-    found = evaluate(training.output_dir, "valid", checkpoint_name="latest")
-    assert found == {"valid": metrics(training)[-1]["streams"]["valid"]}
-
-
-def test_results_of_an_evaluation_may_lie_outside_the_run(tmp_path):
-    training = trained(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in training.output_dir.rglob("*")}
-    evaluate(training.output_dir, "valid", output_dir=tmp_path / "mine")
-    assert {path: path.stat().st_mtime_ns for path in training.output_dir.rglob("*")} == before
-    assert (tmp_path / "mine" / "valid-1" / "metrics.jsonl").exists()
-
-
-def test_an_evaluation_takes_the_best_checkpoint_by_default(tmp_path):
-    training = trained(tmp_path, "model.optimizer.lr=30.0", "hooks.StopAfter.epochs=4")
-    losses = [line["streams"]["valid"]["loss"]["mean"] for line in metrics(training)]
-    assert min(losses) < losses[-1]
-    assert evaluate(training.output_dir, "valid")["valid"]["loss"]["mean"] == min(losses)
-
-
-def test_an_evaluation_has_a_directory_of_its_own_and_leaves_the_run_alone(tmp_path):
-    training = trained(tmp_path)
-    before = {path: path.read_bytes() for path in training.output_dir.rglob("*") if path.is_file()}
-    for _ in range(2):
-        evaluate(training.output_dir, "valid")
-    assert before == {path: path.read_bytes() for path in before}
-    assert sorted(path.name for path in (training.output_dir / "eval").iterdir()) == ["valid-1", "valid-2"]
-    line = json.loads((training.output_dir / "eval" / "valid-1" / "metrics.jsonl").read_text())
-    assert list(line["streams"]) == ["valid"]
-    assert trace(training.output_dir / "eval" / "valid-1")["status"] == "finished"
-
-
-def test_an_evaluation_leaves_the_random_states_of_the_process_as_they_were_seeded(tmp_path):
-    training = trained(tmp_path)
-    states = []
-    for _ in range(2):
-        evaluate(training.output_dir, "valid")
-        states.append((random.random(), np.random.rand(), torch.rand(1).item()))
-    assert states[0] == states[1]
-
-
-def test_an_overlay_changes_the_evaluation_of_its_stream_only(tmp_path):
-    overlay = {"valid": {"hooks": [{"ComputeStats": {"variables": [{"logit": ["max"]}]}}], "dataset": {"n": 100}}}
-    training = trained(tmp_path, config={**CONFIG, "eval": overlay})
-    assert list(evaluate(training.output_dir, "valid")["valid"]) == ["logit"]
-    assert list(evaluate(training.output_dir, "train")["train"]) == ["loss"]
-
-
-def test_overrides_win_over_the_overlay(tmp_path):
-    overlay = {"valid": {"dataset": {"n": 100}}}
-    training = trained(tmp_path, config={**CONFIG, "eval": overlay})
-    stats = "hooks.ComputeStats.variables=[{loss: [count]}]"
-    assert evaluate(training.output_dir, "valid", [stats])["valid"]["loss"]["count"] == 20
-    assert evaluate(training.output_dir, "valid", [stats, "dataset.n=200"])["valid"]["loss"]["count"] == 40
-
-
-def test_another_config_can_evaluate_the_weights(tmp_path):
-    training = trained(tmp_path)
-    other = tmp_path / "other.yaml"
-    YAML().dump({**CONFIG, "hooks": [{"ComputeStats": {"variables": ["logit"]}}]}, other)
-    assert list(evaluate(training.output_dir, "valid", config=other)["valid"]) == ["logit"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"stream": "vaild"}, "no stream 'vaild'; did you mean 'valid'?"),
-        ({"checkpoint_name": "bset"}, "no checkpoint 'bset'; available: best"),
-    ],
-)
-def test_an_evaluation_of_what_is_not_there_leaves_nothing_behind(tmp_path, arguments, message):
-    training = trained(tmp_path)
-    with pytest.raises(UsageError) as caught:
-        evaluate(training.output_dir, **{"stream": "valid", **arguments})
-    assert message in str(caught.value)
-    assert not list(training.output_dir.glob("eval/*"))
-
-
-def test_a_directory_without_a_run_cannot_be_evaluated(tmp_path):
-    with pytest.raises(UsageError, match="not a run directory"):
-        evaluate(tmp_path, "valid")
-
-
-def test_weights_of_another_architecture_are_refused(tmp_path):
-    training = trained(tmp_path)
-    with pytest.raises(StateError, match="of another shape"):
-        evaluate(training.output_dir, "valid", ["dataset.dim=13", "model.module.args.0.in_features=13"])
-
-
-def test_damaged_weights_are_refused(tmp_path):
-    training = trained(tmp_path)
-    path = training.output_dir / "checkpoints" / "best" / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(StorageError, match="differs from its manifest"):
-        evaluate(training.output_dir, "valid")
-
-
 TAKERS = """
 from pathlib import Path
 import torch
@@ -487,53 +340,3 @@ def test_the_output_dir_that_dataset_module_and_hook_get_is_a_path(tmp_path, mon
     training = create_training({**config, "hooks": ["takers.Hook"]}, output_dir=tmp_path / "run")
     for taker in (training.dataset, training.model.module, training.hooks[0]):
         assert taker.output_dir == tmp_path / "run"
-
-
-# the train stream among the extra streams
-
-
-class Probed(emrun.AbstractHook):
-    """Records for each batch of a stream: its name, whether it is trained on, the sum of its first source."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = {}
-
-    def after_batch(self, stream_name, batch_data):
-        key = (stream_name, self.main_loop.training, self.main_loop.training_epochs_done)
-        self.seen.setdefault(key, []).append(float(np.sum(batch_data["x"])))
-
-
-def with_train_evaluated(**main_loop):
-    return {**CONFIG, "main_loop": {"extra_streams": ["train", "valid"], **main_loop}}
-
-
-@pytest.mark.parametrize("main_loop", [{}, {"buffer": 3}, {"fixed_epoch_size": 2}], ids=str)
-def test_evaluating_the_train_stream_too_changes_nothing_of_the_training(tmp_path, main_loop):
-    both = trained(tmp_path, config=with_train_evaluated(**main_loop))
-    plain = trained(tmp_path, config={**CONFIG, "main_loop": {"extra_streams": ["valid"], **main_loop}})
-    assert weights(both) == weights(plain)
-    for one, other in zip(metrics(both), metrics(plain), strict=True):
-        assert {name: data for name, data in one["streams"].items() if name != "train_eval"} == other["streams"]
-
-
-@pytest.mark.parametrize("size", [None, 2])
-def test_the_train_stream_is_evaluated_on_the_same_batches_each_time_under_a_name_of_its_own(tmp_path, size):
-    overrides = [] if size is None else [f"main_loop.fixed_epoch_size={size}"]
-    training = create_training(with_train_evaluated(), tmp_path, overrides=overrides)
-    probe = Probed()
-    training.main_loop.change_hooks([probe, *training.hooks])
-    training.main_loop.run_training()
-    count = len(probe.seen["train", True, 1])
-    in_two_epochs = probe.seen["train_eval", False, 0]  # the counter grows behind the evaluations
-    assert len(in_two_epochs) == 2 * count
-    assert in_two_epochs[:count] == in_two_epochs[count:] == probe.seen["train_eval", False, 1]
-    assert not [key for key in probe.seen if key[0] == "train_eval" and key[1]]
-    assert list(metrics(training)[-1]["streams"]) == ["train", "train_eval", "valid"]
-    assert metrics(training)[0]["streams"]["train_eval"] == metrics(training)[0]["streams"]["train"]
-
-
-def test_a_hook_may_watch_the_evaluated_train_stream(tmp_path):
-    config = with_train_evaluated()
-    config["hooks"] = [CONFIG["hooks"][0], {"SaveBest": {"stream": "train_eval"}}, {"StopAfter": {"epochs": 1}}]
-    assert (trained(tmp_path, config=config).output_dir / "checkpoints" / "best").exists()

@@ -1,0 +1,217 @@
+"""What the tests of resumed runs share: streams of all kinds, a config, runs that are interrupted."""
+
+import json
+import os
+import signal
+
+import torch
+
+from emrun import AbstractHook, create_training, resume_training
+from emrun.training.create import train
+
+DATA = '''
+import numpy as np
+
+
+class Data:
+    """Streams of all kinds, with five batches per pass."""
+
+    def __init__(self, kind, buffer_draws=True):
+        self.x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+        self.train_stream = getattr(self, kind)
+
+    def _batch(self, rows, noise=0.0):
+        x = self.x[rows] + np.float32(noise)
+        return {"x": x, "y": (x.sum(axis=1) > 0).astype(np.int64)}
+
+    def context(self, ctx):
+        for rows in ctx.batches(20, 4, shuffle=True):
+            yield self._batch(rows, ctx.rng.normal())
+
+    def plain(self):
+        for first in range(0, 20, 4):
+            yield self._batch(np.arange(first, first + 4))
+
+    def own_random(self, ctx):
+        for _ in range(5):
+            yield self._batch(ctx.rng.integers(0, 20, size=4))
+
+    def global_random(self):
+        order = np.random.permutation(20)
+        for first in range(0, 20, 4):
+            yield self._batch(order[first : first + 4])
+
+    def stateful(self):
+        return Stateful(self)
+
+    def valid_stream(self):
+        np.random.rand()
+        for first in range(0, 12, 4):
+            yield self._batch(np.arange(first, first + 4))
+
+
+class Stateful:
+    """An iterable with a state of its own, and random numbers that nothing else could restore."""
+
+    def __init__(self, data):
+        self.data, self.index, self.rng = data, 0, np.random.default_rng(int(np.random.randint(1000)))
+
+    def __iter__(self):
+        while self.index < 5:
+            rows = self.rng.integers(0, 20, size=4)
+            self.index += 1
+            yield self.data._batch(rows)
+
+    def state_dict(self):
+        return {"index": self.index, "rng": self.rng.bit_generator.state}
+
+    def load_state_dict(self, state):
+        self.index = state["index"]
+        self.rng.bit_generator.state = state["rng"]
+'''
+
+MODEL = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width), torch.nn.Dropout(0.3), torch.nn.Linear(width, 2)
+        )
+
+    def forward(self, x, y):
+        logits = self.layers(x)
+        losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
+        return {"loss": losses, "scalar": losses.mean(), "accuracy": (logits.argmax(dim=1) == y).float()}
+"""
+
+HOOKS = [
+    {"ComputeStats": {"variables": [{"loss": ["mean", "std", "median", "count"]}, "scalar", "accuracy"]}},
+    {"StopOnNaN": {"after_batch": True}},
+    {"LogVariables": {"variables": ["loss"]}},
+    "ShowProgress",
+    {"SaveBest": {"variable": "accuracy", "condition": "max"}},
+    "SaveLatest",
+    {"SaveEvery": {"n_epochs": "4 iterations", "keep": 2}},
+    "WriteCSV",
+    {"StopAfter": {"epochs": 2, "minutes": 60}},
+]
+
+
+class Interrupt(AbstractHook):
+    """Sends a signal at the n-th event, or at the first of a name, and lists the events."""
+
+    def __init__(self, at=None):
+        super().__init__()
+        self.at = at
+        self.sent = False
+        self.events = []
+
+    def happened(self, what):
+        self.events.append(what)
+        if self.at in (len(self.events), what) and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def before_epoch(self, epoch_id):
+        self.happened(f"before_epoch {epoch_id}")
+
+    def before_batch(self, stream_name):
+        self.happened(f"before_batch {stream_name}")
+
+    def after_update(self):
+        self.happened("after_update")
+
+    def after_batch(self, stream_name):
+        self.happened(f"after_batch {stream_name}")
+
+    def after_stream(self, stream_name):
+        self.happened(f"after_stream {stream_name}")
+
+    def after_epoch(self, epoch_id):
+        self.happened(f"after_epoch {epoch_id}")
+
+    def after_epoch_profile(self, epoch_id):
+        self.happened(f"after_epoch_profile {epoch_id}")
+
+
+def config_of(kind="context", **main_loop):
+    return {
+        "seed": 3,
+        "dataset": {"class": "resume_data.Data", "kind": kind},
+        "model": {
+            "module": {"class": "resume_model.Net"},
+            "optimizer": {"class": "Adam", "lr": 0.05},
+            "scheduler": {"class": "StepLR", "step_size": 1, "gamma": 0.5},
+        },
+        "main_loop": {"extra_streams": ["valid"], **main_loop},
+        "hooks": HOOKS,
+    }
+
+
+def train_with(training, *hooks):
+    """Train with additional hooks."""
+    loop = training.main_loop
+    loop.change_hooks([*loop.hooks, *hooks])
+    train(training)
+
+
+def interrupted(config, directory, at):
+    """Train until the n-th event; return the events."""
+    training = create_training(config, output_dir=directory)
+    hook = Interrupt(at)
+    train_with(training, hook)
+    return hook.events
+
+
+def resumed(directory):
+    training = resume_training(directory)
+    if training is not None:
+        train(training)
+
+
+def stopped(project, config=None, epochs=1):
+    directory = project / "run"
+    training = create_training(
+        config or config_of(), output_dir=directory, overrides=[f"hooks.StopAfter.epochs={epochs}"]
+    )
+    train(training)
+    return directory
+
+
+def straight(project, config):
+    train(create_training(config, output_dir=project / "straight"))
+    return result(project / "straight")
+
+
+def result(directory, has_best=True):
+    """Return all that must be the same: weights, optimizer, metrics without times, CSV."""
+    latest = directory / "checkpoints" / "latest"
+    state = torch.load(latest / "state.pt", weights_only=True)
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    hooks = [each for each in state["hooks"] if each["class"].rpartition(".")[2] != "StopAfter"]  # its time differs
+    csv = directory / "training.csv"
+    return {
+        "weights": (latest / "model.safetensors").read_bytes(),
+        "best": (directory / "checkpoints" / "best" / "model.safetensors").read_bytes() if has_best else None,
+        "metrics": [{**line, "seconds": None} for line in lines],
+        "csv": csv.read_text() if csv.exists() else None,
+        "model": plain(state["model"]),
+        "loop": state["loop"],
+        "names": sorted(path.name for path in (directory / "checkpoints").iterdir() if path.is_symlink()),
+        "hooks": plain([each for each in hooks if "Interrupt" not in each["class"]]),
+        "random": plain(state["random"]),
+        "streams": plain({name: {**stream, "began": None} for name, stream in state["streams"].items()}),
+    }
+
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value

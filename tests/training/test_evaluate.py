@@ -1,0 +1,113 @@
+"""Evaluations of a run, in this process."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from emrun.errors import StateError, StorageError, UsageError
+from emrun.training.evaluate import evaluate
+from tests.training.tiny import CONFIG, metrics, trace, trained
+
+
+def test_an_evaluation_gives_what_the_training_wrote(tmp_path):
+    training = trained(tmp_path)
+    found = evaluate(training.output_dir, "valid", checkpoint_name="latest")
+    assert found == {"valid": metrics(training)[-1]["streams"]["valid"]}
+
+
+def test_results_of_an_evaluation_may_lie_outside_the_run(tmp_path):
+    training = trained(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in training.output_dir.rglob("*")}
+    evaluate(training.output_dir, "valid", output_dir=tmp_path / "mine")
+    assert {path: path.stat().st_mtime_ns for path in training.output_dir.rglob("*")} == before
+    assert (tmp_path / "mine" / "valid-1" / "metrics.jsonl").exists()
+
+
+def test_an_evaluation_takes_the_best_checkpoint_by_default(tmp_path):
+    training = trained(tmp_path, "model.optimizer.lr=30.0", "hooks.StopAfter.epochs=4")
+    losses = [line["streams"]["valid"]["loss"]["mean"] for line in metrics(training)]
+    assert min(losses) < losses[-1]
+    assert evaluate(training.output_dir, "valid")["valid"]["loss"]["mean"] == min(losses)
+
+
+def test_an_evaluation_has_a_directory_of_its_own_and_leaves_the_run_alone(tmp_path):
+    training = trained(tmp_path)
+    before = {path: path.read_bytes() for path in training.output_dir.rglob("*") if path.is_file()}
+    for _ in range(2):
+        evaluate(training.output_dir, "valid")
+    assert before == {path: path.read_bytes() for path in before}
+    assert sorted(path.name for path in (training.output_dir / "eval").iterdir()) == ["valid-1", "valid-2"]
+    line = json.loads((training.output_dir / "eval" / "valid-1" / "metrics.jsonl").read_text())
+    assert list(line["streams"]) == ["valid"]
+    assert trace(training.output_dir / "eval" / "valid-1")["status"] == "finished"
+
+
+def test_an_evaluation_leaves_the_random_states_of_the_process_as_they_were_seeded(tmp_path):
+    training = trained(tmp_path)
+    states = []
+    for _ in range(2):
+        evaluate(training.output_dir, "valid")
+        states.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert states[0] == states[1]
+
+
+def test_an_overlay_changes_the_evaluation_of_its_stream_only(tmp_path):
+    overlay = {"valid": {"hooks": [{"ComputeStats": {"variables": [{"logit": ["max"]}]}}], "dataset": {"n": 100}}}
+    training = trained(tmp_path, config={**CONFIG, "eval": overlay})
+    assert list(evaluate(training.output_dir, "valid")["valid"]) == ["logit"]
+    assert list(evaluate(training.output_dir, "train")["train"]) == ["loss"]
+
+
+def test_overrides_win_over_the_overlay(tmp_path):
+    overlay = {"valid": {"dataset": {"n": 100}}}
+    training = trained(tmp_path, config={**CONFIG, "eval": overlay})
+    stats = "hooks.ComputeStats.variables=[{loss: [count]}]"
+    assert evaluate(training.output_dir, "valid", [stats])["valid"]["loss"]["count"] == 20
+    assert evaluate(training.output_dir, "valid", [stats, "dataset.n=200"])["valid"]["loss"]["count"] == 40
+
+
+def test_another_config_can_evaluate_the_weights(tmp_path):
+    training = trained(tmp_path)
+    other = tmp_path / "other.yaml"
+    YAML().dump({**CONFIG, "hooks": [{"ComputeStats": {"variables": ["logit"]}}]}, other)
+    assert list(evaluate(training.output_dir, "valid", config=other)["valid"]) == ["logit"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"stream": "vaild"}, "no stream 'vaild'; did you mean 'valid'?"),
+        ({"checkpoint_name": "bset"}, "no checkpoint 'bset'; available: best"),
+    ],
+)
+def test_an_evaluation_of_what_is_not_there_leaves_nothing_behind(tmp_path, arguments, message):
+    training = trained(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        evaluate(training.output_dir, **{"stream": "valid", **arguments})
+    assert message in str(caught.value)
+    assert not list(training.output_dir.glob("eval/*"))
+
+
+def test_a_directory_without_a_run_cannot_be_evaluated(tmp_path):
+    with pytest.raises(UsageError, match="not a run directory"):
+        evaluate(tmp_path, "valid")
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path):
+    training = trained(tmp_path)
+    with pytest.raises(StateError, match="of another shape"):
+        evaluate(training.output_dir, "valid", ["dataset.dim=13", "model.module.args.0.in_features=13"])
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    training = trained(tmp_path)
+    path = training.output_dir / "checkpoints" / "best" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match="differs from its manifest"):
+        evaluate(training.output_dir, "valid")

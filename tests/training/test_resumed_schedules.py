@@ -1,0 +1,180 @@
+"""Schedules at a resume: those that continue, those that change, and those that are over."""
+
+import pytest
+
+from emrun import create_training, resume_training
+from emrun.errors import ArgumentError, StateError
+from emrun.training.create import train
+from tests.training.resuming import config_of, result, stopped, straight
+
+
+def sequence(*schedulers, kind="SequentialLR", **arguments):
+    return {"class": kind, "schedulers": list(schedulers), "step_on": "update", **arguments}
+
+
+WARM_UP = {"class": "LinearLR", "start_factor": 0.25, "total_iters": 3}
+SCHEDULES = {
+    "sequential": sequence(WARM_UP, {"class": "CosineAnnealingLR", "T_max": 20}, milestones=[4]),
+    "chained": sequence(WARM_UP, {"class": "MultiStepLR", "milestones": [4, 6], "gamma": 0.5}, kind="ChainedScheduler"),
+    "nested": sequence(
+        {"class": "ChainedScheduler", "schedulers": [WARM_UP, {"class": "ExponentialLR", "gamma": 0.9}]},
+        {"class": "CosineAnnealingLR", "T_max": 20},
+        milestones=[4],
+    ),
+}
+
+
+def test_a_new_peak_of_a_one_cycle_schedule_counts(project):
+    config = config_of()
+    config["model"]["scheduler"] = {"class": "OneCycleLR", "max_lr": 0.1, "total_steps": 40, "step_on": "update"}
+    directory = stopped(project, config)
+    training = resume_training(directory, ["hooks.StopAfter.epochs=2", "model.scheduler.max_lr=0.01"])
+    train(training)
+    lower = create_training(config, output_dir=project / "lower", overrides=["model.scheduler.max_lr=0.01"])
+    train(lower)
+    rates = [each.model.optimizer.param_groups[0]["lr"] for each in (training, lower)]
+    assert rates[0] == pytest.approx(rates[1])
+
+
+def test_a_new_rate_leaves_the_schedule_of_a_sequence_where_it_is(project):
+    (project / "schedules.py").write_text(
+        "from torch.optim import lr_scheduler as each\n\n\ndef sequence(optimizer):\n"
+        "    parts = [each.ConstantLR(optimizer, 1.0), each.ExponentialLR(optimizer, 0.5)]\n"
+        "    return each.SequentialLR(optimizer, parts, milestones=[2])\n"
+    )
+    config = config_of()
+    config["model"]["scheduler"] = {"class": "schedules.sequence", "step_on": "update"}
+    directory = stopped(project, config)
+    training = resume_training(directory, ["hooks.StopAfter.epochs=2", "model.optimizer.lr=0.5"])
+    before = training.model.optimizer.param_groups[0]["lr"]
+    assert before == pytest.approx(0.5 * 0.5**3)  # of five updates, three were behind the milestone
+    train(training)
+    assert training.model.optimizer.param_groups[0]["lr"] == pytest.approx(before * 0.5**5)
+
+
+@pytest.mark.parametrize(("name", "updates"), [("sequential", 3), ("sequential", 5), ("chained", 3), ("nested", 5)])
+def test_a_schedule_of_schedules_continues_before_and_after_its_milestone(project, name, updates):
+    config = config_of()
+    config["model"]["scheduler"] = SCHEDULES[name]
+    train(create_training(config, output_dir=project / "run", overrides=[f"hooks.StopAfter.iterations={updates}"]))
+    train(resume_training(project / "run", ["hooks.StopAfter.iterations=99"]))
+    assert result(project / "run") == straight(project, config)
+
+
+def test_an_argument_of_a_nested_scheduler_that_changed_wins_over_the_saved_one(project):
+    config = config_of()
+    config["model"]["scheduler"] = SCHEDULES["sequential"]
+    directory = stopped(project, config)
+    changed = ["hooks.StopAfter.epochs=2", "model.scheduler.schedulers.1.T_max=40", "model.optimizer.lr=0.5"]
+    scheduler = resume_training(directory, changed).model.scheduler.scheduler
+    warm_up, cosine = scheduler._schedulers
+    assert (cosine.T_max, cosine.base_lrs, warm_up.base_lrs) == (40, [0.5], [0.5])
+    assert (scheduler.last_epoch, warm_up.total_iters) == (5, 3)
+    assert scheduler.get_last_lr() == cosine.get_last_lr() == [scheduler.optimizer.param_groups[0]["lr"]]
+
+
+def test_other_parts_of_a_schedule_are_refused_at_a_resume(project):
+    config = config_of()
+    config["model"]["scheduler"] = SCHEDULES["sequential"]
+    directory = stopped(project, config)
+    parts = "[{class: LinearLR}, {class: ExponentialLR, gamma: 0.9}]"
+    message = r"is SequentialLR\(LinearLR, ExponentialLR\), but was SequentialLR\(LinearLR, CosineAnnealingLR\)"
+    with pytest.raises(StateError, match=message):
+        resume_training(directory, ["hooks.StopAfter.epochs=2", f"model.scheduler.schedulers={parts}"])
+
+
+ENDS = {  # schedule, of which one epoch of five updates is the whole -> what the warning says
+    "cosine": (
+        {"class": "CosineAnnealingLR", "T_max": 5},
+        "CosineAnnealingLR has made 5 of its 5 steps (model.scheduler.T_max); the learning rate is 0, after the next "
+        "step 0.00477458; the override model.scheduler.T_max=N",
+    ),
+    "polynomial": (
+        {"class": "PolynomialLR", "total_iters": 4},
+        "PolynomialLR has made 5 of its 4 steps (model.scheduler.total_iters); the learning rate is 0, after the next "
+        "step 0; the override model.scheduler.total_iters=N",
+    ),
+    "linear": (
+        {"class": "LinearLR", "start_factor": 1.0, "end_factor": 0.1, "total_iters": 5},
+        "LinearLR has made 5 of its 5 steps (model.scheduler.total_iters); the learning rate is 0.005, after the next "
+        "step 0.005;",
+    ),
+    "sequence": (
+        sequence(WARM_UP, {"class": "CosineAnnealingLR", "T_max": 2}, milestones=[3]),
+        "CosineAnnealingLR has made 2 of its 2 steps (model.scheduler.schedulers.1.T_max); the learning rate is 0, ",
+    ),
+    "chain": (
+        sequence(WARM_UP, {"class": "CosineAnnealingLR", "T_max": 5}, kind="ChainedScheduler"),
+        "CosineAnnealingLR has made 5 of its 5 steps (model.scheduler.schedulers.1.T_max); the learning rate is ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_resume_that_outlives_its_schedule_warns_once_with_the_rates_and_is_exact(project, caplog, name):
+    schedule, message = ENDS[name]
+    config = config_of()
+    config["model"]["scheduler"] = {**schedule, "step_on": "update"}
+    directory = stopped(project, config)
+    caplog.clear()
+    train(resume_training(directory, ["hooks.StopAfter.epochs=3"]))
+    (warning,) = [each.getMessage() for each in caplog.records if "schedule" in each.getMessage()]
+    assert warning.startswith(f"the run continues after the end of its schedule: {message}")
+    train(create_training(config, output_dir=project / "straight", overrides=["hooks.StopAfter.epochs=3"]))
+    assert result(directory) == result(project / "straight")
+
+
+def test_a_longer_schedule_that_begins_at_a_rate_of_0_is_warned_of(project, caplog):
+    config = config_of()
+    config["model"]["scheduler"] = ENDS["cosine"][0] | {"step_on": "update"}
+    directory = stopped(project, config)
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2", "model.scheduler.T_max=10"]))
+    assert "had made 5 of its 5 steps (model.scheduler.T_max); the learning rate is 0, after the next step 0" in (
+        caplog.text
+    )
+
+
+NO_ENDS = [
+    {"class": "CosineAnnealingLR", "T_max": 6},
+    {"class": "CosineAnnealingWarmRestarts", "T_0": 2},
+    {"class": "ExponentialLR", "gamma": 0.9},
+    WARM_UP,
+    {"class": "ConstantLR", "total_iters": 2},
+    sequence(WARM_UP, {"class": "CosineAnnealingLR", "T_max": 3}, milestones=[3]),
+    sequence({"class": "CosineAnnealingLR", "T_max": 2}, {"class": "ExponentialLR", "gamma": 0.9}, milestones=[3]),
+    sequence(WARM_UP, {"class": "ExponentialLR", "gamma": 0.9}, kind="ChainedScheduler"),
+]
+
+
+@pytest.mark.parametrize("schedule", NO_ENDS, ids=lambda each: each["class"])
+def test_a_schedule_that_is_not_over_or_has_no_end_is_not_warned_of(project, caplog, schedule):
+    config = config_of()
+    config["model"]["scheduler"] = {**schedule, "step_on": "update"}
+    directory = stopped(project, config)
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
+    assert "end of its schedule" not in caplog.text
+
+
+def test_a_resume_with_nothing_left_to_train_does_not_warn_of_its_schedule(project, caplog):
+    config = config_of()
+    config["model"]["scheduler"] = {**ENDS["cosine"][0], "step_on": "update"}
+    directory = stopped(project, config)
+    train(resume_training(directory, ["hooks.StopAfter.iterations=5"]))
+    assert "end of its schedule" not in caplog.text
+
+
+def test_a_one_cycle_schedule_that_is_over_is_an_error_before_any_update(project):
+    config = config_of()
+    config["model"]["scheduler"] = {"class": "OneCycleLR", "max_lr": 0.1, "total_steps": 5, "step_on": "update"}
+    directory = stopped(project, config)
+    before = (directory / "checkpoints" / "latest").resolve()
+    training = resume_training(directory, ["hooks.StopAfter.epochs=2"])
+    message = r"OneCycleLR has made 5 of its 5 steps \(model.scheduler.total_steps\), .* model.scheduler.total_steps=N"
+    with pytest.raises(ArgumentError, match=message) as caught:
+        train(training)
+    assert caught.value.exit_status == 2
+    assert training.main_loop.iterations_done == 5
+    assert (directory / "checkpoints" / "latest").resolve() == before
+    longer = resume_training(directory, ["model.scheduler.total_steps=20"])
+    train(longer)
+    assert longer.main_loop.iterations_done == 10
