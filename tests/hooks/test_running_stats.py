@@ -339,27 +339,38 @@ def test_memory_does_not_grow_with_the_number_of_batches(batch, is_weighted):
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
-@pytest.mark.parametrize("cut", [0, 1, 64, 65, 66, 1000, MOST, MOST + 1, 2999])
-def test_thousands_of_scalars_are_reduced_on_the_way_and_resumed_to_the_last_bit(cut, is_weighted):
-    numbers = np.random.default_rng(5)
-    batches = [(torch.tensor(numbers.random()), int(numbers.integers(1, 9))) for _ in range(3000)]
-    weights = torch.ones(8) if is_weighted else None
+def test_scalars_are_reduced_after_many_batches_and_their_statistics_are_those_of_numpy(is_weighted):
+    batches = scalars_and_lengths(2 * MOST + 50)
+    stats = add_scalars(RunningStats(RUNNING), batches, is_weighted, most_held=6 * MOST)
+    values, lengths = np.array([value.item() for value, _ in batches]), [length for _, length in batches]
+    assert stats.result() == pytest.approx(by_numpy(np.repeat(values, lengths)), rel=1e-12)
 
-    def take(stats, some):
-        for value, length in some:
-            stats.add(value, length, None if weights is None else weights[:length])
-            assert held(stats) <= 6 * MOST
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("cut", [0, 1, 2, 65, 66, MOST, MOST + 1, 2 * MOST + 49])  # the first, the slots, a reduction
+def test_scalars_that_are_resumed_have_the_same_statistics_to_the_last_bit(cut, is_weighted):
+    batches = scalars_and_lengths(2 * MOST + 50)
     whole, first, rest = RunningStats(RUNNING), RunningStats(RUNNING), RunningStats(RUNNING)
-    take(whole, batches)
-    take(first, batches[:cut])
+    add_scalars(whole, batches, is_weighted)
+    add_scalars(first, batches[:cut], is_weighted)
     rest.load_state_dict(first.state_dict())
-    take(rest, batches[cut:])
+    add_scalars(rest, batches[cut:], is_weighted)
     assert rest.result() == whole.result()
-    lengths = np.array([length for _, length in batches])
-    values = np.array([value.item() for value, _ in batches])
-    assert whole.result()["mean"] == pytest.approx((values * lengths).sum() / lengths.sum(), rel=1e-12)
-    assert whole.result()["count"] == lengths.sum()
+
+
+def scalars_and_lengths(count):
+    numbers = np.random.default_rng(5)
+    return [(torch.tensor(numbers.random()), int(numbers.integers(1, 9))) for _ in range(count)]
+
+
+def add_scalars(stats, batches, is_weighted, most_held=None):
+    """Add scalars; at times, check how many numbers are held."""
+    weights = torch.ones(8)
+    for index, (value, length) in enumerate(batches):
+        stats.add(value, length, weights[:length] if is_weighted else None)
+        if most_held and index % 31 == 0:
+            assert held(stats) <= most_held
+    return stats
 
 
 @pytest.mark.parametrize(
