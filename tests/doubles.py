@@ -1,0 +1,104 @@
+"""Small models, datasets and hooks that run in the process of a test, and what is trained with them."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from emrun import AbstractHook, Factory, MainLoop, TorchModel
+
+
+class Streams:
+    """A dataset whose streams are lists of batches."""
+
+    def __init__(self, **streams):
+        for name, batches in streams.items():
+            setattr(self, f"{name}_stream", lambda batches=batches: iter(batches))
+
+
+class Record(AbstractHook):
+    """Keeps what the batches gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained = []
+        self.evaluated = []
+
+    def after_batch(self, batch_data):
+        (self.trained if self.main_loop.training else self.evaluated).append(batch_data)
+
+
+class Affine(nn.Module):
+    """y = w x + b on vectors of length 1, with its squared error as the loss."""
+
+    def __init__(self, w=1.0, b=0.0):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(w))
+        self.b = nn.Parameter(torch.tensor(b))
+
+    def forward(self, x, y):
+        predicted = self.w * x + self.b
+        return {"predicted": predicted, "loss": (predicted - y) ** 2}
+
+
+SGD = Factory(torch.optim.SGD, lr=0.1)
+XY = [{"x": [1.0, 2.0], "y": [3.0, 5.0]}, {"x": [0.0, -1.0], "y": [1.0, -1.0]}]
+
+
+def run(model, batches=XY, *hooks, epochs=1, **arguments):
+    """Train and return what the hook `Record` saw of the training."""
+    record = Record()
+    with MainLoop(model, Streams(train=batches), [*hooks, record], on_unused_sources="ignore", **arguments) as loop:
+        for _ in range(epochs):
+            loop.epoch(["train"])
+    return record.trained
+
+
+def evaluate(model, batches=XY):
+    """Evaluate one pass and return the data of its batches."""
+    record = Record()
+    MainLoop(model, Streams(valid=batches), [record], on_unused_sources="ignore").run_evaluation("valid")
+    return record.evaluated
+
+
+def identity(**arguments):
+    """Return a model whose forward returns its input `x` times a parameter."""
+
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return x * self.scale if x.is_floating_point() else x
+
+    return TorchModel(Scale(), outputs=["same"], **arguments)
+
+
+def state_of(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def same_state(module, state):
+    return all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+
+
+class Keep(nn.Module):
+    """Keeps the arguments of its last call; base of modules that tell what they are called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.called = None
+
+    def keep(self, *arguments):
+        self.called = arguments
+        return {"out": torch.zeros(len(arguments[0]))}
+
+
+class Two(Keep):
+    def forward(self, a, b):
+        return self.keep(a, b)
+
+
+X, Y = np.array([1.0, 2.0, -1.0]), np.array([2.0, 6.0, 0.0])
+DW, DB = 2 * (2 * X + 1 - Y) * X, 2 * (2 * X + 1 - Y)  # the gradients of each example's squared error
