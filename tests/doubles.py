@@ -4,7 +4,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from emrun import AbstractHook, Factory, MainLoop, TorchModel
+from emrun import AbstractHook, AbstractModel, Factory, MainLoop, TorchModel
+from emrun.hook import EVENTS
+from emrun.hooks import StopAfter
 
 
 class Streams:
@@ -102,3 +104,82 @@ class Two(Keep):
 
 X, Y = np.array([1.0, 2.0, -1.0]), np.array([2.0, 6.0, 0.0])
 DW, DB = 2 * (2 * X + 1 - Y) * X, 2 * (2 * X + 1 - Y)  # the gradients of each example's squared error
+
+
+# A loop without PyTorch
+
+
+class Doubler(AbstractModel):
+    """Returns its input doubled and remembers how it was called."""
+
+    input_names = ("x",)
+    output_names = ("doubled",)
+
+    def __init__(self):
+        self.calls = []
+
+    def run(self, batch, train, stream):
+        self.calls.append((stream, train, list(batch["x"])))
+        return {"doubled": [2 * value for value in batch["x"]]}
+
+    def save(self, directory):
+        (directory / "weights").write_text(str(len(self.calls)))
+
+    def load(self, directory):
+        pass
+
+
+class SixExamples:
+    """Three train batches, two valid batches, one test batch, of two examples each."""
+
+    def __init__(self):
+        self.passes = []
+
+    def train_stream(self, ctx):
+        self.passes.append(ctx.epoch)
+        for rows in ctx.batches(6, 2):
+            yield {"x": rows.tolist()}
+
+    def valid_stream(self):
+        yield {"x": [10, 11]}
+        yield {"x": [12, 13]}
+
+    def test_stream(self):
+        yield {"x": [20, 21]}
+
+
+def recording_hook(**raising):
+    """Return a hook that listens to every event and raises what `raising` gives for its name."""
+
+    class Recorder(AbstractHook):
+        def __init__(self):
+            super().__init__()
+            self.events = []
+
+    def listen(event):
+        def method(self, **arguments):
+            self.events.append((event, arguments))
+            if event in raising:
+                error = raising[event]
+                raise error(event) if isinstance(error, type) else error
+
+        return method
+
+    for event in EVENTS:
+        if event != "register_mainloop":
+            setattr(Recorder, event, listen(event))
+    return Recorder()
+
+
+def names(hook):
+    return [name for name, _ in hook.events]
+
+
+def loop_of(*hooks, model=None, dataset=None, **arguments):
+    return MainLoop(model or Doubler(), dataset or SixExamples(), hooks, **arguments)
+
+
+def trained(*hooks, epochs=1, **arguments):
+    loop = loop_of(*hooks, StopAfter(epochs=epochs), **arguments)
+    loop.run_training()
+    return loop
