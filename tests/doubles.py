@@ -1,5 +1,8 @@
 """Small models, datasets and hooks that run in the process of a test, and what is trained with them."""
 
+import itertools
+import threading
+
 import numpy as np
 import torch
 from torch import nn
@@ -183,3 +186,44 @@ def trained(*hooks, epochs=1, **arguments):
     loop = loop_of(*hooks, StopAfter(epochs=epochs), **arguments)
     loop.run_training()
     return loop
+
+
+# Stream functions
+
+
+def readers():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("emrun-read")]
+
+
+def by_context(batches=7):
+    """A stream that has the number of its pass in every batch, and draws random numbers."""
+
+    def stream(ctx):
+        for rows in ctx.batches(2 * batches - 1, 2, shuffle=True):
+            yield {"pass": ctx.epoch, "rows": rows.tolist(), "drawn": ctx.rng.random()}
+
+    return stream
+
+
+def by_counting(batches=7):
+    """A generator without a context; it counts its passes itself."""
+    passes = itertools.count(1)
+
+    def stream():
+        number = next(passes)
+        for index in range(batches):
+            yield {"pass": number, "index": index}
+
+    return stream
+
+
+def always_the_same(batches=7):
+    return lambda: ({"index": index} for index in range(batches))
+
+
+def lists(batches=7):
+    return lambda: [{"index": index} for index in range(batches)]
+
+
+def flat(epochs):
+    return list(itertools.chain.from_iterable(epochs))

@@ -201,8 +201,6 @@ def test_every_file_has_a_test():
         "diagnosis/model_facts": "diagnosis/test_trial",
         "diagnosis/round_trip": "diagnosis/test_trial",
         "training/evaluate": "training/test_create",
-        "streams/stream_pass": "streams/test_stream",
-        "streams/bookmark": "streams/test_stream",
         "streams/packing": "streams/test_workers",
         "streams/worker_process": "streams/test_workers",
     }

@@ -1,75 +1,26 @@
-"""The connection between a dataset's stream function and the loop."""
+"""The connection between a dataset's stream function and the loop: batches, positions, the block, the thread."""
 
-import copy
 import itertools
 import logging
 import os
 import signal
-import sys
 import threading
 import time
-import traceback
 from array import array
 
-import numpy as np
 import pytest
+from doubles import always_the_same, by_context, by_counting, flat, lists, readers
 
 from emrun.errors import StreamError
 from emrun.loop.interrupts import Interrupts
-from emrun.randomness import preserved_randomness
 from emrun.streams import read_ahead
 from emrun.streams.stream import StreamPosition, StreamWrapper
 
+pytestmark = pytest.mark.usefixtures("no_reader_is_left")
+
+
 BUFFERS = [0, 1, 2, 3, 4, 16]
 FEW = [0, 1, 4]  # buffers, where the number itself changes nothing
-
-
-@pytest.fixture(autouse=True)
-def no_reader_is_left(monkeypatch):
-    """Every test ends the threads that it began, however busy the machine is."""
-    monkeypatch.setattr(read_ahead, "_PATIENCE", 60)
-    monkeypatch.setattr(read_ahead, "_LOOK_AGAIN", 60)
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) <= before
-
-
-def readers():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("emrun-read")]
-
-
-def by_context(batches=7):
-    """A stream that has the number of its pass in every batch, and draws random numbers."""
-
-    def stream(ctx):
-        for rows in ctx.batches(2 * batches - 1, 2, shuffle=True):
-            yield {"pass": ctx.epoch, "rows": rows.tolist(), "drawn": ctx.rng.random()}
-
-    return stream
-
-
-def by_counting(batches=7):
-    """A generator without a context; it counts its passes itself."""
-    passes = itertools.count(1)
-
-    def stream():
-        number = next(passes)
-        for index in range(batches):
-            yield {"pass": number, "index": index}
-
-    return stream
-
-
-def always_the_same(batches=7):
-    return lambda: ({"index": index} for index in range(batches))
-
-
-def lists(batches=7):
-    return lambda: [{"index": index} for index in range(batches)]
-
-
-def flat(epochs):
-    return list(itertools.chain.from_iterable(epochs))
 
 
 # The same batches, whatever the buffer
@@ -405,139 +356,6 @@ def test_the_profile_has_one_entry_for_each_batch(buffer, epoch_size):
     assert all(seconds >= 0 for seconds in profile["read_batch_train"])
 
 
-# Errors of the producer
-
-
-class Broken:
-    """A stream of `count` batches that raises instead of batch `at`, and records its position."""
-
-    def __init__(self, count, at, error):
-        self.count, self.at, self.error = count, at, error
-        self.threads = []
-        self._begin()
-
-    def _begin(self):
-        self.made = self.taken = 0
-        self.ended = False
-
-    news = threading.Condition()
-
-    def plain(self):
-        return self._batches(range(self.count))
-
-    def with_context(self, ctx):
-        return self._batches(int(rows[0]) for rows in ctx.batches(self.count, 1))
-
-    def _batches(self, indices):
-        with self.news:
-            self._begin()
-        try:
-            for index in indices:
-                if index == self.at:
-                    raise self.error
-                with self.news:
-                    self.made += 1
-                    self.threads.append(threading.current_thread())
-                    self.news.notify_all()
-                yield {"index": index}
-        finally:
-            with self.news:
-                self.ended = True
-                self.threads.append(threading.current_thread())
-                self.news.notify_all()
-
-    def take(self, buffer):
-        """Be slow: wait until the reader has nothing left to do before the next batch is taken."""
-        with self.news:
-            self.taken += 1
-            if self.made - self.taken <= buffer // 2:  # else the reader waits until it is
-                self.news.wait_for(lambda: self.ended or self.made >= self.taken + buffer)
-            over, thread = self.ended, self.threads[-1]
-        if over and thread is not threading.current_thread():
-            thread.join()
-
-
-ERRORS = [
-    pytest.param(buffer, at, id=f"buffer {buffer}, batch {at}")
-    for buffer in (0, 1, 4)
-    for at in sorted({0, max(buffer - 1, 0), buffer, buffer + 1, 19})
-]
-
-
-@pytest.mark.parametrize("epoch_size", [-1, 30])
-@pytest.mark.parametrize(("kind", "slow"), [("plain", False), ("with_context", True)], ids=["fast", "slow"])
-@pytest.mark.parametrize(("buffer", "at"), ERRORS)
-@pytest.mark.timeout(20)
-def test_an_error_reaches_the_loop_as_itself_after_the_batches_before_it(buffer, at, kind, slow, epoch_size):
-    error = KeyError("no such image")
-    broken = Broken(20, at, error)
-    found = []
-    with StreamWrapper(getattr(broken, kind), buffer, epoch_size, "train") as stream:
-        for attempt in range(3):  # also if the caller catches the error: no epoch ends early without one
-            with pytest.raises(KeyError) as raised:
-                for batch in stream:
-                    found.append(batch["index"])
-                    if slow and attempt == 0:
-                        broken.take(buffer)
-            assert raised.value is error
-            assert found == list(range(at))
-            assert stream.position == (1, at)
-            assert not readers()
-    assert "_batches" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-    assert error.__notes__[0] == f"in stream 'train', batch {at} of the pass (counted from 0)"
-
-
-@pytest.mark.parametrize(("kind", "buffer"), [("plain", 0), ("plain", 4), ("with_context", 1)])
-def test_a_stream_that_works_again_continues_at_the_batch_that_failed(kind, buffer):
-    broken = Broken(20, 7, OSError("the network is down"))
-    with StreamWrapper(getattr(broken, kind), buffer) as stream:
-        found = []
-        with pytest.raises(OSError, match="the network is down"):
-            found.extend(batch["index"] for batch in stream)
-        broken.at = None
-        assert [batch["index"] for batch in stream] == list(range(7, 20))
-
-
-@pytest.mark.parametrize("buffer", [0, 4])
-def test_an_error_of_the_stream_function_itself_is_noted_too(buffer):
-    def stream():
-        raise KeyError("no such folder")
-
-    with StreamWrapper(stream, buffer, name="valid") as wrapper, pytest.raises(KeyError) as raised:
-        list(wrapper)
-    assert raised.value.__notes__ == ["in stream 'valid', batch 0 of the pass (counted from 0)"]
-
-
-@pytest.mark.parametrize("buffer", [0, 1, 4])
-def test_an_evaluation_that_failed_starts_from_the_beginning_again(buffer):
-    broken = Broken(10, 5, KeyError("x"))
-    with StreamWrapper(broken.plain, buffer, training=False) as stream:
-        for _ in range(2):
-            found = []
-            with pytest.raises(KeyError):
-                found.extend(batch["index"] for batch in stream)
-            assert stream.position == (0, 5)
-        broken.at = None
-        assert len(list(stream)) == 10
-
-
-@pytest.mark.parametrize("buffer", [0, 4])
-def test_an_error_in_a_later_pass_of_an_epoch_is_not_its_end(buffer):
-    passes = itertools.count(1)
-
-    def stream():
-        number = next(passes)
-        yield from ((number, index) for index in range(3))
-        if number == 2:
-            raise KeyError("x")
-
-    found = []
-    with StreamWrapper(stream, buffer, epoch_size=10) as wrapper, pytest.raises(KeyError):
-        for batch in wrapper:
-            found.append(batch)
-    assert found == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
-
-
 # Producers that hang, and interrupts
 
 
@@ -640,18 +458,6 @@ def test_waking_a_stream_that_nobody_waits_for_does_nothing():
         assert len(list(stream)) == 6
 
 
-# Stress
-
-
-@pytest.fixture
-def busy_switching():
-    """Make threads take turns as often as the interpreter can."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("busy_switching")
 @pytest.mark.parametrize("epoch_size", [-1, 4])
@@ -679,166 +485,3 @@ def test_many_short_passes_under_stress_equal_those_without_a_thread(buffer, epo
         return found
 
     assert epochs(buffer) == epochs(0)
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.usefixtures("busy_switching")
-@pytest.mark.parametrize("buffer", [1, 2, 3])
-def test_no_error_is_lost_under_stress(buffer):
-    for at in range(60):
-        broken = Broken(60, at, KeyError(at))
-        found = []
-        with StreamWrapper(broken.plain, buffer) as stream, pytest.raises(KeyError):
-            for batch in stream:
-                found.append(batch["index"])
-        assert found == list(range(at))
-
-
-# What is known of a stream, and another one that goes where it was
-
-
-class Live:
-    """An object that returns and loads its state without a copy, and keeps changing it."""
-
-    def __init__(self):
-        self.state = {"seen": [], "passes": 0}
-
-    def __iter__(self):
-        while len(self.state["seen"]) < 5:
-            self.state["seen"].append(10 * self.state["passes"] + len(self.state["seen"]))
-            yield {"seen": list(self.state["seen"])}
-        self.state["seen"].clear()
-        self.state["passes"] += 1
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = state
-
-
-def live():
-    """Return a stream function that gives the same object for each pass."""
-    stream = Live()
-    return lambda: stream
-
-
-@pytest.mark.parametrize("buffer", [0, 3])
-@pytest.mark.parametrize("at", [1, 3, 5, 6, 8, 10])
-def test_a_state_that_the_stream_keeps_changing_is_the_one_before_the_batch(at, buffer):
-    straight = flat([list(stream) for stream in [StreamWrapper(live(), name="train")] for _ in range(4)])
-    before, after = (StreamWrapper(live(), buffer, name="train") for _ in range(2))
-    with before:
-        assert list(itertools.islice((batch for _ in range(3) for batch in before), at)) == straight[:at]
-        if at % 5 == 0:
-            assert list(before) == []
-        after.load_state_dict(copy.deepcopy(before.state_dict()))
-        assert after.restore()
-        with after:
-            rest = [batch for _ in range(2) for batch in after]
-    assert rest == straight[at : at + len(rest)]
-    assert len(rest) > 5
-
-
-def test_a_state_between_passes_stays_as_it_was_saved_and_is_given_on():
-    before, after = (StreamWrapper(live(), name="train") for _ in range(2))
-    for _ in range(2):
-        list(before)
-    state = before.state_dict()
-    expected = copy.deepcopy(state["end_of_pass"]["before_last"])
-    after.load_state_dict(state)
-    assert after.restore()
-    assert after.state_dict()["end_of_pass"]["before_last"] == expected
-    assert len(list(after)) == 5
-    assert state["end_of_pass"]["before_last"] == expected
-
-
-@pytest.mark.parametrize("batches", [5, 6, 8])
-def test_a_pass_that_has_another_length_by_now_is_not_the_same(batches):
-    before, after = StreamWrapper(always_the_same(7), name="train"), StreamWrapper(always_the_same(batches))
-    list(before)
-    after.load_state_dict(before.state_dict())
-    assert not after.restore()
-    assert after.position == (2, 0)
-    assert len(list(after)) == batches
-
-
-def test_a_resume_behind_an_empty_pass_begins_the_pass_after_it():
-    def make():
-        def stream(ctx):
-            for rows in ctx.batches(0 if ctx.epoch == 2 else 3, 1):
-                yield {"pass": ctx.epoch, "rows": rows.tolist()}
-
-        return StreamWrapper(stream, name="train")
-
-    before, after = make(), make()
-    assert [len(list(before)) for _ in range(2)] == [3, 0]
-    after.load_state_dict(before.state_dict())
-    assert after.restore()
-    assert after.position == (3, 0)
-    assert [batch["pass"] for batch in after] == [3, 3, 3]
-
-
-def test_seeking_in_a_stream_with_a_state_reads_up_to_there():
-    stream = StreamWrapper(live(), name="train")
-    stream.seek(StreamPosition(1, 3))
-    assert [len(batch["seen"]) for batch in stream] == [4, 5]
-
-
-def test_a_state_that_cannot_be_saved_is_an_error_before_the_first_batch():
-    stream = live()
-    stream().state["lock"] = threading.Lock()
-    with pytest.raises(ValueError, match="stream 'train'"):
-        next(iter(StreamWrapper(stream, name="train")))
-
-
-@pytest.mark.parametrize("buffer", [0, 2])
-def test_a_state_that_is_loaded_into_a_stream_in_use_ends_what_it_was_reading(buffer):
-    before, after = (StreamWrapper(by_context(), buffer, name="train") for _ in range(2))
-    with before, after:
-        straight = list(itertools.islice(before, 3))
-        state = before.state_dict()
-        straight.extend(before)
-        next(iter(after))
-        after.load_state_dict(state)
-        assert readers() == []
-        assert after.restore()
-        assert list(after) == straight[3:]
-
-
-@pytest.mark.parametrize("at", [1, 3])
-def test_a_stream_that_draws_when_it_begins_is_read_again_under_the_same_random_states(at):
-    def stream():
-        for index in np.random.permutation(20):
-            yield {"index": int(index)}
-
-    before, after = (StreamWrapper(stream, name="train") for _ in range(2))
-    with preserved_randomness():
-        np.random.seed(1)
-        head = list(itertools.islice(before, at))
-        state = before.state_dict()
-        rest = list(before)
-        np.random.seed(2)
-        after.load_state_dict(state)
-        assert after.restore()
-        assert list(after) == rest
-    assert len(head + rest) == 20
-
-
-def stops_in_a_generator():
-    yield {"x": [0]}
-    next(iter(()))
-    yield {"x": [1]}
-
-
-def stops_before_it_begins():
-    return [next(iter(()))]
-
-
-@pytest.mark.parametrize("options", [{}, {"buffer_size": 2}], ids=str)
-@pytest.mark.parametrize("function", [stops_in_a_generator, stops_before_it_begins])
-def test_a_stop_iteration_that_a_stream_raises_is_an_error_that_names_it(function, options):
-    stream = StreamWrapper(function, name="train", **options)
-    message = rf"stream 'train' raised StopIteration \(.*test_stream.py:\d+, in {function.__name__}\)"
-    with stream, pytest.raises(StreamError, match=message):
-        list(stream)
