@@ -41,8 +41,14 @@ def some(n, *shape, seed=0):
     return np.random.default_rng(seed).normal(3.0, 2.0, size=(n, *shape))
 
 
-@pytest.mark.parametrize("total", [1, 2, CAPACITY - 1, CAPACITY, CAPACITY + 1, 2 * CAPACITY, 3 * CAPACITY + 7])
-@pytest.mark.parametrize("sizes", [[1000], [7, 512, 1, 3000], [CAPACITY], [CAPACITY + 1], [5 * CAPACITY]], ids=str)
+TOTALS_AND_SIZES = [  # of all values, and of batches
+    *((1, [1000]), (2, [7, 512, 1, 3000]), (CAPACITY - 1, [CAPACITY]), (CAPACITY, [CAPACITY]), (CAPACITY, [1000])),
+    *((CAPACITY + 1, [CAPACITY]), (CAPACITY + 1, [CAPACITY + 1]), (2 * CAPACITY, [CAPACITY]), (2 * CAPACITY, [1000])),
+    *((3 * CAPACITY + 7, [7, 512, 1, 3000]), (3 * CAPACITY + 7, [CAPACITY + 1]), (3 * CAPACITY + 7, [5 * CAPACITY])),
+]
+
+
+@pytest.mark.parametrize(("total", "sizes"), TOTALS_AND_SIZES, ids=str)
 def test_statistics_are_those_of_numpy_however_the_values_are_cut(total, sizes):
     values = some(total)
     assert running(RUNNING, split(values, sizes)) == pytest.approx(by_numpy(values), rel=1e-12)
@@ -133,8 +139,16 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "int32", "uint8", "bool"])
-@pytest.mark.parametrize("kind", KINDS)
+DTYPES = ["float64", "float32", "float16", "int64", "int32", "uint8", "bool"]
+KINDS_AND_DTYPES = [
+    *((kind, "float64") for kind in KINDS),
+    *((kind, dtype) for kind in ("array", "tensor") for dtype in DTYPES[1:]),
+    *(("list", "int64"), ("list", "bool"), ("numbers", "float16"), ("numbers", "bool"), ("tuple", "uint8")),
+    *(("read-only", "bool"), ("reversed", "int32"), ("strided", "float16"), ("parameter", "int64")),
+]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), KINDS_AND_DTYPES)
 def test_values_may_have_any_type(kind, dtype):
     values = (np.abs(some(100)) * 2).astype(dtype)
     found = running(RUNNING, [KINDS[kind](part) for part in split(values, [30])])

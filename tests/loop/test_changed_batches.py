@@ -6,8 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+from doubles import LossOfOne
 
-from emrun import AbstractHook, AbstractModel, MainLoop, create_training
+from emrun import AbstractHook, MainLoop, create_training
 from emrun.cli.replay import report
 from emrun.diagnosis.replay import replay
 from emrun.errors import StreamError
@@ -189,22 +190,6 @@ def test_a_hook_that_fails_after_a_batch_does_not_change_it_a_second_time(projec
 # In this process
 
 
-class Count(AbstractModel):
-    """Has a loss."""
-
-    input_names = ("x",)
-    output_names = ("loss",)
-
-    def run(self, batch, train, stream):
-        return {"loss": 1.0}
-
-    def save(self, directory):
-        """Write nothing."""
-
-    def load(self, directory):
-        """Read nothing."""
-
-
 class Batches:
     """Gives the same mappings in every pass, so that a change of one would show."""
 
@@ -242,7 +227,7 @@ class Seen(AbstractHook):
 
 
 def run(batches, *hooks, **arguments):
-    loop = MainLoop(Count(), Batches(*batches), [*hooks, StopAfter(epochs=1)], skip_zeroth_epoch=True, **arguments)
+    loop = MainLoop(LossOfOne(), Batches(*batches), [*hooks, StopAfter(epochs=1)], skip_zeroth_epoch=True, **arguments)
     loop.run_training()
     return loop
 
