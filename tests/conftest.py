@@ -74,7 +74,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def read_both(output, errors, timeout):
-    """Return the text from two pipes, read until the other ends of both are closed."""
+    """Return what comes from two pipes or terminals, until the other ends of both are closed."""
     parts = {output: [], errors: []}
     deadline = time.monotonic() + timeout
     with selectors.DefaultSelector() as selector:
@@ -85,11 +85,14 @@ def read_both(output, errors, timeout):
             if not ready:
                 raise TimeoutError
             for key, _ in ready:
-                part = os.read(key.fd, 65536)
+                try:
+                    part = os.read(key.fd, 65536)
+                except OSError:  # Linux: no process has the terminal open any more
+                    part = b""
                 parts[key.fileobj].append(part)
                 if not part:
                     selector.unregister(key.fileobj)
-    return ["".join(io.TextIOWrapper(io.BytesIO(b"".join(each)))) for each in parts.values()]
+    return [b"".join(each) for each in parts.values()]
 
 
 class Warm:
@@ -103,17 +106,23 @@ class Warm:
 
     def run(self, arguments, cwd, timeout):
         """Return the finished process, as `subprocess.run` does; after the timeout, kill it and raise an error."""
-        request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": dict(os.environ)}).encode()
+        status, *found = self.run_with(arguments, cwd, timeout, errors=os.pipe())
+        texts = ["".join(io.TextIOWrapper(io.BytesIO(each))) for each in found]
+        return subprocess.CompletedProcess(arguments, status, *texts)
+
+    def run_with(self, arguments, cwd, timeout, errors, env=None):
+        """Return the exit status, standard output, and what comes from `errors`, both ends of a pipe or a terminal."""
+        request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": {**os.environ, **(env or {})}}).encode()
         answers, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # one pair per request: a test may end
-        pipes = [os.pipe(), os.pipe()]
+        pipes = [os.pipe(), errors]
         socket.send_fds(self._client, [request], [*(pipe[1] for pipe in pipes), theirs.fileno()])
         theirs.close()
         for _, end in pipes:
             os.close(end)
-        with answers, os.fdopen(pipes[0][0], "rb") as output, os.fdopen(pipes[1][0], "rb") as errors:
+        with answers, os.fdopen(pipes[0][0], "rb") as output, os.fdopen(errors[0], "rb", 0) as read:
             pid = int(answers.recv(64))
             try:
-                texts = read_both(output, errors, timeout)
+                found = read_both(output, read, timeout)
                 status = int(answers.recv(64))
             except BaseException as error:
                 with suppress(ProcessLookupError):  # the process may have ended, and only its children are late
@@ -121,7 +130,7 @@ class Warm:
                 if isinstance(error, TimeoutError):
                     raise subprocess.TimeoutExpired(arguments, timeout) from None
                 raise
-        return subprocess.CompletedProcess(arguments, status, *texts)
+        return status, *found
 
     def close(self):
         """End it, whatever processes that a test forked have a copy of the socket."""
@@ -169,33 +178,15 @@ def emrun(tmp_path, warm):
 
 
 @pytest.fixture
-def emrun_on_terminal(tmp_path):
+def emrun_on_terminal(tmp_path, warm):
     """Run the installed command with standard error on a terminal; return exit status, output and terminal text."""
 
     def run(*arguments, env=None):
-        leader, follower = pty.openpty()
-        termios.tcsetwinsize(follower, (24, 80))
-        process = subprocess.Popen(
-            [str(EMRUN), *map(str, arguments)],
-            cwd=tmp_path,
-            env={**os.environ, "TERM": "xterm", **(env or {})},
-            stdin=follower,
-            stdout=subprocess.PIPE,
-            stderr=follower,
-        )
-        os.close(follower)
-        parts = []
-        while True:
-            try:
-                part = os.read(leader, 65536)
-            except OSError:  # Linux: no process has the terminal open any more
-                break
-            if not part:
-                break
-            parts.append(part)
-        os.close(leader)
-        output, _ = process.communicate(timeout=60)
-        return process.returncode, output.decode(), b"".join(parts).decode()
+        terminal = pty.openpty()
+        termios.tcsetwinsize(terminal[1], (24, 80))
+        command = [str(EMRUN), *map(str, arguments)]
+        status, output, text = warm.run_with(command, tmp_path, 60, terminal, {"TERM": "xterm", **(env or {})})
+        return status, output.decode(), text.decode()
 
     return run
 

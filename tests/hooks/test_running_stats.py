@@ -41,8 +41,14 @@ def some(n, *shape, seed=0):
     return np.random.default_rng(seed).normal(3.0, 2.0, size=(n, *shape))
 
 
-@pytest.mark.parametrize("total", [1, 2, CAPACITY - 1, CAPACITY, CAPACITY + 1, 2 * CAPACITY, 3 * CAPACITY + 7])
-@pytest.mark.parametrize("sizes", [[1000], [7, 512, 1, 3000], [CAPACITY], [CAPACITY + 1], [5 * CAPACITY]], ids=str)
+TOTALS_AND_SIZES = [  # of all values, and of batches
+    *((1, [1000]), (2, [7, 512, 1, 3000]), (CAPACITY - 1, [CAPACITY]), (CAPACITY, [CAPACITY]), (CAPACITY, [1000])),
+    *((CAPACITY + 1, [CAPACITY]), (CAPACITY + 1, [CAPACITY + 1]), (2 * CAPACITY, [CAPACITY]), (2 * CAPACITY, [1000])),
+    *((3 * CAPACITY + 7, [7, 512, 1, 3000]), (3 * CAPACITY + 7, [CAPACITY + 1]), (3 * CAPACITY + 7, [5 * CAPACITY])),
+]
+
+
+@pytest.mark.parametrize(("total", "sizes"), TOTALS_AND_SIZES, ids=str)
 def test_statistics_are_those_of_numpy_however_the_values_are_cut(total, sizes):
     values = some(total)
     assert running(RUNNING, split(values, sizes)) == pytest.approx(by_numpy(values), rel=1e-12)
@@ -133,8 +139,16 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "int32", "uint8", "bool"])
-@pytest.mark.parametrize("kind", KINDS)
+DTYPES = ["float64", "float32", "float16", "int64", "int32", "uint8", "bool"]
+KINDS_AND_DTYPES = [
+    *((kind, "float64") for kind in KINDS),
+    *((kind, dtype) for kind in ("array", "tensor") for dtype in DTYPES[1:]),
+    *(("list", "int64"), ("list", "bool"), ("numbers", "float16"), ("numbers", "bool"), ("tuple", "uint8")),
+    *(("read-only", "bool"), ("reversed", "int32"), ("strided", "float16"), ("parameter", "int64")),
+]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), KINDS_AND_DTYPES)
 def test_values_may_have_any_type(kind, dtype):
     values = (np.abs(some(100)) * 2).astype(dtype)
     found = running(RUNNING, [KINDS[kind](part) for part in split(values, [30])])
@@ -339,27 +353,38 @@ def test_memory_does_not_grow_with_the_number_of_batches(batch, is_weighted):
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
-@pytest.mark.parametrize("cut", [0, 1, 64, 65, 66, 1000, MOST, MOST + 1, 2999])
-def test_thousands_of_scalars_are_reduced_on_the_way_and_resumed_to_the_last_bit(cut, is_weighted):
-    numbers = np.random.default_rng(5)
-    batches = [(torch.tensor(numbers.random()), int(numbers.integers(1, 9))) for _ in range(3000)]
-    weights = torch.ones(8) if is_weighted else None
+def test_scalars_are_reduced_after_many_batches_and_their_statistics_are_those_of_numpy(is_weighted):
+    batches = scalars_and_lengths(2 * MOST + 50)
+    stats = add_scalars(RunningStats(RUNNING), batches, is_weighted, most_held=6 * MOST)
+    values, lengths = np.array([value.item() for value, _ in batches]), [length for _, length in batches]
+    assert stats.result() == pytest.approx(by_numpy(np.repeat(values, lengths)), rel=1e-12)
 
-    def take(stats, some):
-        for value, length in some:
-            stats.add(value, length, None if weights is None else weights[:length])
-            assert held(stats) <= 6 * MOST
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("cut", [0, 1, 2, 65, 66, MOST, MOST + 1, 2 * MOST + 49])  # the first, the slots, a reduction
+def test_scalars_that_are_resumed_have_the_same_statistics_to_the_last_bit(cut, is_weighted):
+    batches = scalars_and_lengths(2 * MOST + 50)
     whole, first, rest = RunningStats(RUNNING), RunningStats(RUNNING), RunningStats(RUNNING)
-    take(whole, batches)
-    take(first, batches[:cut])
+    add_scalars(whole, batches, is_weighted)
+    add_scalars(first, batches[:cut], is_weighted)
     rest.load_state_dict(first.state_dict())
-    take(rest, batches[cut:])
+    add_scalars(rest, batches[cut:], is_weighted)
     assert rest.result() == whole.result()
-    lengths = np.array([length for _, length in batches])
-    values = np.array([value.item() for value, _ in batches])
-    assert whole.result()["mean"] == pytest.approx((values * lengths).sum() / lengths.sum(), rel=1e-12)
-    assert whole.result()["count"] == lengths.sum()
+
+
+def scalars_and_lengths(count):
+    numbers = np.random.default_rng(5)
+    return [(torch.tensor(numbers.random()), int(numbers.integers(1, 9))) for _ in range(count)]
+
+
+def add_scalars(stats, batches, is_weighted, most_held=None):
+    """Add scalars; at times, check how many numbers are held."""
+    weights = torch.ones(8)
+    for index, (value, length) in enumerate(batches):
+        stats.add(value, length, weights[:length] if is_weighted else None)
+        if most_held and index % 31 == 0:
+            assert held(stats) <= most_held
+    return stats
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from emrun.hooks import ShowProgress, StopAfter, show_progress
 
 CONFIG = """
 seed: 1
-dataset: {class: Digits, flat: true}
+dataset: {class: Digits, flat: true, batch_size: 100}
 model:
   module: {class: torch.nn.Linear, in_features: 64, out_features: 10}
   inputs: [image]
@@ -61,7 +61,7 @@ def test_a_terminal_shows_a_bar_for_each_stream(tmp_path, emrun_on_terminal):
     (tmp_path / "config.yaml").write_text(CONFIG)
     status, table, text = emrun_on_terminal("train", "config.yaml")
     assert status == 0
-    assert bars(text) == {(0, "train"): 45, (0, "valid"): 6, (1, "train"): 45, (1, "valid"): 6}
+    assert bars(text) == {(0, "train"): 15, (0, "valid"): 2, (1, "train"): 15, (1, "valid"): 2}
     assert "epoch 1  valid  loss" in text  # log lines stand above the bar
     assert "epoch 1 " not in table
     lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]

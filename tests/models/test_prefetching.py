@@ -158,8 +158,14 @@ def test_what_was_copied_ahead_is_what_the_model_would_have_made_of_it(device, k
     assert all(tensor.is_contiguous() for tensor in device.pinned if tensor.dim() == 1)
 
 
-@pytest.mark.parametrize("dtype", ["keep", "uint8", "float64", "float16"])
-@pytest.mark.parametrize("kind", SOURCES)
+KINDS_AND_DTYPES = [
+    *((kind, "keep") for kind in SOURCES),
+    *(("float64", "float16"), ("int64", "uint8"), ("uint8", "float64"), ("bool", "float16"), ("list", "float64")),
+    *(("not writable", "float64"), ("tensor", "float64"), ("bfloat16 tensor", "float16"), ("view with gaps", "uint8")),
+]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), KINDS_AND_DTYPES)
 def test_a_dtype_of_its_own_is_the_same_when_copied_ahead(device, kind, dtype):
     inputs = inputs_of(inputs={"x": {"dtype": dtype}, "y": "y"})
     source = SOURCES[kind]

@@ -1,4 +1,4 @@
-"""Manifests: what is intact and what is damaged."""
+"""Manifests: what is intact and what is damaged, and the content of the directory of checkpoints."""
 
 import dataclasses
 import errno
@@ -10,9 +10,9 @@ import shutil
 
 import pytest
 
-from emrun.errors import StateError, StorageError, exit_status
+from emrun.errors import ReadTimeout, StateError, StorageError, exit_status
 from emrun.storage.checkpoints import commit, newest
-from emrun.storage.manifest import FORMAT, MANIFEST, Manifest, verify
+from emrun.storage.manifest import FORMAT, MANIFEST, Contents, Manifest, free_place, verify
 from emrun.storage.sealed import json_digest
 
 FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
@@ -230,3 +230,51 @@ def test_a_wrong_field_with_a_right_checksum_is_named_with_file_value_and_what_w
 
 def test_what_a_manifest_may_hold_is_known_of_each_of_its_fields():
     assert set(MANIFEST) == {field.name for field in dataclasses.fields(Manifest)}
+
+
+# The content of the directory of checkpoints
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    root = tmp_path / "checkpoints"
+    commit(root, lambda place: None, epoch=0, iteration=3, names=["latest"])
+    return root
+
+
+def test_a_directory_that_is_not_there_is_empty(tmp_path):
+    assert Contents.of(tmp_path / "gone") == Contents([], [], {}, [])
+
+
+def test_checkpoints_names_and_temporary_directories_are_distinguished(checkpoints):
+    (checkpoints / "it-00000003").rename(checkpoints / "best")  # as in a copy that followed links
+    commit(checkpoints, lambda place: None, epoch=0, iteration=4, names=["latest"])
+    (checkpoints / "mine").symlink_to("elsewhere/it-00000009")
+    for name in (".tmp-7", "notes", ".hidden"):
+        (checkpoints / name).mkdir()
+    (checkpoints / "it-00000005").touch()
+    (checkpoints / ".latest.tmp").symlink_to("it-00000004")
+    here = Contents.of(checkpoints)
+    assert here == Contents(["it-00000004"], ["best"], {"latest": "it-00000004", "mine": "it-00000009"}, [".tmp-7"])
+
+
+def test_the_manifest_of_what_is_damaged_is_left_out(checkpoints):
+    place = commit(checkpoints, lambda place: None, epoch=0, iteration=4, names=["best"])
+    (place / "manifest.json").write_text("{")
+    found = Contents.of(checkpoints).manifests(checkpoints)
+    assert list(found) == ["it-00000003"]
+    assert found["it-00000003"].iteration == 3
+
+
+def test_a_manifest_that_is_not_given_in_time_is_not_taken_for_damaged(checkpoints, monkeypatch):
+    def late(path):
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    monkeypatch.setattr("emrun.storage.manifest.read_seal", late)
+    with pytest.raises(ReadTimeout):
+        Contents.of(checkpoints).manifests(checkpoints)
+
+
+def test_a_place_that_is_taken_gets_a_number(checkpoints):
+    assert free_place(checkpoints, 3).name == "it-00000003-2"
+    assert free_place(checkpoints, 4).name == "it-00000004"

@@ -1,96 +1,48 @@
-"""The connection between a dataset's stream function and the loop."""
+"""The connection between a dataset's stream function and the loop: batches, positions, the block, the thread."""
 
-import copy
 import itertools
 import logging
 import os
 import signal
-import sys
 import threading
 import time
-import traceback
 from array import array
 
-import numpy as np
 import pytest
+from doubles import always_the_same, by_context, by_counting, flat, lists, readers
 
 from emrun.errors import StreamError
 from emrun.loop.interrupts import Interrupts
-from emrun.randomness import preserved_randomness
 from emrun.streams import read_ahead
 from emrun.streams.stream import StreamPosition, StreamWrapper
 
+pytestmark = pytest.mark.usefixtures("no_reader_is_left")
+
+
 BUFFERS = [0, 1, 2, 3, 4, 16]
-
-
-@pytest.fixture(autouse=True)
-def no_reader_is_left(monkeypatch):
-    """Every test ends the threads that it began, however busy the machine is."""
-    monkeypatch.setattr(read_ahead, "_PATIENCE", 60)
-    monkeypatch.setattr(read_ahead, "_LOOK_AGAIN", 60)
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) <= before
-
-
-def readers():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("emrun-read")]
-
-
-def by_context(batches=7):
-    """A stream that has the number of its pass in every batch, and draws random numbers."""
-
-    def stream(ctx):
-        for rows in ctx.batches(2 * batches - 1, 2, shuffle=True):
-            yield {"pass": ctx.epoch, "rows": rows.tolist(), "drawn": ctx.rng.random()}
-
-    return stream
-
-
-def by_counting(batches=7):
-    """A generator without a context; it counts its passes itself."""
-    passes = itertools.count(1)
-
-    def stream():
-        number = next(passes)
-        for index in range(batches):
-            yield {"pass": number, "index": index}
-
-    return stream
-
-
-def always_the_same(batches=7):
-    return lambda: ({"index": index} for index in range(batches))
-
-
-def lists(batches=7):
-    return lambda: [{"index": index} for index in range(batches)]
-
-
-STREAMS = [by_context, by_counting, always_the_same, lists]
-
-
-def flat(epochs):
-    return list(itertools.chain.from_iterable(epochs))
+FEW = [0, 1, 4]  # buffers, where the number itself changes nothing
 
 
 # The same batches, whatever the buffer
 
 
-@pytest.mark.parametrize("epoch_size", [-1, None, 1, 3, 5, 7, 10, 15])
-@pytest.mark.parametrize("buffer", BUFFERS)
-@pytest.mark.parametrize("make", STREAMS)
+SIZES_AND_BUFFERS = [(-1, 1), (-1, 4), (1, 2), (3, 1), (3, 4), (7, 2), (7, 16), (10, 1), (10, 4), (15, 3), (15, 16)]
+"""Sizes of epochs, equal to a pass of 7 batches, smaller and larger; buffers likewise."""
+
+
+@pytest.mark.parametrize(("epoch_size", "buffer"), SIZES_AND_BUFFERS)
+@pytest.mark.parametrize("make", [by_context, by_counting])
 def test_batches_and_their_order_do_not_depend_on_the_buffer(make, buffer, epoch_size):
     def epochs(buffer):
-        with StreamWrapper(make(), buffer, -1 if epoch_size is None else epoch_size, "train") as stream:
+        with StreamWrapper(make(), buffer, epoch_size, "train") as stream:
             return [(list(stream), stream.position) for _ in range(5)]
 
     found = epochs(buffer)
     assert found == epochs(0)
-    assert all(len(batches) == (7 if epoch_size in (-1, None) else epoch_size) for batches, _ in found)
+    assert all(len(batches) == (7 if epoch_size == -1 else epoch_size) for batches, _ in found)
 
 
-@pytest.mark.parametrize("buffer", BUFFERS)
+@pytest.mark.parametrize("buffer", FEW)
 def test_an_epoch_is_a_pass_by_default(buffer):
     with StreamWrapper(by_counting(3), buffer) as stream:
         for number in (1, 2, 3):
@@ -98,7 +50,7 @@ def test_an_epoch_is_a_pass_by_default(buffer):
             assert stream.position == (number + 1, 0)
 
 
-@pytest.mark.parametrize("buffer", BUFFERS)
+@pytest.mark.parametrize("buffer", FEW)
 def test_epochs_of_a_size_continue_one_iteration_and_start_the_next_pass_when_it_is_exhausted(buffer):
     with StreamWrapper(by_counting(3), buffer, epoch_size=5) as stream:
         epochs = [[(batch["pass"], batch["index"]) for batch in stream] for _ in range(3)]
@@ -109,8 +61,7 @@ def test_epochs_of_a_size_continue_one_iteration_and_start_the_next_pass_when_it
     ]
 
 
-@pytest.mark.parametrize("buffer", BUFFERS)
-@pytest.mark.parametrize("epoch_size", [2, 3, 4, 8])
+@pytest.mark.parametrize(("epoch_size", "buffer"), [(2, 0), (2, 4), (3, 1), (3, 16), (4, 2), (8, 0), (8, 3)])
 def test_epochs_of_any_size_hand_out_the_same_batches_in_the_same_order(buffer, epoch_size):
     with StreamWrapper(by_context(), buffer, epoch_size, seed=3) as stream:
         found = flat(list(stream) for _ in range(12))
@@ -119,7 +70,7 @@ def test_epochs_of_any_size_hand_out_the_same_batches_in_the_same_order(buffer, 
     assert found == expected[: 12 * epoch_size]
 
 
-@pytest.mark.parametrize("buffer", BUFFERS)
+@pytest.mark.parametrize("buffer", [0, 2])
 def test_another_seed_or_name_has_another_order(buffer):
     def rows(**options):
         with StreamWrapper(by_context(), buffer, **options) as stream:
@@ -151,9 +102,10 @@ def test_a_batch_that_is_none_does_not_end_the_epoch(buffer):
 # Leaving early, going on
 
 
-@pytest.mark.parametrize("reenter", [False, True])
-@pytest.mark.parametrize("buffer", BUFFERS)
-@pytest.mark.parametrize("make", STREAMS)
+@pytest.mark.parametrize(
+    ("buffer", "reenter"), [(0, False), (0, True), (1, False), (2, True), (3, True), (4, False), (16, True)]
+)
+@pytest.mark.parametrize("make", [by_context, by_counting])
 def test_an_iteration_that_was_left_early_continues_where_it_was_left(make, buffer, reenter):
     with StreamWrapper(make()) as whole:
         expected = flat(list(whole) for _ in range(3))
@@ -197,8 +149,7 @@ def test_an_epoch_of_a_size_that_was_left_early_continues_to_its_end(buffer):
         assert [b["index"] for b in stream] == [4, 0, 1, 2]
 
 
-@pytest.mark.parametrize("buffer", BUFFERS)
-@pytest.mark.parametrize("epoch_size", [-1, 3])
+@pytest.mark.parametrize(("buffer", "epoch_size"), [(0, -1), (0, 3), (1, 3), (4, -1), (4, 3)])
 def test_an_evaluation_always_starts_from_the_beginning_of_pass_0(buffer, epoch_size):
     with StreamWrapper(by_context(), buffer, epoch_size, training=False) as stream:
         first = list(stream)
@@ -220,7 +171,7 @@ def test_the_position_counts_what_was_handed_out_not_what_was_read_ahead(buffer)
         assert stream.position == (2, 0)
 
 
-@pytest.mark.parametrize("buffer", BUFFERS)
+@pytest.mark.parametrize("buffer", FEW)
 @pytest.mark.parametrize("make", [by_context, always_the_same, lists])
 def test_seeking_continues_as_if_the_stream_had_been_read_up_to_there(make, buffer):
     with StreamWrapper(make(), buffer) as stream:
@@ -234,7 +185,7 @@ def test_seeking_continues_as_if_the_stream_had_been_read_up_to_there(make, buff
                 assert list(stream) == passes[number]
 
 
-@pytest.mark.parametrize("buffer", BUFFERS)
+@pytest.mark.parametrize("buffer", FEW)
 @pytest.mark.parametrize("make", [by_context, always_the_same])
 def test_seeking_with_an_epoch_size_wraps_at_the_end_of_the_pass(make, buffer):
     with StreamWrapper(make()) as stream:
@@ -253,9 +204,10 @@ def test_seeking_drops_what_was_read_ahead(buffer):
         assert next(iter(stream)) == first[1]
 
 
-@pytest.mark.parametrize("epoch_size", [-1, 3])
-@pytest.mark.parametrize("buffer", [0, 1, 4])
-@pytest.mark.parametrize("make", [by_context, always_the_same, lists])
+@pytest.mark.parametrize(
+    ("make", "buffer", "epoch_size"),
+    [(by_context, 0, 3), (by_context, 1, -1), (always_the_same, 0, -1), (always_the_same, 4, 3), (lists, 1, 3)],
+)
 def test_seeking_beyond_the_end_is_an_error(make, buffer, epoch_size):
     with StreamWrapper(make(), buffer, epoch_size, "train") as stream:
         stream.seek(StreamPosition(1, 8))
@@ -282,8 +234,7 @@ def test_seeking_leaves_out_rows_without_reading_them(buffer):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("epoch_size", [-1, 1, 3])
-@pytest.mark.parametrize("buffer", BUFFERS)
+@pytest.mark.parametrize(("buffer", "epoch_size"), [(0, -1), (0, 3), (1, 1), (1, -1), (4, 3)])
 @pytest.mark.timeout(20)
 def test_an_empty_stream_ends_instead_of_hanging(buffer, epoch_size, training):
     for function in (lambda: iter(()), list, lambda ctx: ctx.batches(0, 3)):
@@ -349,8 +300,7 @@ def test_a_buffered_stream_is_read_in_a_thread_of_its_own_which_lives_for_one_pa
     assert {thread.name for thread in first | second} == {"emrun-read-train"}
 
 
-@pytest.mark.parametrize("buffer", BUFFERS)
-@pytest.mark.parametrize("taken", [0, 1, 3])
+@pytest.mark.parametrize(("buffer", "taken"), [(0, 1), (1, 0), (1, 3), (4, 0), (4, 1), (4, 3)])
 def test_no_thread_is_left_after_the_block_or_close(buffer, taken):
     with StreamWrapper(by_counting(50), buffer) as stream:
         list(itertools.islice(stream, taken))
@@ -393,8 +343,7 @@ def test_closing_ends_the_generator(buffer, takes_context):
         assert ended == [True]
 
 
-@pytest.mark.parametrize("epoch_size", [-1, 3, 10])
-@pytest.mark.parametrize("buffer", BUFFERS)
+@pytest.mark.parametrize(("buffer", "epoch_size"), [(0, -1), (0, 10), (1, 3), (4, -1), (4, 10)])
 def test_the_profile_has_one_entry_for_each_batch(buffer, epoch_size):
     profile = {}
     with StreamWrapper(by_counting(), buffer, epoch_size, "train", profile) as stream:
@@ -405,141 +354,6 @@ def test_the_profile_has_one_entry_for_each_batch(buffer, epoch_size):
         handed_out = len(list(itertools.islice(stream, 2)))
         assert len(stream.profile["read_batch_train"]) == handed_out
     assert all(seconds >= 0 for seconds in profile["read_batch_train"])
-
-
-# Errors of the producer
-
-
-class Broken:
-    """A stream of `count` batches that raises instead of batch `at`, and records its position."""
-
-    def __init__(self, count, at, error):
-        self.count, self.at, self.error = count, at, error
-        self.threads = []
-        self._begin()
-
-    def _begin(self):
-        self.made = self.taken = 0
-        self.ended = False
-
-    news = threading.Condition()
-
-    def plain(self):
-        return self._batches(range(self.count))
-
-    def with_context(self, ctx):
-        return self._batches(int(rows[0]) for rows in ctx.batches(self.count, 1))
-
-    def _batches(self, indices):
-        with self.news:
-            self._begin()
-        try:
-            for index in indices:
-                if index == self.at:
-                    raise self.error
-                with self.news:
-                    self.made += 1
-                    self.threads.append(threading.current_thread())
-                    self.news.notify_all()
-                yield {"index": index}
-        finally:
-            with self.news:
-                self.ended = True
-                self.threads.append(threading.current_thread())
-                self.news.notify_all()
-
-    def take(self, buffer):
-        """Be slow: wait until the reader has nothing left to do before the next batch is taken."""
-        with self.news:
-            self.taken += 1
-            if self.made - self.taken <= buffer // 2:  # else the reader waits until it is
-                self.news.wait_for(lambda: self.ended or self.made >= self.taken + buffer)
-            over, thread = self.ended, self.threads[-1]
-        if over and thread is not threading.current_thread():
-            thread.join()
-
-
-ERRORS = [
-    pytest.param(buffer, at, id=f"buffer {buffer}, batch {at}")
-    for buffer in (0, 1, 4, 16)
-    for at in sorted({0, 1, max(buffer - 1, 0), buffer, buffer + 1, 19})
-]
-
-
-@pytest.mark.parametrize("epoch_size", [-1, 30])
-@pytest.mark.parametrize("slow", [False, True], ids=["fast", "slow"])
-@pytest.mark.parametrize("kind", ["plain", "with_context"])
-@pytest.mark.parametrize(("buffer", "at"), ERRORS)
-@pytest.mark.timeout(20)
-def test_an_error_reaches_the_loop_as_itself_after_the_batches_before_it(buffer, at, kind, slow, epoch_size):
-    error = KeyError("no such image")
-    broken = Broken(20, at, error)
-    found = []
-    with StreamWrapper(getattr(broken, kind), buffer, epoch_size, "train") as stream:
-        for attempt in range(3):  # also if the caller catches the error: no epoch ends early without one
-            with pytest.raises(KeyError) as raised:
-                for batch in stream:
-                    found.append(batch["index"])
-                    if slow and attempt == 0:
-                        broken.take(buffer)
-            assert raised.value is error
-            assert found == list(range(at))
-            assert stream.position == (1, at)
-            assert not readers()
-    assert "_batches" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-    assert error.__notes__[0] == f"in stream 'train', batch {at} of the pass (counted from 0)"
-
-
-@pytest.mark.parametrize("buffer", [0, 1, 4, 16])
-@pytest.mark.parametrize("kind", ["plain", "with_context"])
-def test_a_stream_that_works_again_continues_at_the_batch_that_failed(kind, buffer):
-    broken = Broken(20, 7, OSError("the network is down"))
-    with StreamWrapper(getattr(broken, kind), buffer) as stream:
-        found = []
-        with pytest.raises(OSError, match="the network is down"):
-            found.extend(batch["index"] for batch in stream)
-        broken.at = None
-        assert [batch["index"] for batch in stream] == list(range(7, 20))
-
-
-@pytest.mark.parametrize("buffer", [0, 4])
-def test_an_error_of_the_stream_function_itself_is_noted_too(buffer):
-    def stream():
-        raise KeyError("no such folder")
-
-    with StreamWrapper(stream, buffer, name="valid") as wrapper, pytest.raises(KeyError) as raised:
-        list(wrapper)
-    assert raised.value.__notes__ == ["in stream 'valid', batch 0 of the pass (counted from 0)"]
-
-
-@pytest.mark.parametrize("buffer", [0, 1, 4])
-def test_an_evaluation_that_failed_starts_from_the_beginning_again(buffer):
-    broken = Broken(10, 5, KeyError("x"))
-    with StreamWrapper(broken.plain, buffer, training=False) as stream:
-        for _ in range(2):
-            found = []
-            with pytest.raises(KeyError):
-                found.extend(batch["index"] for batch in stream)
-            assert stream.position == (0, 5)
-        broken.at = None
-        assert len(list(stream)) == 10
-
-
-@pytest.mark.parametrize("buffer", [0, 4])
-def test_an_error_in_a_later_pass_of_an_epoch_is_not_its_end(buffer):
-    passes = itertools.count(1)
-
-    def stream():
-        number = next(passes)
-        yield from ((number, index) for index in range(3))
-        if number == 2:
-            raise KeyError("x")
-
-    found = []
-    with StreamWrapper(stream, buffer, epoch_size=10) as wrapper, pytest.raises(KeyError):
-        for batch in wrapper:
-            found.append(batch)
-    assert found == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
 
 
 # Producers that hang, and interrupts
@@ -644,18 +458,6 @@ def test_waking_a_stream_that_nobody_waits_for_does_nothing():
         assert len(list(stream)) == 6
 
 
-# Stress
-
-
-@pytest.fixture
-def busy_switching():
-    """Make threads take turns as often as the interpreter can."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("busy_switching")
 @pytest.mark.parametrize("epoch_size", [-1, 4])
@@ -683,166 +485,3 @@ def test_many_short_passes_under_stress_equal_those_without_a_thread(buffer, epo
         return found
 
     assert epochs(buffer) == epochs(0)
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.usefixtures("busy_switching")
-@pytest.mark.parametrize("buffer", [1, 2, 3])
-def test_no_error_is_lost_under_stress(buffer):
-    for at in range(60):
-        broken = Broken(60, at, KeyError(at))
-        found = []
-        with StreamWrapper(broken.plain, buffer) as stream, pytest.raises(KeyError):
-            for batch in stream:
-                found.append(batch["index"])
-        assert found == list(range(at))
-
-
-# What is known of a stream, and another one that goes where it was
-
-
-class Live:
-    """An object that returns and loads its state without a copy, and keeps changing it."""
-
-    def __init__(self):
-        self.state = {"seen": [], "passes": 0}
-
-    def __iter__(self):
-        while len(self.state["seen"]) < 5:
-            self.state["seen"].append(10 * self.state["passes"] + len(self.state["seen"]))
-            yield {"seen": list(self.state["seen"])}
-        self.state["seen"].clear()
-        self.state["passes"] += 1
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = state
-
-
-def live():
-    """Return a stream function that gives the same object for each pass."""
-    stream = Live()
-    return lambda: stream
-
-
-@pytest.mark.parametrize("buffer", [0, 3])
-@pytest.mark.parametrize("at", [1, 3, 5, 6, 8, 10])
-def test_a_state_that_the_stream_keeps_changing_is_the_one_before_the_batch(at, buffer):
-    straight = flat([list(stream) for stream in [StreamWrapper(live(), name="train")] for _ in range(4)])
-    before, after = (StreamWrapper(live(), buffer, name="train") for _ in range(2))
-    with before:
-        assert list(itertools.islice((batch for _ in range(3) for batch in before), at)) == straight[:at]
-        if at % 5 == 0:
-            assert list(before) == []
-        after.load_state_dict(copy.deepcopy(before.state_dict()))
-        assert after.restore()
-        with after:
-            rest = [batch for _ in range(2) for batch in after]
-    assert rest == straight[at : at + len(rest)]
-    assert len(rest) > 5
-
-
-def test_a_state_between_passes_stays_as_it_was_saved_and_is_given_on():
-    before, after = (StreamWrapper(live(), name="train") for _ in range(2))
-    for _ in range(2):
-        list(before)
-    state = before.state_dict()
-    expected = copy.deepcopy(state["end_of_pass"]["before_last"])
-    after.load_state_dict(state)
-    assert after.restore()
-    assert after.state_dict()["end_of_pass"]["before_last"] == expected
-    assert len(list(after)) == 5
-    assert state["end_of_pass"]["before_last"] == expected
-
-
-@pytest.mark.parametrize("batches", [5, 6, 8])
-def test_a_pass_that_has_another_length_by_now_is_not_the_same(batches):
-    before, after = StreamWrapper(always_the_same(7), name="train"), StreamWrapper(always_the_same(batches))
-    list(before)
-    after.load_state_dict(before.state_dict())
-    assert not after.restore()
-    assert after.position == (2, 0)
-    assert len(list(after)) == batches
-
-
-def test_a_resume_behind_an_empty_pass_begins_the_pass_after_it():
-    def make():
-        def stream(ctx):
-            for rows in ctx.batches(0 if ctx.epoch == 2 else 3, 1):
-                yield {"pass": ctx.epoch, "rows": rows.tolist()}
-
-        return StreamWrapper(stream, name="train")
-
-    before, after = make(), make()
-    assert [len(list(before)) for _ in range(2)] == [3, 0]
-    after.load_state_dict(before.state_dict())
-    assert after.restore()
-    assert after.position == (3, 0)
-    assert [batch["pass"] for batch in after] == [3, 3, 3]
-
-
-def test_seeking_in_a_stream_with_a_state_reads_up_to_there():
-    stream = StreamWrapper(live(), name="train")
-    stream.seek(StreamPosition(1, 3))
-    assert [len(batch["seen"]) for batch in stream] == [4, 5]
-
-
-def test_a_state_that_cannot_be_saved_is_an_error_before_the_first_batch():
-    stream = live()
-    stream().state["lock"] = threading.Lock()
-    with pytest.raises(ValueError, match="stream 'train'"):
-        next(iter(StreamWrapper(stream, name="train")))
-
-
-@pytest.mark.parametrize("buffer", [0, 2])
-def test_a_state_that_is_loaded_into_a_stream_in_use_ends_what_it_was_reading(buffer):
-    before, after = (StreamWrapper(by_context(), buffer, name="train") for _ in range(2))
-    with before, after:
-        straight = list(itertools.islice(before, 3))
-        state = before.state_dict()
-        straight.extend(before)
-        next(iter(after))
-        after.load_state_dict(state)
-        assert readers() == []
-        assert after.restore()
-        assert list(after) == straight[3:]
-
-
-@pytest.mark.parametrize("at", [1, 3])
-def test_a_stream_that_draws_when_it_begins_is_read_again_under_the_same_random_states(at):
-    def stream():
-        for index in np.random.permutation(20):
-            yield {"index": int(index)}
-
-    before, after = (StreamWrapper(stream, name="train") for _ in range(2))
-    with preserved_randomness():
-        np.random.seed(1)
-        head = list(itertools.islice(before, at))
-        state = before.state_dict()
-        rest = list(before)
-        np.random.seed(2)
-        after.load_state_dict(state)
-        assert after.restore()
-        assert list(after) == rest
-    assert len(head + rest) == 20
-
-
-def stops_in_a_generator():
-    yield {"x": [0]}
-    next(iter(()))
-    yield {"x": [1]}
-
-
-def stops_before_it_begins():
-    return [next(iter(()))]
-
-
-@pytest.mark.parametrize("options", [{}, {"buffer_size": 2}], ids=str)
-@pytest.mark.parametrize("function", [stops_in_a_generator, stops_before_it_begins])
-def test_a_stop_iteration_that_a_stream_raises_is_an_error_that_names_it(function, options):
-    stream = StreamWrapper(function, name="train", **options)
-    message = rf"stream 'train' raised StopIteration \(.*test_stream.py:\d+, in {function.__name__}\)"
-    with stream, pytest.raises(StreamError, match=message):
-        list(stream)

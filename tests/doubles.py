@@ -1,0 +1,245 @@
+"""Small models, datasets and hooks that run in the process of a test, and what is trained with them."""
+
+import itertools
+import threading
+
+import numpy as np
+import torch
+from torch import nn
+
+from emrun import AbstractHook, AbstractModel, Factory, MainLoop, TorchModel
+from emrun.hook import EVENTS
+from emrun.hooks import StopAfter
+
+
+class Streams:
+    """A dataset whose streams are lists of batches."""
+
+    def __init__(self, **streams):
+        for name, batches in streams.items():
+            setattr(self, f"{name}_stream", lambda batches=batches: iter(batches))
+
+
+class Record(AbstractHook):
+    """Keeps what the batches gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained = []
+        self.evaluated = []
+
+    def after_batch(self, batch_data):
+        (self.trained if self.main_loop.training else self.evaluated).append(batch_data)
+
+
+class Affine(nn.Module):
+    """y = w x + b on vectors of length 1, with its squared error as the loss."""
+
+    def __init__(self, w=1.0, b=0.0):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(w))
+        self.b = nn.Parameter(torch.tensor(b))
+
+    def forward(self, x, y):
+        predicted = self.w * x + self.b
+        return {"predicted": predicted, "loss": (predicted - y) ** 2}
+
+
+SGD = Factory(torch.optim.SGD, lr=0.1)
+XY = [{"x": [1.0, 2.0], "y": [3.0, 5.0]}, {"x": [0.0, -1.0], "y": [1.0, -1.0]}]
+
+
+def run(model, batches=XY, *hooks, epochs=1, **arguments):
+    """Train and return what the hook `Record` saw of the training."""
+    record = Record()
+    with MainLoop(model, Streams(train=batches), [*hooks, record], on_unused_sources="ignore", **arguments) as loop:
+        for _ in range(epochs):
+            loop.epoch(["train"])
+    return record.trained
+
+
+def evaluate(model, batches=XY):
+    """Evaluate one pass and return the data of its batches."""
+    record = Record()
+    MainLoop(model, Streams(valid=batches), [record], on_unused_sources="ignore").run_evaluation("valid")
+    return record.evaluated
+
+
+def identity(**arguments):
+    """Return a model whose forward returns its input `x` times a parameter."""
+
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return x * self.scale if x.is_floating_point() else x
+
+    return TorchModel(Scale(), outputs=["same"], **arguments)
+
+
+def state_of(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def same_state(module, state):
+    return all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+
+
+class Keep(nn.Module):
+    """Keeps the arguments of its last call; base of modules that tell what they are called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.called = None
+
+    def keep(self, *arguments):
+        self.called = arguments
+        return {"out": torch.zeros(len(arguments[0]))}
+
+
+class Two(Keep):
+    def forward(self, a, b):
+        return self.keep(a, b)
+
+
+X, Y = np.array([1.0, 2.0, -1.0]), np.array([2.0, 6.0, 0.0])
+DW, DB = 2 * (2 * X + 1 - Y) * X, 2 * (2 * X + 1 - Y)  # the gradients of each example's squared error
+
+
+# A loop without PyTorch
+
+
+class LossOfOne(AbstractModel):
+    """Has a loss of 1 for every batch, and no weights."""
+
+    input_names = ("x",)
+    output_names = ("loss",)
+
+    def run(self, batch, train, stream):
+        return {"loss": 1.0}
+
+    def save(self, directory):
+        """Write nothing."""
+
+    def load(self, directory):
+        """Read nothing."""
+
+
+class Doubler(AbstractModel):
+    """Returns its input doubled and remembers how it was called."""
+
+    input_names = ("x",)
+    output_names = ("doubled",)
+
+    def __init__(self):
+        self.calls = []
+
+    def run(self, batch, train, stream):
+        self.calls.append((stream, train, list(batch["x"])))
+        return {"doubled": [2 * value for value in batch["x"]]}
+
+    def save(self, directory):
+        (directory / "weights").write_text(str(len(self.calls)))
+
+    def load(self, directory):
+        pass
+
+
+class SixExamples:
+    """Three train batches, two valid batches, one test batch, of two examples each."""
+
+    def __init__(self):
+        self.passes = []
+
+    def train_stream(self, ctx):
+        self.passes.append(ctx.epoch)
+        for rows in ctx.batches(6, 2):
+            yield {"x": rows.tolist()}
+
+    def valid_stream(self):
+        yield {"x": [10, 11]}
+        yield {"x": [12, 13]}
+
+    def test_stream(self):
+        yield {"x": [20, 21]}
+
+
+def recording_hook(**raising):
+    """Return a hook that listens to every event and raises what `raising` gives for its name."""
+
+    class Recorder(AbstractHook):
+        def __init__(self):
+            super().__init__()
+            self.events = []
+
+    def listen(event):
+        def method(self, **arguments):
+            self.events.append((event, arguments))
+            if event in raising:
+                error = raising[event]
+                raise error(event) if isinstance(error, type) else error
+
+        return method
+
+    for event in EVENTS:
+        if event != "register_mainloop":
+            setattr(Recorder, event, listen(event))
+    return Recorder()
+
+
+def names(hook):
+    return [name for name, _ in hook.events]
+
+
+def loop_of(*hooks, model=None, dataset=None, **arguments):
+    return MainLoop(model or Doubler(), dataset or SixExamples(), hooks, **arguments)
+
+
+def trained(*hooks, epochs=1, **arguments):
+    loop = loop_of(*hooks, StopAfter(epochs=epochs), **arguments)
+    loop.run_training()
+    return loop
+
+
+# Stream functions
+
+
+def readers():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("emrun-read")]
+
+
+def by_context(batches=7):
+    """A stream that has the number of its pass in every batch, and draws random numbers."""
+
+    def stream(ctx):
+        for rows in ctx.batches(2 * batches - 1, 2, shuffle=True):
+            yield {"pass": ctx.epoch, "rows": rows.tolist(), "drawn": ctx.rng.random()}
+
+    return stream
+
+
+def by_counting(batches=7):
+    """A generator without a context; it counts its passes itself."""
+    passes = itertools.count(1)
+
+    def stream():
+        number = next(passes)
+        for index in range(batches):
+            yield {"pass": number, "index": index}
+
+    return stream
+
+
+def always_the_same(batches=7):
+    return lambda: ({"index": index} for index in range(batches))
+
+
+def lists(batches=7):
+    return lambda: [{"index": index} for index in range(batches)]
+
+
+def flat(epochs):
+    return list(itertools.chain.from_iterable(epochs))

@@ -1,0 +1,350 @@
+"""The inputs of a module: the sources that forward, losses and metrics get, and the tensors that they become."""
+
+import numpy as np
+import pytest
+import torch
+from doubles import SGD, XY, Affine, Keep, Two, evaluate, identity, run
+from torch import nn
+
+from emrun import Factory, TorchModel
+from emrun.errors import ArgumentError, StreamError
+
+
+class Optional(Keep):
+    def forward(self, a, mask=None):
+        return self.keep(a, mask)
+
+
+class Anything(Keep):
+    def forward(self, *arguments):
+        return self.keep(*arguments)
+
+
+class Named(Keep):
+    def forward(self, a, **others):
+        return self.keep(a, *others.values())
+
+
+AB = [{"a": [1.0], "b": [2.0]}]
+ONE, TWO = torch.tensor([1.0]), torch.tensor([2.0])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "batch", "expected"),
+    [
+        (None, {"a": [1.0], "b": [2.0]}, (ONE, TWO)),
+        (["b", "a"], {"a": [1.0], "b": [2.0]}, (ONE, TWO)),  # by name, whatever the order
+        (["b", "other"], {"b": [1.0], "other": [2.0]}, (ONE, TWO)),  # by position, as one is no parameter
+        ({"a": "y", "b": "x"}, {"x": [2.0], "y": [1.0]}, (ONE, TWO)),
+        ({"a": "x", "b": "x"}, {"x": [1.0]}, (ONE, ONE)),
+        (["x", "x"], {"x": [1.0]}, (ONE, ONE)),
+        (["a", "a"], {"a": [1.0]}, (ONE, ONE)),
+    ],
+)
+def test_forward_gets_the_sources_that_inputs_names(inputs, batch, expected):
+    module = Two()
+    evaluate(TorchModel(module, inputs=inputs), [batch])
+    assert module.called == expected
+
+
+def test_sources_are_the_inputs_of_the_model_once_each():
+    assert list(TorchModel(Two(), inputs={"a": "x", "b": "x"}).input_names) == ["x"]
+
+
+@pytest.mark.parametrize(("batch", "mask"), [({"a": [1.0], "mask": [2.0]}, TWO), ({"a": [1.0]}, None)])
+def test_a_parameter_with_a_default_is_passed_when_a_batch_has_it(batch, mask):
+    module = Optional()
+    model = TorchModel(module)
+    evaluate(model, [batch])
+    assert module.called == (ONE, mask)
+    assert (list(model.input_names), list(model.optional_input_names)) == (["a"], ["mask"])
+
+
+def test_a_parameter_with_a_default_is_not_passed_when_inputs_leaves_it_out():
+    module = Optional()
+    evaluate(TorchModel(module, inputs=["a"]), [{"a": [1.0], "mask": [2.0]}])
+    assert module.called == (ONE, None)
+
+
+def test_a_module_that_takes_any_arguments_gets_its_inputs_by_position():
+    module = Anything()
+    evaluate(TorchModel(module, inputs=["b", "a"]), AB)
+    assert module.called == (TWO, ONE)
+
+
+def test_a_module_that_takes_any_keywords_gets_a_mapping_by_name():
+    module = Named()
+    evaluate(TorchModel(module, inputs={"a": "a", "c": "b"}), AB)
+    assert module.called == (ONE, TWO)
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "message"),
+    [
+        (Anything(), None, "inputs: Anything.forward takes any arguments; list the sources that it gets"),
+        (Two(), {"aa": "x"}, "no parameter 'aa'; did you mean 'a'? (it has a, b)"),
+        (Two(), ["x", "y", "z"], "Two.forward takes 2 arguments, not 3"),
+        (Two(), ["a"], "Two.forward: missing a required argument: 'b'"),
+        (Two(), ["x"], "Two.forward: missing a required argument: 'b'"),
+        (Two(), {"a": "x"}, "Two.forward: missing a required argument: 'b'"),
+        (Two(), "a", "'a' is not a list of names"),
+        (Two(), [1, 2], "is not a list of names"),
+        (Two(), {"a": 1, "b": 2}, "inputs: a: 1 is not a source"),
+    ],
+)
+def test_inputs_that_do_not_fit_forward_are_refused_at_once(module, inputs, message):
+    with pytest.raises(ArgumentError, match=r"^inputs: ") as caught:
+        TorchModel(module, inputs=inputs)
+    assert message in str(caught.value)
+
+
+def test_sources_of_loss_and_metrics_are_inputs():
+    loss = Factory(nn.MSELoss, options={"inputs": ["same", "target"]})
+    metrics = {"error": Factory(lambda: torch.sub, options={"inputs": ["same", "other"]})}
+    model = identity(loss=loss, metrics=metrics)
+    assert list(model.input_names) == ["x", "target", "other"]
+    (data,) = evaluate(model, [{"x": [3.0], "target": [1.0], "other": [5.0]}])
+    assert (data["loss"].item(), data["error"].item()) == (4.0, -2.0)
+
+
+def test_a_missing_source_of_the_loss_is_reported_before_the_module_runs():
+    loss = Factory(nn.MSELoss, options={"inputs": ["same", "label"]})
+    with pytest.raises(
+        StreamError, match=r"the model needs label, which the batch does not have; did you mean 'labels'"
+    ):
+        evaluate(identity(loss=loss), [{"x": [3.0], "labels": [1.0]}])
+
+
+def test_a_source_that_only_the_loss_needs_does_not_reach_forward():
+    class Strict(Keep):
+        def forward(self, a):
+            return {**self.keep(a), "extra": a * self.weight}
+
+    module = Strict()
+    model = TorchModel(module, loss=Factory(nn.L1Loss, options={"inputs": ["extra", "b"]}), optimizer=SGD)
+    (data,) = run(model, AB)
+    assert module.called == (ONE,)
+    assert data["loss"].item() == 2.0
+
+
+@pytest.mark.parametrize("module_dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([1.5, -2.0]),
+        np.array([1.5, -2.0], dtype=np.float16),
+        np.array([1.5, -2.0], dtype=np.float32),
+        [1.5, -2.0],
+        (1.5, -2.0),
+        torch.tensor([1.5, -2.0]),
+        torch.tensor([1.5, -2.0], dtype=torch.float64),
+        [np.array(1.5), np.array(-2.0)],
+        [np.float32(1.5), np.float64(-2.0)],
+        [torch.tensor(1.5), torch.tensor(-2.0)],
+    ],
+)
+def test_floating_point_sources_get_the_dtype_of_the_module(values, module_dtype):
+    module = Keep()
+    module.forward = lambda a: module.keep(a)
+    evaluate(TorchModel(module.to(module_dtype)), [{"a": values}])
+    assert module.called[0].dtype is module_dtype
+    assert module.called[0].tolist() == [1.5, -2.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.array([3, 250], dtype=dtype) for dtype in (np.uint8, np.int16, np.int32, np.int64, np.uint16)]
+    + [[3, 250], (3, 250), [np.int32(3), np.int32(250)], torch.tensor([3, 250], dtype=torch.int32), range(3, 251, 247)],
+)
+def test_integer_sources_become_int64(values):
+    (data,) = evaluate(identity(), [{"x": values}])
+    assert data["same"].dtype is torch.int64
+    assert data["same"].tolist() == [3, 250]
+
+
+@pytest.mark.parametrize("values", [np.array([True, False]), [True, False], [np.True_, np.False_]])
+def test_booleans_stay_booleans(values):
+    (data,) = evaluate(identity(), [{"x": values}])
+    assert data["same"].dtype is torch.bool
+    assert data["same"].tolist() == [True, False]
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        read_only(np.array([[1.0, 2.0], [3.0, 4.0]])),
+        np.array([[3.0, 4.0], [1.0, 2.0]])[::-1],
+        np.array([[2.0, 1.0], [4.0, 3.0]])[:, ::-1],
+        np.array([[1.0, 3.0], [2.0, 4.0]]).T,
+        np.array([[1.0, 0.0, 2.0], [3.0, 0.0, 4.0]])[:, ::2],
+        [np.array([1.0, 2.0]), np.array([3.0, 4.0])],
+        [read_only(np.array([1.0, 2.0])), np.array([4.0, 3.0])[::-1]],
+        [[np.array(1.0), np.array(2.0)], [np.array(3.0), np.array(4.0)]],
+        (torch.tensor([1.0, 2.0]), np.array([3.0, 4.0])),
+        [[1.0, 2.0], [3.0, 4.0]],
+        [[1, 2.0], (3, 4)],
+    ],
+    ids=["read-only", "reversed", "mirrored", "transposed", "strided", "arrays", "odd arrays", "nested arrays",
+         "mixed", "lists", "mixed numbers"],
+)  # fmt: skip
+def test_sources_of_any_layout_become_the_same_tensor(values):
+    (data,) = evaluate(identity(), [{"x": values}])
+    assert data["same"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_a_read_only_array_is_not_written_to():
+    class Add(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return x.add_(1)
+
+    array = read_only(np.zeros(2, dtype=np.float32))
+    evaluate(TorchModel(Add(), outputs=["y"]), [{"x": array}])
+    assert array.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[1.0, 2.0], [3.0]],
+        [np.array([1.0, 2.0]), np.array([3.0])],
+        ["one", "two"],
+        np.array(["one", "two"]),
+        [None, None],
+        [{}, {}],
+        np.array([1, "a"], dtype=object),
+    ],
+    ids=["ragged lists", "ragged arrays", "strings", "array of strings", "nothing", "mappings", "objects"],
+)
+def test_a_source_that_cannot_become_a_tensor_is_named(values):
+    with pytest.raises(StreamError, match=r"source 'x' cannot become a tensor: .*numbers of equal shape"):
+        evaluate(identity(), [{"x": values}])
+
+
+def test_a_source_that_is_not_an_input_is_unchanged():
+    names = ["a", "b"]
+    (data,) = evaluate(identity(), [{"x": [1.0, 2.0], "name": names}])
+    assert data["name"] is names
+
+
+def test_a_module_without_parameters_gets_the_default_dtype():
+    (data,) = evaluate(TorchModel(nn.ReLU(), inputs=["x"], outputs=["y"]), [{"x": [1.0, -1.0]}])
+    assert data["y"].dtype is torch.float32
+
+
+def test_an_integer_parameter_before_the_others_does_not_decide_the_dtype():
+    class Quantised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.codes = nn.Parameter(torch.tensor([1]), requires_grad=False)
+            self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+
+        def forward(self, x):
+            return {"y": x * self.scale}
+
+    (data,) = evaluate(TorchModel(Quantised()), [{"x": np.array([1.5], dtype=np.float32)}])
+    assert data["y"].dtype is torch.float64
+    assert data["y"].item() == 3.0
+
+
+class Pixels(nn.Module):
+    """Normalises on the device what it gets; notes the dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.dtypes = []
+
+    def forward(self, image, mask):
+        self.dtypes.append((image.dtype, mask.dtype))
+        return {"loss": (image.float() / 255 * self.scale - mask.float()) ** 2}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dtypes"),
+    [
+        (["image", "mask"], (torch.int64, torch.int64)),
+        ({"image": "image", "mask": {}}, (torch.int64, torch.int64)),
+        ({"image": {"dtype": "keep"}, "mask": "mask"}, (torch.uint8, torch.int64)),
+        ({"image": {"source": "image", "dtype": "uint8"}, "mask": {"dtype": "keep"}}, (torch.uint8, torch.int8)),
+        ({"image": {"dtype": "float16"}, "mask": {"dtype": torch.bool}}, (torch.float16, torch.bool)),
+        ({"image": {"source": "mask", "dtype": "int8"}, "mask": {"dtype": "int8"}}, (torch.int8, torch.int8)),
+    ],
+)
+@pytest.mark.parametrize("make", [lambda each: each, torch.from_numpy], ids=["array", "tensor"])
+def test_a_source_has_the_dtype_that_inputs_says(inputs, dtypes, make):
+    module = Pixels()
+    model = TorchModel(module, inputs=inputs, optimizer=SGD, device="cpu")
+    batch = {"image": make(np.array([0, 255], np.uint8)), "mask": make(np.array([1, 0], np.int8))}
+    model.run(batch, True, "train")
+    model.run(batch, False, "valid")
+    assert module.dtypes == [dtypes] * 2
+
+
+def test_a_dtype_of_its_own_reaches_the_module_from_a_config(tmp_path, monkeypatch, emrun):
+    (tmp_path / "pixels.py").write_text(
+        "import numpy as np, torch\n\n\n"
+        "class Data:\n"
+        "    def train_stream(self):\n"
+        "        yield {'picture': np.array([[0, 255]] * 4, np.uint8)}\n\n\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, image):\n"
+        "        assert image.dtype is torch.uint8, image.dtype\n"
+        "        return {'loss': super().forward(image.float() / 255).mean(dim=1)}\n"
+    )
+    (tmp_path / "c.yaml").write_text(
+        "dataset: {class: pixels.Data}\n"
+        "model:\n"
+        "  module: {class: pixels.Net, in_features: 2, out_features: 1}\n"
+        "  inputs: {image: {source: picture, dtype: keep}}\n"
+        "  optimizer: {class: SGD, lr: 0.1}\n"
+        "main_loop: {buffer: 2}\n"
+        "hooks: [StopAfter: {epochs: 1}]\n"
+    )
+    done = emrun("train", "-q", "c.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"dtyp": "keep"}, "image: unknown key 'dtyp'; did you mean 'dtype'? (allowed: source, dtype)"),
+        ({"dtype": "uint9"}, "image: dtype 'uint9' is neither keep nor a dtype of torch, such as uint8; did you mean"),
+        ({"dtype": "nn"}, "image: dtype <module 'torch.nn'"),
+        ({"source": 3}, "image: source 3 is not a name"),
+        (["image"], "image: ['image'] is not a source"),
+        ({"source": "mask", "dtype": "uint8"}, "source 'mask' cannot have two dtypes"),
+    ],
+)
+def test_a_wrong_source_of_inputs_is_refused(entry, message):
+    with pytest.raises(ArgumentError) as caught:
+        TorchModel(Pixels(), inputs={"image": entry, "mask": "mask"}, optimizer=SGD)
+    assert caught.value.argument == "inputs"
+    assert message in str(caught.value)
+
+
+def test_a_batch_that_cannot_become_tensors_comes_before_the_update():
+    model = TorchModel(Affine(), optimizer=SGD, device="cpu")
+    model.run(XY[0], True, "train")
+    assert model.has_updated
+    with pytest.raises(StreamError):
+        model.run({"x": ["a"], "y": [1.0]}, True, "train")
+    assert not model.has_updated
+
+
+def test_parameters_that_go_by_name_only_are_passed_by_name():
+    class Named(Affine):
+        def forward(self, *, x, y):
+            return super().forward(x, y)
+
+    for module, inputs in ((Named(), None), (Named(), ["y", "x"]), (Named(), {"x": "x", "y": "y"})):
+        outputs = TorchModel(module, inputs=inputs).run({"x": [1.0, 2.0], "y": [1.0, 3.0]}, False, "valid")
+        assert outputs["loss"].tolist() == [0.0, 1.0]
