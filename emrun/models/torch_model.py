@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -121,8 +120,6 @@ class TorchModel(ModuleModel):
         if not self.is_lazy:
             self._build_optimizer()
         self._main_loop: Loop | None = None
-        self._notify_before: Callable[..., None] | None = None
-        self._notify_after: Callable[..., None] | None = None
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
         self._check_pending = False
         self._trained = False
@@ -157,13 +154,9 @@ class TorchModel(ModuleModel):
         return False if any(isinstance(each, torch.optim.Optimizer) for each in vars(self).values()) else None
 
     def register_mainloop(self, main_loop: Loop) -> None:
-        """Store the loop, whose hooks listen to the updates."""
+        """Store the loop, whose hooks may listen to the updates."""
         self._main_loop = main_loop
         self._loadable.register()
-        self._notify_before, self._notify_after = (
-            partial(main_loop.notify, event, model=self) if main_loop.listens(event) else None
-            for event in ("before_update", "after_update")
-        )
 
     @property
     def monitors(self) -> Sequence[str]:
@@ -288,12 +281,13 @@ class TorchModel(ModuleModel):
         """Make an update with the current gradients; hooks are called before and after."""
         if optimizer is None:
             raise _NO_OPTIMIZER
-        if self._notify_before is not None:
-            self._notify_before()
+        loop = self._main_loop
+        if loop is not None and loop.listens("before_update"):
+            loop.notify("before_update", model=self)
         self._updated = True
         optimizer.step()
-        if self._notify_after is not None:
-            self._notify_after()
+        if loop is not None and loop.listens("after_update"):
+            loop.notify("after_update", model=self)
         if self.scheduler is not None and self.scheduler.on_update and optimizer is self.optimizer:
             self.scheduler.step(None)
 

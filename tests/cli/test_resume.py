@@ -106,7 +106,7 @@ def trace(directory):
 
 
 def test_an_interrupted_run_resumes_with_the_command_that_it_printed(project, emrun):
-    emrun("train", "-q", "config.yaml", "--output-dir", "straight")
+    straight = emrun("train", "config.yaml", "--output-dir", "straight")
     (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Interrupt: {at: 6}\n")
     done = emrun("train", "-q", "config.yaml", "--output-dir", "run")
     assert done.returncode == -signal.SIGINT
@@ -115,6 +115,8 @@ def test_an_interrupted_run_resumes_with_the_command_that_it_printed(project, em
     done = emrun(*command[1:])
     assert done.returncode == 0
     assert done.stderr.splitlines()[-1] == "finished: 3 epochs done (StopAfter epochs: 3)"
+    assert done.stdout == straight.stdout
+    assert "(3)" in done.stdout
     assert result(project / "run") == result(project / "straight")
     found = trace(project / "run")
     assert (found["status"], found["epochs_done"], len(found["resumes"])) == ("finished", 3, 1)

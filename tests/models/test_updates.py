@@ -146,6 +146,15 @@ def test_after_update_sees_the_changed_weights():
     ]  # fmt: skip
 
 
+def test_a_hook_that_is_added_later_gets_the_events_of_updates():
+    watch = Watch()
+    with MainLoop(TorchModel(Push(), optimizer=SGD), Streams(train=[{"x": [0.0]}]), []) as loop:
+        loop.epoch(["train"])
+        loop.change_hooks([watch])
+        loop.epoch(["train"])
+    assert [event for event, _ in watch.events] == ["before_batch", "before_update", "after_update", "after_batch"]
+
+
 @pytest.mark.parametrize("event", ["before_update", "after_update"])
 def test_a_termination_in_an_update_takes_effect_when_the_update_is_done(event):
     watch, later = Watch(event), Watch()
