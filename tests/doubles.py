@@ -128,6 +128,16 @@ class LossOfOne(AbstractModel):
         """Read nothing."""
 
 
+class Numbers:
+    """Three numbers to train on and one to evaluate."""
+
+    def train_stream(self):
+        return iter([{"x": [1, 2]}, {"x": [3]}])
+
+    def valid_stream(self):
+        return iter([{"x": [4]}])
+
+
 class Doubler(AbstractModel):
     """Returns its input doubled and remembers how it was called."""
 

@@ -8,40 +8,17 @@ import sys
 from textwrap import dedent
 
 import pytest
+from doubles import LossOfOne, Numbers
 
-from emrun import AbstractHook, AbstractModel, MainLoop, create_training
+from emrun import AbstractHook, MainLoop, create_training
 from emrun.epoch_data import check_monitors, read_by, statistics
 from emrun.errors import ConfigError, HookError, StreamError
 from emrun.hooks import ComputeStats, StopAfter
 from emrun.types import EpochVariable
 
 
-class Count(AbstractModel):
-    """Counts examples; its loss is what it is told, or 1."""
-
-    input_names = ("x",)
-    output_names = ("loss",)
-
-    def run(self, batch, train, stream):
-        return {"loss": 1.0}
-
-    def save(self, directory):
-        (directory / "weights").write_text("none")
-
-    def load(self, directory):
-        pass
-
-
-class Numbers:
-    def train_stream(self):
-        return iter([{"x": [1, 2]}, {"x": [3]}])
-
-    def valid_stream(self):
-        return iter([{"x": [4]}])
-
-
 def run(*hooks, model=None, **arguments):
-    loop = MainLoop(model or Count(), Numbers(), [*hooks, StopAfter(epochs=1)], **arguments)
+    loop = MainLoop(model or LossOfOne(), Numbers(), [*hooks, StopAfter(epochs=1)], **arguments)
     loop.run_training()
     return loop
 
@@ -251,7 +228,7 @@ class LogLoss(AbstractHook):
 
 
 def test_an_epoch_by_hand_begins_with_the_check():
-    loop = MainLoop(Count(), Numbers(), [ComputeStats(["loss"]), LogLoss("lsos")])
+    loop = MainLoop(LossOfOne(), Numbers(), [ComputeStats(["loss"]), LogLoss("lsos")])
     with pytest.raises(HookError, match=r"LogLoss monitors lsos"), loop:
         raise AssertionError("it has begun")
     with pytest.raises(HookError, match=r"LogLoss monitors lsos"):
@@ -259,7 +236,7 @@ def test_an_epoch_by_hand_begins_with_the_check():
 
 
 def test_an_evaluation_does_not_ask_for_streams_that_it_does_not_run():
-    class Model(Count):
+    class Model(LossOfOne):
         monitors = ("train/other/mean",)
 
     loop = MainLoop(Model(), Numbers(), [ComputeStats(["loss"]), Monitors("train/loss/mean", "loss")])
@@ -267,7 +244,7 @@ def test_an_evaluation_does_not_ask_for_streams_that_it_does_not_run():
 
 
 def test_a_model_may_monitor_what_hooks_write():
-    class Model(Count):
+    class Model(LossOfOne):
         monitors = ("train/loss/mean",)
 
     run(ComputeStats(["loss"]), model=Model())

@@ -1,35 +1,12 @@
 """Who listens to which event, and whether a class fits the events."""
 
 import pytest
+from doubles import LossOfOne, Numbers
 
 from emrun import AbstractHook, AbstractModel, MainLoop
 from emrun.errors import HookError
 from emrun.events import check_events, listener
 from emrun.hook import EVENTS
-
-
-class Count(AbstractModel):
-    """Counts examples; its loss is what it is told, or 1."""
-
-    input_names = ("x",)
-    output_names = ("loss",)
-
-    def run(self, batch, train, stream):
-        return {"loss": 1.0}
-
-    def save(self, directory):
-        (directory / "weights").write_text("none")
-
-    def load(self, directory):
-        pass
-
-
-class Numbers:
-    def train_stream(self):
-        return iter([{"x": [1, 2]}, {"x": [3]}])
-
-    def valid_stream(self):
-        return iter([{"x": [4]}])
 
 
 def with_method(name, function=lambda self: None):
@@ -53,7 +30,7 @@ def test_an_event_inherited_from_another_hook_is_listened_to():
 
 
 def test_a_model_without_an_event_is_not_called_for_it():
-    assert all(listener(Count(), event, AbstractModel) is None for event in EVENTS)
+    assert all(listener(LossOfOne(), event, AbstractModel) is None for event in EVENTS)
 
 
 def test_an_event_that_a_hook_has_set_to_none_is_not_listened_to():
@@ -76,7 +53,7 @@ def test_an_attribute_with_the_name_of_an_event_is_an_error():
     with pytest.raises(
         HookError, match=r"AbstractHook.after_batch has the name of an event, so it must be a method, not bool; rename"
     ):
-        MainLoop(Count(), Numbers(), [hook])
+        MainLoop(LossOfOne(), Numbers(), [hook])
 
 
 # --- check_events -----------------------------------------------------------------------------------------------------
@@ -100,7 +77,7 @@ def test_an_attribute_with_the_name_of_an_event_is_an_error():
         ("before_updaet", "before_update"),
     ],
 )
-@pytest.mark.parametrize("check", [check_events, lambda cls: MainLoop(Count(), Numbers(), [cls()])])
+@pytest.mark.parametrize("check", [check_events, lambda cls: MainLoop(LossOfOne(), Numbers(), [cls()])])
 def test_a_method_one_edit_away_from_an_event_is_an_error(name, event, check):
     with pytest.raises(HookError, match=rf"MyHook.{name} is not an event of the main loop; did you mean '{event}'\?"):
         check(with_method(name))

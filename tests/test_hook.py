@@ -7,41 +7,18 @@ from textwrap import dedent
 
 import pytest
 import torch
+from doubles import LossOfOne, Numbers
 from ruamel.yaml import YAML
 
 import emrun
-from emrun import AbstractHook, AbstractModel, MainLoop, TrainingAborted, TrainingTerminated, create_training
+from emrun import AbstractHook, MainLoop, TrainingAborted, TrainingTerminated, create_training
 from emrun.errors import ConfigError, HookError
 from emrun.hook import EVENTS
 from emrun.hooks import ComputeStats, SaveBest, StopAfter
 
 
-class Count(AbstractModel):
-    """Counts examples; its loss is what it is told, or 1."""
-
-    input_names = ("x",)
-    output_names = ("loss",)
-
-    def run(self, batch, train, stream):
-        return {"loss": 1.0}
-
-    def save(self, directory):
-        (directory / "weights").write_text("none")
-
-    def load(self, directory):
-        pass
-
-
-class Numbers:
-    def train_stream(self):
-        return iter([{"x": [1, 2]}, {"x": [3]}])
-
-    def valid_stream(self):
-        return iter([{"x": [4]}])
-
-
 def run(*hooks, model=None, **arguments):
-    loop = MainLoop(model or Count(), Numbers(), [*hooks, StopAfter(epochs=1)], **arguments)
+    loop = MainLoop(model or LossOfOne(), Numbers(), [*hooks, StopAfter(epochs=1)], **arguments)
     loop.run_training()
     return loop
 
@@ -86,7 +63,7 @@ def test_every_event_of_a_run_reaches_a_hook_that_listens_with_its_arguments():
 
         setattr(Everything, event, note)
 
-    class Update(Count):
+    class Update(LossOfOne):
         def register_mainloop(self, main_loop):
             self.main_loop = main_loop
 
@@ -141,21 +118,21 @@ def test_a_method_declares_only_the_arguments_that_it_needs(declared, expected):
 
 def test_the_main_loop_is_there_from_the_registration_on():
     hook = AbstractHook()
-    loop = MainLoop(Count(), Numbers(), [hook])
+    loop = MainLoop(LossOfOne(), Numbers(), [hook])
     assert hook.main_loop is loop
 
 
 def test_a_hook_that_is_registered_already_is_an_error():
     hook = ComputeStats(["loss"])
-    MainLoop(Count(), Numbers(), [hook])
+    MainLoop(LossOfOne(), Numbers(), [hook])
     with pytest.raises(HookError, match=r"hook ComputeStats already belongs to a main loop; build a new hook"):
-        MainLoop(Count(), Numbers(), [hook])
+        MainLoop(LossOfOne(), Numbers(), [hook])
 
 
 def test_a_hook_that_is_listed_twice_is_an_error():
     hook = ComputeStats(["loss"])
     with pytest.raises(HookError, match=r"hook ComputeStats already belongs to a main loop"):
-        MainLoop(Count(), Numbers(), [hook, hook])
+        MainLoop(LossOfOne(), Numbers(), [hook, hook])
 
 
 def test_a_hook_that_registers_in_its_own_way_is_checked_all_the_same():
@@ -169,7 +146,7 @@ def test_a_hook_that_registers_in_its_own_way_is_checked_all_the_same():
     with pytest.raises(
         HookError, match=r"Own.after_bach is not an event of the main loop; did you mean 'after_batch'\?"
     ):
-        MainLoop(Count(), Numbers(), [Own()])
+        MainLoop(LossOfOne(), Numbers(), [Own()])
 
 
 def test_a_hook_keeps_the_model_the_dataset_and_the_directory():
@@ -258,7 +235,7 @@ def test_an_abort_ends_the_run_as_failed_with_status_3():
             self.success = success
 
     hook = Abort()
-    loop = MainLoop(Count(), Numbers(), [hook])
+    loop = MainLoop(LossOfOne(), Numbers(), [hook])
     with pytest.raises(TrainingAborted):
         loop.run_training()
     assert hook.success is False
@@ -286,7 +263,7 @@ def test_two_hooks_may_have_one_name_where_nothing_is_saved():
     class Saves(AbstractHook):
         saves = ("best",)
 
-    loop = MainLoop(Count(), Numbers(), [Saves(), Saves()])
+    loop = MainLoop(LossOfOne(), Numbers(), [Saves(), Saves()])
     loop.check_hooks(any_stream=True)
     with pytest.raises(HookError, match="save under the name 'best'"):
         loop.check_hooks()
@@ -299,4 +276,4 @@ def test_names_that_are_not_a_list_of_names_are_an_error(names):
 
     message = f"MyHook.saves must be a list of names such as ['loss'], not {names!r}"
     with pytest.raises(HookError, match=re.escape(message)):
-        MainLoop(Count(), Numbers(), [MyHook()]).check_hooks()
+        MainLoop(LossOfOne(), Numbers(), [MyHook()]).check_hooks()
