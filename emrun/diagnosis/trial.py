@@ -86,7 +86,7 @@ def try_out(config: Config) -> dict[str, Any]:
 
 
 def _build_model(plan: Plan, training: Training) -> AbstractModel:
-    """Build the model once more, in a main loop of its own, so that no hook gets its events."""
+    """Build the model once more, in a separate main loop, so that no hook gets its events."""
     seed_everything(plan.get("seed", 0), "model")
     supplied = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
     model: AbstractModel = plan.model.build(supplied)
