@@ -25,7 +25,7 @@ _ENDS = r"(?![^\W_])"
 
 
 class Censor:
-    """Replaces values that a config takes from the environment by the reference that stands in the config.
+    """Replaces values that a config takes from the environment by the reference in the config.
 
     A value is found as it is, as the number that YAML reads from it, and as escaped in Python, JSON and URLs. If it
     has several lines, each line of 8 or more characters is found too. A value of 8 or more characters is also found

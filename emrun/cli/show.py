@@ -23,8 +23,8 @@ _HEADING = re.compile(r"\w+:")
 def show(name: str | None) -> int:
     """List what a config can name: hooks, datasets, models, schedules and metrics; with NAME, explain one of them.
 
-    Listed are those of emrun, of installed packages and, for schedules, of PyTorch. NAME is a name from the lists, or a
-    dotted path, such as my_hooks.Mine, that is found in the current directory.
+    The lists have the names of emrun, of installed packages and, for schedules, of PyTorch. NAME is one of these names,
+    or a dotted path, such as my_hooks.Mine, that is found in the current directory.
     """
     from emrun.config.catalogue import PLACES, explanation, listing
     from emrun.config.import_finder import locate

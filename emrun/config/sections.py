@@ -30,7 +30,7 @@ REQUIRED = ("dataset", "model")
 """The sections that a config must have."""
 
 OVERLAY = ("vars", "dataset", "model", "main_loop", "hooks", "seed", "deterministic")
-"""The sections that may stand under `eval.<stream>`."""
+"""The sections that are allowed under `eval.<stream>`."""
 
 DEFAULT_MODEL = "TorchModel"
 """The class of the section `model` when the section has no key `class`."""
