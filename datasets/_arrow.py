@@ -19,7 +19,7 @@ def unreadable(kind: Any) -> bool:
 
 
 def unreadable_columns(schema: Any) -> str:
-    """Return the columns of a schema that cannot become sources, with their types, as they stand in a message."""
+    """Return the columns of a schema that cannot become sources, with their types, for a message."""
     return ", ".join(f"{field.name!r} ({field.type})" for field in schema if unreadable(field.type))
 
 

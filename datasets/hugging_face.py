@@ -118,7 +118,7 @@ class _Rows:
                 is_same = identity(path) == before
             except OSError as error:
                 where = f"stream {ctx.stream_name!r}: {str(path)!r}"
-                raise StreamError(f"{where} cannot be read any more: {error.strerror}") from error
+                raise StreamError(f"{where} can no longer be read: {error.strerror}") from error
             if not is_same:
                 raise StreamError(
                     f"stream {ctx.stream_name!r}: {str(path)!r} has changed since the dataset was built; a run "

@@ -161,7 +161,7 @@ class _Mapped:
         try:
             is_same = identity(self._path) == self._identity
         except OSError as error:
-            raise StreamError(f"{self._path} cannot be read any more: {error.strerror}") from error
+            raise StreamError(f"{self._path} can no longer be read: {error.strerror}") from error
         if not is_same:
             raise StreamError(f"{self._path} has changed since it was mapped; a run needs the same file until it ends")
         if self._values is None:

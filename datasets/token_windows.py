@@ -68,7 +68,7 @@ class TokenWindows(Splits):
             read; there are too few tokens for a window; or the tokenizer returns something else than tokens, or cannot
             be pickled for the cache.
         StorageError: the cache cannot be read or written.
-        StreamError: the tokens in the cache cannot be read any more.
+        StreamError: the tokens in the cache can no longer be read.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ _ENDS = r"(?![^\W_])"
 
 
 class Censor:
-    """Replaces values that a config takes from the environment by the reference that stands in the config.
+    """Replaces values that a config takes from the environment by the reference in the config.
 
     A value is found as it is, as the number that YAML reads from it, and as escaped in Python, JSON and URLs. If it
     has several lines, each line of 8 or more characters is found too. A value of 8 or more characters is also found
@@ -46,7 +46,7 @@ class Censor:
         self.add(secrets)
 
     def __call__(self, text: str) -> str:
-        """Return a text with the values replaced."""
+        """Return a string with the values replaced."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: self._shown.get(match[0], match[0]), text)
@@ -95,7 +95,7 @@ def _forms(value: str) -> set[str]:
 
 
 def _escaped(text: str) -> set[str]:
-    """Return the spellings of a text between quotes in Python and JSON."""
+    """Return the spellings of a string between quotes in Python and JSON."""
     python = {repr(text)[1:-1], ascii(text)[1:-1], repr(text.encode(errors="surrogateescape"))[2:-1]}
     both = {each.replace("\\'", "'") for each in python}
     written = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False))
@@ -111,7 +111,7 @@ def _is_replaced(text: str) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether YAML reads a text as a number, or as true, false or null."""
+    """Return whether YAML reads a string as a number, or as true, false or null."""
     return _NUMBER.fullmatch(text) is not None
 
 

@@ -58,7 +58,7 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
             if writers[0] > index:
                 writer = type(hooks[writers[0]]).__name__
                 raise HookError(
-                    f"{type(hook).__name__} monitors {address}, which {writer} writes later; move this hook behind "
+                    f"{type(hook).__name__} monitors {address}, which {writer} writes later; move this hook after "
                     f"{writer}",
                     index,
                 )

@@ -140,7 +140,7 @@ class RunExists(UsageError):
 
 
 class RunInUse(EmrunError):
-    """Another process, or another training in this process, is writing this run."""
+    """Another process, or another main loop in this process, is writing this run."""
 
     exit_status = 75
 

@@ -152,7 +152,7 @@ def _is_file_name(name: Any) -> bool:
 
 FILES = mapping_of(
     record({"sha256": SHA256, "size": whole()}),
-    Kind("the name of a file beside it, not a path", _is_file_name),
+    Kind("the name of a file in the same directory, not a path", _is_file_name),
 )
 """File name -> checksum and size, for the files of a directory with a manifest."""
 

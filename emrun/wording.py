@@ -96,7 +96,7 @@ def counted(count: int, noun: str, ending: str = "s") -> str:
 
 
 def progress(epochs: int, iterations: int) -> str:
-    """Return how far a training has come: `1 epoch, 20 iterations done`."""
+    """Return the progress of a run: `1 epoch, 20 iterations done`."""
     return f"{counted(epochs, 'epoch')}, {counted(iterations, 'iteration')} done"
 
 

@@ -59,14 +59,14 @@ class StopAfter(AbstractHook):
             self.after_batch = None  # type: ignore[method-assign, assignment]  # it would do nothing
 
     def before_training(self) -> None:
-        """Start the clock; end a resumed training that is at a limit already."""
+        """Start the clock; end a resumed run that is at a limit already."""
         self._began = self.clock() - self._seconds
         if self.main_loop.iterations_done:
             self._check_epochs()
             self._check_iterations()
 
     def before_epoch(self, epoch_id: int) -> None:
-        """End a training that is at a limit before its first batch, as with `epochs: 0` and no zeroth epoch."""
+        """End a run that is at a limit before its first batch, as with `epochs: 0` and no zeroth epoch."""
         if epoch_id > self.main_loop.training_epochs_done:
             self._check_epochs()
             self._check_iterations()

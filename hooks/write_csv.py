@@ -89,8 +89,9 @@ class WriteCSV(AbstractHook):
             raise ArgumentError(
                 "delimiter", f"{delimiter!r} is not a single character (quotes and line breaks excluded)"
             )
-        if _has_surrogates(f"{default_value}{delimiter}"):
-            raise ArgumentError("default_value", f"{default_value!r} cannot be written to a file")
+        for argument, text in (("delimiter", delimiter), ("default_value", default_value)):
+            if _has_surrogates(str(text)):
+                raise ArgumentError(argument, f"{text!r} has a lone surrogate, which cannot be written to a file")
         if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
             raise ArgumentError("variables", f"{variables!r} is not a list of variables")
         self._path = Path(output_dir or ".") / output_file

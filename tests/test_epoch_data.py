@@ -86,7 +86,7 @@ def test_what_an_earlier_hook_writes_may_be_monitored(written, address):
         ([Writes("loss"), Monitors("lsos")], "declare `writes = ['lsos']` in the hook of yours that writes it"),
         ([AbstractHook(), Monitors("loss"), Writes("loss/std")], "monitors loss, which Writes writes later; move this"),
         ([Writes("loss"), Monitors("vaild/loss")], "stream 'vaild' is not run; did you mean 'valid'? (the main loop"),
-        ([AbstractHook(), Monitors("valid/loss"), Writes("loss")], "move this hook behind Writes"),
+        ([AbstractHook(), Monitors("valid/loss"), Writes("loss")], "move this hook after Writes"),
     ],
 )
 def test_what_is_not_written_before_is_an_error(hooks, message):

@@ -71,7 +71,11 @@ def test_values_of_a_kind_fit(kind, value):
         (NUMBER, 10**400, "key is an integer of 1329 bits, but must be a number"),
         (SHA256, "0" * 63, "key is '000"),
         (SHA256, 3, "key is 3, but must be 64 hexadecimal digits"),
-        (FILES, {"../x": FILE}, "a key of key is '../x', but must be the name of a file beside it, not a path"),
+        (
+            FILES,
+            {"../x": FILE},
+            "a key of key is '../x', but must be the name of a file in the same directory, not a path",
+        ),
         (FILES, {"/etc/x": FILE}, "a key of key is '/etc/x', but"),
         (FILES, {"..": FILE}, "a key of key is '..', but"),
         (FILES, {"x" * 256: FILE}, "but must be the name of a file"),

@@ -180,7 +180,7 @@ def test_hooks_in_the_wrong_order_are_an_error_at_the_hooks_key(tmp_path):
         {"ComputeStats": {"variables": ["loss"]}},
         {"StopAfter": {"epochs": 1}},
     ]
-    with pytest.raises(ConfigError, match=r"hooks\[0\].SaveBest: .*; move this hook behind ComputeStats"):
+    with pytest.raises(ConfigError, match=r"hooks\[0\].SaveBest: .*; move this hook after ComputeStats"):
         create_training(config_with(hooks), output_root=tmp_path)
 
 

@@ -76,12 +76,12 @@ def _choice(found: Bench) -> str:
     if found.step is None:
         return f"no setting is recommended, because the time of a step is not known: {found.no_step}"
     stream = found.streams[0]
-    nobody, best = stream.readings[0], stream.chosen(found.step)
+    first, best = stream.readings[0], stream.chosen(found.step)
     waits = f"{stream.waiting(best, found.step):.0%} of its time for stream {stream.name!r}"
     why = f"with a step of {found.step * 1000:.3g} ms, training waits {waits}"
-    if best is nobody:
+    if best is first:
         return f"choose neither `buffer` nor `workers`: {why}, and read-ahead does not help"
     return (
-        f"choose `{best.setting}`: {why}, without read-ahead {stream.waiting(nobody, found.step):.0%}; "
+        f"choose `{best.setting}`: {why}, without read-ahead {stream.waiting(first, found.step):.0%}; "
         "simpler settings are slower"
     )

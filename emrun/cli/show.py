@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 import sys
+import textwrap
 
 import click
 
 from emrun.cli.failures import users_code
+
+_ITEM = re.compile(r"[-*] |\d+\. ")
+"""The beginning of a list item in a docstring."""
+_HEADING = re.compile(r"\w+:")
+"""A line such as `Args:`, before indented entries."""
 
 
 @click.command(short_help="List hooks, datasets, models, ..., or explain one of them.")
@@ -16,8 +23,8 @@ from emrun.cli.failures import users_code
 def show(name: str | None) -> int:
     """List what a config can name: hooks, datasets, models, schedules and metrics; with NAME, explain one of them.
 
-    Listed are those of emrun, of installed packages and, for schedules, of PyTorch. NAME is a name from the lists, or a
-    dotted path, such as my_hooks.Mine, that is found in the current directory.
+    The lists have the names of emrun, of installed packages and, for schedules, of PyTorch. NAME is one of these names,
+    or a dotted path, such as my_hooks.Mine, that is found in the current directory.
     """
     from emrun.config.catalogue import PLACES, explanation, listing
     from emrun.config.import_finder import locate
@@ -51,10 +58,48 @@ def show(name: str | None) -> int:
         except NotThere as error:
             raise click.UsageError(str(error)) from error
         text = inspect.getdoc(found) or f"{name} has no docstring"
-    click.echo(text)
+    click.echo(_wrapped(text, _width()))
     return 0
 
 
 def _width() -> int:
     """Return how long lines may be: in a pipe, each name has one line."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Break lines that are longer than the terminal at words; indented blocks, such as YAML, stay as they are."""
+    blocks = text.split("\n\n")
+    return "\n\n".join(
+        block if block.startswith(" ") or max(map(len, block.split("\n"))) <= width else _filled(block, width)
+        for block in blocks
+    )
+
+
+def _filled(block: str, width: int) -> str:
+    """Fill a paragraph, the items of a list, or the entries of a section such as `Args:`."""
+    entries: list[list[str]] = []
+    for line in block.split("\n"):
+        last = entries[-1] if entries else [""]
+        deeper = _indent(line) - _indent(last[0])
+        follows_heading = deeper > 0 and len(last) == 1 and _HEADING.fullmatch(last[0].strip())
+        is_next = deeper < 0 or deeper == 0 < _indent(line) or _ITEM.match(line.lstrip())
+        if not entries or follows_heading or is_next:
+            entries.append([line])
+        else:
+            last.append(line)
+    return "\n".join(_one_filled(entry, width) for entry in entries)
+
+
+def _one_filled(entry: list[str], width: int) -> str:
+    first = _indent(entry[0])
+    by_default = 2 if _ITEM.match(entry[0].lstrip()) else 4 * (first > 0)
+    rest = _indent(entry[1]) if len(entry) > 1 else first + by_default
+    return textwrap.fill(
+        " ".join(line.strip() for line in entry), width,
+        initial_indent=" " * first, subsequent_indent=" " * rest, break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())

@@ -106,7 +106,7 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
 
 
 def run(training: Training, *, keeps: bool = True) -> int:
-    """Run a training, print its statistics (not with --quiet) and how to continue, and return the exit status.
+    """Train, print its statistics (not with --quiet) and how to continue, and return the exit status.
 
     Args:
         training: the training.

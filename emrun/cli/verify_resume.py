@@ -34,7 +34,7 @@ def verify_resume(
     """Prove, with CONFIG, that an interrupted run equals an uninterrupted one, or name the first difference.
 
     emrun trains a little more than two epochs, twice, and then once more for each point, interrupted there and resumed;
-    each time in a process and a temporary directory of its own. For every batch it compares the inputs and outputs of
+    each time in its own process and temporary directory. For every batch it compares the inputs and outputs of
     the model, the learning rates and the random states; at the end the parameters, the optimizer, the positions of the
     streams, the hooks and the metrics. Hooks run as usual, except that StopAfter ends nothing. Epochs of more than 20
     iterations are cut to 8; evaluations are not shortened.

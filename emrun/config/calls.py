@@ -44,7 +44,7 @@ def check_call(
         args: the positional arguments that the config gives; None when unknown, then no argument is missing.
         first: how many positional arguments emrun passes before those.
         supplied: the keyword arguments that emrun supplies when there is a parameter of that name.
-        own_keys: keys that are allowed beside the arguments, such as `inputs` of a loss; messages list them too.
+        own_keys: more keys that are allowed, such as `inputs` of a loss; messages list them too.
         elsewhere: returns where else in the config a key belongs.
     """
     if parameters is None:

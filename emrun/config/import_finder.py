@@ -20,7 +20,8 @@ _CONFIGURE = "_configure_dataset"
 class Imported:
     """Finds the objects that a config names by importing them: for phase two of the check, and for building.
 
-    The finder of phase one is a subclass that imports nothing and returns None where only importing would tell.
+    The finder of phase one is a subclass that imports nothing and returns None where only an import could find
+    an object.
     """
 
     def find(self, path: str) -> Any:
@@ -32,7 +33,7 @@ class Imported:
         return locate(path)
 
     def classes(self, package: str) -> list[str] | None:
-        """Return the names of the classes that a package defines, None where only importing the package would tell."""
+        """Return the names of the classes that a package defines, None where only an import of it could find them."""
         members = vars(importlib.import_module(package))
         return [
             name

@@ -27,7 +27,7 @@ _DESCRIPTIONS = {
     "seed": "The seed of all random numbers; without it, a seed is drawn and saved in the config of the run.",
     "deterministic": "Whether torch uses deterministic algorithms.",
     "name": "The name of the run, a part of the name of its directory; by default the name of the file.",
-    "code_directory": "A folder, beside the current directory, from which your modules are imported.",
+    "code_directory": "A folder from which your modules are imported, in addition to the current directory.",
     "vars": "Free values, for use as `${vars.NAME}`.",
     "dataset": "The class of the dataset, built-in or a dotted path, and its arguments.",
     "model": f"The class of the model, by default {DEFAULT_MODEL}, and its arguments.",
@@ -209,7 +209,7 @@ class _Writer:
 
         Args:
             source: the class, None when it cannot be read.
-            own: the schemas of keys that are allowed beside the arguments.
+            own: the schemas of more keys that are allowed.
             supplied: the arguments that emrun supplies.
             form: the form whose class it is, if any.
         """

@@ -33,7 +33,7 @@ _BOARD = "emrun does not write TensorBoard files yet; WriteCSV writes statistics
 _TRACKER = f"emrun does not support trackers yet; every run has a metrics.jsonl, and {_OWN_HOOK} send `epoch_data`"
 _RESUME = "`emrun resume RUN_DIR` continues a run from its checkpoint"
 _ONE_DEVICE = "emrun trains on one device so far; set model.device"
-_INTERVAL = "write the interval beside the stream: main_loop.extra_streams: [{valid: 5 epochs}]"
+_INTERVAL = "write the interval after the name of the stream: main_loop.extra_streams: [{valid: 5 epochs}]"
 _STREAMS = "a stream is a method of the dataset, such as train_stream; main_loop.extra_streams lists those to evaluate"
 
 _HOOKS = {
@@ -226,7 +226,9 @@ def beside_config(error: NotThere, source: str) -> str:
     file = _file_of(error.module, folder) if isinstance(error, NoModule) else None
     if file is None or folder == Path.cwd() or not Path(source).is_file():
         return ""
-    return f"; {file.relative_to(folder)} is beside the config: set code_directory: {folder}, or run emrun there"
+    return (
+        f"; {file.relative_to(folder)} is in the folder of the config: set code_directory: {folder}, or run emrun there"
+    )
 
 
 def _file_of(module: str, folder: Path) -> Path | None:

@@ -261,7 +261,7 @@ class Planner:
         return None
 
     def _short_name(self, text: str, kind: str, form: Form | None) -> str | None:
-        """Return the dotted path that a name without a dot refers to, None where only importing would tell.
+        """Return the dotted path that a name without a dot refers to, None where only an import could find it.
 
         Raises:
             NotThere: the name is unknown or ambiguous.

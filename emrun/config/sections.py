@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from emrun.arguments import safe_component
@@ -29,7 +30,7 @@ REQUIRED = ("dataset", "model")
 """The sections that a config must have."""
 
 OVERLAY = ("vars", "dataset", "model", "main_loop", "hooks", "seed", "deterministic")
-"""The sections that may stand under `eval.<stream>`."""
+"""The sections that are allowed under `eval.<stream>`."""
 
 DEFAULT_MODEL = "TorchModel"
 """The class of the section `model` when the section has no key `class`."""
@@ -115,6 +116,8 @@ def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere
         optional = name not in REQUIRED and node.value is None
         if wrong and not optional:
             message = f"{node.shown()!r} is not {_WORDS[kinds[0]]}"
+            if name in REQUIRED and isinstance(node.value, str) and re.fullmatch(r"[\w.]+", node.shown()):
+                message += f"; write {{class: {node.shown()}}}"
             if name == "hooks" and isinstance(node.value, dict) and node.value:
                 first, child = next(iter(node.value.items()))
                 arguments = "" if child.value is None else ": ..."

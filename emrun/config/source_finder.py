@@ -77,7 +77,7 @@ class Sources(Imported):
         self._found = dict(_TYPES)
 
     def find(self, path: str) -> Any:
-        """Return a stand-in for the object that a dotted path names, None where only importing would tell.
+        """Return a stand-in for the object that a dotted path names, None where only an import could find it.
 
         Raises:
             LookupError: the object does not exist.

@@ -1,8 +1,8 @@
 """Reads the names that modules bind at their top level from their files, with `ast`; nothing is imported.
 
-A file whose text shows that it may rewrite names, for example by a call of `globals`, is skipped completely: only
-importing it would tell. The one thing that reading cannot notice is a change to a module that another module makes
-while that other module is imported.
+A file whose text shows that it may rewrite names, for example by a call of `globals`, is skipped completely: its
+names are known only after an import. Reading cannot notice one thing: that a module changes another module while it is
+imported.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SourceModules:
         """Whether importing one of the modules may change where other modules are looked for."""
 
     def read(self, name: str) -> SourceModule | None:
-        """Return a module, None where only importing it would tell which names it has.
+        """Return a module, None where only an import could find its names.
 
         Raises:
             LookupError: the module does not exist.

@@ -51,7 +51,7 @@ def _escaped(plain: Any) -> Any:
 
 
 def _dump_like(plain: Any, template: str) -> str | None:
-    """Return a text changed so that it has the value `plain`, None when that is not possible."""
+    """Return the template, changed so that it has the value `plain`; None when that is not possible."""
     yaml = _round_trip()
     try:
         with warnings.catch_warnings():

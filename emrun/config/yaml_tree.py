@@ -1,4 +1,4 @@
-"""Parses YAML into a tree of plain values with positions; a text cannot construct any other object."""
+"""Parses YAML into a tree of plain values with positions; no YAML text can construct another object."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Node:
 
     A scalar from the environment has a `spelling`, its text in the config for messages, and `environment`, the strings
     from the environment with their text in the config. `former` is the name of a class that an override has replaced
-    by this name. A copy that a YAML anchor made of a value has the position of its `alias` beside those of the value.
+    by this name. A copy that a YAML anchor made of a value also has the position of its `alias`.
     """
 
     value: Any

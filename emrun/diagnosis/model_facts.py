@@ -17,7 +17,7 @@ from emrun.types import Batch
 
 
 def parameters(model: AbstractModel) -> Iterator[dict[str, Any]]:
-    """Yield a row for each submodule that has parameters of its own; a shared parameter counts once."""
+    """Yield a row for each submodule that has its own parameters; a shared parameter counts once."""
     module = getattr(model, "module", None)
     if not isinstance(module, torch.nn.Module):
         return

@@ -1,4 +1,4 @@
-"""One of the runs of `verify-resume`: recorded in a process of its own, and interrupted at a given point."""
+"""One of the runs of `verify-resume`: recorded in its own process, and interrupted at a given point."""
 
 from __future__ import annotations
 

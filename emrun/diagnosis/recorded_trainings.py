@@ -1,4 +1,4 @@
-"""The runs of a verification: each runs in a process of its own and is recorded."""
+"""The runs of a verification: each runs in its own process and is recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from emrun.errors import EmrunError
 
 _CHILD = "import sys; sys.path[:] = {path!r}; from emrun.diagnosis.probe import main; main(sys.argv[1])"
-_SETTINGS = {"TQDM_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # writes no bytecode beside the modules of the config
+_SETTINGS = {"TQDM_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # no bytecode files next to the modules of the config
 
 Event = dict[str, Any]
 
@@ -37,7 +37,7 @@ class Point:
 
 
 class VerificationFailed(EmrunError):
-    """A run of the verification failed for a reason of its own."""
+    """A run of the verification failed for another reason than a difference."""
 
     def __init__(self, text: str, exit_status: int) -> None:
         self.exit_status = exit_status
@@ -81,7 +81,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run of the verification, in a process of its own.
+    """A run of the verification, in its own process.
 
     Args:
         place: the directory for all files of the verification.

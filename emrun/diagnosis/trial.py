@@ -42,9 +42,10 @@ _TIMED = 3  # runs of the second batch; the fastest counts
 def try_out(config: Config) -> dict[str, Any]:
     """Build the objects of a config and try them out; leave no file and no changed random state behind.
 
-    The first two batches of every stream are read. A copy of the model makes a step with each of those of the train
-    stream, evaluates every stream of the main loop, and is saved and loaded again. Hooks are built and registered, but
-    get no events, except that hooks that may change batches get those up to `before_batch`, and `after_training`.
+    The first two batches of every stream are read. A copy of the model makes a step with each of these batches of
+    the train stream, evaluates every stream of the main loop, and is saved and loaded again. Hooks are built and
+    registered, but get no events, except that hooks that may change batches get those up to `before_batch`, and
+    `after_training`.
 
     Args:
         config: the config.
@@ -86,7 +87,7 @@ def try_out(config: Config) -> dict[str, Any]:
 
 
 def _build_model(plan: Plan, training: Training) -> AbstractModel:
-    """Build the model once more, in a main loop of its own, so that no hook gets its events."""
+    """Build the model once more, in a separate main loop, so that no hook gets its events."""
     seed_everything(plan.get("seed", 0), "model")
     supplied = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
     model: AbstractModel = plan.model.build(supplied)

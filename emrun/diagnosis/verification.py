@@ -71,7 +71,7 @@ def verify(
 ) -> Verification:
     """Train twice without interruption, then once more for each point with an interruption, and compare all batches.
 
-    Each run is a few iterations long, has a process of its own and writes into a temporary directory. All hooks of the
+    Each run is a few iterations long, has its own process and writes into a temporary directory. All hooks of the
     config run, except StopAfter.
 
     Args:
@@ -84,7 +84,7 @@ def verify(
 
     Raises:
         UsageError: an iteration is beyond the end of the run, or the run is too short to be interrupted.
-        VerificationFailed: a run failed for a reason of its own.
+        VerificationFailed: a run failed for another reason than a difference.
     """
     loaded = load_config(config, overrides)
     arguments = [*overrides, *([f"seed={draw_seed()}"] if loaded.get("seed") is None else [])]

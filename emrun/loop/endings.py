@@ -1,4 +1,4 @@
-"""What ends a training, a signal or a termination, and at which point."""
+"""The signals and terminations that end a run, and the points at which they end it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class MainLoop:
         hooks: the hooks, called in this order; the model is called after them.
         train_stream_name: the stream that the model is trained on.
         extra_streams: names of the streams to evaluate after the train stream, or `{name: '5 epochs'}` to evaluate a
-            stream less often. If the train stream is listed, it is also evaluated in a pass of its own, under the name
+            stream less often. If the train stream is listed, it is also evaluated in a separate pass, under the name
             `train_eval` (or `NAME_eval` for another `train_stream_name`).
         buffer: how many batches of a stream to read ahead, in a thread or in the workers; 0 for none, or with `workers`
             for two batches per worker.

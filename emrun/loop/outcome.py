@@ -1,4 +1,4 @@
-"""How a training ended, and whether anything will end it."""
+"""How a run ended, and whether any hook can end it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a training ended, and why.
+    """How a run ended, and why.
 
     Args:
         status: `finished`, `interrupted` or `failed`.
         reason: the reason in one line; None for an evaluation, or if the `with` block simply ended.
         exit_status: the exit status of the command.
-        signal_number: the number of the signal that interrupted the training, if the process is to end by this signal.
-        warning: a problem that did not end the training, in one line; None for no problem.
+        signal_number: the number of the signal that interrupted the run, if the process is to end by this signal.
+        warning: a problem that did not end the run, in one line; None for no problem.
     """
 
     status: str
@@ -35,7 +35,7 @@ class Outcome:
 
     @classmethod
     def of(cls, error: BaseException | None, preempt_exit_code: int | None = None) -> Outcome:
-        """Return the outcome of a training that ended with an error, a termination or None.
+        """Return the outcome of a run that ended with an error, a termination or None.
 
         Args:
             error: the error or the termination; None if the block simply ended.

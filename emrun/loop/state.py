@@ -1,4 +1,4 @@
-"""The state of a training: where it is, and all that a checkpoint stores to continue exactly from there."""
+"""The state of a run: its progress, and all that a checkpoint stores to continue exactly from there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Phase(enum.Enum):
-    """Where in an epoch a training is."""
+    """The part of an epoch in which the loop is."""
 
     BEFORE = "before"  # the zeroth epoch is not complete
     TRAIN = "train"  # in the train stream
@@ -71,7 +71,7 @@ _SINCE = ("epoch_began", "names", "metrics_digest", "metrics_first")  # fields t
 
 
 class TrainingState:
-    """Counts epochs and iterations, and collects and restores the states of the parts of a training.
+    """Counts epochs and iterations, and collects and restores the states of the model, the hooks and the streams.
 
     Only this class changes the counters and the phase, except for `iterations_done`, which the loop also counts up.
 
@@ -276,7 +276,7 @@ class TrainingState:
         which = listed([repr(source) for source in sources])
         return (
             f"stream {name!r} gives other values of {which} than before: {in_place} changes arrays of {which} in place "
-            "(make new arrays instead), the stream draws from a random generator of its own, or its data has changed"
+            "(make new arrays instead), the stream draws from its own random generator, or its data has changed"
         )
 
     def _begin_again(self, before_epoch: Callable[[int], None]) -> None:

@@ -207,7 +207,7 @@ def _source(parameter: str, entry: Any) -> tuple[str, Any]:
 
 
 def describe(name: str, value: Any) -> str:
-    """Return an input as it stands in a message: `x: float32 (32, 10)`."""
+    """Return an input as messages show it: `x: float32 (32, 10)`."""
     if not isinstance(value, Tensor):
         return f"{name}: {type(value).__name__}"
     place = "" if value.is_cpu else f" on {value.device}"

@@ -105,7 +105,7 @@ class Loadable:
             built_apart: returns the structure of the module when another process builds it, if it is known.
 
         Raises:
-            ArgumentError: a checkpoint could not be saved or loaded.
+            ArgumentError: a checkpoint cannot be saved, or a resume could not load it.
         """
         self._check_that_weights_can_be_held()
         now = structure(self._model.module)
@@ -152,7 +152,7 @@ class Loadable:
 
     def _refuse(self, reason: str) -> NoReturn:
         kind = type(self._model.module).__name__
-        raise ArgumentError("module", f"a checkpoint of {kind} could not be loaded: {reason}")
+        raise ArgumentError("module", f"a resume could not load a checkpoint of {kind}: {reason}")
 
     def _check_that_weights_can_be_held(self) -> None:
         found = what_cannot_be_held(self._model.module)

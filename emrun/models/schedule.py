@@ -259,7 +259,7 @@ def _all_in(scheduler: Any) -> Iterator[Any]:
 
 
 def _rates(scheduler: Any) -> str:
-    """Return the learning rates of the parameter groups as they stand in a message."""
+    """Return the learning rates of the parameter groups, for a message."""
     rates = [f"{float(group['lr']):g}" for group in scheduler.optimizer.param_groups]
     return ", ".join(dict.fromkeys(rates))
 

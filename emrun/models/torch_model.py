@@ -297,10 +297,10 @@ class TorchModel(ModuleModel):
             self._trained, self._stream = False, None
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Step the scheduler after a training epoch; after the zeroth, check that its checkpoint can be loaded.
+        """Step the scheduler after a training epoch; after the zeroth, check that a resume could load its checkpoint.
 
         Raises:
-            ArgumentError: the checkpoint could not be loaded.
+            ArgumentError: a resume could not load the checkpoint.
         """
         self._loadable.check()
         if self._trained and not self._evaluates and self.scheduler is not None and not self.scheduler.on_update:

@@ -1,4 +1,4 @@
-"""Clear the gradients before a training step, and find the traces of its updates after it."""
+"""Clearing the gradients before a training step, and finding the traces of its updates after it."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def _save_weights(model: AbstractModel, step: dict[str, Any], state: dict[str, A
         return "before the step"
     has_updated = model.has_updated
     if has_updated is None:
-        return f"unknown: {type(model).__name__} does not tell whether the step made an update"
+        return f"unknown: {type(model).__name__} does not report whether the step made an update"
     return "after the update" if has_updated else "before the step"
 
 

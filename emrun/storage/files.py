@@ -185,7 +185,7 @@ def flush_directory(path: Path) -> None:
 
 
 def link_atomically(link: Path, target: str) -> None:
-    """Make `link` a relative link to `target` beside it, replacing an old link in one step; nothing is flushed."""
+    """Make `link` a link to `target` in the same directory, replacing an old link in one step; nothing is flushed."""
     check_guards(link)
     with storing(link, "write"):
         aside = link.with_name(f".{link.name}.tmp")

@@ -223,11 +223,11 @@ def _check(path: Path, directory: Path, me: _Owner, written: os.stat_result) -> 
         raise RunInUse(f"{directory} is in use by {me}; its forked child, process {os.getpid()}, cannot write the run")
     owner = me if _is_same(path / _OWNER, written) else _Owner.of(path)
     if owner is not None and owner != me:
-        raise RunInUse(f"{directory} was taken over by {owner}; {me} does not write into it any more")
+        raise RunInUse(f"{directory} was taken over by {owner}; {me} no longer writes into it")
     if _is_replaced(descriptor, path):
         raise RunInUse(
-            f"{directory} was taken over by another process, which replaced its file {_LOCK}; {me} does not write into "
-            "it any more"
+            f"{directory} was taken over by another process, which replaced its file {_LOCK}; {me} no longer "
+            "writes into it"
         )
 
 

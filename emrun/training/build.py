@@ -40,7 +40,7 @@ class Training:
 def assemble(
     plan: Plan, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
 ) -> Training:
-    """Build the dataset, the model, the hooks and the main loop, each with random numbers of its own.
+    """Build the dataset, the model, the hooks and the main loop, each with its own random numbers.
 
     Args:
         plan: the checked config.
@@ -86,7 +86,7 @@ def assemble(
 
 
 def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any]) -> tuple[Any, float]:
-    """Build the dataset or the model with random numbers of its own; also return the seconds it took."""
+    """Build the dataset or the model with its own random numbers; also return the seconds it took."""
     began = perf_counter()
     seed_everything(seed, what)
     with NamedWhenSlow(f"building the {what}"):

@@ -171,10 +171,10 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
 
 
 def train(training: Training) -> Outcome:
-    """Run a training to its end.
+    """Train until the run ends.
 
     Raises:
-        BaseException: the error that made the training fail.
+        BaseException: the error that made the run fail.
     """
     return training.main_loop.run_training()
 

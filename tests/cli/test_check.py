@@ -374,7 +374,7 @@ def test_a_module_beside_the_config_is_suggested_from_another_directory(emrun, t
     (project / "c.yaml").write_text(CONFIG.replace("{class: Majority, n: 50}", "{class: my_data.Data}"))
     done = emrun("train", "project/c.yaml")
     assert done.returncode == 2
-    advice = f"my_data.py is beside the config: set code_directory: {project}, or run emrun there"
+    advice = f"my_data.py is in the folder of the config: set code_directory: {project}, or run emrun there"
     assert done.stderr.splitlines()[0] == (
         "project/c.yaml:2:11: dataset: no module 'my_data' (looked for in the current directory, then among installed "
         f"packages; to look in another folder, set code_directory); {advice}"

@@ -279,6 +279,36 @@ def test_a_hook_is_explained_with_yaml_to_paste(name):
     assert done.stdout.splitlines()[1] == ""
 
 
+def test_an_explanation_is_wrapped_at_words_on_a_terminal_but_not_its_yaml(monkeypatch):
+    def shown(name):
+        return CliRunner().invoke(commands, ["show", name]).stdout
+
+    piped, schedule = shown("TorchModel"), shown("SequentialLR")
+    monkeypatch.setattr(sys.modules["emrun.cli.show"], "_width", lambda: 80)
+    wrapped = shown("TorchModel")
+    assert max(map(len, piped.splitlines())) > 80 >= max(map(len, wrapped.splitlines()))
+    assert wrapped.split() == piped.split()
+    assert "\n    loss: an object or function that is called with `inputs`, which names\n        outputs" in wrapped
+    assert "\n\n    model:\n      module: {class: my_models.ConvNet, channels: 32}\n" in wrapped
+    yaml = next(line for line in schedule.splitlines() if "milestones" in line)
+    assert len(yaml) > 80 and yaml in shown("SequentialLR").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "wrapped"),
+    [
+        ("a b c d e f", "a b c\nd e f"),
+        ("a b\nc d e f", "a b c\nd e f"),
+        ("a b\nc", "a b\nc"),
+        ("a abcdefgh b", "a\nabcdefgh\nb"),
+        ("- a b c d\n- e", "- a b\n  c d\n- e"),
+        ("A:\n  a: b\n   c d e\n  f: g\n\n  x y z 1", "A:\n  a: b\n   c d\n   e\n  f: g\n\n  x y z 1"),
+    ],
+)
+def test_paragraphs_lists_and_sections_are_wrapped(text, wrapped):
+    assert sys.modules["emrun.cli.show"]._wrapped(text, 6) == wrapped
+
+
 def test_a_hook_of_ones_own_is_explained(project, emrun):
     (project / "mine.py").write_text('class Mine:\n    """Does\n    it."""\n\n\nclass Silent:\n    pass\n')
     assert emrun("show", "mine.Mine").stdout == emrun("hooks", "mine.Mine").stdout == "Does\nit.\n"

@@ -126,7 +126,7 @@ def test_files_that_change_under_the_map_are_an_error(project, passes, path):
     with pytest.raises(StreamError, match=rf"stream 'train': .*{mapped.name}' has changed since the dataset was built"):
         passes(dataset, "train")
     mapped.unlink()
-    with pytest.raises(StreamError, match=rf"stream 'train': .*{mapped.name}' cannot be read any more: No such file"):
+    with pytest.raises(StreamError, match=rf"stream 'train': .*{mapped.name}' can no longer be read: No such file"):
         passes(dataset, "train")
 
 

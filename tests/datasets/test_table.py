@@ -174,7 +174,7 @@ def test_a_mapped_file_that_changed_is_an_error_that_names_it(files, here, passe
     with pytest.raises(StreamError, match=r"x.npy has changed since it was mapped"):
         passes(table, "train")
     (here / "x.npy").unlink()
-    with pytest.raises(StreamError, match=r"x.npy cannot be read any more: No such file"):
+    with pytest.raises(StreamError, match=r"x.npy can no longer be read: No such file"):
         passes(table, "train")
 
 

@@ -112,7 +112,7 @@ def test_the_weights_of_a_custom_update_scheme_are_described_correctly(fail, fai
 def test_an_update_that_cannot_be_detected_has_a_note(fail):
     fail(*OWN, "model.by_hand=true")
     text = report(replay("run"))
-    assert "weights: unknown: OwnScheme does not tell whether the step made an update" in text
+    assert "weights: unknown: OwnScheme does not report whether the step made an update" in text
     assert "note: the weights may be those after the step's update; there is no checkpoint before it" in text
 
 

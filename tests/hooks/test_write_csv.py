@@ -178,9 +178,10 @@ def test_a_name_with_half_a_character_is_an_error_that_names_it(tmp_path):
     assert not (tmp_path / "training.csv").exists()
 
 
-def test_a_default_with_half_a_character_is_an_error(tmp_path):
-    with pytest.raises(ArgumentError, match="default_value"):
-        hook_of(tmp_path, default_value="\udc80")
+@pytest.mark.parametrize("argument", ["default_value", "delimiter"])
+def test_a_default_or_a_delimiter_with_half_a_character_is_an_error(tmp_path, argument):
+    with pytest.raises(ArgumentError, match=rf"{argument}: '\\udc80' has a lone surrogate"):
+        hook_of(tmp_path, **{argument: "\udc80"})
 
 
 # a file that is changed

@@ -299,6 +299,6 @@ def test_a_module_that_a_hook_replaces_is_the_one_that_a_resume_could_not_load(t
     model = TorchModel(nn.Linear(2, 1), inputs=["x"], outputs=["loss"], optimizer=optimizer)
     data = SimpleNamespace(train_stream=lambda: iter([{"x": torch.ones(1, 2)}]))
     loop = MainLoop(model, data, [Replaces(), StopAfter(epochs=1)], run=Run(tmp_path, seed=1, command=["emrun"]))
-    with pytest.raises(ArgumentError, match="a checkpoint of Sequential could not be loaded"):
+    with pytest.raises(ArgumentError, match="a resume could not load a checkpoint of Sequential"):
         loop.run_training()
     assert loop.iterations_done == 0

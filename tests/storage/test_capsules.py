@@ -68,7 +68,7 @@ def test_a_capsule_says_where_and_why(run):
     [
         (False, True, None, "before the step"),
         (True, True, None, "after the update"),
-        (None, True, None, "unknown: Model does not tell whether the step made an update"),
+        (None, True, None, "unknown: Model does not report whether the step made an update"),
         (None, True, "before_batch", "before the step"),
         (True, False, None, "before the step"),
         (True, True, "before_batch", "before the step"),

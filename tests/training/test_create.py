@@ -186,7 +186,7 @@ def test_all_problems_are_reported_together(tmp_path):
 
 
 def test_the_error_for_hooks_in_the_wrong_order_says_which_to_move(tmp_path):
-    with pytest.raises(ConfigError, match="move this hook behind ComputeStats"):
+    with pytest.raises(ConfigError, match="move this hook after ComputeStats"):
         create_training({**CONFIG, "hooks": CONFIG["hooks"][::-1]}, tmp_path)
 
 
