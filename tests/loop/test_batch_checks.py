@@ -2,6 +2,7 @@
 
 import logging
 from collections import UserDict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,6 +68,7 @@ SOURCES = {
     "ragged": [[1], [1, 2], []],
     "objects": np.array([None, {}, []], dtype=object),
     "anything with a length": UserDict({0: 1, 1: 2, 2: 3}),
+    "anything with a shape": SimpleNamespace(shape=(3, 2)),  # such as a sparse array of SciPy, whose len() is an error
 }
 
 

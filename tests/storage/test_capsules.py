@@ -10,7 +10,7 @@ import torch
 
 from emrun import AbstractHook, AbstractModel, TrainingAborted, TrainingTerminated
 from emrun.censor import Censor
-from emrun.errors import ArgumentError, StorageError, UsageError
+from emrun.errors import ArgumentError, EmrunError, StorageError, UsageError
 from emrun.loop.main_loop import MainLoop
 from emrun.storage.capsules import MOST, Step, find_capsule, keep_failure, kind_of, read_capsule
 from emrun.storage.draws import Draws
@@ -174,14 +174,21 @@ def test_a_run_without_failures_has_no_capsule(run):
         find_capsule(run.directory)
 
 
-def test_a_newer_format_is_refused(run):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "format 2 is newer than this emrun supports"),
+        ({"files": {}}, "files is .*, but must be a mapping that has state.pt"),
+    ],
+    ids=["format", "files"],
+)
+def test_a_capsule_with_another_content_is_refused(run, change, message):
     place = keep(run)
     path = place / "failure.json"
-    content = json.loads(path.read_text())
+    content = {**json.loads(path.read_text()), **change}
     del content["sha256"]
-    content["format"] = 2
     path.write_text(json.dumps({**content, "sha256": json_digest(content)}))
-    with pytest.raises(StorageError, match="format 2 is newer than this emrun supports"):
+    with pytest.raises(EmrunError, match=message):
         read_capsule(place, run.directory)
 
 
