@@ -99,6 +99,7 @@ def test_batches_of_a_stream_may_differ_in_length():
         ({"x": np.zeros((4, 2)), "y": torch.zeros(2, 4), "z": [0] * 4}, "x 4, y 2, z 4"),
         ({"x": [], "y": [1]}, "x 0, y 1"),
         ({"x": [1], "y": ()}, "x 1, y 0"),
+        ({"x": SOURCES["anything with a shape"], "y": [1]}, "x 3, y 1"),
         ({"x": torch.zeros(0, 3), "y": torch.zeros(3, 0)}, "x 0, y 3"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
