@@ -22,7 +22,7 @@ import torch
 
 from emrun import AbstractHook, TrainingTerminated, create_training, resume_training
 from emrun.encoding import encode
-from emrun.errors import ArgumentError, StateError, UsageError
+from emrun.errors import ArgumentError, StateError, StorageError, UsageError
 from emrun.storage.checkpoints import commit
 from emrun.storage.sealed import describe, json_digest
 from emrun.training.create import train
@@ -1116,3 +1116,58 @@ def test_a_checkpoint_without_the_beginning_of_its_epoch_can_be_resumed(project)
     hook = Events()
     train(resumed_with(directory, hook))
     assert hook.events[2] == "before_epoch 2"
+
+
+def test_a_finished_run_says_how_to_train_longer(project, caplog):
+    directory = stopped(project)
+    caplog.set_level("INFO")
+    assert resume_training(directory) is None
+    assert caplog.messages[-2:] == [
+        "nothing to do: the run is finished: 1 epoch done (StopAfter epochs: 1)",
+        "to train longer, resume with a later end, such as hooks.StopAfter.epochs=20",
+    ]
+
+
+def test_another_architecture_is_refused_with_the_values_that_the_resume_changes(project):
+    directory = stopped(project)
+    with pytest.raises(StateError, match=r"does not fit the module: .* in the checkpoint, .* in the module") as caught:
+        resume_training(directory, ["model.module.width=7"])
+    (note,) = caught.value.__notes__
+    assert note.startswith("this resume changes model.module.width: ")
+    assert note.endswith(" -> 7; undo that, or train anew with `emrun train`")
+
+
+def test_a_damaged_checkpoint_is_refused_with_those_that_are_intact(project):
+    directory = stopped(project, epochs=2)
+    root = directory / "checkpoints"
+    damaged = commit(root, lambda place: (place / "state.pt").write_bytes(b"x"), epoch=1, iteration=2, names=("mine",))
+    (damaged / "state.pt").write_bytes(b"y")
+    with pytest.raises(StorageError, match="is damaged") as caught:
+        resume_training(directory, checkpoint_name="mine")
+    intact = sorted(path.name for path in root.iterdir() if path.is_symlink() and path.name != "mine")
+    assert caught.value.__notes__ == [f"intact checkpoints: {', '.join(intact)}"]
+
+
+def test_each_damaged_checkpoint_has_a_line(project):
+    directory = stopped(project)
+    places = [path for path in (directory / "checkpoints").iterdir() if not path.is_symlink() and path.name[0] != "."]
+    for place in places:
+        (place / "state.pt").write_bytes(b"y")
+    with pytest.raises(StorageError) as caught:
+        resume_training(directory, ["hooks.StopAfter.epochs=2"])
+    head, *lines = str(caught.value).split("\n")
+    assert head.endswith("checkpoints is intact:")
+    assert [line.partition(": ")[0] for line in lines] == [
+        f"  checkpoint {place}" for place in sorted(places, reverse=True)
+    ]
+
+
+class Terminate(AbstractHook):
+    def after_batch(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_interrupt_is_named_once_in_the_log(project):
+    training = create_training(config_of(), output_dir=project / "run")
+    train_with(training, Terminate())
+    assert (project / "run" / "train.log").read_text().rstrip().endswith(" interrupted by SIGTERM")
