@@ -11,9 +11,11 @@ from ruamel.yaml import YAML
 
 from emrun import create_dataset
 from emrun.cli import emrun as commands
+from emrun.cli.bench import _choice
 from emrun.config.catalogue import PLACES, listing
 from emrun.config.json_schema import config_schema
 from emrun.config.names import short_names
+from emrun.diagnosis.stream_bench import Bench, Setting, Speed, StreamBench
 from emrun.errors import ConfigError
 from emrun.stream_context import StreamContext
 
@@ -402,3 +404,10 @@ def test_a_class_of_ones_own_is_explained_with_yaml_and_arguments(tmp_path, monk
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     assert CliRunner().invoke(commands, ["show", f"mine.{name}"]).stdout == expected
     monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+
+def test_the_setting_to_choose_can_be_pasted_as_an_override():
+    chosen = Speed(Setting(buffer=4, workers=2), 0.001, 0.001)
+    stream = StreamBench("train", True, True, 100, [Speed(Setting(), 0.5, 0.5), chosen])
+    text = _choice(Bench([stream], 0.01))
+    assert text.startswith("choose `buffer: 4, workers: 2` (main_loop.buffer=4 main_loop.workers=2): ")

@@ -24,7 +24,7 @@ def test_no_random_state_changes_and_no_file_is_left(tmp_path, monkeypatch):
     assert states() == before
     assert list(Path().iterdir()) == []
     assert not torch.are_deterministic_algorithms_enabled()
-    assert found["streams"]["test"]["runs"] == "not run by main_loop"
+    assert found["streams"]["test"]["runs"] == "not used in training"
 
 
 def test_the_same_config_gives_the_same_contract(tmp_path):
