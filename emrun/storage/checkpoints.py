@@ -136,8 +136,10 @@ def newest(root: Path) -> Path | None:
     return None
 
 
-def intact(root: Path) -> list[str]:
-    """Return the names of a run's intact checkpoints, and the directories of those without a name."""
+def note_intact(error: StorageError, root: Path) -> None:
+    """Add a note to the error of a damaged checkpoint: the names of the intact ones, or else their directories."""
+    if isinstance(error, ReadTimeout):
+        return
     found = []
     here = Contents.of(root)
     names = {target: name for name, target in sorted(here.links.items())}
@@ -145,7 +147,7 @@ def intact(root: Path) -> list[str]:
         with suppress(StorageError, StateError):
             verify(root / each)
             found.append(names.get(each, each))
-    return found
+    error.add_note(f"intact checkpoints: {listed(found)}")
 
 
 def copy_up_to(place: Path, root: Path) -> Path:

@@ -28,7 +28,7 @@ from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, holds_run, i
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
-from emrun.wording import counted, listed, progress
+from emrun.wording import counted, progress
 
 _LOG = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
             return place
         except StorageError as error:
             if place.is_dir():  # otherwise the run is being trained, and the name has moved to a newer checkpoint
-                error.add_note(f"intact checkpoints: {listed(checkpoints.intact(root))}")
+                checkpoints.note_intact(error, root)
                 raise
 
 
