@@ -33,7 +33,7 @@ def with_defaults(text: str, parameters: Mapping[str, inspect.Parameter]) -> str
         text: the docstring.
         parameters: the parameters of the class, of which those without a description are added.
     """
-    before, _, described = f"\n{_RAISES.sub('', text)}".partition("\nArgs:\n")
+    before, _, described = ("\n" + _RAISES.sub("\n\n", text)).partition("\nArgs:\n")
     for name, parameter in parameters.items():
         default = _written(parameter.default) if parameter.default is not None else ""
         note = f" (default {default})" if default else ""
@@ -42,7 +42,7 @@ def with_defaults(text: str, parameters: Mapping[str, inspect.Parameter]) -> str
         if found is None:
             required = " (required)" if parameter.default is parameter.empty else note
             described = f"{described.rstrip()}\n    {name}{required}"
-        elif "default:" not in found["text"]:
+        elif "default:" not in found["text"].lower():
             described = f"{described[: found.end(1)]}{note}{described[found.end(1) :]}"
     described = described.strip("\n")
     return f"{before.strip()}\n\nArgs:\n{described}".strip() if described else before.strip()
