@@ -13,6 +13,7 @@ setup: $(INSTALLED)
 
 # torch is installed first and pinned, so that no other package installs another build of it
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "Installing PyTorch and emrun into $(VENV); this takes about five minutes, without further output."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --editable '.[dev]'

@@ -61,7 +61,7 @@ class ShowProgress(AbstractHook):
                 leave=False,
                 file=sys.stderr,
                 disable=not sys.stderr.isatty() or bool(os.environ.get("TQDM_DISABLE")),
-                dynamic_ncols=True,
+                **_size(),
                 mininterval=_SECONDS,
             )
         self._count += 1
@@ -86,6 +86,15 @@ class ShowProgress(AbstractHook):
         if self._bar is not None:
             self._bar.close()
         self._bar = None
+
+
+def _size() -> dict[str, Any]:
+    """Return the size of the bar: that of the terminal, or 80 columns if the terminal does not know its size."""
+    try:
+        is_known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # 0 within `script`, for example
+    except (OSError, ValueError):  # not a file
+        is_known = True
+    return {"dynamic_ncols": True} if is_known else {"ncols": 80, "nrows": 24}
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]

@@ -44,8 +44,10 @@ class WriteCSV(AbstractHook):
           - WriteCSV: {output_file: training.csv}
 
     If a variable has several aggregations, only its mean is written. If there is no mean, each aggregation gets a
-    column `STREAM_VARIABLE_AGGREGATION`. For an array, the mean of its entries without NaNs is written. The first epoch
-    determines the columns.
+    column `STREAM_VARIABLE_AGGREGATION`. For an array, the mean of its entries without NaNs is written.
+
+    The first epoch determines the columns. A variable that comes only later gets no column, and a warning names it; to
+    get the column, list `variables` and set `on_missing_variable: default`.
 
     A resumed run continues the same file and writes no epoch twice. If the file has lost lines since the checkpoint, it
     is rebuilt from `metrics.jsonl`; if `metrics.jsonl` is incomplete, the complete lines of the file are kept.
@@ -54,7 +56,7 @@ class WriteCSV(AbstractHook):
         output_file: the name of the file.
         delimiter: the character between the columns.
         default_value: what is written if there is no value.
-        variables: which variables are written; by default all of the first epoch.
+        variables: which variables are written, of every stream; by default all of the first epoch.
         on_unknown_type: what to do if a value is not a number: `error`, `warn` (and write `default_value`) or
             `default` (write `default_value`).
         on_missing_variable: what to do if a stream of the epoch lacks a variable: `error`, `warn` or `default`, as
@@ -102,6 +104,7 @@ class WriteCSV(AbstractHook):
         self._on_unknown_type = on_unknown_type
         self._on_missing_variable = on_missing_variable
         self._columns: list[list[str]] = []  # stream, variable and, if it has no mean, aggregation
+        self._left_out: set[tuple[str, str]] = set()  # stream and variable of the warnings about missing columns
         self._checkpoint: tuple[int, str | None] | None = None  # length and digest of the file
         self._gone_back_to: tuple[int, str | None] | None = None
         self._is_known = False
@@ -138,6 +141,7 @@ class WriteCSV(AbstractHook):
         if not self._columns:
             self._columns = self._find_columns(epoch_data)
         line = self._line(epoch_id, epoch_data)
+        self._warn_of_left_out(epoch_data)
         self._lines.look()
         if not self._lines.length:
             self._lines.append(self._header())
@@ -178,20 +182,34 @@ class WriteCSV(AbstractHook):
             [stream, name, *aggregation]
             for stream in streams
             for name in names
+            if self._variables is not None or name in epoch_data.get(stream, found)
             for aggregation in _without_mean(stream, name, epoch_data)
         ]
+
+    def _warn_of_left_out(self, epoch_data: EpochData) -> None:
+        """Log a warning, once, about each variable that has no column because the first epoch lacked it."""
+        written = {(stream, name) for stream, name, *_ in self._columns}
+        all_pairs = {(stream, name) for stream, variables in epoch_data.items() for name in variables}
+        for stream, name in sorted(all_pairs - written - self._left_out if self._variables is None else ()):
+            self._left_out.add((stream, name))
+            names = dict.fromkeys([*(column[1] for column in self._columns), name])
+            _LOG.warning(
+                "WriteCSV: %s/%s is not written to %s, because the first epoch, which determines the columns, did not "
+                "have it; to get the column, set variables: [%s] and on_missing_variable: default",
+                *(stream, name, self._path.name, ", ".join(names)),
+            )
 
     def _value(self, column: Sequence[str], epoch_data: EpochData) -> str:
         stream, name, *aggregation = column
         if stream not in epoch_data:  # not evaluated in this epoch
             return self._default
         if name not in epoch_data[stream]:
-            return self._complain(self._on_missing_variable, f"stream {stream!r} has no variable {name!r}")
+            return self._complain("on_missing_variable", f"stream {stream!r} has no variable {name!r}")
         value = epoch_data[stream][name]
         if isinstance(value, Mapping):
             (wanted,) = aggregation or ["mean"]
             if wanted not in value:
-                return self._complain(self._on_missing_variable, f"{stream}/{name} has no {wanted}")
+                return self._complain("on_missing_variable", f"{stream}/{name} has no {wanted}")
             value = value[wanted]
         try:
             array = np.asarray(value if value is not None else "", dtype=np.float64)
@@ -202,11 +220,12 @@ class WriteCSV(AbstractHook):
                 "write a smaller number, or leave the variable out (variables: [...])"
             ) from error
         except (TypeError, ValueError):
-            return self._complain(self._on_unknown_type, f"{stream}/{name} is {type(value).__name__}, not a number")
+            return self._complain("on_unknown_type", f"{stream}/{name} is {type(value).__name__}, not a number")
 
-    def _complain(self, policy: str, message: str) -> str:
+    def _complain(self, argument: str, message: str) -> str:
+        policy = self._on_missing_variable if argument == "on_missing_variable" else self._on_unknown_type
         if policy == "error":
-            raise HookError(f"WriteCSV: {message} (see on_missing_variable and on_unknown_type)")
+            raise HookError(f"WriteCSV: {message}; to write {self._default!r} instead, set {argument}: default")
         if policy == "warn":
             _LOG.warning("WriteCSV: %s", message)
         return self._default

@@ -81,7 +81,8 @@ def _choice(found: Bench) -> str:
     why = f"with a step of {found.step * 1000:.3g} ms, training waits {waits}"
     if best is first:
         return f"choose neither `buffer` nor `workers`: {why}, and read-ahead does not help"
+    given = str(best.setting).replace(", ", " main_loop.").replace(": ", "=")
     return (
-        f"choose `{best.setting}`: {why}, without read-ahead {stream.waiting(first, found.step):.0%}; "
-        "simpler settings are slower"
+        f"choose `{best.setting}` (main_loop.{given}): {why}, without read-ahead "
+        f"{stream.waiting(first, found.step):.0%}; simpler settings are slower"
     )

@@ -102,7 +102,7 @@ def _show(contract: dict[str, Any]) -> None:
         count = stream["batches"]
         head = [name, f"{stream['runs']}{f', {count} batches' if count is not None else ''}"]
         for source, seen in stream["sources"].items():
-            used_by = ", ".join(seen["used_by"]) or ("nothing" if stream["runs"] != "not run by main_loop" else "")
+            used_by = ", ".join(seen["used_by"]) or ("nothing" if stream["runs"] != "not used in training" else "")
             rows.append([*head, source, seen["dtype"], seen["shape"], seen["range"], used_by])
             head = ["", ""]
         if not stream["sources"]:

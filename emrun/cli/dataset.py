@@ -17,7 +17,7 @@ def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
     """Build the dataset of CONFIG, call its METHOD without arguments and print the result.
 
     Every dataset has the method stream_info, which shows the sources of its streams; when a stream fails, the exit
-    status is 1. A method bench cannot be called, because `emrun dataset bench` is the old name of `emrun bench`.
+    status is 1. A method named bench cannot be called.
     """
     from emrun.dataset import AbstractDataset, describe_streams
     from emrun.errors import exit_status

@@ -13,6 +13,7 @@ from emrun.censor import for_terminal
 from emrun.cli.console import terminal_log
 from emrun.cli.failures import users_code
 from emrun.errors import exit_status
+from emrun.wording import counted
 
 if TYPE_CHECKING:
     from emrun.diagnosis.replay import Replay
@@ -52,8 +53,8 @@ def report(found: Replay) -> str:
     doing = "training" if step.train else "evaluation"
     exact = ", ".join(capsule.facts["random_before_step"])
     lines = [
-        f"{doing} on stream {step.stream!r}, batch {step.batch} of the pass, after {step.epoch} epochs and "
-        f"{step.iteration} iterations",
+        f"{doing} on stream {step.stream!r}, batch {step.batch} of the pass, after "
+        f"{counted(step.epoch, 'epoch')} and {counted(step.iteration, 'iteration')}",
         f"then: {capsule.facts['error']}: {capsule.facts['message']}",
         f"now: {found.message or 'the step succeeds'}",
         f"weights: {capsule.facts['weights']}",
@@ -78,6 +79,9 @@ def _causes(found: Replay) -> Iterator[str]:
         parts = [_examples(alone)] if alone else []
         parts += [f"{_examples(group)} together" for group in together]
         yield f"cause: {'; '.join(parts)}{', possibly more' if found.is_cut else ''}"
+    for index, values in found.known_as.items():
+        if values:
+            yield f"example {index} has {', '.join(f'{name} {value!r:.60}' for name, value in values.items())}"
     for name, rows in found.not_finite.items():
         yield f"source {name!r} has values that are not finite in {_examples(rows)}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import shutil
 import sys
@@ -19,14 +18,15 @@ _HEADING = re.compile(r"\w+:")
 
 
 @click.command(short_help="List hooks, datasets, models, ..., or explain one of them.")
-@click.argument("name", required=False, metavar="[hooks|datasets|models|schedules|metrics|NAME]")
+@click.argument("name", required=False, metavar="[hooks|datasets|models|optimizers|schedules|metrics|NAME]")
 def show(name: str | None) -> int:
-    """List what a config can name: hooks, datasets, models, schedules and metrics; with NAME, explain one of them.
+    """List what a config can name: hooks, datasets, models, optimizers, schedules and metrics; with NAME, explain it.
 
-    The lists have the names of emrun, of installed packages and, for schedules, of PyTorch. NAME is one of these names,
-    or a dotted path, such as my_hooks.Mine, that is found in the current directory.
+    The lists have the names of emrun, of installed packages and, for optimizers and schedules, of PyTorch. NAME is one
+    of these names, or a dotted path, such as my_hooks.Mine, that is found in the current directory.
     """
     from emrun.config.catalogue import PLACES, explanation, listing
+    from emrun.config.docstrings import own_explanation
     from emrun.config.import_finder import locate
     from emrun.config.names import NotThere, dotted_path
     from emrun.user_modules import find_user_modules
@@ -51,13 +51,12 @@ def show(name: str | None) -> int:
             path = next(filter(None, paths), None)
             if path is None:
                 known = [*PLACES, *(each.rpartition(".")[2] for kind in PLACES for each, _ in listing(kind))]
-                what = "not a hook, dataset, model, schedule or metric"
+                what = "not a hook, dataset, model, optimizer, schedule or metric"
                 raise click.UsageError(f"{name!r} is {what}{did_you_mean(name, known)} (`emrun show` lists them)")
             with users_code():
-                found = locate(path)
+                text = own_explanation(path, locate(path))
         except NotThere as error:
             raise click.UsageError(str(error)) from error
-        text = inspect.getdoc(found) or f"{name} has no docstring"
     click.echo(_wrapped(text, _width()))
     return 0
 

@@ -16,7 +16,7 @@ def table(rows: Iterable[Sequence[str]], headers: Sequence[str] = (), align: Seq
 
 
 def summary(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of a run's statistics: last, lowest and highest value with their epochs.
+    """Return a table of a run's statistics: last, lowest and highest value with their epochs; empty without statistics.
 
     Args:
         metrics: the lines of `metrics.jsonl`.
@@ -33,7 +33,7 @@ def summary(metrics: Sequence[Mapping[str, Any]]) -> str:
         extremes = [f"{_short(each[0])} ({each[1]})" if each else "" for each in (low, high)]
         rows.append([stream, name, _short(values[-1][1]), *extremes])
     headers = ["stream", "variable", "last", "lowest (epoch)", "highest (epoch)"]
-    return table(rows, headers)
+    return table(rows, headers) if rows else ""
 
 
 def results(epoch_data: Mapping[str, Mapping[str, Any]]) -> str:

@@ -87,7 +87,8 @@ def train(
     finally:
         if remove and status != RunInUse.exit_status:  # then another process has taken the run over
             shutil.rmtree(training.output_dir, ignore_errors=True)
-            click.echo(f"deleted {training.output_dir} (--rm)", err=True)
+            if not click.get_current_context().params["quiet"]:
+                click.echo(f"deleted {training.output_dir} (--rm)", err=True)
 
 
 def _go_on(output_dir: Path, loaded: Config) -> int:
@@ -125,9 +126,9 @@ def run(training: Training, *, keeps: bool = True) -> int:
                 click.echo(f"repeat the step that failed with: emrun replay {capsule}", err=True)
             _tell_what_survived(training, error)
         return status
-    metrics = directory.metrics if directory else []
-    if metrics and not click.get_current_context().params["quiet"]:
-        click.echo(summary(metrics))
+    table = summary(directory.metrics if directory else [])
+    if table and not click.get_current_context().params["quiet"]:
+        click.echo(table)
     if outcome.warning is not None:
         click.echo(f"warning: {outcome.warning}", err=True)
     if outcome.status == "interrupted":

@@ -37,7 +37,8 @@ def verify_resume(
     each time in its own process and temporary directory. For every batch it compares the inputs and outputs of
     the model, the learning rates and the random states; at the end the parameters, the optimizer, the positions of the
     streams, the hooks and the metrics. Hooks run as usual, except that StopAfter ends nothing. Epochs of more than 20
-    iterations are cut to 8; evaluations are not shortened.
+    iterations are cut to 8; evaluations are not shortened. The number of runs is printed at the start, the time
+    that they will take after the first.
 
     Exit status: 0 exact, 1 not exact or a run failed, 2 wrong usage or config.
     """

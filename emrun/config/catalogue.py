@@ -1,4 +1,4 @@
-"""What a config can name without a line of a user's code, explained: hooks, datasets, models, schedules and metrics.
+"""What a config can name without a line of a user's code, explained: hooks, datasets, models, optimizers, ...
 
 Docstrings are read from sources and nothing is imported, so that a listing does not wait for torch.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from emrun.config.docstrings import with_defaults
 from emrun.config.json_schema import argument_texts
-from emrun.config.names import built_ins, documentation, plugins, short_names
+from emrun.config.names import built_ins, documentation, dotted_path, plugins, short_names
+from emrun.config.sections import SUPPLIED
 from emrun.config.source_finder import Sources
 from emrun.config.source_modules import SourceModules
 from emrun.wording import normalised
@@ -21,6 +24,7 @@ PLACES = {
     "hooks": "entries of hooks",
     "datasets": "dataset.class",
     "models": "model.class",
+    "optimizers": "model.optimizer.class",
     "schedules": "model.scheduler.class",
     "metrics": "model.metrics.NAME.import",
 }
@@ -28,7 +32,8 @@ PLACES = {
 
 _OF_NAMES = {"hooks": "hook", "datasets": "dataset", "models": "model"}  # as `names` calls them
 _BASE = "DownloadableDataset"  # has no streams: only classes derived from it can be trained on
-_SCHEDULERS, _METRICS = "torch.optim.lr_scheduler", "emrun.metrics"
+_OPTIMIZERS, _SCHEDULERS, _METRICS = "torch.optim", "torch.optim.lr_scheduler", "emrun.metrics"
+_NOT_USABLE = {"Optimizer", "LRScheduler", "LBFGS"}  # the bases of the others, and an optimizer that needs a closure
 _EXAMPLES = {
     "LambdaLR": "lr_lambda: {import: my_module.factor}",
     "MultiplicativeLR": "lr_lambda: {import: my_module.factor}",
@@ -48,10 +53,11 @@ _EXAMPLES = {
 }
 """Scheduler of torch -> arguments to paste."""
 _OPTIONS = {
+    "groups": "`[{match: REGEX, lr: 0.01}]`, other arguments for the parameters whose names match.",
     "step_on": "`epoch`, the default, or `update`: when the scheduler steps.",
     "metric": "the statistic that is watched, stream/variable/aggregation.",
 }
-"""Keys of `model.scheduler` that are not arguments of a scheduler."""
+"""Keys of `model.optimizer` and `model.scheduler` that are not arguments of torch's class."""
 
 
 def listing(kind: str) -> list[tuple[str, str]]:
@@ -60,8 +66,9 @@ def listing(kind: str) -> list[tuple[str, str]]:
     Args:
         kind: a key of `PLACES`.
     """
-    if kind == "schedules":
-        return [(name, _first_line(_source(f"{_SCHEDULERS}.{name}"))) for name in _schedulers()]
+    if kind in ("optimizers", "schedules"):
+        package = _OPTIMIZERS if kind == "optimizers" else _SCHEDULERS
+        return [(name, _first_line(_of_torch(f"{package}.{name}"))) for name in _classes(package)]
     if kind == "metrics":
         return [(name, _first_line(_source(name))) for name in _metrics()]
     one = _OF_NAMES[kind]
@@ -82,7 +89,9 @@ def explanation(name: str) -> str | None:
     wanted = normalised(name)
     for kind in _OF_NAMES.values():
         if wanted in built_ins(kind):
-            return documentation(name, kind)
+            known = Sources().parameters(_source(dotted_path(name, kind) or ""))
+            own = {each: p for each, p in known.named.items() if each not in SUPPLIED[kind]} if known else {}
+            return with_defaults(documentation(name, kind), own)
     for each in _metrics():
         if wanted in (normalised(each), normalised(each.rpartition(".")[2])):
             metric = _source(each)
@@ -90,17 +99,25 @@ def explanation(name: str) -> str | None:
             short = each.rpartition(".")[2]
             yaml = f"model:\n  metrics:\n    {short}: {{import: {each}, inputs: [{', '.join(needed)}]}}"
             return _explained(metric, yaml, (inspect.getdoc(metric) or "").partition("\n\n")[2])
-    for each in _schedulers():
-        if wanted in (normalised(each), normalised(f"{_SCHEDULERS}.{each}")):
-            scheduler = _source(f"{_SCHEDULERS}.{each}")
-            option = "metric" if each == "ReduceLROnPlateau" else "step_on"
-            taken = [name for name in inspect.signature(scheduler).parameters if name != "optimizer"]
-            texts = {**argument_texts(scheduler), option: _OPTIONS[option]}
-            arguments = [f"{name}: {texts[name]}" for name in (*taken, option) if name in texts]
-            lines = [textwrap.fill(text, 80, initial_indent=" " * 4, subsequent_indent=" " * 8) for text in arguments]
-            yaml = f"model:\n  scheduler: {{class: {each}, {_EXAMPLES.get(each, 'argument: value')}}}"
-            return _explained(scheduler, yaml, "\n".join(["Args:", *lines]))
+    for package in (_OPTIMIZERS, _SCHEDULERS):
+        for each in _classes(package):
+            if wanted in (normalised(each), normalised(f"{package}.{each}")):
+                return _explanation_of_torch(package, each)
     return None
+
+
+def _explanation_of_torch(package: str, name: str) -> str:
+    found = _of_torch(f"{package}.{name}")
+    key = package.rpartition(".")[2].removeprefix("lr_") if package == _SCHEDULERS else "optimizer"
+    plateau = "metric" if name == "ReduceLROnPlateau" else "step_on"
+    option = plateau if package == _SCHEDULERS else "groups"
+    known = Sources().parameters(found)
+    taken = {each: p for each, p in known.named.items() if each not in ("optimizer", "params")} if known else {}
+    texts = {**argument_texts(found), option: _OPTIONS[option]}
+    arguments = [f"{each}: {texts[each]}" for each in (*taken, option) if each in texts]
+    lines = [textwrap.fill(text, 80, initial_indent=" " * 4, subsequent_indent=" " * 8) for text in arguments]
+    example = _EXAMPLES.get(name, "lr: 0.001" if key == "optimizer" else "argument: value")
+    return _explained(found, f"model:\n  {key}: {{class: {name}, {example}}}", "\n".join(["Args:", *lines]))
 
 
 def _explained(source: Callable[..., Any], yaml: str, rest: str) -> str:
@@ -116,8 +133,19 @@ def _source(path: str) -> Any:
     return Sources().find(path)
 
 
-def _schedulers() -> list[str]:
-    return [name for name in Sources().classes(_SCHEDULERS) or () if name != "LRScheduler"]  # the base of the others
+def _of_torch(path: str) -> Any:
+    """Return a class of torch as its source has it, with the docstring that stands after the class in its file."""
+    found = _source(path)
+    module = SourceModules().read(found.__module__)
+    text = module.file.read_text(encoding="utf-8") if module is not None and module.file is not None else ""
+    given = re.search(rf'^{found.__name__}\.__doc__ = .*?"""(.*?)(?=^\S|\Z)', text, re.MULTILINE | re.DOTALL)
+    if given is not None:
+        found.__doc__ = re.sub(r"\{_\w+\}", "", given[1])  # texts that torch inserts
+    return found
+
+
+def _classes(package: str) -> list[str]:
+    return [name for name in Sources().classes(package) or () if name not in _NOT_USABLE]
 
 
 def _metrics() -> list[str]:

@@ -48,6 +48,7 @@ class Replay:
         causes: groups of examples, usually of one example; each group alone fails in the same way.
         is_every: whether every example that was tried fails alone.
         is_cut: whether there may be more causes than these.
+        known_as: example of the causes -> its numbers and strings, such as an id, by source.
         not_finite: source -> those examples of the causes in which it has values that are not finite.
         anomaly: the report of `torch.autograd.detect_anomaly`; None when that was not requested.
         notes: in what the repeated step may differ from the original one.
@@ -60,6 +61,7 @@ class Replay:
     causes: list[list[int]] = field(default_factory=list)
     is_every: bool = False
     is_cut: bool = False
+    known_as: dict[int, dict[str, Any]] = field(default_factory=dict)
     not_finite: dict[str, list[int]] = field(default_factory=dict)
     anomaly: str | None = None
     notes: list[str] = field(default_factory=list)
@@ -200,12 +202,14 @@ class _Attempt:
 
     def look_for_anomaly(self) -> str:
         """Do the step with `torch.autograd.detect_anomaly`; return its report."""
+        if not self._capsule.step.train:
+            return "not looked for, because an evaluation has no gradients"
         with warnings.catch_warnings(record=True, action="always") as told, torch.autograd.detect_anomaly():
             error = self.run(self._capsule.batch)
         texts = [str(each.message) for each in told if "Error detected in" in str(each.message)]
         texts = [text.partition("(Triggered internally")[0].rstrip() for text in texts]
         found = error is not None and not self.is_same(error, exactly=False)
-        return "\n".join([*texts, *([str(error)] if found else [])]).strip() or "nothing"
+        return "\n".join([*texts, *([str(error)] if found else [])]).strip() or "no gradient is NaN"
 
 
 class _WentThroughError(Exception):
@@ -256,6 +260,9 @@ def _find_causes(found: Replay, attempt: _Attempt) -> None:
     tried = len(found.causes) if found.is_cut else length
     found.is_every = length > 1 and found.causes == [[index] for index in range(tried)]
     examples = [index for group in found.causes for index in group]
+    for index in () if found.is_every else examples[:_MOST]:
+        values = {name: _scalar(_rows(rows, [index])[0]) for name, rows in batch.items()}
+        found.known_as[index] = {name: value for name, value in values.items() if value is not None}
     for name, values in batch.items():
         rows = [index for index in examples if not _is_finite(_rows(values, [index]))]
         if rows:
@@ -287,6 +294,12 @@ def _rows(values: Any, examples: Sequence[int]) -> Any:
     if isinstance(values, list | tuple):
         return [values[index] for index in examples]
     return values[list(examples)]
+
+
+def _scalar(value: Any) -> int | str | None:
+    """Return a whole number or a string, None for any other value."""
+    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    return value if isinstance(value, int | str) else None
 
 
 def _is_finite(values: Any) -> bool:

@@ -175,7 +175,7 @@ class _Trial:
         self._streams[name] = {
             "batches": self._lengths.get(name),
             "looked_at": usable,
-            "runs": "trained on" if is_trained else "evaluated" if is_run else "not run by main_loop",
+            "runs": "trained on" if is_trained else "evaluated" if is_run else "not used in training",
             "sources": {source: {**_seen(info), "used_by": self._users(source)} for source, info in sources.items()},
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +17,13 @@ from emrun.diagnosis.recorded_trainings import Job, Point, Recording
 from emrun.errors import UsageError
 from emrun.randomness import draw_seed
 from emrun.temporary import TemporaryFolder
+from emrun.wording import counted
 
 _LOG = logging.getLogger(__name__)
 
 _LONGEST = 20  # iterations; longer epochs are shortened
 _SHORT = 8  # iterations of a shortened epoch
+_MOST_POINTS = 4  # at which runs are interrupted by default
 _MAY_VARY = ("hooks", "metrics")  # may contain times; values that differ between two uninterrupted runs are left out
 
 
@@ -91,7 +94,10 @@ def verify(
     with TemporaryFolder("verify") as place:
         job = partial(Job, str(place), str(config), arguments)
         notes = []
+        most = 2 + (not full_epochs) + 2 * (len(dict.fromkeys(at)) or _MOST_POINTS)
+        _LOG.info("making up to %d short runs, each in a process of its own", most)
         _LOG.info("running without interruption")
+        started = time.monotonic()
         straight = job("straight", longest=None if full_epochs else _LONGEST).run()
         if straight.of("long"):  # the run gave up because its epochs are too long
             arguments.append(f"main_loop.fixed_epoch_size={_SHORT}")
@@ -99,12 +105,16 @@ def verify(
                 f"epochs have more than {_LONGEST} iterations: verified with main_loop.fixed_epoch_size={_SHORT}, so "
                 "that the run may not reach the end of a pass; use --full-epochs to verify whole epochs"
             )
+            started = time.monotonic()
             straight = job("straight-short").run()
+        seconds = time.monotonic() - started
         settings = loaded.get("main_loop") or {}
         last = straight.epoch_ends[-1] if settings.get("on_interrupt") == "epoch" and not kill else straight.end - 1
         points = _chosen(straight, at, last) if at else list(_usual(straight))
         if not points:
             raise UsageError(f"the run ends after {straight.end} iterations, which is too early to interrupt it")
+        count = 1 + 2 * len(points)
+        _LOG.info("%d more runs will take about %s", count, _duration(count * seconds))
         _LOG.info("running again without interruption")
         again = job("again", end=straight.end).run()
         causes = Causes(straight, again, int(settings.get("buffer") or 0))
@@ -132,6 +142,11 @@ def verify(
                 missed = f"the run ended at iteration {first.end} and did not reach {point.name}"
                 rows.append(Row(point, by.name, None, Difference(missed, "order")))
         return Verification(rows, straight.end, notes)
+
+
+def _duration(seconds: float) -> str:
+    """Return a time for a message: `40 seconds`, `3 minutes`."""
+    return counted(round(seconds / 60), "minute") if seconds >= 90 else counted(max(1, round(seconds)), "second")
 
 
 def _usual(straight: Recording) -> Iterator[Point]:

@@ -36,8 +36,7 @@ class LossWatch:
             return None
         kind, epoch = self._first
         when = f"in epoch {epoch}" if self._is_finite else f"from epoch {epoch} on"
-        guard = "StopOnNaN" if kind == "NaN" else "StopOnNaN: {stop_on_inf: true}"
-        return f"the loss was {kind} {when}; to end such a run early, add the hook `{guard}`"
+        return f"the loss was {kind} {when}"
 
     def look(self, epoch: int, iteration: int) -> None:
         """Check the loss of the last iteration, once.
@@ -48,7 +47,7 @@ class LossWatch:
         """
         if iteration != self._looked_at:
             self._looked_at = iteration
-            self._take("the loss that was minimised last", self._model.step_values().get("loss"), epoch, iteration)
+            self._take("the loss of the last training batch", self._model.step_values().get("loss"), epoch, iteration)
 
     def look_at_mean(self, stream: str, variables: Mapping[str, Any], epoch: int, iteration: int) -> None:
         """Check the mean loss among the variables of a train stream in the epoch data."""

@@ -14,6 +14,8 @@ from emrun.models.laziness import uninitialised
 from emrun.storage.weights import FILE, read_weights
 from emrun.wording import listed
 
+_MOST = 4  # names of tensors in a message
+
 
 def own_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers of a module that are saved: its state dict without `extra_state`."""
@@ -74,14 +76,16 @@ def load_weights(module: torch.nn.Module, directory: Path) -> None:
     missing = sorted(expected.keys() - state.keys())
     extra = sorted(state.keys() - expected.keys())
     wrong = [
-        f"{name} {tuple(state[name].shape)} instead of {tuple(tensor.shape)}"
+        f"{name} is {tuple(state[name].shape)} in the checkpoint, {tuple(tensor.shape)} in the module"
         for name, tensor in expected.items()
         if name in state and not is_lazy(tensor) and state[name].shape != tensor.shape
     ]
-    if missing or extra or wrong:
+    lists = (("", wrong), ("only in the module: ", missing), ("only in the checkpoint: ", extra))
+    found = [f"{head}{listed(names[:_MOST])}{', ...' * (len(names) > _MOST)}" for head, names in lists if names]
+    if found:
         raise StateError(
-            f"{directory / FILE} does not fit the module: missing {listed(missing)}; "
-            f"not in the module {listed(extra)}; of another shape {listed(wrong)}"
+            f"{directory / FILE} does not fit the module: {'; '.join(found)}. Weights can only be loaded into the "
+            "architecture that they were saved from"
         )
     own_memory(module)
     module.load_state_dict({**module.state_dict(), **state})

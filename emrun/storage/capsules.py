@@ -21,6 +21,7 @@ from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.model import AbstractModel
 from emrun.storage.draws import Draws
 from emrun.storage.files import check_guards, make_directory, refuse_timeout, storing, written_aside
+from emrun.storage.log import LOG
 from emrun.storage.run import CONFIG, holds_run
 from emrun.storage.sealed import damaged_file, read_seal, seal
 from emrun.storage.state_file import FILE, load_state, save_state
@@ -261,7 +262,10 @@ def find_capsule(directory: Path) -> tuple[Path, Path]:
     root = directory / FAILURES
     numbers = _numbers(root) if root.is_dir() else []
     if not numbers:
-        raise UsageError(f"{directory} has no recorded failure")
+        raise UsageError(
+            f"{directory} has no recorded failure: no step of the model or a hook has failed; if a stream failed, or a "
+            f"hook outside of a batch, the traceback is in {directory / LOG}"
+        )
     return root / str(max(numbers)), directory
 
 

@@ -58,7 +58,7 @@ def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known:
                 given_up += [name] if path in manifests and name in manifests[path].names else []  # removal was due
         missing = sorted(name for name in moves if name not in current and name != "latest")
     if missing:
-        _LOG.info("restored missing checkpoint names in %s: %s", root, listed(missing))
+        _LOG.debug("restored missing checkpoint names in %s: %s", root, listed(missing))
     known.move({**moves, **dict.fromkeys(("latest", *own.names), place.name)}, given_up)
     return place.resolve()
 

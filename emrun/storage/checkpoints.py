@@ -9,9 +9,10 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from emrun.errors import ReadTimeout, StorageError, UsageError
+from emrun.errors import ReadTimeout, StateError, StorageError, UsageError
 from emrun.storage.checkpoint_names import Names
 from emrun.storage.files import check_guards, flush_directory, flush_lines, link_atomically, storing, written_aside
 from emrun.storage.manifest import ASIDE, Contents, free_place, is_directory_name, read_manifest, seal_manifest, verify
@@ -131,8 +132,22 @@ def newest(root: Path) -> Path | None:
             _LOG.warning("%s; continuing from %s instead", message, place.name)
         return place
     if damaged:
-        raise StorageError(f"no checkpoint of {root} is intact: {'; '.join(damaged)}")
+        raise StorageError("\n  ".join((f"no checkpoint of {root} is intact:", *damaged)))
     return None
+
+
+def note_intact(error: StorageError, root: Path) -> None:
+    """Add a note to the error of a damaged checkpoint: the names of the intact ones, or else their directories."""
+    if isinstance(error, ReadTimeout):
+        return
+    found = []
+    here = Contents.of(root)
+    names = {target: name for name, target in sorted(here.links.items())}
+    for each in sorted((*here.own, *here.named)):
+        with suppress(StorageError, StateError):
+            verify(root / each)
+            found.append(names.get(each, each))
+    error.add_note(f"intact checkpoints: {listed(found)}")
 
 
 def copy_up_to(place: Path, root: Path) -> Path:

@@ -136,8 +136,9 @@ def _load(training: Training, root: Path, name: str | None) -> tuple[Path, Manif
                 training.model.load(place)
             training.main_loop.start_from(manifest.epoch, manifest.iteration)
             return place, manifest
-        except StorageError:
+        except StorageError as error:
             if checkpoints.find(root, name) == place:
+                checkpoints.note_intact(error, root)
                 raise
 
 

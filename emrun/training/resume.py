@@ -17,7 +17,7 @@ from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node
-from emrun.errors import StorageError, UsageError
+from emrun.errors import StateError, StorageError, UsageError
 from emrun.storage import checkpoints
 from emrun.storage.files import storing, write_atomically
 from emrun.storage.lock import RunLock
@@ -80,7 +80,8 @@ def resume_training(
         changed = _changes(stored.root.plain(), config.root.plain())
         trace = read_trace(source)
         if trace.get("status") == "finished" and not changed and checkpoint_name is None and run is not None:
-            _LOG.info("nothing to do: the run is finished (%s)", trace.get("reason"))
+            _LOG.info("nothing to do: the run is finished: %s", trace.get("reason"))
+            _LOG.info("to train longer, resume with a later end, such as hooks.StopAfter.epochs=20")
             run.release()
             return None
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
@@ -100,7 +101,7 @@ def resume_training(
             warn_of(config.notes)
             training = assemble(plan, run.directory, run, is_new=place is None)
             if place is not None:
-                place = training.main_loop.restore(place)
+                place = _restored(training, place, changed)
                 loop = training.main_loop
                 _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))
             else:
@@ -141,9 +142,20 @@ def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
         try:
             verify(place)
             return place
-        except StorageError:
+        except StorageError as error:
             if place.is_dir():  # otherwise the run is being trained, and the name has moved to a newer checkpoint
+                checkpoints.note_intact(error, root)
                 raise
+
+
+def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Path:
+    """Load a checkpoint; an error names the values that this resume changes."""
+    try:
+        return training.main_loop.restore(place)
+    except StateError as error:
+        if changed:
+            error.add_note(f"this resume changes {_shown(changed)}; undo that, or train anew with `emrun train`")
+        raise
 
 
 def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
@@ -197,7 +209,11 @@ def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any]) -> 
     numbers = (number for number in itertools.count(1) if not (run.directory / f"config-{number}.yaml").exists())
     write_atomically(run.directory / f"config-{next(numbers)}.yaml", text)
     write_atomically(run.directory / CONFIG, dump(merged, text))
-    _LOG.info("changed: %s", ", ".join(f"{key}: {old!r} -> {new!r}" for key, (old, new) in changed.items()))
+    _LOG.info("changed: %s", _shown(changed))
+
+
+def _shown(changed: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}: {old!r} -> {new!r}" for key, (old, new) in changed.items())
 
 
 def _changes(old: Any, new: Any, key: str = "") -> dict[str, list[Any]]:

@@ -201,7 +201,7 @@ def test_an_unknown_key_at_the_top_hides_no_other_mistake(project, emrun):
 def test_hooks_are_built_but_not_called_and_other_streams_only_looked_at(project, emrun):
     done = emrun("check", "own.yaml")
     assert done.returncode == 0, done.stderr
-    assert "test    not run by main_loop" not in done.stdout
+    assert "test    not used in training" not in done.stdout
     assert "warning: stream 'test', which main_loop does not run, failed: OSError: not downloaded" in done.stderr
     assert "Traceback" not in done.stderr
 

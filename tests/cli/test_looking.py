@@ -11,9 +11,11 @@ from ruamel.yaml import YAML
 
 from emrun import create_dataset
 from emrun.cli import emrun as commands
+from emrun.cli.bench import _choice
 from emrun.config.catalogue import PLACES, listing
 from emrun.config.json_schema import config_schema
 from emrun.config.names import short_names
+from emrun.diagnosis.stream_bench import Bench, Setting, Speed, StreamBench
 from emrun.errors import ConfigError
 from emrun.stream_context import StreamContext
 
@@ -320,7 +322,7 @@ def test_a_hook_of_ones_own_is_explained(project, emrun):
     [
         ("StopAfte", "did you mean 'StopAfter'?"),
         ("mine.Nothing", "no module 'mine'"),
-        ("a b", "'a b' is not a hook, dataset, model, schedule or metric (`emrun show` lists them)"),
+        ("a b", "'a b' is not a hook, dataset, model, optimizer, schedule or metric (`emrun show` lists them)"),
         ("digit", "did you mean 'Digits'?"),
         ("TorchModle", "did you mean 'TorchModel'?"),
         ("cosine", "did you mean 'CosineAnnealingLR'?"),
@@ -362,3 +364,84 @@ def test_stream_info_shows_the_other_streams_when_one_is_broken(tmp_path, emrun)
     assert errors[0].endswith("half.py:8)")
     assert errors[1].startswith("error: stream 'valid' fails after 0 batches: FileNotFoundError: no such")
     assert len(errors) == 2
+
+
+OWN = '''
+import torch
+
+from emrun import AbstractHook, TorchModel
+
+
+class Halve(AbstractHook):
+    """Halves the learning rate.
+
+    Args:
+        patience: epochs without a better loss.
+
+    Raises:
+        HookError: never.
+    """
+
+    def __init__(self, patience, factor=0.5, model=None, name="halve"):
+        super().__init__(model=model)
+
+
+class Print(AbstractHook):
+    """Prints.
+
+        hooks:
+          - mine.Print: {every: 3}
+    """
+
+    def __init__(self, every=10):
+        super().__init__()
+
+
+class Data:
+    def __init__(self, batch_size=16, output_dir=None):
+        pass
+
+    def train_stream(self):
+        yield {}
+
+
+class Net(torch.nn.Module):
+    pass
+
+
+class Model(TorchModel):
+    """Mine."""
+
+    def __init__(self, module, width):
+        pass
+'''
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Halve", "Halves the learning rate.\n\n    hooks:\n      - mine.Halve: {patience: VALUE, factor: 0.5, name: "
+         "halve}\n\nArgs:\n    patience: epochs without a better loss.\n    factor (default 0.5)\n"
+         "    name (default halve)\n"),
+        ("Print", "Prints.\n\nhooks:\n  - mine.Print: {every: 3}\n\nArgs:\n    every (default 10)\n"),
+        ("Data", "mine.Data has no docstring\n\n    dataset: {class: mine.Data, batch_size: 16}\n\nArgs:\n"
+         "    batch_size (default 16)\n"),
+        ("Net", "mine.Net has no docstring\n\n    model:\n      module: {class: mine.Net}\n"),
+        ("Model", "Mine.\n\n    model: {class: mine.Model, module: VALUE, width: VALUE}\n\nArgs:\n"
+         "    module (required)\n    width (required)\n"),
+    ],
+)  # fmt: skip
+def test_a_class_of_ones_own_is_explained_with_yaml_and_arguments(tmp_path, monkeypatch, name, expected):
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    assert CliRunner().invoke(commands, ["show", f"mine.{name}"]).stdout == expected
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+
+def test_the_setting_to_choose_can_be_pasted_as_an_override():
+    chosen = Speed(Setting(buffer=4, workers=2), 0.001, 0.001)
+    stream = StreamBench("train", True, True, 100, [Speed(Setting(), 0.5, 0.5), chosen])
+    text = _choice(Bench([stream], 0.01))
+    assert text.startswith("choose `buffer: 4, workers: 2` (main_loop.buffer=4 main_loop.workers=2): ")

@@ -50,6 +50,7 @@ def test_the_example_with_a_nan_is_named_and_the_weights_before_it_are_saved(doo
             "note: of all hooks, only StopOnNaN is called",
             "reproduced",
             "cause: example 13",
+            "example 13 has label 0, name 'train-3-13'",
             "source 'x' has values that are not finite in example 13",
         ]
         assert done.stderr == ""
@@ -181,3 +182,14 @@ def test_a_capsule_outside_of_its_run_has_no_config_to_build_the_model_from(doom
     done = emrun("replay", "sent")
     assert done.returncode == 2
     assert "is not in the failures directory of a run" in done.stderr
+
+
+def test_a_failure_of_a_stream_is_not_a_step_and_the_log_has_it(doomed, fail, emrun):
+    assert fail("dataset.raises=no disk").returncode == 1
+    done = emrun("replay", "run")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: run has no recorded failure: no step of the model or a hook has failed; if a stream failed, or a hook "
+        "outside of a batch, the traceback is in run/train.log\n"
+    )
+    assert "ValueError: no disk" in (doomed / "run" / "train.log").read_text()

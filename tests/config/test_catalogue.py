@@ -74,3 +74,40 @@ def test_arguments_of_a_schedule_are_those_that_a_config_can_set():
 def test_what_neither_emrun_nor_torch_has_is_not_explained():
     assert explanation("Nothing") is None
     assert explanation("emrun.metrics.nothing") is None
+
+
+def test_optimizers_are_all_of_torchs_that_a_config_can_use():
+    found = {name for name, each in vars(torch.optim).items() if inspect.isclass(each)}
+    assert {name for name, _ in listing("optimizers")} == found - {"Optimizer", "LBFGS"}
+
+
+@pytest.mark.parametrize("name", [name for name, _ in listing("optimizers") if name != "Muon"])
+def test_the_yaml_of_an_optimizer_makes_it(name):
+    module = {"class": "torch.nn.Linear", "in_features": 4, "out_features": 2}
+    model = create_model(
+        {"model": {**MODEL, "module": module, **pasted(name)["model"]}, "dataset": {"class": "Digits"}}
+    )
+    assert type(model.optimizer).__name__ == name
+
+
+def test_an_optimizer_is_explained_with_the_arguments_that_torch_describes_and_groups():
+    lines = explanation("torch.optim.AdamW").splitlines()
+    names = [line.strip().partition(":")[0] for line in lines if line[:5].strip() and line[:4] == "    "]
+    assert names == ["model", "lr", "betas", "eps", "weight_decay", "amsgrad", "groups"]
+    assert "{_" not in explanation("AdamW")
+
+
+def test_defaults_stand_beside_the_arguments_and_what_is_raised_is_left_out():
+    text = explanation("SaveBest")
+    assert "    model_name (default best): the name of the checkpoint." in text
+    assert "    aggregation (default mean): " in text
+    assert "Raises:" not in text
+    assert '    delimiter (default ","): ' in explanation("WriteCSV")
+    assert "output_dir" not in explanation("WriteCSV")
+
+
+@pytest.mark.parametrize("kind", ["hooks", "datasets", "models"])
+def test_every_argument_of_a_built_in_is_described(kind):
+    for name, _ in listing(kind):
+        entries = explanation(name).partition("\nArgs:\n")[2].partition("\n\n")[0].splitlines()
+        assert [entry for entry in entries if entry[4:5].strip() and ": " not in f"{entry} "] == []

@@ -78,7 +78,7 @@ def test_the_operation_behind_it_is_named_on_request(fail):
 
 def test_without_an_anomaly_the_report_is_nothing(fail):
     fail("dataset.labels=[1]")
-    assert replay("run", anomaly=True).anomaly == "nothing"
+    assert replay("run", anomaly=True).anomaly == "no gradient is NaN"
 
 
 def test_a_guard_that_looks_after_the_update_has_a_note(fail):
@@ -213,3 +213,23 @@ def test_halving_stops_when_it_has_found_enough():
     found = halve(list(range(1000)), lambda examples: calls.append(examples) or True, 3)
     assert found == [[0], [1], [2]]
     assert len(calls) < 30
+
+
+def test_examples_are_named_by_their_numbers_and_strings(fail):
+    fail("dataset.bad=[4, 21]")
+    lines = report(replay("run")).splitlines()
+    assert [line.partition(" has ")[0] for line in lines if line.startswith("example ")] == ["example 4", "example 21"]
+    assert [line.partition("name ")[2] for line in lines if line.startswith("example ")] == [
+        "'train-3-4'",
+        "'train-3-21'",
+    ]
+
+
+def test_an_evaluation_has_no_anomaly_to_look_for(fail):
+    fail("dataset.labels=[1]", "dataset.stream=valid")
+    assert replay("run", anomaly=True).anomaly == "not looked for, because an evaluation has no gradients"
+
+
+def test_one_iteration_is_not_written_in_the_plural(fail):
+    fail("dataset.bad=[4]", "dataset.at=1")
+    assert report(replay("run")).splitlines()[0].endswith(" of the pass, after 0 epochs and 1 iteration")

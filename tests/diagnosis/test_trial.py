@@ -26,7 +26,7 @@ def test_no_random_state_changes_and_no_file_is_left(tmp_path, monkeypatch):
     assert states() == before
     assert list(Path().iterdir()) == []
     assert not torch.are_deterministic_algorithms_enabled()
-    assert found["streams"]["test"]["runs"] == "not run by main_loop"
+    assert found["streams"]["test"]["runs"] == "not used in training"
 
 
 def test_a_mistake_that_is_found_leaves_no_temporary_file(tmp_path, monkeypatch):

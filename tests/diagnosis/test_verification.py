@@ -9,8 +9,8 @@ import json
 import pytest
 
 from emrun.diagnosis.differences import Causes, Difference, find_difference, varying
-from emrun.diagnosis.recorded_trainings import Point, Recording
-from emrun.diagnosis.verification import _chosen, _usual
+from emrun.diagnosis.recorded_trainings import Job, Point, Recording
+from emrun.diagnosis.verification import _chosen, _duration, _usual, verify
 from emrun.errors import UsageError
 
 GENERATORS = {"python": "a", "numpy": "b", "torch": "c"}
@@ -250,3 +250,31 @@ def test_without_a_trace_the_hooks_without_a_state_are_suspected():
 
 def test_a_recording_is_plain_json():
     assert json.loads(json.dumps(straight().events)) == straight().events
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most", "more"), [({}, 11, 9), ({"full_epochs": True}, 10, 9), ({"at": [3, 7]}, 7, 5)], ids=str
+)
+def test_the_number_of_runs_is_told_before_the_first_and_the_time_after_it(
+    arguments, most, more, tmp_path, monkeypatch, caplog
+):
+    runs = []
+    clock = iter((100.0, 130.0))
+    monkeypatch.setattr("emrun.diagnosis.verification.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(Job, "run", lambda job: runs.append(len(caplog.messages)) or straight())
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    with caplog.at_level("INFO"):
+        verify(tmp_path / "config.yaml", **arguments)
+    assert caplog.messages[:3] == [
+        f"making up to {most} short runs, each in a process of its own",
+        "running without interruption",
+        f"{more} more runs will take about {more // 2} minutes",
+    ]
+    assert runs[:2] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "1 second"), (40.4, "40 seconds"), (89, "89 seconds"), (90, "2 minutes")]
+)
+def test_a_time_is_written_in_seconds_or_minutes(seconds, text):
+    assert _duration(seconds) == text

@@ -39,7 +39,7 @@ WRONG = {
 }
 JSON_ONLY = [name for name in WRONG if name not in ("tensor", "bytes")]
 OWN = ("train.log", ".lock", ".owner.json")
-ELSEWHERE = "see on_missing_variable and on_unknown_type"  # of a column with the name of no variable, a possible one
+ELSEWHERE = "instead, set on_missing_variable: default"  # of a column with the name of no variable, a possible one
 STATUSES = {"resume": (0, 2, 74), "eval": (0, 2, 74), "replay": (0, 1, 2, 74)}
 
 

@@ -1,6 +1,7 @@
 """ShowProgress: a bar on a terminal, nothing elsewhere."""
 
 import io
+import os
 import re
 import threading
 from types import SimpleNamespace
@@ -167,3 +168,15 @@ def test_the_loss_is_not_read_where_no_bar_is_shown(scripted, numbers, monkeypat
     model.step_values = lambda: {"loss": loss}
     MainLoop(model, numbers, [ShowProgress(), StopAfter(epochs=1)]).run_training()
     assert loss.reads == AT_THE_END
+
+
+def test_a_terminal_without_a_size_shows_a_bar_of_80_columns(monkeypatch):
+    leader, follower = os.openpty()
+    with os.fdopen(follower, "w") as terminal, os.fdopen(leader, "rb", buffering=0) as shown:
+        monkeypatch.setattr(show_progress, "sys", SimpleNamespace(stderr=terminal))
+        hook = ShowProgress()
+        hook.main_loop = SimpleNamespace(training=False)
+        hook.after_batch("valid", {})
+        text = shown.read(4096).decode()
+        hook.after_training(True)
+    assert "epoch 0 valid: " in text

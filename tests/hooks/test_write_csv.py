@@ -231,3 +231,52 @@ def test_a_state_without_a_digest_is_taken_as_before(tmp_path):
     again.before_training()
     again.after_epoch(1, {"train": {"v": 1}, "valid": {"v": 1}})
     assert [row[0] for row in rows(tmp_path / "training.csv")] == ["epoch_id", "0", "1"]
+
+
+# variables that only some streams or only later epochs have
+
+
+def test_a_variable_of_a_single_stream_has_a_single_column(tmp_path):
+    hook = hook_of(tmp_path)
+    hook.after_epoch(0, {"train": {"loss": 1}, "valid": {"loss": 2, "halvings": 3}})
+    assert rows(tmp_path / "training.csv") == [
+        ["epoch_id", "train_loss", "valid_loss", "valid_halvings"],
+        ["0", "1.0", "2.0", "3.0"],
+    ]
+
+
+def test_a_variable_that_comes_later_is_warned_of_once_with_what_gives_it_a_column(tmp_path, caplog):
+    hook = hook_of(tmp_path)
+    for epoch in (0, 1, 2):
+        norm = {"gradient_norm": 1} if epoch else {}
+        hook.after_epoch(epoch, {"train": {"loss": 1, **norm}, "valid": {"loss": 2}})
+    assert caplog.messages == [
+        "WriteCSV: train/gradient_norm is not written to training.csv, because the first epoch, which determines the "
+        "columns, did not have it; to get the column, set variables: [loss, gradient_norm] and on_missing_variable: "
+        "default"
+    ]
+
+
+def test_a_listed_variable_that_comes_later_has_its_column(tmp_path, caplog):
+    hook = hook_of(tmp_path, variables=["loss", "gradient_norm"], on_missing_variable="default")
+    for epoch in (0, 1):
+        norm = {"gradient_norm": 5} if epoch else {}
+        hook.after_epoch(epoch, {"train": {"loss": 1, **norm}, "valid": {"loss": 2}})
+    assert rows(tmp_path / "training.csv")[0][:3] == ["epoch_id", "train_loss", "train_gradient_norm"]
+    assert rows(tmp_path / "training.csv")[2][2] == "5.0"
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value", "expected"),
+    [
+        ({"variables": ["loss", "f1"]}, 1.0, "stream 'train' has no variable 'f1'; to write '' instead, set "
+         "on_missing_variable: default"),
+        ({"on_unknown_type": "error"}, "x", "train/loss is str, not a number; to write '' instead, set "
+         "on_unknown_type: default"),
+    ],
+)  # fmt: skip
+def test_the_error_names_the_argument_to_set(tmp_path, arguments, value, expected):
+    with pytest.raises(HookError) as caught:
+        hook_of(tmp_path, **arguments).after_epoch(0, {"train": {"loss": value}})
+    assert str(caught.value) == f"WriteCSV: {expected}"

@@ -186,11 +186,14 @@ def test_a_tensor_that_is_saved_is_not_changed(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (Buffers(a=torch.ones(2)), "not in the module b;"),
-        (Buffers(a=torch.ones(2), b=torch.ones(1), c=torch.ones(1)), "missing c;"),
-        (Buffers(a=torch.ones(3), b=torch.ones(1)), "of another shape a (2,) instead of (3,)"),
-        (Buffers(a=torch.ones(2, 1), b=torch.ones(())), "a (2,) instead of (2, 1), b (1,) instead of ()"),
-        (Buffers(A=torch.ones(2), b=torch.ones(1)), "missing A; not in the module a;"),
+        (Buffers(a=torch.ones(2)), "only in the checkpoint: b."),
+        (Buffers(a=torch.ones(2), b=torch.ones(1), c=torch.ones(1)), "only in the module: c."),
+        (Buffers(a=torch.ones(3), b=torch.ones(1)), ": a is (2,) in the checkpoint, (3,) in the module."),
+        (
+            Buffers(a=torch.ones(2, 1), b=torch.ones(())),
+            "a is (2,) in the checkpoint, (2, 1) in the module, b is (1,) in the checkpoint, () in the module",
+        ),
+        (Buffers(A=torch.ones(2), b=torch.ones(1)), "only in the module: A; only in the checkpoint: a."),
     ],
 )
 def test_weights_of_another_module_are_refused_and_nothing_is_loaded(tmp_path, other, message):

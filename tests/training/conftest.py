@@ -1,8 +1,7 @@
 """A project in which a run is interrupted and resumed."""
 
 import pytest
-
-from tests.training.resuming import DATA, MODEL
+from training.resuming import DATA, MODEL
 
 
 @pytest.fixture

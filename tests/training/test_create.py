@@ -9,11 +9,11 @@ import psutil
 import pytest
 import torch
 from ruamel.yaml import YAML
+from training.tiny import CONFIG, metrics, trace, trained, weights
 
 import emrun
 from emrun.errors import ConfigError, UsageError
 from emrun.training.create import create_training, train
-from tests.training.tiny import CONFIG, metrics, trace, trained, weights
 
 COUNTING = """
 from itertools import count

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from ruamel.yaml import YAML
+from training.tiny import CONFIG, metrics, trace, trained
 
 from emrun.errors import StateError, StorageError, UsageError
 from emrun.training.evaluate import evaluate
-from tests.training.tiny import CONFIG, metrics, trace, trained
 
 
 def test_an_evaluation_gives_what_the_training_wrote(tmp_path):
@@ -99,7 +99,7 @@ def test_a_directory_without_a_run_cannot_be_evaluated(tmp_path):
 
 def test_weights_of_another_architecture_are_refused(tmp_path):
     training = trained(tmp_path)
-    with pytest.raises(StateError, match="of another shape"):
+    with pytest.raises(StateError, match=r"in the checkpoint, .* in the module"):
         evaluate(training.output_dir, "valid", ["dataset.dim=13", "model.module.args.0.in_features=13"])
 
 
@@ -109,5 +109,6 @@ def test_damaged_weights_are_refused(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(StorageError, match="differs from its manifest"):
+    with pytest.raises(StorageError, match="differs from its manifest") as caught:
         evaluate(training.output_dir, "valid")
+    assert caught.value.__notes__[0].startswith("intact checkpoints: ")

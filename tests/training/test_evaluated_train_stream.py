@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from training.tiny import CONFIG, metrics, trained, weights
 
 import emrun
 from emrun.training.create import create_training
-from tests.training.tiny import CONFIG, metrics, trained, weights
 
 
 class Probed(emrun.AbstractHook):

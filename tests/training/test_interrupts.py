@@ -14,10 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
-
-from emrun import AbstractHook, TrainingTerminated, create_training, resume_training
-from emrun.training.create import train
-from tests.training.resuming import (
+from training.resuming import (
     DATA,
     HOOKS,
     Interrupt,
@@ -28,6 +25,9 @@ from tests.training.resuming import (
     straight,
     train_with,
 )
+
+from emrun import AbstractHook, TrainingTerminated, create_training, resume_training
+from emrun.training.create import train
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 

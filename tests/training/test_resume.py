@@ -1,18 +1,20 @@
 """What a resume may change, what it refuses, which checkpoint it takes, and what a fork is."""
 
 import json
+import os
 import shutil
+import signal
 import sys
 
 import numpy as np
 import pytest
+from training.resuming import HOOKS, config_of, result, resumed, stopped, straight, train_with
 
 from emrun import AbstractHook, create_training, resume_training
 from emrun.encoding import encode
-from emrun.errors import StateError, UsageError
+from emrun.errors import StateError, StorageError, UsageError
 from emrun.storage.checkpoints import commit
 from emrun.training.create import train
-from tests.training.resuming import HOOKS, config_of, result, resumed, stopped, straight, train_with
 
 
 def test_a_finished_run_has_nothing_to_do(project, caplog):
@@ -56,7 +58,7 @@ def test_other_arguments_that_changed_win_over_the_saved_ones(project):
         ("model.optimizer={class: SGD, lr: 0.1}", "model.optimizer is SGD, but was Adam"),
         ("model.scheduler={class: ExponentialLR, gamma: 0.5}", "model.scheduler is ExponentialLR, but was StepLR"),
         ("~model.scheduler", "model.scheduler was added or removed"),
-        ("model.module.width=9", "of another shape"),
+        ("model.module.width=9", "in the checkpoint, "),
         ("model.optimizer.momentun=1", "unknown argument"),
     ],
 )
@@ -235,7 +237,7 @@ def test_a_fork_into_a_directory_that_is_not_empty_is_refused(project):
     with pytest.raises(UsageError, match="exists and is not empty"):
         resume_training(directory, ["model.module.width=9"], fork=project / "mine")
     assert (project / "mine" / "thesis.txt").read_text() == "years of work"
-    with pytest.raises(ValueError, match="of another shape"):
+    with pytest.raises(ValueError, match="in the checkpoint, "):
         resume_training(directory, ["hooks.StopAfter.epochs=2", "model.module.width=9"], fork=project / "fork")
     assert not (project / "fork").exists()
 
@@ -273,3 +275,58 @@ def test_a_fork_that_cannot_be_built_leaves_nothing(project, monkeypatch):
     with pytest.raises(OSError, match="disk is full"):
         resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork")
     assert not (project / "fork").exists()
+
+
+def test_a_finished_run_says_how_to_train_longer(project, caplog):
+    directory = stopped(project)
+    caplog.set_level("INFO")
+    assert resume_training(directory) is None
+    assert caplog.messages[-2:] == [
+        "nothing to do: the run is finished: 1 epoch done (StopAfter epochs: 1)",
+        "to train longer, resume with a later end, such as hooks.StopAfter.epochs=20",
+    ]
+
+
+def test_another_architecture_is_refused_with_the_values_that_the_resume_changes(project):
+    directory = stopped(project)
+    with pytest.raises(StateError, match=r"does not fit the module: .* in the checkpoint, .* in the module") as caught:
+        resume_training(directory, ["model.module.width=7"])
+    (note,) = caught.value.__notes__
+    assert note.startswith("this resume changes model.module.width: ")
+    assert note.endswith(" -> 7; undo that, or train anew with `emrun train`")
+
+
+def test_a_damaged_checkpoint_is_refused_with_those_that_are_intact(project):
+    directory = stopped(project, epochs=2)
+    root = directory / "checkpoints"
+    damaged = commit(root, lambda place: (place / "state.pt").write_bytes(b"x"), epoch=1, iteration=2, names=("mine",))
+    (damaged / "state.pt").write_bytes(b"y")
+    with pytest.raises(StorageError, match="is damaged") as caught:
+        resume_training(directory, checkpoint_name="mine")
+    intact = sorted(path.name for path in root.iterdir() if path.is_symlink() and path.name != "mine")
+    assert caught.value.__notes__ == [f"intact checkpoints: {', '.join(intact)}"]
+
+
+def test_each_damaged_checkpoint_has_a_line(project):
+    directory = stopped(project)
+    places = [path for path in (directory / "checkpoints").iterdir() if not path.is_symlink() and path.name[0] != "."]
+    for place in places:
+        (place / "state.pt").write_bytes(b"y")
+    with pytest.raises(StorageError) as caught:
+        resume_training(directory, ["hooks.StopAfter.epochs=2"])
+    head, *lines = str(caught.value).split("\n")
+    assert head.endswith("checkpoints is intact:")
+    assert [line.partition(": ")[0] for line in lines] == [
+        f"  checkpoint {place}" for place in sorted(places, reverse=True)
+    ]
+
+
+class Terminate(AbstractHook):
+    def after_batch(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_interrupt_is_named_once_in_the_log(project):
+    training = create_training(config_of(), output_dir=project / "run")
+    train_with(training, Terminate())
+    assert (project / "run" / "train.log").read_text().rstrip().endswith(" interrupted by SIGTERM")

@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from training.resuming import config_of, interrupted, result, resumed, train_with
 
 from emrun import AbstractHook, TrainingTerminated, create_training, resume_training
 from emrun.storage.sealed import describe, json_digest
 from emrun.training.create import train
-from tests.training.resuming import config_of, interrupted, result, resumed, train_with
 
 
 class SetsUp(AbstractHook):

@@ -1,11 +1,11 @@
 """Schedules at a resume: those that continue, those that change, and those that are over."""
 
 import pytest
+from training.resuming import config_of, result, stopped, straight
 
 from emrun import create_training, resume_training
 from emrun.errors import ArgumentError, StateError
 from emrun.training.create import train
-from tests.training.resuming import config_of, result, stopped, straight
 
 
 def sequence(*schedulers, kind="SequentialLR", **arguments):

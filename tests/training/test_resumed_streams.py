@@ -3,10 +3,10 @@
 import shutil
 
 import pytest
+from training.resuming import DATA, config_of, interrupted, result, resumed, stopped
 
 from emrun import create_training, resume_training
 from emrun.training.create import train
-from tests.training.resuming import DATA, config_of, interrupted, result, resumed, stopped
 
 
 def test_a_stream_that_cannot_be_repeated_logs_a_warning(project, caplog):
