@@ -8,11 +8,13 @@ import sys
 
 import click
 
+from emrun.cli.console import with_tracebacks
 from emrun.cli.failures import users_code
 
 
 @click.command(short_help="List hooks, datasets, models, ..., or explain one of them.")
 @click.argument("name", required=False, metavar="[hooks|datasets|models|schedules|metrics|NAME]")
+@with_tracebacks
 def show(name: str | None) -> int:
     """List what a config can name: hooks, datasets, models, schedules and metrics; with NAME, explain one of them.
 

@@ -118,7 +118,7 @@ class Session:
         if epochs.run is not None:
             epochs.run.end(status, self.outcome.exit_status, reason, *epochs.state.point[:2])
         if failure is None and not evaluating:
-            _LOG.info("%s", f"{status}: {reason}" if reason else status)
+            _LOG.info("%s", f"{status}: {reason}" if reason and status not in reason else reason or status)
         return failure
 
     def _find_prefetch(self) -> Prefetch | None:
