@@ -64,6 +64,19 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                 )
 
 
+def read_of_others(hook: Any, hooks: Sequence[Any], stream: str) -> str | None:
+    """Return a statistic that a hook reads from the epoch data of a stream other than the given one; None if none.
+
+    Args:
+        hook: the hook.
+        hooks: all hooks.
+        stream: the name of the stream.
+    """
+    written = [name for each in hooks for name in declared(each, "writes") or ()]
+    monitored = _monitored(hook, written).items()
+    return next((each for each, is_variable in monitored if not is_variable and each.split("/")[0] != stream), None)
+
+
 def _monitored(hook: Any, written: Sequence[str]) -> dict[str, bool]:
     """Return what a hook reads from the epoch data -> whether it is the name of a variable, without a stream.
 

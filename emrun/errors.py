@@ -193,11 +193,6 @@ def add_inputs(error: Exception, what: str, inputs: Iterable[str]) -> None:
         what: what was called.
         inputs: its inputs as they are shown, e.g. `x: float32 (32, 10)`.
     """
-    if not isinstance(error, EmrunError) and not has_inputs(error):
+    if not isinstance(error, EmrunError) and not getattr(error, "has_inputs", False):
         error.add_note(f"{what} got {listed(list(inputs))}")
         error.__dict__["has_inputs"] = True
-
-
-def has_inputs(error: BaseException) -> bool:
-    """Return whether `add_inputs` has added a note to an error."""
-    return getattr(error, "has_inputs", False) is True

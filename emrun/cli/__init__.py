@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
 
@@ -18,7 +19,7 @@ from emrun.cli.failures import UsersCodeFailed, fail
 from emrun.cli.replay import replay
 from emrun.cli.resume import resume
 from emrun.cli.show import show
-from emrun.cli.signals import end_by_signal
+from emrun.cli.signals import report_and_end_by_signal
 from emrun.cli.train import train
 from emrun.cli.verify_resume import verify_resume
 
@@ -53,7 +54,7 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except UsersCodeFailed as failed:
             return fail(failed.error)
-        except (Exception, KeyboardInterrupt):
+        except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt, BrokenPipeError):
             raise
         except BaseException as error:
             return fail(error)
@@ -79,10 +80,8 @@ def main() -> int:
             error.show()
             return error.exit_code
         except (KeyboardInterrupt, click.Abort):
-            end_by_signal(2)
+            report_and_end_by_signal(signal.SIGINT)
         except BrokenPipeError:  # the reader of the output has ended
             sys.stderr.close()
             return 1
-        except Exception as error:
-            return fail(error)
     return status if isinstance(status, int) else 0

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.cli.console import config_arguments, terminal_log
+from emrun.cli.console import config_arguments, terminal_log, with_tracebacks
 from emrun.cli.failures import users_code
+from emrun.cli.signals import import_torch
 from emrun.cli.tables import table
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     help="Milliseconds that the model takes for a batch; by default they are measured.",
 )  # fmt: skip
 @click.option("--all", "all_streams", is_flag=True, help="Also read the streams that the config does not use.")
+@with_tracebacks
 def bench(config: Path, overrides: tuple[str, ...], seconds: float, step_ms: float | None, all_streams: bool) -> int:
     """Measure how fast the streams of CONFIG are read, and recommend how to read them.
 
@@ -34,6 +36,7 @@ def bench(config: Path, overrides: tuple[str, ...], seconds: float, step_ms: flo
     longer for its batches than with the best setting.
     """
     with terminal_log():
+        import_torch()
         from emrun.diagnosis.stream_bench import bench as measure
 
         step = None if step_ms is None else step_ms / 1000

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from emrun.censor import for_terminal
-from emrun.cli.console import terminal_log
+from emrun.cli.console import terminal_log, with_tracebacks
 from emrun.cli.environment import check_environment
 from emrun.cli.failures import fail
-from emrun.cli.signals import unwound_by_sigterm
+from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import table
 from emrun.errors import ConfigError, Problem, reason_of
 from emrun.wording import size_of
@@ -27,6 +27,7 @@ _MOST_ROWS = 30
 @click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
 @click.option("--static", is_flag=True, help="Check only what can be known without importing anything (fast).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@with_tracebacks
 def check(config: Path | None, overrides: tuple[str, ...], static: bool, as_json: bool) -> int:
     """Find what is wrong with CONFIG, without training, and show what its data and its model agree on.
 
@@ -73,6 +74,7 @@ def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, An
     config = load_config(path, overrides)
     check_statically(config, evaluations=True)
     if not static:
+        import_torch()
         from emrun.diagnosis.trial import try_out
 
         return try_out(config)

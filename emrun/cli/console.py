@@ -13,6 +13,9 @@ from typing import Any
 
 import click
 
+VERBOSE = "emrun.verbose"
+"""Key of `click.Context.meta`: whether the option `--verbose` was given."""
+
 
 class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes log lines to standard error, above a progress bar if there is one; does not repeat those marked `once`."""
@@ -51,10 +54,23 @@ def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("config", type=click.Path(path_type=Path))(overrides(command))
 
 
+def _note_verbose(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    context.meta[VERBOSE] = value
+    return value
+
+
+with_tracebacks = click.option(
+    "-v", "--verbose", is_flag=True, expose_value=False, callback=_note_verbose, help="Show full tracebacks.",
+)  # fmt: skip
+"""Adds the option `--verbose` to a command that shows no log."""
+
+
 def with_terminal_log(command: Callable[..., int]) -> Callable[..., int]:
     """Show the log while a command runs, and add the options that say how much of it."""
 
-    @click.option("-v", "--verbose", is_flag=True, help="Show debug messages.")
+    @click.option(
+        "-v", "--verbose", is_flag=True, callback=_note_verbose, help="Show debug messages and full tracebacks."
+    )
     @click.option("-q", "--quiet", is_flag=True, help="Show only warnings and errors, and no progress bars.")
     @click.option("--no-progress", "progress", flag_value=False, default=True, help="Show no progress bars.")
     @wraps(command)

@@ -6,25 +6,28 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import config_arguments, terminal_log
+from emrun.cli.console import config_arguments, terminal_log, with_tracebacks
 from emrun.cli.failures import print_error, users_code
+from emrun.cli.signals import import_torch
+from emrun.errors import exit_status
+from emrun.wording import meant_of
 
 
 @click.command(short_help="Call a method of a config's dataset.")
 @click.argument("method")
 @config_arguments
+@with_tracebacks
 def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
     """Build the dataset of CONFIG, call its METHOD without arguments and print the result.
 
     Every dataset has the method stream_info, which shows the sources of its streams; when a stream fails, the exit
     status is 1. A method named bench cannot be called.
     """
-    from emrun.dataset import AbstractDataset, describe_streams
-    from emrun.errors import exit_status
-    from emrun.training.create import create_dataset
-    from emrun.wording import meant_of
-
     with terminal_log():
+        import_torch()
+        from emrun.dataset import AbstractDataset, describe_streams
+        from emrun.training.create import create_dataset
+
         with users_code():
             built = create_dataset(config, overrides)
         public = [name for name in dir(built) if not name.startswith("_")]

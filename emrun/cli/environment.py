@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from emrun.cli.failures import print_error
-from emrun.cli.signals import unwound_by_sigterm
+from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import table
 
 
@@ -17,6 +17,7 @@ def check_environment(as_json: bool) -> int:
     """Print the environment and what is wrong with it; return the exit status."""
     with unwound_by_sigterm():
         try:
+            import_torch()
             from emrun.diagnosis.environment import inspect_environment
         except (ImportError, OSError) as error:  # also a shared library that torch does not find
             raise click.ClickException(f"{error}; install emrun and PyTorch again") from error

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
+from emrun.arguments import expanded
 from emrun.cli.console import with_terminal_log
 from emrun.cli.failures import users_code
-from emrun.cli.signals import end_by_signal
+from emrun.cli.signals import end_by_signal, import_torch, unwound_by_sigterm
 from emrun.cli.tables import results
-from emrun.slow_start import NamedWhenSlow
 
 
 @click.command("eval", short_help="Evaluate a run on streams.")
@@ -36,20 +36,22 @@ def evaluate(
     streams = [each for each in arguments if each not in overrides]
     if not streams:
         raise click.UsageError("name a stream to evaluate, e.g. valid")
-    if config is not None or (directory / "config.yaml").exists():
-        from emrun.config.config import read_config
-        from emrun.config.plan import check_statically
+    from emrun.config.config import read_config
+    from emrun.config.plan import check_statically
+    from emrun.training.directories import check_run
 
+    check_run(expanded(directory))
+    if config is not None or (directory / "config.yaml").exists():
         for stream in streams:
             check_statically(read_config(config or directory).overlaid(stream).overridden(overrides))
-    with NamedWhenSlow("importing PyTorch"):
-        from emrun.loop.interrupts import Interrupted
-        from emrun.training.evaluate import evaluate as evaluate_stream
+    import_torch()
+    from emrun.loop.interrupts import Interrupted
+    from emrun.training.evaluate import evaluate as evaluate_stream
 
     found = {}
     try:
         for stream in streams:
-            with users_code():
+            with unwound_by_sigterm(), users_code():
                 found.update(evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir))
     except Interrupted as error:
         click.echo(f"{error.reason}; the evaluation is not complete", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -11,8 +12,14 @@ from pathlib import Path
 
 import click
 
-from emrun.cli.console import has_colours
-from emrun.errors import ConfigError, Problem, exit_status, has_inputs
+import emrun
+from emrun.cli.console import VERBOSE, has_colours
+from emrun.errors import ConfigError, EmrunError, Problem, exit_status
+
+_NOT_OWN = ("torch", "emrun", "click", "importlib", "contextlib")  # packages whose frames say nothing about the mistake
+_SITES = {"site-packages", "dist-packages"}  # also the user's, which is not in `INSTALLED`
+_MOST_FRAMES = 10
+_FRAME = re.compile(r'^  File "(.+)", line \d+, in .*\n?(?:    .*\n?)*', re.MULTILINE)
 
 
 class UsersCodeFailed(Exception):
@@ -43,26 +50,22 @@ def users_code() -> Iterator[None]:
 
 
 def fail(error: BaseException, *, has_log: bool = True) -> int:
-    """Report an error on standard error and return the exit status: a traceback for status 1 only.
+    """Report an error on standard error and return the exit status: frames of the user's code for status 1 only.
 
     Args:
         error: the error.
-        has_log: whether the log with the traceback is kept; otherwise the full traceback is printed.
+        has_log: whether the log with the traceback is kept.
     """
     status = exit_status(error)
-    log = getattr(error, "kept_in", None)
-    if status == 1 and has_log and log is not None and has_inputs(error):
-        _print_short(error, log)
-    elif status == 1:
-        traceback.print_exception(error)
-    elif isinstance(error, ConfigError):
+    if isinstance(error, ConfigError):
         for problem in error.problems:
             print_error(_coloured(problem))
         if len(error.problems) > 1:
             print_error(f"{len(error.problems)} errors")
+    elif status == 1:
+        print_failure(error, has_log=has_log)
     else:
-        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        print_error(f"{click.style('error:', fg='red', bold=True)} {error}{notes}")
+        print_error(_in_one_line(error))
     if isinstance(error, SystemExit):
         print_error(
             "sys.exit() in a dataset, a model or a hook is a failure of that code; to end a run successfully, raise "
@@ -71,31 +74,72 @@ def fail(error: BaseException, *, has_log: bool = True) -> int:
     return status
 
 
-def _print_short(error: BaseException, log: Path) -> None:
-    """Print the notes and the message of an error, and the last line of the user's code that led to it."""
-    found = traceback.TracebackException.from_exception(error)
-    found.__notes__ = []
-    for line in (*error.__notes__, *found.format_exception_only()):
-        print_error(line.rstrip("\n"))
-    frame = _own_frame(error)
-    if frame is not None:
-        print_error("".join(traceback.format_list([frame])).rstrip())
-    print_error(f"the full traceback is in {log}")
+def print_failure(error: BaseException, *, has_log: bool = True) -> None:
+    """Print a failure of the user's code: notes, message, the frames of that code, and where the full traceback is.
+
+    With `--verbose`, the full traceback is printed instead.
+    """
+    context = click.get_current_context(silent=True)
+    if context is not None and context.meta.get(VERBOSE):
+        traceback.print_exception(error)
+        return
+    notes = getattr(error, "__notes__", [])
+    frames = "".join(traceback.format_list(_own_frames(error)))
+    frames += "".join(each[0] for note in notes for each in _FRAME.finditer(note) if _is_own(each[1]))
+    if isinstance(error, EmrunError):
+        print_error(_in_one_line(error))
+        if not frames:
+            return
+    else:
+        found = traceback.TracebackException.from_exception(error)
+        found.__notes__ = []
+        for line in (*map(_without_frames, notes), *found.format_exception_only()):
+            print_error(line.rstrip("\n"))
+    if frames:
+        print_error(frames.rstrip())
+    log = getattr(error, "kept_in", None)
+    is_kept = has_log and log is not None and log.is_file()
+    print_error(f"the full traceback is in {log}" if is_kept else "--verbose shows the full traceback")
 
 
-def _own_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the last frame of the user's code, or else of a library other than torch and emrun."""
+def _in_one_line(error: BaseException) -> str:
+    notes = "; ".join(_without_frames(note) for note in getattr(error, "__notes__", ()))
+    return f"{click.style('error:', fg='red', bold=True)} {error}{f' ({notes})' if notes else ''}"
+
+
+def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the last frames of the user's code that led to an error, or else to its cause.
+
+    If there are none, return the last frame of a library other than PyTorch.
+    """
+    cause: BaseException | None = error
+    others = []
+    while cause is not None:
+        frames = [
+            traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
+            for frame, line in traceback.walk_tb(cause.__traceback__)
+            if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _NOT_OWN
+        ]
+        if own := [frame for frame in frames if _is_own(frame.filename)]:
+            return own[-_MOST_FRAMES:]
+        others += frames[-1:]
+        cause = cause.__cause__
+    return others[:1]
+
+
+def _without_frames(note: str) -> str:
+    """Return a note; of a note with the traceback of a worker process only the first line."""
+    return note.partition("\n")[0].rstrip(":") if _FRAME.search(note) else note
+
+
+def _is_own(path: str) -> bool:
+    """Return whether a source file belongs to the user, and not to an installed package or to emrun."""
     from emrun.config.names import INSTALLED
 
-    last: dict[bool, traceback.FrameSummary] = {}  # whether it is installed -> where it was last
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("torch", "emrun"):
-            code = frame.f_code
-            file = Path(code.co_filename)
-            is_installed = not file.is_file() or any(file.resolve().is_relative_to(home) for home in INSTALLED)
-            last[is_installed] = traceback.FrameSummary(code.co_filename, line, code.co_name)
-    return last.get(False) or last.get(True)
+    file = Path(path)
+    homes = (*INSTALLED, Path(emrun.__file__).parent)
+    is_installed = any(each.is_relative_to(home) for each in (file, file.resolve()) for home in homes)
+    return file.is_file() and not is_installed and _SITES.isdisjoint(file.parts)
 
 
 def print_error(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from emrun.censor import for_terminal
-from emrun.cli.console import terminal_log
-from emrun.cli.failures import users_code
+from emrun.cli.console import terminal_log, with_tracebacks
+from emrun.cli.failures import print_failure, users_code
+from emrun.cli.signals import import_torch
 from emrun.errors import exit_status
 from emrun.wording import counted
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--device", metavar="NAME", help="The device of the model, e.g. cpu; by default that of the config.")
 @click.option("--anomaly", is_flag=True, help="Also name the operation whose gradient is NaN (slow).")
+@with_tracebacks
 def replay(directory: Path, device: str | None, anomaly: bool) -> int:
     """Repeat the step that made the run in DIRECTORY fail, and name the examples of the batch that cause the failure.
 
@@ -37,12 +38,13 @@ def replay(directory: Path, device: str | None, anomaly: bool) -> int:
             from emrun.config.plan import check_statically
 
             check_statically(read_config(directory))
+        import_torch()
         from emrun.diagnosis.replay import replay as do_again
 
         with users_code():
             found = do_again(directory, device, anomaly)
         if found.error is not None and exit_status(found.error) == 1:
-            traceback.print_exception(found.error)
+            print_failure(found.error)
         click.echo(for_terminal(report(found)))
     return 0 if found.reproduced else 1
 

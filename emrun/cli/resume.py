@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
+from emrun.arguments import expanded
 from emrun.cli.console import with_terminal_log
 from emrun.cli.failures import users_code
-from emrun.cli.signals import ignore_early_requests
+from emrun.cli.signals import ignore_early_requests, import_torch, unwound_by_sigterm
 from emrun.cli.train import run
-from emrun.slow_start import NamedWhenSlow
 
 
 @click.command(short_help="Resume a run.")
@@ -32,14 +32,16 @@ def resume(directory: Path, overrides: tuple[str, ...], checkpoint: str | None, 
     For a finished run there is nothing to do; the exit status is 0.
     """
     ignore_early_requests()
+    from emrun.config.config import read_config
+    from emrun.config.plan import check_statically
+    from emrun.training.directories import check_run
+
+    check_run(expanded(directory))
     if (directory / "config.yaml").exists():
-        from emrun.config.config import read_config
-        from emrun.config.plan import check_statically
-
         check_statically(read_config(directory, overrides))
-    with NamedWhenSlow("importing PyTorch"):
-        from emrun.training.resume import resume_training
+    import_torch()
+    from emrun.training.resume import resume_training
 
-    with users_code():
+    with unwound_by_sigterm(), users_code():
         training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv)
     return 0 if training is None else run(training)

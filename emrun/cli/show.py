@@ -9,6 +9,7 @@ import textwrap
 
 import click
 
+from emrun.cli.console import with_tracebacks
 from emrun.cli.failures import users_code
 
 _ITEM = re.compile(r"[-*] |\d+\. ")
@@ -19,6 +20,7 @@ _HEADING = re.compile(r"\w+:")
 
 @click.command(short_help="List hooks, datasets, models, ..., or explain one of them.")
 @click.argument("name", required=False, metavar="[hooks|datasets|models|optimizers|schedules|metrics|NAME]")
+@with_tracebacks
 def show(name: str | None) -> int:
     """List what a config can name: hooks, datasets, models, optimizers, schedules and metrics; with NAME, explain it.
 

@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import click
+
+from emrun.slow_start import NamedWhenSlow
+
 
 def ignore_early_requests() -> None:
     """Ignore SIGUSR1, which requests a checkpoint, until there is a run to save; by default it ends the process."""
-    if threading.current_thread() is threading.main_thread():
+    if _is_main_thread():
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
@@ -22,9 +26,16 @@ def unwound_by_sigterm() -> Iterator[None]:
     """End the process by SIGTERM only after the block has cleaned up."""
 
     class Terminated(KeyboardInterrupt):  # not a failure of the user's code
-        pass
+        signal_number = signal.SIGTERM
+
+    if not _is_main_thread():
+        yield
+        return
+    process = os.getpid()
 
     def unwind(number: int, frame: Any) -> NoReturn:
+        if os.getpid() != process:  # forked by the user's code
+            end_by_signal(number)
         signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleaning up
         raise Terminated
 
@@ -32,9 +43,37 @@ def unwound_by_sigterm() -> Iterator[None]:
     try:
         yield
     except Terminated:
-        end_by_signal(signal.SIGTERM)
+        report_and_end_by_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def import_torch() -> None:
+    """Import PyTorch; a slow import is logged.
+
+    Meanwhile a signal ends the process at once: PyTorch's extension does not survive a Python exception, or loses it.
+    """
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM) if _is_main_thread()}
+    handlers = {number: handler for number, handler in before.items() if callable(handler)}  # not one that is ignored
+    for number in handlers:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        with NamedWhenSlow("importing PyTorch"):
+            import torch  # noqa: F401 - here, so that --help does not wait for it
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _is_main_thread() -> bool:
+    """Return whether this is the only thread in which Python allows signal handlers."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def report_and_end_by_signal(number: int) -> NoReturn:
+    """Say on standard error which signal interrupted the command, and end the process by it."""
+    click.echo(f"interrupted by {signal.Signals(number).name}", err=True)
+    end_by_signal(number)
 
 
 def end_by_signal(number: int) -> NoReturn:

@@ -15,10 +15,9 @@ import click
 from emrun.arguments import expanded
 from emrun.cli.console import config_arguments, with_terminal_log
 from emrun.cli.failures import fail, users_code
-from emrun.cli.signals import end_by_signal, ignore_early_requests
+from emrun.cli.signals import end_by_signal, ignore_early_requests, import_torch, unwound_by_sigterm
 from emrun.cli.tables import summary
 from emrun.errors import ArgumentError, RunExists, RunInUse
-from emrun.slow_start import NamedWhenSlow
 from emrun.wording import progress
 
 if TYPE_CHECKING:
@@ -66,15 +65,18 @@ def train(
 
     loaded = load_config(config, overrides)
     check_statically(loaded, evaluations=True)
-    with NamedWhenSlow("importing PyTorch"):
-        from emrun.training.create import create_training
-        from emrun.training.resume import is_begun
+    from emrun.training.directories import check_free, is_begun
 
     resumed = output_dir if auto_resume else None
+    if output_dir is not None and resumed is None:
+        check_free(output_dir)
+    import_torch()
+    from emrun.training.create import create_training
+
     if resumed is not None and is_begun(resumed):
         return _go_on(resumed, loaded)
     try:
-        with users_code():
+        with unwound_by_sigterm(), users_code():
             training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
     except RunExists:
         if resumed is not None:  # another process has created it meanwhile, and has ended
@@ -101,7 +103,7 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
             f"the run in {output_dir} was started with other values of {', '.join(different)}; to resume it with "
             f"changes, use `emrun resume {output_dir}` with overrides; otherwise use another --output-dir"
         )
-    with users_code():
+    with unwound_by_sigterm(), users_code():
         resumed = resume_training(output_dir, command=sys.argv)
     return 0 if resumed is None else run(resumed)
 
@@ -127,12 +129,14 @@ def run(training: Training, *, keeps: bool = True) -> int:
             _tell_what_survived(training, error)
         return status
     table = summary(directory.metrics if directory else [])
-    if table and not click.get_current_context().params["quiet"]:
+    is_quiet = click.get_current_context().params["quiet"]
+    if table and not is_quiet:
         click.echo(table)
     if outcome.warning is not None:
         click.echo(f"warning: {outcome.warning}", err=True)
     if outcome.status == "interrupted":
-        click.echo(str(outcome.reason), err=True)
+        if is_quiet:  # otherwise the log has said it
+            click.echo(str(outcome.reason), err=True)
         if keeps:
             _tell_what_survived(training)
         if outcome.signal_number is not None:
@@ -141,7 +145,7 @@ def run(training: Training, *, keeps: bool = True) -> int:
 
 
 def _tell_what_survived(training: Training, error: BaseException | None = None) -> None:
-    from emrun.training.resume import is_begun
+    from emrun.training.directories import is_begun
 
     loop, directory = training.main_loop, training.output_dir
     done = progress(loop.training_epochs_done, loop.iterations_done)

@@ -9,7 +9,7 @@ import click
 
 from emrun.cli.console import config_arguments, terminal_log
 from emrun.cli.failures import fail
-from emrun.cli.signals import unwound_by_sigterm
+from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import table
 
 if TYPE_CHECKING:
@@ -45,10 +45,12 @@ def verify_resume(
     with terminal_log(quiet=quiet):
         from emrun.config.config import load_config
         from emrun.config.plan import check_statically
+
+        check_statically(load_config(config, overrides))
+        import_torch()
         from emrun.diagnosis.recorded_trainings import VerificationFailed
         from emrun.diagnosis.verification import verify
 
-        check_statically(load_config(config, overrides))
         try:
             with unwound_by_sigterm():
                 found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs)

@@ -117,7 +117,14 @@ class BatchChecks:
             looks_at_sources, self._changed_by = False, ""
             return length
 
+        def name_batch(error: BaseException) -> None:
+            if isinstance(error, StreamError) and not str(error).startswith("stream "):
+                error.exit_status = 2 if index == 0 else error.exit_status
+                error.add_note(f"stream {stream!r}, batch {index} of the epoch")
+
         self.check_changed = check_changed
+        self.name_batch = name_batch
+        """Adds the stream and the batch to an error of the model about its batch, unless the error has them."""
         return check
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from emrun.errors import HookError
+from emrun.errors import HookError, has_exit_status
 from emrun.events import check_events, listener, may_change_batches
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated
 from emrun.loop.endings import Endings
@@ -76,8 +76,9 @@ class Events:
                 call(**arguments)
             except TrainingTerminated as error:
                 ended.append(error)
-            except BaseException:
+            except BaseException as error:
                 self._failed = event, self.listeners[event].index(call)
+                self._name_hook(error, arguments)
                 raise
         if ended:
             self._endings.take(event, ended)
@@ -112,6 +113,21 @@ class Events:
         event, index = self._failed or (None, 0)
         listening = [hook for hook in self.hooks if event is not None and listener(hook, event) is not None]
         return event, listening[index] if index < len(listening) else None
+
+    def _name_hook(self, error: BaseException, arguments: Mapping[str, Any]) -> None:
+        """Add notes to an exception of a hook or the model that is not emrun's: who raised it, in which event."""
+        if has_exit_status(error) or not isinstance(error, Exception):
+            return
+        event, hook = self.failed_call()
+        who = f"model {type(self._model).__name__}" if hook is None else f"hook {type(hook).__name__}"
+        epoch, stream = arguments.get("epoch_id"), arguments.get("stream_name")
+        where = f" of epoch {epoch}" if epoch is not None else f" of stream {stream!r}" if stream is not None else ""
+        error.add_note(f"in {who}, {event}{where}")
+        if self._endings.evaluating:
+            error.add_note(
+                "an evaluation calls the hooks of the training with epoch_id 0 and one stream; they are new, without "
+                "the state of the training; to use other hooks, set eval.STREAM.hooks in the config"
+            )
 
     def _let_change(self, stream_name: str, batch: Batch) -> Batch:
         """Return a copy of a batch after `before_batch` of all hooks, which may have changed the copy."""

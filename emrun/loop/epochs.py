@@ -231,6 +231,7 @@ class Epochs:
                     self._save_requested()
         except BaseException as error:  # user code may also call sys.exit
             if handled is not None:
+                checks.name_batch(error)
                 self.failures.keep(error, handled, stream, train=train)
             raise
         return batches_run

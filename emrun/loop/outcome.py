@@ -50,7 +50,8 @@ class Outcome:
         if isinstance(error, TrainingTerminated):
             return cls("finished", error.reason, 0)
         if isinstance(error, KeyboardInterrupt):
-            return cls("interrupted", "interrupted by SIGINT", 128 + signal.SIGINT, signal.SIGINT)
+            number = signal.Signals(getattr(error, "signal_number", signal.SIGINT))
+            return cls("interrupted", f"interrupted by {number.name}", 128 + number, number)
         name = "" if has_exit_status(error) else f"{type(error).__name__}: "
         first_line = (reason_of(error).strip().splitlines() or [""])[0]
         return cls("failed", f"{name}{first_line}", exit_status(error))

@@ -168,7 +168,8 @@ class Inputs:
         try:
             tensor = _tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
+            text = _text_in(value)
+            reason = str(error).splitlines()[0] if text is None else f"it has strings, such as {text!r}"
             message = f"source {name!r} cannot become a tensor: {reason}; the dataset must yield numbers of equal shape"
             raise StreamError(message) from error
         if name in self._dtypes:
@@ -221,6 +222,13 @@ def _first_parameters(module: torch.nn.Module, wanted: Container[str]) -> list[s
         lambda each: each.kind is each.POSITIONAL_OR_KEYWORD and each.name in wanted, parameters
     )
     return [each.name for each in first]
+
+
+def _text_in(value: Any) -> str | None:
+    """Return the first entry of a source if it is a string; None if not."""
+    while isinstance(value, list | tuple | np.ndarray) and len(value):
+        value = value[0]
+    return str(value) if isinstance(value, str) else None
 
 
 def _tensor(value: Any) -> Tensor:

@@ -198,11 +198,8 @@ def create_run(
     try:
         if is_failed_start(directory):
             _LOG.info("the previous start of the run in %s failed: starting again and appending to the log", directory)
-        elif holds_run(directory):
-            raise RunExists(
-                f"{directory} already holds a run ({last_status(read_trace(directory))}); choose another "
-                "--output-dir, continue the run with `emrun resume`, or add --auto-resume"
-            )
+        else:
+            check_free(directory)
         write_atomically(directory / CONFIG, config_text)
         run = Run(directory, seed=seed, command=command, clock=clock, lock=lock, censor=censor)
         run.trace.begin()
@@ -246,6 +243,19 @@ def create_evaluation(
 def holds_run(directory: Path) -> bool:
     """Return whether a directory is a run directory."""
     return (directory / CONFIG).exists() or (directory / TRACE).exists()
+
+
+def check_free(directory: Path) -> None:
+    """Check that a directory does not hold a run, except a run whose start failed.
+
+    Raises:
+        RunExists: the directory holds a run (a `UsageError`).
+    """
+    if holds_run(directory) and not is_failed_start(directory):
+        raise RunExists(
+            f"{directory} already holds a run ({last_status(read_trace(directory))}); choose another "
+            "--output-dir, continue the run with `emrun resume`, or add --auto-resume"
+        )
 
 
 def is_failed_start(directory: Path) -> bool:

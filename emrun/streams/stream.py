@@ -235,7 +235,7 @@ class StreamWrapper:
                 batch = (self._read or self._open())()
             except BaseException as raised:
                 error = named(raised, self.name)
-                error.add_note(f"in stream {self.name!r}, batch {self._batch} of the pass (counted from 0)")
+                error.add_note(f"in stream {self.name!r}, batch {self._batch} of the pass")
                 self.close()  # otherwise the generator that raised would look exhausted
                 if error is raised:
                     raise

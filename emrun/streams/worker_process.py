@@ -128,7 +128,7 @@ def _sendable(error: BaseException, worker: int) -> BaseException:
         error = pickle.loads(pickle.dumps(error))
     except Exception:
         error = StreamError(f"{type(error).__name__}: {error}")
-    error.add_note(f"in worker process {worker} (pid {os.getpid()}){text}")
+    error.add_note(f"in worker process {worker}, pid {os.getpid()}{text}")
     return error
 
 

@@ -53,14 +53,14 @@ def assemble(
         ConfigError: an argument is wrong.
         BaseException: an error of the dataset, the model or a hook.
     """
-    seed = plan.get("seed", 0)
+    seed, started = plan.get("seed", 0), plan.get("code_directory", None)
     supplied: dict[str, Any] = {"output_dir": output_dir}
-    supplied["dataset"], _ = _built("dataset", plan.dataset, seed, supplied)
+    supplied["dataset"], _ = _built("dataset", plan.dataset, seed, supplied, started)
     if not is_evaluation:
         _check_dataset(supplied["dataset"], plan)
     apart = _build_apart(plan, dict(supplied)) if is_new else None
     try:
-        supplied["model"], seconds = _built("model", plan.model, seed, supplied)
+        supplied["model"], seconds = _built("model", plan.model, seed, supplied, started)
     except BaseException:
         if apart is not None:
             apart.end()
@@ -85,12 +85,20 @@ def assemble(
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
 
 
-def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any]) -> tuple[Any, float]:
-    """Build the dataset or the model with its own random numbers; also return the seconds it took."""
+def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any], started: str | None) -> tuple[Any, float]:
+    """Build the dataset or the model with its own random numbers; also return the seconds it took.
+
+    `started` is the directory in which the run was started, for an error about a file.
+    """
     began = perf_counter()
     seed_everything(seed, what)
-    with NamedWhenSlow(f"building the {what}"):
-        built = recipe.build(supplied)
+    try:
+        with NamedWhenSlow(f"building the {what}"):
+            built = recipe.build(supplied)
+    except FileNotFoundError as error:
+        if started is not None and Path(started) != Path.cwd():
+            error.add_note(f"the run was started in {started}; relative paths begin in the current directory")
+        raise
     seconds = perf_counter() - began
     _LOG.debug("built the %s in %.2f s", what, seconds)
     return built, seconds

@@ -16,6 +16,7 @@ from emrun.config.import_finder import Imported
 from emrun.config.overrides import copies_left
 from emrun.config.plan import Plan
 from emrun.config.yaml_text import dump
+from emrun.epoch_data import read_of_others
 from emrun.errors import StorageError, UsageError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.storage import checkpoints
@@ -110,6 +111,7 @@ def evaluate(
         run.trace.write(checkpoint={"name": name, **where})
         done = progress(manifest.epoch, manifest.iteration)
         _LOG.info("checkpoint %s (%s): %s; results in %s", name, place.name, done, run.directory)
+        _leave_out(training, stream)
         try:
             return training.main_loop.run_evaluation(stream)
         except BaseException:
@@ -140,6 +142,19 @@ def _load(training: Training, root: Path, name: str | None) -> tuple[Path, Manif
             if checkpoints.find(root, name) == place:
                 checkpoints.note_intact(error, root)
                 raise
+
+
+def _leave_out(training: Training, stream: str) -> None:
+    """Leave out the user's hooks that read statistics of a stream that the evaluation does not run."""
+    loop, kept = training.main_loop, []
+    for hook in loop.hooks:
+        is_own = type(hook).__module__.startswith("emrun.")  # emrun's hooks know what an evaluation lacks
+        address = None if is_own else read_of_others(hook, loop.hooks, stream)
+        if address is None:
+            kept.append(hook)
+        else:
+            _LOG.info("hook %s is left out: it monitors %s, but only %s is run", type(hook).__name__, address, stream)
+    loop.change_hooks(kept)
 
 
 def _unknown_stream(dataset: Any, stream: str) -> UsageError:

@@ -24,7 +24,7 @@ from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
 from emrun.storage.manifest import verify
 from emrun.storage.metrics import METRICS, read_metrics
-from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, holds_run, is_failed_start, no_run
+from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
@@ -116,11 +116,6 @@ def resume_training(
             if fork is not None:
                 run.remove()  # the directory was missing or empty before
         raise
-
-
-def is_begun(run_directory: Path) -> bool:
-    """Return whether a directory holds a run that can be resumed, and not only a failed start."""
-    return holds_run(run_directory) and not is_failed_start(run_directory)
 
 
 def changes_to(run_directory: Path, config: Config) -> list[str]:

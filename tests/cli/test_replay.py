@@ -63,7 +63,7 @@ def test_an_error_of_the_model_is_raised_again_with_its_traceback(doomed, fail, 
     done = emrun("replay", "run", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert 'parts.py", line ' in done.stderr
-    *_, message, note = done.stderr.splitlines()
+    note, message, *_ = done.stderr.splitlines()
     assert message.rstrip() == "RuntimeError: a label is 7, with"
     assert note == "forward of Net got x: float32 (32, 4), label: int64 (32,)"
     assert "cause: examples 9, 30\n" in done.stdout

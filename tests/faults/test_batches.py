@@ -90,7 +90,7 @@ def test_a_wrong_batch_is_told_with_names_and_lengths_before_it_updates_anything
             }.get(kind, words)
             for word in [*words, f"stream 'train', batch {at} of the epoch"]:
                 assert word in done.stderr, done.stderr
-            assert ("Traceback" in done.stderr) == (at > 0)
+            assert "Traceback" not in done.stderr
             assert trace["iterations_done"] == at
             saved = [path.name for path in (directory / "checkpoints").glob("it-*")]
             assert all(name <= f"it-{at:08d}" for name in saved), saved

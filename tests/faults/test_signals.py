@@ -77,7 +77,7 @@ class Sender:
         return call
 
     def look(self, where):
-        if where != self.where or not callable(signal.getsignal(signal.SIGTERM)):
+        if where != self.where or getattr(signal.getsignal(signal.SIGTERM), "__name__", "") != "_end":  # of Interrupts
             return
         self.count += 1
         if self.count == self.at:

@@ -89,7 +89,7 @@ def test_an_error_reaches_the_loop_as_itself_after_the_batches_before_it(buffer,
             assert stream.position == (1, at)
             assert not readers()
     assert "_batches" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-    assert error.__notes__[0] == f"in stream 'train', batch {at} of the pass (counted from 0)"
+    assert error.__notes__[0] == f"in stream 'train', batch {at} of the pass"
 
 
 @pytest.mark.parametrize(("kind", "buffer"), [("plain", 0), ("plain", 4), ("with_context", 1)])
@@ -110,7 +110,7 @@ def test_an_error_of_the_stream_function_itself_is_noted_too(buffer):
 
     with StreamWrapper(stream, buffer, name="valid") as wrapper, pytest.raises(KeyError) as raised:
         list(wrapper)
-    assert raised.value.__notes__ == ["in stream 'valid', batch 0 of the pass (counted from 0)"]
+    assert raised.value.__notes__ == ["in stream 'valid', batch 0 of the pass"]
 
 
 @pytest.mark.parametrize("buffer", [0, 1, 4])

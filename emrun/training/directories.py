@@ -1,0 +1,33 @@
+"""What a run directory says before PyTorch is imported: whether it holds a run, or a new run may be created in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from emrun.storage import run
+from emrun.storage.trace import read_trace
+
+
+def is_begun(run_directory: Path) -> bool:
+    """Return whether a directory holds a run that can be resumed, and not only a failed start."""
+    return run.holds_run(run_directory) and not run.is_failed_start(run_directory)
+
+
+def check_free(run_directory: Path) -> None:
+    """Check that a new run may be created in a directory. Whether a run that has not ended is in use, its lock decides.
+
+    Raises:
+        RunExists: the directory holds a run (a `UsageError`).
+    """
+    if read_trace(run_directory).get("status") != "running":
+        run.check_free(run_directory)
+
+
+def check_run(run_directory: Path) -> None:
+    """Check that a directory holds a run.
+
+    Raises:
+        UsageError: the directory is missing, or it is not a run directory.
+    """
+    if not run.holds_run(run_directory):
+        raise run.no_run(run_directory)

@@ -1,0 +1,183 @@
+"""What the commands print of an error in the user's code: its frames, message and notes, and where the rest is."""
+
+import json
+import shutil
+
+import pytest
+
+MINE = """
+import os
+from pathlib import Path
+
+import numpy as np
+
+from emrun import AbstractHook
+
+
+class Data:
+    def __init__(self, bad="", at=0, path=None):
+        self.bad, self.at = bad, at
+        if path is not None:
+            Path(path).read_text()
+
+    def train_stream(self, ctx):
+        for rows in ctx.batches(40, 10):
+            x, y = np.ones((10, 4), "float32"), np.zeros((10, 1), "float32")
+            if rows[0] // 10 == self.at:
+                y = y[:3] if self.bad == "unequal" else ["seven"] * 10 if self.bad == "strings" else y
+                if self.bad == "raises":
+                    raise KeyError("no row")
+            yield {"x": x, "y": y}
+
+    valid_stream = test_stream = train_stream
+
+
+class Fails(AbstractHook):
+    def after_epoch(self, epoch_id):
+        1 / (1 - epoch_id)
+
+
+class ReadsValid(AbstractHook):
+    def after_epoch(self, epoch_data):
+        epoch_data["valid"]["loss"]
+
+
+class MonitorsValid(ReadsValid):
+    monitors = ["valid/loss/mean"]
+
+
+class Late(AbstractHook):
+    def __init__(self):
+        os.kill(os.getpid(), 15)
+"""
+CONFIG = {
+    "seed": 1,
+    "dataset": {"class": "mine.Data"},
+    "model": {
+        "module": {"class": "torch.nn.Linear", "in_features": 4, "out_features": 1},
+        "inputs": ["x"],
+        "outputs": ["z"],
+        "loss": {"class": "torch.nn.MSELoss", "inputs": ["z", "y"]},
+        "optimizer": {"class": "SGD", "lr": 0.1},
+    },
+    "main_loop": {"extra_streams": ["valid"], "skip_zeroth_epoch": True},
+    "hooks": [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 1}}],
+}
+
+
+RAISES = next(number for number, line in enumerate(MINE.splitlines(), 1) if "raise KeyError" in line)
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+
+    def write(*hooks):
+        (tmp_path / "c.yaml").write_text(json.dumps({**CONFIG, "hooks": [*CONFIG["hooks"], *hooks]}))
+        return tmp_path
+
+    write()
+    return write
+
+
+def test_every_command_prints_the_frames_of_the_users_code_only_and_verbose_prints_all(project, emrun):
+    where = f'mine.py", line {RAISES}, in train_stream'
+    for command in (["check"], ["train", "-q", "--rm"], ["train", "-q", "--output-dir", "run"]):
+        done = emrun(*command, "c.yaml", "dataset.bad=raises")
+        assert done.returncode == 1
+        lines = done.stderr.splitlines()
+        assert "KeyError: 'no row'" in lines
+        (frame,) = [line for line in lines if line.startswith("  File ")]
+        assert where in frame
+        assert "Traceback" not in done.stderr
+        last = "the full traceback is in run/train.log" if "run" in command else "--verbose shows the full traceback"
+        assert last in lines
+    done = emrun("check", "-v", "c.yaml", "dataset.bad=raises")
+    assert "Traceback (most recent call last)" in done.stderr
+    assert where in done.stderr
+    assert "emrun/cli/check.py" in done.stderr
+    assert "--verbose" not in done.stderr
+
+
+def test_an_error_of_a_class_of_torch_while_building_has_no_frame_of_emrun_or_click(project, emrun):
+    done = emrun("check", "c.yaml", "model.optimizer.lr=-1")
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("while building model.optimizer (c.yaml:")
+    assert lines[2:] == ["ValueError: Invalid learning rate: -1", "--verbose shows the full traceback"]
+
+
+def test_an_error_in_a_worker_process_has_one_frame_of_the_user(project, emrun):
+    done = emrun("train", "-q", "--rm", "c.yaml", "dataset.bad=raises", "main_loop.workers=1")
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("in worker process 0, pid ")
+    assert lines[1:3] == ["in stream 'train', batch 0 of the pass", "KeyError: 'no row'"]
+    assert len([line for line in lines if line.startswith("  File ")]) == 1
+    assert f"line {RAISES}, in train_stream" in lines[3]
+
+
+@pytest.mark.parametrize(("at", "status"), [(0, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("unequal", "sources of unequal length: x 10, y 3"),
+        ("strings", "source 'y' cannot become a tensor: it has strings, such as 'seven'"),
+    ],
+)
+def test_wrong_data_is_one_line_with_stream_and_batch(project, emrun, bad, message, at, status):
+    done = emrun("train", "-q", "--rm", "c.yaml", f"dataset.bad={bad}", f"dataset.at={at}")
+    assert done.returncode == status
+    first, deleted = done.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert message in first
+    assert f"stream 'train', batch {at} of the epoch" in first
+    assert deleted.startswith("deleted ")
+
+
+def test_an_exception_of_a_hook_names_hook_event_and_epoch(project, emrun):
+    project("mine.Fails")
+    done = emrun("train", "-q", "--rm", "c.yaml")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[:2] == [
+        "in hook Fails, after_epoch of epoch 1",
+        "ZeroDivisionError: division by zero",
+    ]
+
+
+def test_a_hook_that_fails_in_an_evaluation_says_what_an_evaluation_lacks(project, emrun):
+    project("mine.ReadsValid", "mine.MonitorsValid")
+    assert emrun("train", "-q", "c.yaml", "--output-dir", "run").returncode == 0
+    done = emrun("eval", "-q", "run", "test")
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[0] == "in hook ReadsValid, after_epoch of epoch 0"
+    assert "with epoch_id 0 and one stream" in lines[1]
+    assert "eval.STREAM.hooks" in lines[1]
+    assert lines[2] == "KeyError: 'valid'"
+    assert lines[-1] == "the full traceback is in run/eval/test-1/train.log"
+    done = emrun("eval", "run", "test", "~hooks.2")
+    assert done.returncode == 0
+    left_out = "hook MonitorsValid is left out: it monitors valid/loss/mean, but only test is run"
+    assert left_out in done.stderr.splitlines()
+    done = emrun("eval", "run", "valid")
+    assert (done.returncode, "left out" in done.stderr) == (0, False)
+
+
+def test_a_file_that_is_not_found_elsewhere_names_the_directory_of_the_start(project, emrun):
+    place = project()
+    (place / "data.txt").write_text("")
+    assert emrun("train", "-q", "c.yaml", "dataset.path=data.txt", "--output-dir", "run").returncode == 0
+    (place / "elsewhere").mkdir()
+    shutil.move(place / "run", place / "elsewhere" / "run")
+    done = emrun("eval", "-q", "run", "test", cwd=place / "elsewhere")
+    assert done.returncode == 1
+    assert f"the run was started in {place}; relative paths begin in the current directory" in done.stderr.splitlines()
+
+
+def test_a_signal_while_hooks_are_built_is_reported_and_recorded(project, emrun):
+    place = project("mine.Late")
+    done = emrun("train", "-q", "c.yaml", "--output-dir", "run")
+    assert (done.returncode, done.stderr) == (-15, "interrupted by SIGTERM\n")
+    text = (place / "run" / "trace.yaml").read_text()
+    assert "status: interrupted" in text
+    assert "reason: interrupted by SIGTERM" in text
