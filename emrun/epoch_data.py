@@ -39,12 +39,13 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
             if streams is None and not is_variable:
                 continue
             if not is_variable and stream not in (streams or ()):
-                raise HookError(
-                    f"{type(hook).__name__} monitors {address}, but stream {stream!r} is not run"
-                    f"{did_you_mean(stream, streams or ())} (the main loop runs {listed(streams or ())}); "
-                    "add it to main_loop.extra_streams",
-                    index,
+                why = (
+                    f"but stream {stream!r} is not run{did_you_mean(stream, streams or ())} (the main loop runs "
+                    f"{listed(streams or ())}); add it to main_loop.extra_streams"
                 )
+                if streams and any(_is_of_variable(name, stream) for name in everything):
+                    why = f"but a statistic is written STREAM/VARIABLE/AGGREGATION: {streams[-1]}/{address}"
+                raise HookError(f"{type(hook).__name__} monitors {address}, {why}", index)
             is_meant = _is_of_variable if is_variable else _is_statistic
             writers = [i for i, names in enumerate(writes) if any(is_meant(name, statistic) for name in names)]
             if not writers:

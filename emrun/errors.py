@@ -70,7 +70,7 @@ class ConfigError(EmrunError, ValueError):
 class ArgumentError(EmrunError, ValueError):
     """An argument that a constructor cannot use. If it comes from a config, it is reported at its line.
 
-    Classes of users may raise this error too.
+    Classes of users may raise this error too. `argument` may point into the argument: `groups[0].match`.
     """
 
     exit_status = 2

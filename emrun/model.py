@@ -61,6 +61,10 @@ class AbstractModel(ABC):
     def output_names(self) -> Sequence[str]:
         """Names of the outputs that `run` returns, as far as they are known before the first batch."""
 
+    def part_with(self, source: str) -> str:
+        """Return the part of the model that needs a source, for messages."""
+        return "the model"
+
     @abstractmethod
     def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
         """Run the model on a batch and, if `train` is true, update the model.

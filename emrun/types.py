@@ -153,7 +153,7 @@ class Factory:
         self.options = dict(options or {})
         self._args = args
         self._is_import = is_import
-        self._kwargs = kwargs
+        self.kwargs = kwargs
 
     @classmethod
     def of(
@@ -161,14 +161,14 @@ class Factory:
     ) -> Factory:
         """Return a factory whose keyword arguments may have any names."""
         factory = cls(target, *args, options=options)
-        factory._kwargs = dict(kwargs)
+        factory.kwargs = dict(kwargs)
         return factory
 
     def __call__(self, *supplied: Any) -> Any:
         """Call the target with the supplied arguments first; for an `import` form, return the target itself."""
         if self._is_import:
             return self.target
-        return self.target(*supplied, *self._args, **self._kwargs)
+        return self.target(*supplied, *self._args, **self.kwargs)
 
     def share(self, name: str, value: Any) -> Any:
         """Call the factories among the target's arguments, then the target, all with the same additional argument.
@@ -181,7 +181,7 @@ class Factory:
         if self._is_import:
             return self.target
         args = [_shared(each, name, value) for each in self._args]
-        kwargs = {key: _shared(each, name, value) for key, each in self._kwargs.items()}
+        kwargs = {key: _shared(each, name, value) for key, each in self.kwargs.items()}
         if Form(shared=name).is_by_name(parameters_of(self.target)):
             return self.target(*args, **kwargs, **{name: value})
         return self.target(value, *args, **kwargs)

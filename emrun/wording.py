@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+NO_OPTIMIZER = "training needs an optimizer, e.g. {class: AdamW, lr: 1.0e-3}"
+
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """Return `; did you mean 'epochs'?` for the name nearest to `name`, or an empty string if no name is near.
 
     The nearest name is the first that is found of: a name with almost the same letters, another common word for the
-    same thing (`learning_rate`, `lr`), a name with similar letters.
+    same thing (`learning_rate`, `lr`), a name with similar letters, the only name that begins like this (`acc`).
     """
     near = nearest(name, allowed)
     return f"; did you mean {near!r}?" if near is not None else ""
@@ -25,7 +27,9 @@ def meant_of(name: object, names: Iterable[str]) -> str:
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """Return the name nearest to `name`, None if no name is near; see `did_you_mean`."""
     found = sure(name, allowed := list(allowed))
-    return found if found is not None else _most_alike(name, allowed, 0.6)
+    found = found if found is not None else _most_alike(name, allowed, 0.6)
+    longer = [each for each in allowed if len(name) > 2 and normalised(each).startswith(normalised(name))]
+    return longer[0] if found is None and len(longer) == 1 else found
 
 
 def sure(name: str, allowed: Iterable[str]) -> str | None:

@@ -277,3 +277,12 @@ def test_a_hook_of_ones_own_may_write_what_another_monitors(tmp_path, monkeypatc
 def test_a_mean_goes_by_the_name_of_its_variable():
     variables = {"loss": {"mean": 0.5, "std": 0.1}, "seconds": 3, "none": {}}
     assert list(statistics(variables)) == [("loss", 0.5), ("loss/std", 0.1), ("seconds", 3)]
+
+
+def test_a_statistic_without_its_stream_is_explained():
+    class Watches(AbstractHook):
+        monitors = ("loss/mean",)
+
+    message = r"but a statistic is written STREAM/VARIABLE/AGGREGATION: valid/loss/mean"
+    with pytest.raises(HookError, match=message):
+        check_monitors([ComputeStats(["loss"]), Watches()], ["train", "valid"])

@@ -28,3 +28,8 @@ def test_names_are_listed_in_a_message():
 def test_a_count_has_the_right_number_of_its_noun():
     assert [counted(count, "batch", "es") for count in (0, 1, 2)] == ["0 batches", "1 batch", "2 batches"]
     assert progress(1, 20) == "1 epoch, 20 iterations done"
+
+
+def test_the_only_name_with_this_beginning_is_suggested():
+    assert did_you_mean("acc", ["accuracy", "errors"]) == "; did you mean 'accuracy'?"
+    assert did_you_mean("top", ["top_one_error", "top_five_errors"]) == ""

@@ -17,7 +17,7 @@ from emrun.cli.console import config_arguments, with_terminal_log
 from emrun.cli.failures import fail, users_code
 from emrun.cli.signals import end_by_signal, ignore_early_requests, import_torch, unwound_by_sigterm
 from emrun.cli.tables import summary
-from emrun.errors import ArgumentError, RunExists, RunInUse
+from emrun.errors import ArgumentError, RunExists, RunInUse, UsageError
 from emrun.wording import progress
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
 
     different = changes_to(output_dir, loaded)
     if different:
-        raise click.UsageError(
-            f"the run in {output_dir} was started with other values of {', '.join(different)}; to resume it with "
+        raise UsageError(
+            f"the run in {output_dir} was started with other values ({', '.join(different)}); to resume it with "
             f"changes, use `emrun resume {output_dir}` with overrides; otherwise use another --output-dir"
         )
     with unwound_by_sigterm(), users_code():

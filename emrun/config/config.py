@@ -16,6 +16,7 @@ from emrun.config.overrides import copies_left, merge, override
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of, parse
 from emrun.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout
+from emrun.wording import did_you_mean
 
 _MAX_EXTENDS = 100  # files in a chain of `extends`
 _MAX_BYTES = 40_000_000  # of a file; `parse` limits the characters
@@ -180,7 +181,8 @@ def _extended(
     for name in names:
         other = _extended_file(name, path)
         if other in readers:
-            raise name.error(f"{name.value} extends itself, directly or through other files", "extends")
+            circle = " -> ".join(map(_shown, (*readers[readers.index(other) :], other)))
+            raise name.error(f"{name.value} extends itself: {circle}", "extends")
         if other not in known and len(readers) <= _MAX_EXTENDS:
             _, text = _read_text(other, _shown(other))
             known[other] = _extended(parse(text, _shown(other)), other, known, readers)
@@ -190,6 +192,10 @@ def _extended(
             message = f"more than {_MAX_EXTENDS} files extend each other in a chain, up to {_shown(other)}"
             raise name.error(message, "extends")
         merged = base if merged is None else merge(merged, base)
+    own, below = node.get("hooks"), merged and merged.get("hooks")
+    if own and below and isinstance(own.value, dict) and isinstance(below.value, list):
+        advice = "to change an argument of one hook only, write ${vars.NAME} as its value in that file, and set it here"
+        raise own.error(f"must be a list, which replaces the list of the extended file; {advice}", "hooks")
     return (node if merged is None else merge(merged, node)), deepest
 
 
@@ -201,7 +207,9 @@ def _extended_file(name: Node, path: Path) -> Path:
         other = (path.parent / expanded(name.value)).resolve(strict=True)
         return (other / "config.yaml").resolve(strict=True) if other.is_dir() else other
     except (OSError, RuntimeError, ValueError) as error:  # a missing file; a cycle of links; a null byte
-        raise name.error(f"there is no file {str(path.parent / expanded(name.value))!r}", "extends") from error
+        missing = path.parent / expanded(name.value)
+        near = did_you_mean(missing.name, [each.name for each in missing.parent.glob("*.yaml")])
+        raise name.error(f"there is no file {str(missing)!r}{near}", "extends") from error
 
 
 def _shown(path: Path) -> str:

@@ -30,12 +30,13 @@ def interpolate(config: Node) -> Node:
 
 
 def unread_vars(config: Node) -> list[str]:
-    """Return a note for each free value, under `vars`, that is never used.
+    """Return a note for each free value, under `vars`, that is never used; files that it extends may be shared.
 
     Args:
         config: the config before interpolation.
     """
-    return [f"${{{name_of(path)}}} is never used ({node.key_position})" for path, node in unread_values(config)]
+    own = [each for each in unread_values(config) if each[1].position.source == config.position.source]
+    return [f"${{{name_of(path)}}} is never used ({node.key_position})" for path, node in own]
 
 
 def unread_values(config: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:

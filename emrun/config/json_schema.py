@@ -39,7 +39,7 @@ _EXTENDS = "A file or a list of files over which this config is merged; paths ar
 _TYPES = {bool: "boolean", int: "integer", float: "number", complex: "number", str: "string", type(None): "null"}
 _TYPES |= {dict: "object", list: "array"}
 _WRITTEN = (str, int, type(None))  # types of a `Literal` that a config can write
-_NOT_TEXT = ("object", "array", "number", "boolean", "null")
+_NOT_TEXT = ("object", "array", "number", "boolean")
 _INTERPOLATION = r"\$\{"  # its value is not known yet
 _ARGS = {"type": ["array", "string"], "pattern": _INTERPOLATION, "description": "Positional arguments."}
 _IMPORT = {"type": "string", "description": "The dotted path of an object that is not called."}
@@ -73,7 +73,8 @@ def _reference(name: str) -> Schema:
 def _typed(*kinds: str) -> Schema:
     """Return the schema of values of some types, or of an interpolation."""
     schema: Schema = {"type": list(dict.fromkeys((*kinds, "string")))}
-    return schema if "string" in kinds else {**schema, "pattern": _INTERPOLATION}
+    message = f"must be of type {' or '.join(kinds)}, or contain ${{...}}"  # editors show it instead of the pattern
+    return schema if "string" in kinds else {**schema, "pattern": _INTERPOLATION, "patternErrorMessage": message}
 
 
 def _of_hint(hint: Any) -> Schema:

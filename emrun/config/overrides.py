@@ -82,8 +82,10 @@ class _Overriding:
         key, equals, value = (text[1:], "", "") if text.startswith("~") else text.partition("=")
         if not equals and not text.startswith("~"):
             raise self._error("", "an override must be key=value, or ~key to delete a key")
+        if key.startswith("+"):
+            raise self._error("", f"keys that are missing are added without a '+': write {text.lstrip('+')}")
         new = replace(parse(value, here.source), position=here, key=here) if equals else None
-        self._path = path = key.split(".")
+        self._path = path = re.sub(r"\[([0-9]+)\]", r".\1", key).split(".")  # messages write hooks[0]
         if len(path) > MAX_DEPTH:
             raise self._error("", f"the key has more than {MAX_DEPTH} parts")
         if not all(path):
@@ -91,6 +93,8 @@ class _Overriding:
         hooks = self.tree.get("hooks") or Node(None, here, here)
         if new is not None and path[0] == "hooks" and hooks.value is None:
             self.tree = replace(self.tree, value={**self.tree.value, "hooks": replace(hooks, value=[])})
+        if len(path) > 1 and path[0] == "hooks":
+            path[1:] = _hook_path(path[1:], [str(hook_entry(item)[0]) for _, item in hooks.entries()])
         self.tree = self._changed(self.tree, path, new, ())
         if new is not None:
             self._earlier[here.source] = path
@@ -175,16 +179,42 @@ class _Overriding:
             return int(part)
         if above != ("hooks",):
             raise self._error(where, f"{part!r} is not an index; the list has length {len(items)}, indices begin at 0")
-        names = [str(hook_entry(item)[0]).rpartition(".")[2] for item in items]
-        indices = [index for index, name in enumerate(names) if normalised(name) == normalised(part)]
+        names = [str(hook_entry(item)[0]) for item in items]
+        indices = [index for index, name in enumerate(names) if _is_hook(part, name)]
         if len(indices) > 1:
             raise self._error(where, f"{part} is listed {len(indices)} times; use one of the indices {indices} instead")
         if not indices and new is None:
-            raise self._error(where, f"there is no hook {part!r} in the list{did_you_mean(part, names)}")
+            near = did_you_mean(part, names if "." in part else [name.rpartition(".")[2] for name in names])
+            raise self._error(where, f"there is no hook {part!r} in the list{near}")
         return indices[0] if indices else len(items)
 
     def _error(self, key: str, message: str) -> ConfigError:
         return ConfigError(Problem(self._position, key, message))
+
+
+def _hook_path(path: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return a path below `hooks` with the hook as one part, its index or name; names may be dotted paths.
+
+    A hook that is not listed is named up to the first part with a capital: `my_module.MyHook.argument`.
+
+    Args:
+        path: the path; after an index, the name of the hook may follow, as emrun prints such paths.
+        names: the names of the listed hooks.
+    """
+    first, *rest = path
+    if first.isdecimal() and len(first) < 10 and int(first) < len(names):
+        parts = names[int(first)].split(".")
+        return [first, *(rest[len(parts) :] if rest[: len(parts)] == parts else rest)]
+    beginnings = [".".join(path[:length]) for length in range(len(path), 0, -1)]
+    listed = next((each for each in beginnings if any(_is_hook(each, name) for name in names)), None)
+    capital = next((index for index, part in enumerate(path) if part[:1].isupper()), 0)
+    length = capital + 1 if listed is None else listed.count(".") + 1
+    return [".".join(path[:length]), *path[length:]]
+
+
+def _is_hook(part: str, name: str) -> bool:
+    """Return whether a part of a path is the name of a hook, whole or, without regard to case, without the module."""
+    return part == name or normalised(part) == normalised(name.rpartition(".")[2])
 
 
 def _renamed(new: Node, old: Node | None) -> Node:

@@ -11,15 +11,16 @@ from emrun.arguments import expanded
 from emrun.config.calls import Elsewhere
 from emrun.config.config import Config
 from emrun.config.import_finder import Imported
+from emrun.config.names import same_class
 from emrun.config.overrides import hook_entry
 from emrun.config.planner import Planner
 from emrun.config.recipe import Recipe
-from emrun.config.sections import SECTIONS, check_sections
+from emrun.config.sections import DEFAULT_MODEL, SECTIONS, check_sections
 from emrun.config.source_finder import Sources
 from emrun.config.yaml_tree import Node
 from emrun.errors import ConfigError, Problem
 from emrun.user_modules import find_user_modules
-from emrun.wording import meant_of, normalised, same
+from emrun.wording import NO_OPTIMIZER, meant_of, normalised, same
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Plan:
 
     @classmethod
     def with_evaluations(cls, config: Config, finder: Imported) -> Plan:
-        """Check a config as `of` does, alone and with each of its sections under `eval` merged over it."""
+        """Check a config for training as `of` does, alone and with each of its sections under `eval` merged over it."""
         problems: list[Problem] = []
         plans: list[Plan] = []
         overlays = config.root.get("eval")
@@ -76,9 +77,20 @@ class Plan:
                 new = [each for each in error.problems if (each.position, each.message) not in known]
                 new = [each for each in new if each.position not in lines] if stream else new
                 problems += [replace(each, key=f"eval.{stream}.{each.key}") for each in new] if stream else new
+        problems = problems or plans[0]._without_optimizer()
         if problems:
             raise ConfigError(problems)
         return plans[0]
+
+    def _without_optimizer(self) -> list[Problem]:
+        """Return the problem of a `TorchModel` that has no optimizer and that no hook gets, which could set one."""
+        optimizer = self.config.get("model", "optimizer")
+        is_set = optimizer is not None and optimizer.value is not None
+        may_be_set = any(hook is None or hook.wants("model") for hook in self.hooks)
+        if is_set or may_be_set or self.model is None:  # without imports, the model or a hook may be unknown
+            return []
+        is_own = not same_class(self.model.node.value["class"].value, DEFAULT_MODEL)
+        return [] if is_own else [Problem(self.model.node.key_position, "model.optimizer", NO_OPTIMIZER)]
 
     def get(self, key: str, default: Any) -> Any:
         """Return the value of a key of the config, or the default when the key is missing or null."""
@@ -112,7 +124,7 @@ def check_statically(config: Config, *, evaluations: bool = False) -> None:
 
     Args:
         config: the config.
-        evaluations: check the sections under `eval` too.
+        evaluations: check the sections under `eval` too, and that the model can be trained.
 
     Raises:
         ConfigError: the config has mistakes.

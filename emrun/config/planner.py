@@ -18,7 +18,7 @@ from emrun.config.yaml_tree import Node
 from emrun.errors import HookError, MissingExtra, Problem
 from emrun.events import check_events
 from emrun.types import Factory, Form
-from emrun.wording import did_you_mean, listed, normalised
+from emrun.wording import did_you_mean, listed, normalised, sure
 
 _KEYS = ("class", "import", "args")
 _METRICS = ("accuracy", "errors", "top_k")  # the functions of `emrun.metrics`
@@ -132,6 +132,10 @@ class Planner:
         if hint is UNREAD:
             return None
         form = form_in(hint)
+        for name, child in node.value.items() if isinstance(node.value, dict) and form is not None else ():
+            if isinstance(child.value, str) and sure(str(name), ["class"]) and name != "class" and len(name) < 6:
+                self._problem(child, key, f"unknown key {name!r}; did you mean 'class'?")
+                return None
         if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
             return self._call(node, key, "", supplied, form, outer if form is None else None)
         if isinstance(node.value, dict) and (form is None or allows_mapping(hint)):

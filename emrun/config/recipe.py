@@ -74,10 +74,7 @@ class Recipe:
         try:
             return self.target(*args, **kwargs)
         except ArgumentError as error:
-            node = self.node.get(error.argument)
-            position = node.position if node else self.node.key_position
-            message = self.node.censored(error.message)
-            raise ConfigError(Problem(position, f"{self.key}.{error.argument}", message)) from error
+            raise ConfigError(self.problem(error)) from error
         except (HookError, MissingExtra) as error:
             message = self.node.censored(str(error))
             raise ConfigError(Problem(self.node.key_position, self.key, message)) from error
@@ -87,6 +84,12 @@ class Recipe:
                 raise ConfigError(problem) from error
             error.add_note(f"while building {self.key} ({self.node.key_position})")
             raise
+
+    def problem(self, error: ArgumentError) -> Problem:
+        """Return the problem of an argument, or of a value in an argument: `groups[0].match`."""
+        node = self.node.get(*re.sub(r"\[(\d+)\]", r".\1", error.argument).split("."))
+        position = node.position if node else self.node.key_position
+        return Problem(position, f"{self.key}.{error.argument}", self.node.censored(error.message))
 
     def _refused(self, error: BaseException, kwargs: Mapping[str, Any]) -> Problem | None:
         """Return the problem when an error is about an unknown argument that only `**kwargs` accepted, else None."""

@@ -138,7 +138,10 @@ def check_hooks(hooks: Node | None, where: str) -> list[Problem]:
     problems = []
     for index, entry in enumerate(hooks.value):
         name, arguments = hook_entry(entry)
-        if name is None:
+        if name is not None and " {" in name:
+            text = f"{name}: {arguments.shown() if arguments is not None else ''}".replace(" {", ": {", 1)
+            problems.append(Problem(entry.position, f"{where}[{index}]", f"a colon is missing: - {text}"))
+        elif name is None:
             message = f"{entry.shown()!r} is not a hook; write `- Name` or `- Name: {{argument: value}}`"
             if isinstance(entry.value, dict) and next(iter(entry.value.values()), entry).value is None:
                 first = next(iter(entry.value))

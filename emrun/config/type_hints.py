@@ -114,12 +114,15 @@ def _is_one(value: Any, sort: str, kind: Any, arguments: tuple[Any, ...]) -> boo
             has_keys = isinstance(value, dict) and not issubclass(kind, collections.abc.Sequence)
             return (isinstance(value, str) or has_keys) and inspect.isabstract(kind)
         case "no text":
-            return not isinstance(value, str)
+            return not isinstance(value, str | dict | None)
     return True
 
 
 def _describe(hint: Any) -> str:
-    return " or ".join(dict.fromkeys(_described(*each) for each in alternatives(hint)))
+    """Return what a config can write for a hint; objects only where nothing else is allowed."""
+    allowed = list(alternatives(hint))
+    written = [each for each in allowed if each[0] != "no text"] or allowed
+    return " or ".join(dict.fromkeys(_described(*each) for each in written))
 
 
 def _described(sort: str, kind: Any, arguments: tuple[Any, ...]) -> str:
@@ -134,6 +137,8 @@ def _described(sort: str, kind: Any, arguments: tuple[Any, ...]) -> str:
             return f"a list of {len(arguments)} values: {', '.join(map(_describe, arguments))}"
         case "sequence":
             return "a list" + (f" of {_plural(arguments[0])}" if arguments else "")
+        case "no text":
+            return f"a {kind.__name__}, written as {{class: NAME, ...}}"
     return _WORDS[kind] if kind in _WORDS else str(getattr(kind, "__name__", kind))
 
 

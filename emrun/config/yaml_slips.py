@@ -6,6 +6,8 @@ import re
 
 from ruamel.yaml.error import MarkedYAMLError
 
+_NO_COLON = re.compile(r"\s*(?:-\s+)*([\w.]+)\s+[\[{]")  # a key or the name of a hook before a bracket
+
 
 class Slip:
     """Finds the cause and the position of a syntax error in YAML.
@@ -57,6 +59,8 @@ class Slip:
     def _colon(self) -> str | tuple[int, int, str] | None:
         """Explain a colon where a key is not possible."""
         before = self._text[: self._column]
+        if missing := _NO_COLON.match(before):
+            return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
         key = _without_dashes(before)
         if ": " in key:
             return "this line has a second ':'; put a string with ': ' in quotes, and nested keys in {} or on new lines"
@@ -94,7 +98,7 @@ class Slip:
         found = self._problem.rpartition("found ")[2].strip("'")
         rest = self._text[self._column :].strip()
         if found in ("]", "}"):
-            if missing := re.match(r"\s*(?:-\s+)*([\w.]+)\s+[\[{]", self._text):
+            if missing := _NO_COLON.match(self._text):
                 return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
             return f"this {found!r} has no opening {'[' if found == ']' else '{'!r}"
         if found == "<scalar>":

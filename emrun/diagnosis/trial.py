@@ -19,7 +19,7 @@ from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.diagnosis.model_facts import lengths, memory, parameters, timed_run
 from emrun.diagnosis.round_trip import RoundTrip
 from emrun.epoch_data import read_by
-from emrun.errors import ArgumentError, ConfigError, Problem, reason_of
+from emrun.errors import ArgumentError, ConfigError, reason_of
 from emrun.events import listener, may_change_batches, may_read_anything
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.determinism import DeterministicKernels
@@ -78,9 +78,7 @@ def try_out(config: Config) -> dict[str, Any]:
             round_trip.check(place / "checkpoint")
             notes.extend(round_trip.lost_state(training.dataset, training.main_loop.train_stream_name))
         except ArgumentError as error:
-            node = plan.model.node.get(error.argument)
-            position = node.position if node else plan.model.node.key_position
-            raise ConfigError(Problem(position, f"model.{error.argument}", error.message)) from error
+            raise ConfigError(plan.model.problem(error)) from error
         finally:
             switch.after_training(success=True)
         return trial.report()

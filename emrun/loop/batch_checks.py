@@ -169,8 +169,11 @@ class BatchChecks:
         missing = [name for name in self._model.input_names if name not in batch]
         if missing:
             hints = "".join(did_you_mean(name, names) for name in missing)
-            there = listed(names)
-            message = f"the model needs {listed(missing)}, which the batch does not have{hints} (it has {there})"
+            parts: dict[str, list[str]] = {}
+            for name in missing:
+                parts.setdefault(self._model.part_with(name), []).append(name)
+            needs = " and ".join(f"{part} needs {listed(own)}" for part, own in parts.items())
+            message = f"{needs}, which the batch does not have{hints} (it has {listed(names)})"
             raise self._error(index, message)
         used = {*self._model.input_names, *self._model.optional_input_names}
         used.update(name for hook in self._hooks for name in read_by(hook) or ())

@@ -68,6 +68,10 @@ class ModuleModel(AbstractModel):
         """Names of the outputs, as far as they are known before the first batch."""
         return self._outputs.names
 
+    def part_with(self, source: str) -> str:
+        """Return the key of the loss or metric that needs a source, or else `forward`, for messages."""
+        return self._outputs.part_with(source) or f"forward of {type(self.module).__name__}"
+
     @property
     def losses(self) -> Mapping[str, Any]:
         """Key in the model's section -> the object that calculates a loss; checkpoints do not have these objects."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from emrun.errors import ArgumentError, StateError
 from emrun.fields import ANYTHING, FLAG, TEXT, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
+from emrun.types import Factory
 from emrun.wording import listed
 
 
@@ -23,7 +25,8 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
         form: called with the parameters; its option `groups` is a list of `{match: REGEX, ...}`.
 
     Raises:
-        ArgumentError: a group matches no parameter, a parameter matches two groups, or the module has no parameters.
+        ArgumentError: a group matches no parameter, a parameter matches two groups, the module has no parameters, or
+            torch refuses an argument.
     """
     groups = getattr(form, "options", {}).get("groups") or []
     fits = isinstance(groups, list) and all(isinstance(g, Mapping) and isinstance(g.get("match"), str) for g in groups)
@@ -32,11 +35,13 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
     parameters = dict(module.named_parameters())
     if not parameters:
         raise ArgumentError("optimizer", f"module {type(module).__name__} has no parameters to train")
-    try:
-        regexes = [re.compile(group["match"]) for group in groups]
-    except re.error as error:
-        message = f"groups: {error.pattern!r} is not a regular expression: {error}"
-        raise ArgumentError("optimizer", message) from error
+    regexes = []
+    for index, group in enumerate(groups):
+        try:
+            regexes.append(re.compile(group["match"]))
+        except re.error as error:
+            message = f"{error.pattern!r} is not a regular expression: {error}"
+            raise ArgumentError(f"optimizer.groups[{index}].match", message) from error
     members: list[list[torch.nn.Parameter]] = [[] for _ in range(len(groups) + 1)]  # the last: without a group
     for name, parameter in parameters.items():
         matches = [index for index, regex in enumerate(regexes) if regex.search(name)]
@@ -45,12 +50,19 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.
             raise ArgumentError("optimizer", f"groups: parameter {name!r} matches {several}")
         members[matches[0] if matches else -1].append(parameter)
     param_groups: list[dict[str, Any]] = [{"params": members[-1]}] if members[-1] else []
-    for group, own in zip(groups, members, strict=False):
+    for index, (group, own) in enumerate(zip(groups, members, strict=False)):
         if not own:
-            message = f"groups: {group['match']!r} matches none of the parameters {listed(list(parameters)[:20])}"
-            raise ArgumentError("optimizer", message)
+            message = f"{group['match']!r} matches none of the parameters {listed(list(parameters)[:20])}"
+            raise ArgumentError(f"optimizer.groups[{index}].match", message)
         param_groups.append({"params": own, **{k: v for k, v in group.items() if k != "match"}})
-    optimizer = form(param_groups if groups else members[-1])
+    try:
+        optimizer = form(param_groups if groups else members[-1])
+    except (ValueError, TypeError) as error:
+        if not is_raised_by_torch(error):
+            raise
+        given = form.kwargs.items() if isinstance(form, Factory) else ()
+        refused = next((f".{name}" for name, value in given if str(error).endswith(f": {value}")), "")
+        raise ArgumentError(f"optimizer{refused}", str(error)) from error
     defaults = getattr(optimizer, "defaults", {})
     unknown = [k for group in groups for k in group if k != "match" and k not in defaults]
     if unknown and defaults:
@@ -240,3 +252,9 @@ def is_one_number(value: Any) -> bool:
 def is_of_torch(value: Any) -> bool:
     """Return whether the class of a value is one of torch's own."""
     return type(value).__module__.partition(".")[0] == "torch"
+
+
+def is_raised_by_torch(error: BaseException) -> bool:
+    """Return whether the code that raised an error is torch's."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__")).partition(".")[0] == "torch"

@@ -60,6 +60,11 @@ class Outputs:
         made = {*self.names, "loss"}
         return [name for name in names if name not in made], []
 
+    def part_with(self, source: str) -> str | None:
+        """Return the key of the first loss or metric that names a source, None if none does."""
+        used = (*self._terms.values(), *self._metrics.values())
+        return next((f"model.{each.key}" for each in used if source in each.inputs), None)
+
     def of(self, returned: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the outputs of a batch.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from torch.optim.lr_scheduler import ConstantLR, LinearLR
 
 from emrun.errors import ArgumentError
 from emrun.fields import ANYTHING, TEXT, mapping_of, record
-from emrun.models.optimizer import check_class, is_of_torch, like
+from emrun.models.optimizer import check_class, is_of_torch, is_raised_by_torch, like
 from emrun.types import EpochData, Factory
 from emrun.wording import listed
 
@@ -207,7 +206,7 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
             warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
             scheduler = form.share("optimizer", optimizer) if isinstance(form, Factory) else form(optimizer)
     except (ValueError, TypeError) as error:
-        if not _is_raised_by_torch(error):
+        if not is_raised_by_torch(error):
             raise
         raise ArgumentError("scheduler", str(error)) from error
     for each in _all_in(scheduler):
@@ -268,9 +267,3 @@ def _class_of(scheduler: Any) -> str:
     """Return the name of a scheduler's class, with those of its inner ones: `SequentialLR(LinearLR, StepLR)`."""
     parts = ", ".join(map(_class_of, getattr(scheduler, _PARTS, ())))
     return f"{type(scheduler).__name__}({parts})" if parts else type(scheduler).__name__
-
-
-def _is_raised_by_torch(error: BaseException) -> bool:
-    """Return whether the code that raised an error is torch's."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__")).partition(".")[0] == "torch"

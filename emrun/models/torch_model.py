@@ -20,6 +20,7 @@ from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
 from emrun.models.updates import Traces, all_parameters, clear_gradients, parameters_beside
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
+from emrun.wording import NO_OPTIMIZER
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
@@ -27,8 +28,6 @@ OptimizerForm = Annotated[Factory, Form(keys=("groups",), package="torch.optim",
 SchedulerForm = Annotated[
     Factory, Form(keys=("step_on", "metric"), package="torch.optim.lr_scheduler", supplied=1, shared="optimizer")
 ]
-
-_NO_OPTIMIZER = ArgumentError("optimizer", "training needs an optimizer, e.g. {class: AdamW, lr: 1.0e-3}")
 
 _STATE = {
     "optimizer": optional(CLASS_AND_STATE),
@@ -173,7 +172,7 @@ class TorchModel(ModuleModel):
         if self._evaluates:
             return
         if self._forms[0] is None and self.optimizer is None and type(self).train_step is TorchModel.train_step:
-            raise _NO_OPTIMIZER
+            raise ArgumentError("optimizer", NO_OPTIMIZER)
         if self._main_loop is not None and self._main_loop.has_run and not self._is_own_saving:
             self._loadable.check_saving(self.built_apart)
         self.built_apart = None  # its process ends
@@ -280,7 +279,7 @@ class TorchModel(ModuleModel):
     def update(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Make an update with the current gradients; hooks are called before and after."""
         if optimizer is None:
-            raise _NO_OPTIMIZER
+            raise ArgumentError("optimizer", NO_OPTIMIZER)
         loop = self._main_loop
         if loop is not None and loop.listens("before_update"):
             loop.notify("before_update", model=self)

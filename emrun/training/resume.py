@@ -119,10 +119,10 @@ def resume_training(
 
 
 def changes_to(run_directory: Path, config: Config) -> list[str]:
-    """Return the keys in which a config differs from the config of a run."""
+    """Return the keys in which a config differs from the config of a run, each with both values."""
     stored = read_config(run_directory).root.plain()
     given = config.with_defaults({key: stored[key] for key in DRAWN if key in stored})
-    return list(_changes(stored, given.root.plain()))
+    return _shown(_changes(stored, given.root.plain()))
 
 
 def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
@@ -149,7 +149,7 @@ def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Pa
         return training.main_loop.restore(place)
     except StateError as error:
         if changed:
-            error.add_note(f"this resume changes {_shown(changed)}; undo that, or train anew with `emrun train`")
+            error.add_note(f"this resume changes {", ".join(_shown(changed))}; undo that, or train anew with `emrun train`")
         raise
 
 
@@ -204,11 +204,13 @@ def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any]) -> 
     numbers = (number for number in itertools.count(1) if not (run.directory / f"config-{number}.yaml").exists())
     write_atomically(run.directory / f"config-{next(numbers)}.yaml", text)
     write_atomically(run.directory / CONFIG, dump(merged, text))
-    _LOG.info("changed: %s", _shown(changed))
+    _LOG.info("changed: %s", ", ".join(_shown(changed)))
 
 
-def _shown(changed: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}: {old!r} -> {new!r}" for key, (old, new) in changed.items())
+def _shown(changed: Mapping[str, Any]) -> list[str]:
+    """Return changes for a message: `model.optimizer.lr: 0.1 -> 0.01`; a missing value and null are `not set`."""
+    texts = {key: ["not set" if value is None else repr(value) for value in pair] for key, pair in changed.items()}
+    return [f"{key}: {old} -> {new}" for key, (old, new) in texts.items()]
 
 
 def _changes(old: Any, new: Any, key: str = "") -> dict[str, list[Any]]:

@@ -216,7 +216,7 @@ def test_hooks_are_built_but_not_called_and_other_streams_only_looked_at(project
         ("hooks:", "main_loop: {on_unused_sources: error}\nhooks:", None),
         ("hooks:", "main_loop: {fixed_batch_size: 3}\nhooks:", "stream 'train' has no batch for the model"),
         ("code.Net}", "code.Net, deep: 3}", "unknown argument 'deep'"),
-        ("  optimizer:", "  inputs: [x, z]\n  optimizer:", "the model needs z, which the batch does not have"),
+        ("  optimizer:", "  inputs: [x, z]\n  optimizer:", "forward of Net needs z, which the batch does not have"),
         ("  optimizer: {class: SGD, lr: 0.1}\n", "", "training needs an optimizer"),
     ],
 )

@@ -154,7 +154,9 @@ def test_auto_resume_with_another_config_is_refused_with_the_keys(project, emrun
     emrun(*command)
     done = emrun(*command, "model.optimizer.lr=1.0")
     assert done.returncode == 2
-    assert "with other values of model.optimizer.lr" in done.stderr
+    assert "with other values (model.optimizer.lr: " in done.stderr
+    assert "-> 1.0)" in done.stderr
+    assert "Usage" not in done.stderr
 
 
 WRONG = [

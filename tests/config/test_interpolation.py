@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from emrun.config.config import Config
+from emrun.config.config import Config, read_config
 from emrun.config.interpolation import escaped, interpolate, unread_vars
 from emrun.config.overrides import override
 from emrun.config.yaml_text import dump
@@ -228,3 +228,10 @@ def test_values_of_the_environment_in_one_text_are_known_each_with_what_the_conf
     monkeypatch.setenv("EMRUN_TEST_B", "second")
     tree = interpolate(parse("c: '${env:EMRUN_TEST_A} and ${env:EMRUN_TEST_B}'", "config.yaml"))
     assert tree.value["c"].environment == (("first", "${env:EMRUN_TEST_A}"), ("second", "${env:EMRUN_TEST_B}"))
+
+
+def test_a_free_value_of_an_extended_file_need_not_be_used(tmp_path):
+    (tmp_path / "base.yaml").write_text("vars: {shared: 1}")
+    (tmp_path / "own.yaml").write_text("extends: base.yaml\nvars: {own: 1}")
+    (note,) = unread_vars(read_config(tmp_path / "own.yaml").root)
+    assert note.startswith("${vars.own} is never used")

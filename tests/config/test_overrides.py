@@ -333,6 +333,37 @@ def test_a_free_value_that_is_read_may_come_from_an_override_alone(override_):
     override(parse("vars: {a: 1}\nx: ${vars.b}", "c.yaml"), [override_])
 
 
+@pytest.mark.parametrize(
+    ("override_", "hooks"),
+    [
+        ("hooks.own.Log.tag=x", [{"StopAfter": {"epochs": 1}}, {"own.Log": {"tag": "x"}}]),
+        ("hooks.Log.tag=x", [{"StopAfter": {"epochs": 1}}, {"own.Log": {"tag": "x"}}]),
+        ("hooks.1.own.Log.tag=x", [{"StopAfter": {"epochs": 1}}, {"own.Log": {"tag": "x"}}]),
+        ("hooks.1.tag=x", [{"StopAfter": {"epochs": 1}}, {"own.Log": {"tag": "x"}}]),
+        ("hooks[1].own.Log.tag=x", [{"StopAfter": {"epochs": 1}}, {"own.Log": {"tag": "x"}}]),
+        ("hooks.own.Log={tag: x}", [{"StopAfter": {"epochs": 1}}, {"own.Log": {"tag": "x"}}]),
+        ("hooks.0.StopAfter.epochs=2", [{"StopAfter": {"epochs": 2}}, {"own.Log": {"tag": "a"}}]),
+        ("hooks.0.StopAfter={epochs: 2}", [{"StopAfter": {"epochs": 2}}, {"own.Log": {"tag": "a"}}]),
+        ("~hooks.own.Log", [{"StopAfter": {"epochs": 1}}]),
+        ("~hooks.1.own.Log", [{"StopAfter": {"epochs": 1}}]),
+        ("~hooks.own.Log.tag", [{"StopAfter": {"epochs": 1}}, {"own.Log": {}}]),
+        (
+            "hooks.a.b.New.x.y=1",
+            [{"StopAfter": {"epochs": 1}}, {"own.Log": {"tag": "a"}}, {"a.b.New": {"x": {"y": 1}}}],
+        ),
+        ("hooks.own.New={}", [{"StopAfter": {"epochs": 1}}, {"own.Log": {"tag": "a"}}, {"own.New": {}}]),
+        ("hooks.savebest.keep=2", [{"StopAfter": {"epochs": 1}}, {"own.Log": {"tag": "a"}}, {"savebest": {"keep": 2}}]),
+    ],
+)
+def test_a_hook_has_an_index_a_name_or_a_dotted_path(override_, hooks):
+    text = "hooks: [{StopAfter: {epochs: 1}}, {own.Log: {tag: a}}]"
+    assert override(parse(text, "c.yaml"), [override_]).plain()["hooks"] == hooks
+
+
+def test_the_first_hook_may_be_added_by_its_dotted_path():
+    assert override(parse("a: 1", "c.yaml"), ["hooks.own.Log.tag=x"]).plain()["hooks"] == [{"own.Log": {"tag": "x"}}]
+
+
 # Copies
 
 

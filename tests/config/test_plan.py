@@ -75,3 +75,29 @@ def test_an_overlay_whose_value_is_only_equal_is_checked():
     }
     with pytest.raises(ConfigError, match=r"eval\.valid\.dataset\.batch_size.*True"):
         Plan.with_evaluations(load_config(config), Sources())
+
+
+@pytest.mark.parametrize(
+    ("model", "hooks", "is_wrong"),
+    [
+        ({}, [], True),
+        ({"optimizer": None, "class": "torch_model"}, ["StopAfter"], True),
+        ({"class": "no_optimizer.Own"}, [], False),
+        ({}, ["no_optimizer.Sets"], False),
+    ],
+)
+def test_a_model_without_optimizer_is_wrong_unless_a_class_of_the_user_may_make_one(
+    tmp_path, monkeypatch, model, hooks, is_wrong
+):
+    (tmp_path / "no_optimizer.py").write_text(
+        "import emrun\nclass Own(emrun.TorchModel): ...\n"
+        "class Sets(emrun.AbstractHook):\n    def __init__(self, model): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    own = {key: value for key, value in CONFIG["model"].items() if key != "optimizer"}
+    config = load_config({**CONFIG, "model": {**own, **model}, "hooks": hooks})
+    if is_wrong:
+        with pytest.raises(ConfigError, match=r"model\.optimizer: training needs an optimizer"):
+            Plan.with_evaluations(config, Sources())
+    else:
+        Plan.with_evaluations(config, Sources())

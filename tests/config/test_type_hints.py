@@ -66,8 +66,8 @@ WRONG = [
     ([1], dict, "this list is not a mapping"),
     ({"a": 1}, Sequence[int], "this mapping is not a list of whole numbers"),
     (3, Path, "3 is not a path"),
-    ("abc", float | torch.Tensor, "'abc' is not a number or Tensor"),
-    ("relu", torch.nn.Module, "'relu' is not Module"),
+    ("abc", float | torch.Tensor, "'abc' is not a number"),
+    ("relu", torch.nn.Module, "'relu' is not a Module, written as {class: NAME, ...}"),
     ([], int, "this list is not a whole number"),
 ]
 
@@ -121,7 +121,7 @@ def test_a_value_is_of_its_own_type(value):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.optimizer.lr=abc", r"model.optimizer.lr: 'abc' is not a number or Tensor"),
+        ("model.optimizer.lr=abc", r"model.optimizer.lr: 'abc' is not a number"),
         ("model.optimizer.lr='0.1'", r"model.optimizer.lr: '0.1' is not .*; write the number without quotes"),
         ("dataset.batch_size=many", r"dataset.batch_size: 'many' is not a whole number"),
         ("model.module.in_features=64.5", r"model.module.in_features: 64.5 is not a whole number"),

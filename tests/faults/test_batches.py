@@ -40,9 +40,9 @@ BAD = {  # what the batch is -> what the message has in it
     "[X, Y]": ["a mapping source name -> values, not list"],
     "None": ["a mapping source name -> values, not NoneType"],
     "3": ["a mapping source name -> values, not int"],
-    '{"x": X}': ["the model needs y, which the batch does not have", "it has x"],
-    '{"x": X, "Y": Y}': ["the model needs y, which the batch does not have", "did you mean 'Y'?"],
-    '{"z": X}': ["the model needs x, y", "it has z"],
+    '{"x": X}': ["model.loss needs y, which the batch does not have", "it has x"],
+    '{"x": X, "Y": Y}': ["model.loss needs y, which the batch does not have", "did you mean 'Y'?"],
+    '{"z": X}': ["needs x and model.loss needs y", "it has z"],
 }
 EMPTY = {"{}": "has no sources", '{"x": X[:0], "y": Y[:0]}': "has sources of length 0: x, y"}
 UNUSED = '{**GOOD, "z": Y, "name": list("abcd")}'

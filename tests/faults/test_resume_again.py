@@ -86,7 +86,7 @@ def test_a_run_that_is_resumed_goes_on_or_says_why_not(project, small, trials):
             elif case == "another config by the command that started it":
                 done = command(*TRAIN, "--auto-resume", "model.optimizer.lr=1.0", "seed=6")
                 assert done.returncode == 2
-                assert "with other values of seed, model.optimizer.lr" in done.stderr
+                assert "with other values (seed: " in done.stderr
                 assert files() == before
             elif case == "what cannot be changed":
                 done = command("resume", "-q", "run", "model.optimizer.class=SGD")

@@ -152,8 +152,8 @@ def test_a_source_that_is_missing_in_spite_of_the_hooks_is_reported_with_them(em
         done = emrun(command, "config.yaml")
         assert done.returncode == 2
         assert (
-            "stream 'train', batch 0 of the epoch, after before_batch of Mixup: the model needs label_b, which the "
-            "batch does not have; did you mean 'label'? (it has x, label, id, label_c, weight)"
+            "stream 'train', batch 0 of the epoch, after before_batch of Mixup: forward of Net needs label_b, which "
+            "the batch does not have; did you mean 'label'? (it has x, label, id, label_c, weight)"
         ) in done.stderr
 
 

@@ -110,7 +110,7 @@ def test_sources_of_loss_and_metrics_are_inputs():
 def test_a_missing_source_of_the_loss_is_reported_before_the_module_runs():
     loss = Factory(nn.MSELoss, options={"inputs": ["same", "label"]})
     with pytest.raises(
-        StreamError, match=r"the model needs label, which the batch does not have; did you mean 'labels'"
+        StreamError, match=r"model.loss needs label, which the batch does not have; did you mean 'labels'"
     ):
         evaluate(identity(loss=loss), [{"x": [3.0], "labels": [1.0]}])
 

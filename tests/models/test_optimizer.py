@@ -122,9 +122,9 @@ def test_tied_parameters_are_trained_once():
     [
         ([{"match": "first"}, {"match": "bias"}], "groups: parameter 'first.bias' matches first and bias"),
         ([{"match": "bias"}, {"match": "bias"}], "groups: parameter 'first.bias' matches bias and bias"),
-        ([{"match": "third"}], "groups: 'third' matches none of the parameters first.weight, first.bias,"),
+        ([{"match": "third"}], "groups[0].match: 'third' matches none of the parameters first.weight, first.bias,"),
         ([{"match": "bias", "learning_rate": 0.1}], "groups: unknown argument 'learning_rate'; allowed: dampening,"),
-        ([{"match": "bias["}], "groups: 'bias[' is not a regular expression"),
+        ([{"match": "bias["}], "groups[0].match: 'bias[' is not a regular expression"),
         ([{"lr": 0.1}], "is not a list of {match: REGEX, argument: value}"),
         ([{"match": 3}], "is not a list of {match"),
         (["bias"], "is not a list of {match"),
@@ -134,7 +134,7 @@ def test_tied_parameters_are_trained_once():
 def test_wrong_groups_are_refused(groups, message):
     with pytest.raises(ArgumentError) as caught:
         build_optimizer(Net(), sgd(groups))
-    assert caught.value.argument == "optimizer"
+    assert caught.value.argument.partition(".")[0] == "optimizer"
     assert message in str(caught.value)
 
 
@@ -147,3 +147,26 @@ def test_a_module_without_parameters_has_nothing_to_optimize():
 def test_an_object_that_is_not_an_optimizer_is_refused(options):
     with pytest.raises(ArgumentError, match=r"optimizer: list is not a torch.optim.Optimizer"):
         build_optimizer(Net(), Factory(list, options=options))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument", "message"),
+    [
+        ({"lr": -1}, "optimizer.lr", "Invalid learning rate: -1"),
+        ({"lr": 0.1, "weight_decay": -0.5}, "optimizer.weight_decay", "Invalid weight_decay value: -0.5"),
+        ({"lr": 0.1, "nesterov": True}, "optimizer", "Nesterov momentum requires"),
+    ],
+)
+def test_a_value_that_torch_refuses_is_an_error_of_its_argument(arguments, argument, message):
+    with pytest.raises(ArgumentError) as caught:
+        build_optimizer(Net(), Factory(torch.optim.SGD, **arguments))
+    assert caught.value.argument == argument
+    assert message in caught.value.message
+
+
+def test_an_error_in_an_optimizer_of_ones_own_is_a_failure():
+    def own(parameters):
+        raise ValueError("own")
+
+    with pytest.raises(ValueError, match=r"^own$"):
+        build_optimizer(Net(), own)
