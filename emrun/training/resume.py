@@ -149,7 +149,8 @@ def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Pa
         return training.main_loop.restore(place)
     except StateError as error:
         if changed:
-            error.add_note(f"this resume changes {", ".join(_shown(changed))}; undo that, or train anew with `emrun train`")
+            values = ", ".join(_shown(changed))
+            error.add_note(f"this resume changes {values}; undo that, or train anew with `emrun train`")
         raise
 
 
