@@ -35,9 +35,9 @@ def test_what_stands_behind_raises_is_kept():
         ((0.9, 0.999), " (default [0.9, 0.999])"),
         (None, ""),
         (float("inf"), ""),
-        (object(), ""),
+        (print, ""),
     ],
-    ids=str,
+    ids=repr,
 )
 def test_a_default_is_written_as_yaml_if_that_is_possible(value, written):
     assert described("Does.\n\nArgs:\n    a: it.", lambda a=value: None) == f"Does.\n\nArgs:\n    a{written}: it."
