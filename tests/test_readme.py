@@ -185,6 +185,8 @@ def test_the_project_of_the_readme_is_the_sample():
 def test_every_command_and_snippet_of_a_page_works(name, project, shell, warm, monkeypatch):
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    for other in [name for name in sys.modules if name.startswith("my_")]:  # of another test's project
+        monkeypatch.delitem(sys.modules, other)
     for index, block in enumerate(blocks(page(name))):
         kind, text = block["kind"], block["text"]
         if block["file"]:

@@ -31,7 +31,11 @@ sys.meta_path.insert(0, Refuses())
 """
 CONFIG = {
     "dataset": {"class": "Majority", "n": 50},
-    "model": {"module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1}, "inputs": ["x"]},
+    "model": {
+        "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
+        "inputs": ["x"],
+        "optimizer": {"class": "SGD", "lr": 0.1},
+    },
     "hooks": [{"StopAfter": {"epochs": 1}}],
 }
 

@@ -12,7 +12,7 @@ from emrun.training.create import train
 def test_a_stream_that_cannot_be_repeated_logs_a_warning(project, caplog):
     (project / "wild_data.py").write_text(
         DATA + "\nimport random\n_rng = random.SystemRandom()\n\n\nclass Wild(Data):\n"
-        "    def plain(self):\n        for _ in range(5):\n            yield self._batch([_rng.randrange(20)] * 4)\n"
+        "    def plain(self):\n        for _ in range(5):\n            yield self._batch([0] * 4, _rng.random())\n"
     )
     config = {**config_of("plain"), "dataset": {"class": "wild_data.Wild", "kind": "plain"}}
     events = interrupted(config, project / "run", None)
