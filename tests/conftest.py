@@ -27,6 +27,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).parent.parent
 EMRUN = Path(sys.executable).with_name("emrun")
 COMMANDS = frozenset(["emrun", "emrun_on_terminal", "warm"])  # fixtures that start the installed command
+WHOLE_RUNS = [ROOT / "tests" / name for name in ("cli", "faults", "training")]
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run side by side
 
@@ -37,10 +38,10 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark the tests that start the installed command, and all of tests/faults, which `make test-fast` leaves out."""
+    """Mark the tests that start the installed command, make whole runs or cause faults as slow."""
     for item in items:
-        if not COMMANDS.isdisjoint(item.fixturenames) or item.path.is_relative_to(ROOT / "tests" / "faults"):
-            item.add_marker("command")
+        if not COMMANDS.isdisjoint(item.fixturenames) or any(item.path.is_relative_to(each) for each in WHOLE_RUNS):
+            item.add_marker("slow")
 
 
 def pytest_configure(config):

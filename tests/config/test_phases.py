@@ -19,6 +19,8 @@ from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of, parse
 from emrun.errors import ConfigError, Position
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 POSITION = parse("x", "c.yaml").position
 COUNTS = [50, pytest.param(1000, marks=[pytest.mark.campaign, pytest.mark.timeout(600)])]

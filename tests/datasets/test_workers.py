@@ -30,7 +30,10 @@ from emrun.datasets import (
 )
 from emrun.streams.stream import StreamWrapper
 
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
+]
 COUNT = 23
 
 

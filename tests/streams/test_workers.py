@@ -26,6 +26,8 @@ from emrun.streams.stream import StreamWrapper
 from emrun.streams.stream_pass import StreamPass
 from emrun.streams.workers import Workers
 
+pytestmark = pytest.mark.slow
+
 METHODS = ("fork", "forkserver", "spawn")
 NOT_FORKED = ["forkserver", pytest.param("spawn", marks=pytest.mark.campaign)]
 SLOW = [pytest.param(method, marks=() if method == "fork" else pytest.mark.campaign) for method in METHODS]
