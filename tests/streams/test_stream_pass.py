@@ -90,6 +90,7 @@ def test_an_error_reaches_the_loop_as_itself_after_the_batches_before_it(buffer,
             assert not readers()
     assert "_batches" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
     assert error.__notes__[0] == f"in stream 'train', batch {at} of the pass"
+    assert error.__cause__ is None
 
 
 @pytest.mark.parametrize(("kind", "buffer"), [("plain", 0), ("plain", 4), ("with_context", 1)])
