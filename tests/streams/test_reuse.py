@@ -38,6 +38,19 @@ def test_what_is_filled_again_is_an_error(kind):
         seen(kind, 8)
 
 
+def test_a_memoryview_that_is_filled_again_is_found_when_it_is_yielded_again():
+    arrays = [np.zeros(4), np.zeros(4)]
+    views = [memoryview(array) for array in arrays]
+
+    def batches():
+        for index in range(3):
+            arrays[index % 2][:] = index
+            yield {"x": views[index % 2]}
+
+    with pytest.raises(StreamError, match="changed 'x' of a batch that it has already yielded"):
+        list(checked_for_reuse(batches(), "train", 9))
+
+
 def test_without_read_ahead_a_stream_may_change_a_yielded_batch():
     array = np.zeros(3)
 
