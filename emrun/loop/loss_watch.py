@@ -68,11 +68,9 @@ class LossWatch:
             self._message = ""
 
     def _take(self, what: str, value: Any, epoch: int, iteration: int) -> None:
-        if getattr(value, "is_meta", False):  # a meta tensor has no value
-            return
         try:
             number = float(value)
-        except (TypeError, ValueError, RuntimeError):  # there is no loss, or a complex one
+        except (TypeError, ValueError, RuntimeError):  # there is no loss, a complex one, or one on the device meta
             return
         self._is_finite = math.isfinite(number)
         if self._is_finite or self._first is not None:

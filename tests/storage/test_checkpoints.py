@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from emrun.errors import StateError, StorageError, UsageError, exit_status
+from emrun.errors import ReadTimeout, StateError, StorageError, UsageError, exit_status
 from emrun.storage.checkpoint_names import Names
-from emrun.storage.checkpoints import commit, find
+from emrun.storage.checkpoints import commit, find, note_intact
 from emrun.storage.manifest import FORMAT, verify
 from emrun.storage.sealed import json_digest
 
@@ -392,3 +392,12 @@ def test_a_commit_looks_at_no_other_checkpoint(root, monkeypatch):
         commit(root, save, epoch=0, iteration=iteration, names=names, known=known)
         counts.append(len(calls))
     assert len(set(counts[2:])) == 1, counts
+
+
+def test_what_is_intact_is_not_looked_for_where_files_cannot_be_read_in_time(tmp_path):
+    commit(tmp_path, lambda place: (place / "state.pt").write_bytes(b"x"), epoch=1, iteration=2, names=("best",))
+    late, damaged = ReadTimeout("no answer"), StorageError("damaged")
+    note_intact(late, tmp_path)
+    note_intact(damaged, tmp_path)
+    assert not hasattr(late, "__notes__")
+    assert damaged.__notes__ == ["intact checkpoints: best"]
