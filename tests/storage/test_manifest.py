@@ -125,6 +125,10 @@ def test_a_file_that_cannot_be_read_is_a_storage_error(place, monkeypatch):
         verify(place)
 
 
+def test_a_checkpoint_under_the_name_of_another_iteration_is_noticed(place):
+    damaged(place.rename(place.with_name("it-00000099")), "manifest.json belongs to another checkpoint")
+
+
 def test_a_directory_without_a_manifest_is_not_a_checkpoint(place):
     (place / "manifest.json").unlink()
     damaged(place, "manifest.json cannot be read")
