@@ -8,6 +8,19 @@ from typing import Any
 from emrun.errors import HookError
 from emrun.wording import did_you_mean, listed
 
+LEARNING_RATE = "learning_rate"
+"""The name of the learning rate in the data of an epoch and in the step record."""
+
+
+def named_rates(rates: Iterable[Any]) -> dict[str, Any]:
+    """Return the learning rates of parameter groups by name: `learning_rate`, `learning_rate_1`, ... in order."""
+    return {f"{LEARNING_RATE}_{index}" if index else LEARNING_RATE: rate for index, rate in enumerate(rates)}
+
+
+def is_rate(name: str) -> bool:
+    """Return whether a name is that of a learning rate; see `named_rates`."""
+    return name == LEARNING_RATE or name.startswith(f"{LEARNING_RATE}_")
+
 
 def read_by(hook: Any) -> tuple[str, ...] | None:
     """Return the variables of a batch that a hook declares to read; None if it declares nothing.

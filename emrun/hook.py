@@ -115,6 +115,20 @@ class Loop(Protocol):
     def metrics(self) -> Sequence[Mapping[str, Any]]:
         """The lines of `metrics.jsonl` so far, one for each epoch; empty without a run directory."""
 
+    def record(self, name: str, value: Any) -> None:
+        """Add a value of the current iteration, such as the norm of the gradients, to the step record `steps.jsonl`.
+
+        To be called in any event from `before_batch` to `after_batch`. The last value counts. In evaluations, without a
+        run directory, and in iterations that are not recorded (`main_loop.record_steps`), the value is ignored.
+
+        Args:
+            name: the name of the column.
+            value: a number, or a tensor with one element, which is not read from its device before the chunk ends.
+
+        Raises:
+            HookError: the value is not a number, or the loop itself records something under the name.
+        """
+
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
         """Request a checkpoint.
 

@@ -20,6 +20,7 @@ from emrun.storage.lines import Change, Lines
 from emrun.storage.lock import EVALUATIONS, RunLock
 from emrun.storage.log import LOG, RunLog
 from emrun.storage.metrics import METRICS, in_words, is_before, numbers, read_metrics
+from emrun.storage.steps import STEPS, StepsFile
 from emrun.storage.trace import TRACE, Clock, Trace, last_status, local_time, read_trace
 from emrun.types import EpochData
 
@@ -62,6 +63,7 @@ class Run:
         self._lock = lock
         self.metrics: list[dict[str, Any]] = []
         self._lines = Lines(directory / METRICS)
+        self.steps = StepsFile(directory / STEPS)
         self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock, censor=self.censor)
         self.log = RunLog(directory / LOG, self.censor)
         """Writes the log of a `with` block, and the traceback of an error that ends the block."""

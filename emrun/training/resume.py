@@ -105,6 +105,7 @@ def resume_training(
                 _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))
             else:
                 run.rewind(0)
+                run.steps.rewind()
                 _LOG.info("%s has no checkpoint: starting from the beginning", source)
             _store(run, config.root, source, changed)
             run.trace.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
