@@ -38,8 +38,8 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
 
     Args:
         hooks: the hooks in their order, and the model, which may also monitor statistics.
-        streams: the names of the streams that are run; None if any stream may be run. Then only variables that are
-            monitored without a stream are checked.
+        streams: the names of the streams that are run, the train stream first; None if any stream may be run. Then only
+            variables that are monitored without a stream are checked.
 
     Raises:
         HookError: the check failed; the message says which hook to move, or what to add.
@@ -58,6 +58,8 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                     "add it to main_loop.extra_streams",
                     index,
                 )
+            if is_rate(statistic.partition("/")[0]) and (is_variable or stream == (streams or ("",))[0]):
+                continue  # the loop writes it
             is_meant = _is_of_variable if is_variable else _is_statistic
             writers = [i for i, names in enumerate(writes) if any(is_meant(name, statistic) for name in names)]
             if not writers:

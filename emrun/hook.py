@@ -108,6 +108,10 @@ class Loop(Protocol):
         """Seconds since the current epoch began in this process, evaluations included."""
 
     @property
+    def limits(self) -> Mapping[str, int]:
+        """The number of `epochs` and of `iterations` at which a hook ends the training; the smallest ones declared."""
+
+    @property
     def has_run(self) -> bool:
         """Whether there is a run directory for checkpoints and metrics."""
 
@@ -231,6 +235,9 @@ class AbstractHook(_NotesNames):
     """Names of the checkpoints that only this hook saves; `epoch-*` stands for epoch-1, epoch-2, ... Two hooks that
     declare the same name are an error. Names that a hook requests (`main_loop.request_checkpoint`) but does not
     declare are not checked."""
+
+    limits: Mapping[str, int] = {}
+    """What this hook ends the training at: a number of `epochs` or `iterations`, as far as it knows."""
 
     changes_batches: bool = True
     """Whether `before_batch` may change the batch. A hook that only looks at the batch sets this to False: then the

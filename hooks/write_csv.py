@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from emrun.arguments import check_choice, safe_component
+from emrun.epoch_data import is_rate
 from emrun.errors import ArgumentError, HookError, StateError
 from emrun.fields import SHA256, TEXT, Kind, optional, record, sequence_of, shown, whole
 from emrun.hook import AbstractHook
@@ -177,6 +178,7 @@ class WriteCSV(AbstractHook):
             [stream, name, *aggregation]
             for stream in streams
             for name in names
+            if name in epoch_data.get(stream, {}) or not is_rate(name)  # only train streams have learning rates
             for aggregation in _without_mean(stream, name, epoch_data)
         ]
 

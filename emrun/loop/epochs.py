@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NoReturn
 
+from emrun.epoch_data import LEARNING_RATE, named_rates
 from emrun.errors import UsageError
 from emrun.hook import TrainingTerminated
 from emrun.loop.batch_checks import BatchChecks
@@ -143,6 +144,7 @@ class Epochs:
                 self._run_stream(stream, train=False)
         if not self.endings.evaluating:
             state.end_epoch(trained=bool(train))
+            self._add_rates(epoch_data, [stream.name for stream in train] or [self.streams.train_stream_name])
         hooks_began = perf_counter()
         ended = [self._terminated_in("after_epoch", epoch_id=epoch_id, epoch_data=epoch_data)]
         self._profile["after_epoch_hooks"] = array("d", [perf_counter() - hooks_began])
@@ -154,6 +156,14 @@ class Epochs:
             raise termination
         self.endings.raise_if_due()
         return epoch_data
+
+    def _add_rates(self, epoch_data: EpochData, streams: Sequence[str]) -> None:
+        """Add the learning rates of the last update, or of the first one if there is none yet, to train streams."""
+        rates = self.model.step_values().get(LEARNING_RATE)
+        numbers = {name: float(rate) for name, rate in named_rates(() if rates is None else rates).items()}
+        for name in streams:
+            if name in epoch_data:
+                epoch_data[name].update(numbers)
 
     def _terminated_in(self, event: str, **arguments: Any) -> TrainingTerminated | None:
         """Call an event; return the termination with which hooks end the training, if any."""

@@ -200,6 +200,15 @@ class MainLoop:
         return list(self.streams.intervals)
 
     @property
+    def limits(self) -> Mapping[str, int]:
+        """The number of `epochs` and of `iterations` at which a hook ends the training; the smallest ones declared."""
+        found: dict[str, int] = {}
+        for hook in self.hooks:
+            for unit, limit in getattr(hook, "limits", {}).items():
+                found[unit] = min(limit, found.get(unit, limit))
+        return found
+
+    @property
     def has_run(self) -> bool:
         """Whether there is a run directory for checkpoints and metrics."""
         return self.run is not None
