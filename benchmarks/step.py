@@ -81,9 +81,9 @@ class RawStep(AbstractModel):
         """Read nothing."""
 
 
-def epoch_of(model: AbstractModel, batches: list, *hooks, run: Run | None = None) -> Callable[[], object]:
+def epoch_of(model: AbstractModel, batches: list, *hooks, run: Run | None = None, **more) -> Callable[[], object]:
     """Return a function that runs an epoch with emrun."""
-    loop = MainLoop(model, None, hooks, run=run, on_unused_sources="ignore")
+    loop = MainLoop(model, None, hooks, run=run, on_unused_sources="ignore", **more)
     loop.__enter__()
     return lambda: loop.epoch([batches])
 
@@ -125,7 +125,8 @@ def main() -> None:
             "the stream, by StreamWrapper": raw_streamed,
             "MainLoop, the raw step as its model": epoch_of(RawStep(), batches),
             "TorchModel instead": epoch_of(model_of(WithLoss()), batches),
-            "a run directory": epoch_of(model_of(WithLoss()), batches, run=run),
+            "a run directory": epoch_of(model_of(WithLoss()), batches, run=run, record_steps=0),
+            "the step record": epoch_of(model_of(WithLoss()), batches, run=run),
             "the loss named in the config": epoch_of(from_config(), batches, run=run),
             "a metric, accuracy": epoch_of(from_config(**measured), batches, run=run),
             "ComputeStats of loss and accuracy": epoch_of(from_config(**measured), batches, stats[0], run=run),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from emrun.loop.main_loop import MainLoop as MainLoop
     from emrun.model import AbstractModel as AbstractModel
     from emrun.models.torch_model import TorchModel as TorchModel
+    from emrun.storage.step_columns import read_steps as read_steps
     from emrun.training.build import Training as Training
     from emrun.training.create import create_dataset as create_dataset
     from emrun.training.create import create_hooks as create_hooks
@@ -44,6 +45,7 @@ __getattr__, __dir__ = lazy_names(
         "evaluate": "training.evaluate",
         "load_config": "config.config",
         "load_run": "training.evaluate",
+        "read_steps": "storage.step_columns",
         "resume_training": "training.resume",
     },
 )

@@ -8,6 +8,19 @@ from typing import Any
 from emrun.errors import HookError
 from emrun.wording import did_you_mean, listed
 
+LEARNING_RATE = "learning_rate"
+"""The name of the learning rate in the data of an epoch and in the step record."""
+
+
+def named_rates(rates: Iterable[Any]) -> dict[str, Any]:
+    """Return the learning rates of parameter groups by name: `learning_rate`, `learning_rate_1`, ... in order."""
+    return {f"{LEARNING_RATE}_{index}" if index else LEARNING_RATE: rate for index, rate in enumerate(rates)}
+
+
+def is_rate(name: str) -> bool:
+    """Return whether a name is that of a learning rate; see `named_rates`."""
+    return name == LEARNING_RATE or name.startswith(f"{LEARNING_RATE}_")
+
 
 def read_by(hook: Any) -> tuple[str, ...] | None:
     """Return the variables of a batch that a hook declares to read; None if it declares nothing.
@@ -25,8 +38,8 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
 
     Args:
         hooks: the hooks in their order, and the model, which may also monitor statistics.
-        streams: the names of the streams that are run; None if any stream may be run. Then only variables that are
-            monitored without a stream are checked.
+        streams: the names of the streams that are run, the train stream first; None if any stream may be run. Then only
+            variables that are monitored without a stream are checked.
 
     Raises:
         HookError: the check failed; the message says which hook to move, or what to add.
@@ -46,6 +59,8 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                 if streams and any(_is_of_variable(name, stream) for name in everything):
                     why = f"but a statistic is written STREAM/VARIABLE/AGGREGATION: {streams[-1]}/{address}"
                 raise HookError(f"{type(hook).__name__} monitors {address}, {why}", index)
+            if is_rate(statistic.partition("/")[0]) and (is_variable or stream == (streams or ("",))[0]):
+                continue  # the loop writes it
             is_meant = _is_of_variable if is_variable else _is_statistic
             writers = [i for i, names in enumerate(writes) if any(is_meant(name, statistic) for name in names)]
             if not writers:

@@ -108,12 +108,30 @@ class Loop(Protocol):
         """Seconds since the current epoch began in this process, evaluations included."""
 
     @property
+    def limits(self) -> Mapping[str, int]:
+        """The number of `epochs` and of `iterations` at which a hook ends the training; the smallest ones declared."""
+
+    @property
     def has_run(self) -> bool:
         """Whether there is a run directory for checkpoints and metrics."""
 
     @property
     def metrics(self) -> Sequence[Mapping[str, Any]]:
         """The lines of `metrics.jsonl` so far, one for each epoch; empty without a run directory."""
+
+    def record(self, name: str, value: Any) -> None:
+        """Add a value of the current iteration, such as the norm of the gradients, to the step record `steps.jsonl`.
+
+        To be called in any event from `before_batch` to `after_batch`. The last value counts. In evaluations, without a
+        run directory, and in iterations that are not recorded (`main_loop.record_steps`), the value is ignored.
+
+        Args:
+            name: the name of the column.
+            value: a number, or a tensor with one element, which is not read from its device before the chunk ends.
+
+        Raises:
+            HookError: the value is not a number, or the loop itself records something under the name.
+        """
 
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
         """Request a checkpoint.
@@ -217,6 +235,9 @@ class AbstractHook(_NotesNames):
     """Names of the checkpoints that only this hook saves; `epoch-*` stands for epoch-1, epoch-2, ... Two hooks that
     declare the same name are an error. Names that a hook requests (`main_loop.request_checkpoint`) but does not
     declare are not checked."""
+
+    limits: Mapping[str, int] = {}
+    """What this hook ends the training at: a number of `epochs` or `iterations`, as far as it knows."""
 
     changes_batches: bool = True
     """Whether `before_batch` may change the batch. A hook that only looks at the batch sets this to False: then the

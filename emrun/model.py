@@ -90,7 +90,8 @@ class AbstractModel(ABC):
 
         Returns:
             `loss`: the scalar that was minimised, a number or a one-element tensor that stays on its device;
-            `learning_rate`: the learning rate of each parameter group, as numbers. A model may leave out either.
+            `learning_rate`: the learning rate of each parameter group in the last update, or in the next one if there
+            was none: numbers, or one-element tensors that the model does not change. A model may leave out either.
         """
         return {}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
 from emrun.arguments import check_choice, check_names
-from emrun.epoch_data import statistics
+from emrun.epoch_data import is_rate, statistics
 from emrun.errors import HookError
 from emrun.hook import AbstractHook
 from emrun.types import EpochData, EpochVariable
@@ -61,20 +61,20 @@ class LogVariables(AbstractHook):
             parts = [
                 part
                 for name, value in variables.items()
-                if self._variables is None or name in self._variables
+                if (not is_rate(name) if self._variables is None else name in self._variables)
                 for part in self._format(stream, name, value)
             ]
             if stream == self.main_loop.train_stream_name and not self.main_loop.evaluating:
-                parts += self._pace(epoch_id)
+                parts += self._pace(variables if epoch_id > 0 else {})
             if parts:
                 _LOG.info(
                     "epoch %d  %s  %s", self.main_loop.training_epochs_done, stream.ljust(width), "  ".join(parts)
                 )
 
-    def _pace(self, epoch_id: int) -> list[str]:
-        """Return the learning rates, if the epoch trains, and the seconds of the epoch."""
-        rates = self.main_loop.model.step_values().get("learning_rate", ()) if epoch_id > 0 else ()
-        shown = list(dict.fromkeys(f"{rate:g}" for rate in rates))
+    def _pace(self, variables: Mapping[str, Any]) -> list[str]:
+        """Return the learning rates among the variables of the epoch, and the seconds of the epoch."""
+        rates = [value for name, value in variables.items() if is_rate(name) and isinstance(value, Real)]
+        shown = list(dict.fromkeys(f"{float(rate):g}" for rate in rates))
         return [*([f"lr {' '.join(shown)}"] if shown else []), f"{self.main_loop.epoch_seconds:.1f} s"]
 
     def _format(self, stream: str, name: str, value: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,13 +25,15 @@ class ShowProgress(AbstractHook):
         hooks:
           - ShowProgress
 
-    The bar of the train stream shows the loss of the last update, if the model reports the loss. Reading the loss waits
-    for the device, at most four times per second.
+    The bar of the train stream shows the loss of the last update, if the model reports the loss, and the time left of
+    the whole run, evaluations included, if a hook such as `StopAfter` limits the epochs or iterations. Reading the loss
+    waits for the device, at most four times per second.
 
     The number of batches comes from `dataset.num_batches`, `main_loop.fixed_epoch_size`, or the previous epoch.
     """
 
     reads = ()
+    clock = staticmethod(time.monotonic)
 
     def __init__(self, dataset: Any = None) -> None:
         super().__init__(dataset=dataset)
@@ -38,6 +41,7 @@ class ShowProgress(AbstractHook):
         self._bar: Any = None
         self._count = 0
         self._epoch = 0
+        self._began: tuple[int, float] | None = None  # after the first iteration in this process: iterations, time
 
     def before_training(self) -> None:
         """Find the number of batches of each stream."""
@@ -53,8 +57,10 @@ class ShowProgress(AbstractHook):
         """Advance the bar by one batch."""
         if self._bar is None:
             self._count = 0
+            if self._began is None and self.main_loop.training:
+                self._began = self.main_loop.iterations_done, self.clock()
             self._bar = _Bar(
-                tell_loss=self._loss if self.main_loop.training else None,
+                tell=self._state if self.main_loop.training else None,
                 total=self._totals.get(stream_name),
                 desc=f"epoch {self._epoch} {stream_name}",
                 unit="batch",
@@ -77,10 +83,25 @@ class ShowProgress(AbstractHook):
         """Remove the bar of a stream that was not read to its end."""
         self._close()
 
-    def _loss(self) -> str:
-        """Return the loss of the last update, or an empty string if the model does not report the loss."""
-        loss = self.main_loop.model.step_values().get("loss")
-        return "" if loss is None else f"loss {float(loss):.4g}"
+    def _state(self) -> str:
+        """Return the loss of the last update and the time left of the run, as far as they are known."""
+        loss, left = self.main_loop.model.step_values().get("loss"), self._seconds_left()
+        parts = [] if loss is None else [f"loss {float(loss):.4g}"]
+        if left is not None:
+            parts.append(f"{tqdm.format_interval(left)} left of the run")
+        return ", ".join(parts)
+
+    def _seconds_left(self) -> float | None:
+        """Return the seconds until the first limit of a hook, at the pace of this process; None if not known."""
+        loop = self.main_loop
+        limits, length = loop.limits, self._totals.get(loop.train_stream_name)
+        first, began = self._began or (0, 0.0)
+        left = [limits["iterations"] - loop.iterations_done] if "iterations" in limits else []
+        if "epochs" in limits and length is not None:
+            left.append((limits["epochs"] - loop.training_epochs_done) * length - self._count)
+        if not left or self._began is None or loop.iterations_done == first:
+            return None
+        return max(0, min(left)) * (self.clock() - began) / (loop.iterations_done - first)
 
     def _close(self) -> None:
         if self._bar is not None:
@@ -98,14 +119,14 @@ def _size() -> dict[str, Any]:
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
-    """A bar that reads the loss only when the bar is drawn."""
+    """A bar that reads its postfix, such as the loss, only when the bar is drawn."""
 
-    def __init__(self, *args: Any, tell_loss: Callable[[], str] | None, **kwargs: Any) -> None:
-        self._tell_loss = tell_loss
+    def __init__(self, *args: Any, tell: Callable[[], str] | None, **kwargs: Any) -> None:
+        self._tell = tell
         super().__init__(*args, **kwargs)
 
     def refresh(self, *args: Any, **kwargs: Any) -> Any:
-        """Draw the bar with the current loss."""
-        if self._tell_loss is not None:
-            self.set_postfix_str(self._tell_loss(), refresh=False)
+        """Draw the bar with the current postfix."""
+        if self._tell is not None:
+            self.set_postfix_str(self._tell(), refresh=False)
         return super().refresh(*args, **kwargs)

@@ -52,6 +52,8 @@ class StopAfter(AbstractHook):
         self._iterations = iterations
         self._minutes = minutes
         self._stream = train_stream_name
+        whole = {"epochs": epochs, "iterations": iterations if train_stream_name is None else None}
+        self.limits = {unit: int(limit) for unit, limit in whole.items() if limit is not None}
         self._iterations_done = 0
         self._began = 0.0
         self._seconds = 0.0  # that the training took before a resume

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from emrun.arguments import check_choice, safe_component
+from emrun.epoch_data import is_rate
 from emrun.errors import ArgumentError, HookError, StateError
 from emrun.fields import SHA256, TEXT, Kind, optional, record, sequence_of, shown, whole
 from emrun.hook import AbstractHook
@@ -182,7 +183,8 @@ class WriteCSV(AbstractHook):
             [stream, name, *aggregation]
             for stream in streams
             for name in names
-            if self._variables is not None or name in epoch_data.get(stream, found)
+            if (self._variables is not None or name in epoch_data.get(stream, found))
+            and (name in epoch_data.get(stream, {}) or not is_rate(name))  # only train streams have learning rates
             for aggregation in _without_mean(stream, name, epoch_data)
         ]
 

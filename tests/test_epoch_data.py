@@ -68,9 +68,15 @@ def test_what_an_earlier_hook_writes_may_be_monitored(written, address):
     check_monitors([Writes("other"), Writes(written), Monitors(address)], ["train", "valid"])
 
 
+@pytest.mark.parametrize("address", ["learning_rate", "train/learning_rate", "train/learning_rate_1"])
+def test_the_learning_rate_of_the_train_stream_may_be_monitored(address):
+    check_monitors([Monitors(address)], ["train", "valid"])
+
+
 @pytest.mark.parametrize(
     ("hooks", "message"),
     [
+        ([AbstractHook(), Monitors("valid/learning_rate")], "no hook writes 'learning_rate'"),
         ([Writes("loss/mean"), Monitors("valid/los/mean")], "but no hook writes 'los/mean'; did you mean 'loss/mean'?"),
         ([Writes("loss/mean"), Monitors("valid/loss/std")], "no hook writes 'loss/std'"),
         ([Writes("loss/mean"), Monitors("valid/loss")], "no hook writes 'loss'; did you mean 'loss/mean'?"),

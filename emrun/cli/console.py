@@ -29,7 +29,7 @@ class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
             if record.getMessage() in self._told:
                 return
             self._told.add(record.getMessage())
-        tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)  # None until tqdm is imported: there is no progress bar
+        tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)  # None if tqdm is not imported: then no bar is shown
         with tqdm.external_write_mode(file=self.stream) if tqdm else nullcontext():
             super().emit(record)
 

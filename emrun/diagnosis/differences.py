@@ -16,6 +16,7 @@ PARTS = {  # of the final state, in the order in which they are compared
     "generators": "random state of",
     "hooks": "state of hook",
     "metrics": "metrics.jsonl,",
+    "steps": "steps.jsonl,",
 }
 
 NOT_PERSISTENT = "(persistent=False)"

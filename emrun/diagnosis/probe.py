@@ -28,6 +28,7 @@ from emrun.randomness import preserved_randomness
 from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.run import CHECKPOINTS
 from emrun.storage.state_file import FILE, load_state
+from emrun.storage.step_columns import read_steps
 from emrun.stream_context import StreamContext
 from emrun.training.build import Training
 from emrun.training.create import create_training, train
@@ -187,7 +188,7 @@ def _learning_rates(model: Any) -> list[str]:
 
 
 def _final(directory: Path) -> dict[str, Any]:
-    """Return the final state of the run: the newest checkpoint and the metrics, as strings under their names."""
+    """Return the final state of the run: the newest checkpoint, metrics and steps, as strings under their names."""
     place = directory / CHECKPOINTS / "latest"
     state = load_state(place)
     weights: dict[str, str] = {}
@@ -206,6 +207,13 @@ def _final(directory: Path) -> dict[str, Any]:
     for line in read_metrics(directory / METRICS):
         epoch = f"epoch {line['epoch']}"
         metrics |= {epoch: "present", **{f"{epoch}: {key}": text for key, text in _flat(line["streams"], "").items()}}
+    columns = read_steps(directory)
+    iterations = columns.pop("iteration").tolist()
+    steps = {
+        f"{name} of iteration {iteration}": repr(value)
+        for name, values in columns.items()
+        for iteration, value in zip(iterations, values.tolist(), strict=True)
+    }
     return {
         "weights": weights,
         "model": _flat(state["model"], ""),
@@ -216,6 +224,7 @@ def _final(directory: Path) -> dict[str, Any]:
         # with those at the start of the epoch in which the run ended
         "generators": _digests({**state["random"], **at_first}),
         "metrics": metrics,
+        "steps": steps,
     }
 
 

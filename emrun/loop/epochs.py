@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NoReturn
 
+from emrun.epoch_data import LEARNING_RATE, named_rates
 from emrun.errors import UsageError
 from emrun.hook import TrainingTerminated
 from emrun.loop.batch_checks import BatchChecks
@@ -17,6 +18,7 @@ from emrun.loop.failures import Failures
 from emrun.loop.loss_watch import LossWatch
 from emrun.loop.saving import Saving
 from emrun.loop.state import Phase, TrainingState
+from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.slow_start import NamedWhenSlow
@@ -42,6 +44,7 @@ class Epochs:
         checks: checks each batch.
         failures: saves the batch that makes the training fail.
         loss: checks that the loss is finite, at the end of a train stream and of an epoch.
+        steps: records the values of each iteration.
     """
 
     model: AbstractModel
@@ -55,6 +58,7 @@ class Epochs:
     checks: BatchChecks
     failures: Failures
     loss: LossWatch
+    steps: StepRecord
     training: bool = field(default=False, init=False)
     """Whether the model is trained on the current stream."""
     current: StreamWrapper | None = field(default=None, init=False)
@@ -140,6 +144,7 @@ class Epochs:
                 self._run_stream(stream, train=False)
         if not self.endings.evaluating:
             state.end_epoch(trained=bool(train))
+            self._add_rates(epoch_data, [stream.name for stream in train] or [self.streams.train_stream_name])
         hooks_began = perf_counter()
         ended = [self._terminated_in("after_epoch", epoch_id=epoch_id, epoch_data=epoch_data)]
         self._profile["after_epoch_hooks"] = array("d", [perf_counter() - hooks_began])
@@ -151,6 +156,14 @@ class Epochs:
             raise termination
         self.endings.raise_if_due()
         return epoch_data
+
+    def _add_rates(self, epoch_data: EpochData, streams: Sequence[str]) -> None:
+        """Add the learning rates of the last update, or of the first one if there is none yet, to train streams."""
+        rates = self.model.step_values().get(LEARNING_RATE)
+        numbers = {name: float(rate) for name, rate in named_rates(() if rates is None else rates).items()}
+        for name in streams:
+            if name in epoch_data:
+                epoch_data[name].update(numbers)
 
     def _terminated_in(self, event: str, **arguments: Any) -> TrainingTerminated | None:
         """Call an event; return the termination with which hooks end the training, if any."""
@@ -169,6 +182,8 @@ class Epochs:
         try:
             if self._silence is not None:
                 self._silence.__enter__()
+            if train:
+                self.steps.begin(self.state.iterations_done)
             batches_run = self._run_batches(stream, train)
         finally:
             self._end_silence()
@@ -182,6 +197,7 @@ class Epochs:
             self.checks.report_empty_stream(stream.name)
         if train and is_last:
             self.state.end_train_streams()
+            self.steps.end_chunk()
             self.loss.look(self.state.epochs_done + 1, self.state.iterations_done)
         self.events.notify("after_stream", stream_name=stream.name)
 
@@ -191,7 +207,7 @@ class Epochs:
         seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
         hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
         stream.profile = self._profile
-        run, state, endings, clock = self.model.run, self.state, self.endings, perf_counter
+        run, state, endings, steps, clock = self.model.run, self.state, self.endings, self.steps, perf_counter
         checks, changers, draws = self.checks, self.events.changers, self.failures.draws
         check_batch = checks.begin(name, ", ".join(changers))
         announce, report = self.events.begin_stream()
@@ -224,6 +240,8 @@ class Epochs:
                     began = clock()
                     report(stream_name=name, batch_data={**batch, **outputs})
                     hook_seconds.append(clock() - began)
+                if train and (state.iterations_done == steps.due or steps.given):
+                    steps.take(state.iterations_done)
                 handled = None
                 if endings.news:
                     if endings.look():

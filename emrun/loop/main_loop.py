@@ -27,6 +27,7 @@ from emrun.loop.outcome import Outcome, warn_of_no_end
 from emrun.loop.saving import Saving, check_saved_names
 from emrun.loop.session import Session
 from emrun.loop.state import TrainingState
+from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
 from emrun.storage.draws import Draws
 from emrun.storage.run import Run
@@ -81,7 +82,9 @@ class MainLoop:
         preempt_exit_code: the exit status of the command after SIGTERM, once the checkpoint is saved, such as 75 for a
             cluster that then starts the command again; null to end the process by the signal. Ctrl-C (SIGINT) always
             ends the process by the signal, so that a shell loop stops too.
-        run: the run directory; without a run, no trace, metrics or checkpoints are written.
+        record_steps: record the loss and the learning rates of every n-th iteration in `steps.jsonl`, and what hooks
+            add; 0 for none. After 100,000 iterations only every 10th of these is recorded, after 1,000,000 every 100th.
+        run: the run directory; without a run, no trace, metrics, steps or checkpoints are written.
         seed: the seed of streams and evaluations.
         unknown: unknown arguments; see `on_incorrect_config`.
 
@@ -111,6 +114,7 @@ class MainLoop:
         start_method: StartMethod | None = None,
         stream_timeout: float | None = None,
         prefetch_to_device: bool = True,
+        record_steps: int = 1,
         run: Run | None = None,
         seed: int = 0,
         **unknown: Any,
@@ -139,7 +143,8 @@ class MainLoop:
             interrupted=endings.is_interrupted,
         )
         self._events = events = Events(model, endings, draws)
-        self._state = state = TrainingState(model, events.hooks, streams, run)
+        self._steps = steps = StepRecord(model, run.steps if run is not None else None, record_steps)
+        self._state = state = TrainingState(model, events.hooks, streams, run, steps)
         first_saved = partial(run.trace.write, has_checkpoints=True) if run is not None else lambda: None
         self._saving = saving = Saving(
             run.checkpoints if run else None, state.snapshot, endings.take_notice, first_saved
@@ -154,7 +159,7 @@ class MainLoop:
         )
         self.first_batch = FirstBatch(dataset, train_stream_name, seed, events, checks)
         self._failures = failures = Failures(run, model, state, events, endings, saving, draws)
-        self.epochs = Epochs(model, seed, run, streams, state, events, endings, saving, checks, failures, loss)
+        self.epochs = Epochs(model, seed, run, streams, state, events, endings, saving, checks, failures, loss, steps)
         prefetches = prefetch_to_device and reading.ahead > 0
         self._session = Session(self.epochs, self.first_batch, prefetches, preempt_exit_code)
         self.notify, self.listens = events.notify, events.listens
@@ -193,6 +198,15 @@ class MainLoop:
     def extra_streams(self) -> list[str]:
         """Names of the streams that are evaluated after the train stream. The train stream is `train_eval` here."""
         return list(self.streams.intervals)
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """The number of `epochs` and of `iterations` at which a hook ends the training; the smallest ones declared."""
+        found: dict[str, int] = {}
+        for hook in self.hooks:
+            for unit, limit in getattr(hook, "limits", {}).items():
+                found[unit] = min(limit, found.get(unit, limit))
+        return found
 
     @property
     def has_run(self) -> bool:
@@ -234,6 +248,11 @@ class MainLoop:
         if self._endings.have_effect:
             self._saving.request(name, on_failure, instead_of)
             self._endings.take_notice()
+
+    def record(self, name: str, value: Any) -> None:
+        """Add a value of the current iteration to the step record; see `Loop.record`."""
+        if self.epochs.training:
+            self._steps.add(name, value, self._state.iterations_done)
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
         """Check the outputs for the first batch of a stream; see `Loop.check_outputs`."""

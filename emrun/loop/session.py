@@ -104,6 +104,8 @@ class Session:
                 _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
             failure = failure or saving_error
         epochs.saving.close()
+        if not evaluating:
+            self._complete_steps()
         if not isinstance(failure, TrainingAborted):  # the hook that raised it has given the reason
             epochs.loss.warn()
         outcome = Outcome.of(failure or error, None if evaluating else self.preempt_exit_code)
@@ -120,6 +122,13 @@ class Session:
         if failure is None and not evaluating:
             _LOG.info("%s", f"{status}: {reason}" if reason and status != "interrupted" else reason or status)
         return failure
+
+    def _complete_steps(self) -> None:
+        """Write the steps that are in the last checkpoint only; the run may have failed, so errors are logged."""
+        try:
+            self.epochs.steps.close()
+        except Exception as error:  # a device that has failed raises any error
+            _LOG.warning("the last steps were not recorded: %s", reason_of(error))
 
     def _find_prefetch(self) -> Prefetch | None:
         """Return the function that prepares batches; None if there is none, or if a hook may change batches later."""

@@ -14,6 +14,8 @@ from emrun import fields
 from emrun.encoding import RANDOM, encode, random_state, set_random_state
 from emrun.events import may_change_batches
 from emrun.hook import AbstractHook
+from emrun.loop.steps import STATE as OF_STEPS
+from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
 from emrun.storage.manifest import NAMES
 from emrun.storage.run import Run
@@ -61,13 +63,14 @@ STATE = {
     "streams": fields.mapping_of(fields.Kind("a mapping", lambda value: isinstance(value, Mapping), _check_position)),
     "epoch_began": fields.optional(fields.record({"iterations_done": fields.whole(), "random": RANDOM})),
     "names": fields.optional(NAMES),
+    "steps": OF_STEPS,
     "metrics": fields.whole(),
     "metrics_digest": fields.SHA256,
     "metrics_first": fields.optional(fields.whole()),
     "random": RANDOM,
 }
 """Field of `state.pt` -> its type."""
-_SINCE = ("epoch_began", "names", "metrics_digest", "metrics_first")  # fields that old checkpoints do not have
+_SINCE = ("epoch_began", "names", "steps", "metrics_digest", "metrics_first")  # fields that old checkpoints do not have
 
 
 class TrainingState:
@@ -80,10 +83,16 @@ class TrainingState:
         hooks: the hooks. A loaded state is given to the hook with the same class and position among this class.
         streams: the streams, of which the positions in train streams are saved.
         run: the run, whose metrics are cut back when a state is loaded; None without a run, and so without checkpoints.
+        steps: the step record, of which the values that are not written yet are saved.
     """
 
     def __init__(
-        self, model: AbstractModel, hooks: Sequence[AbstractHook], streams: DatasetStreams, run: Run | None
+        self,
+        model: AbstractModel,
+        hooks: Sequence[AbstractHook],
+        streams: DatasetStreams,
+        run: Run | None,
+        steps: StepRecord,
     ) -> None:
         self.epochs_done = 0
         self.iterations_done = 0
@@ -92,6 +101,7 @@ class TrainingState:
         self._model = model
         self._streams = streams
         self._run = run
+        self._steps = steps
         self.names: Mapping[str, str] | None = None
         """Name -> directory of all checkpoints at the time when the loaded checkpoint was saved; None if not known."""
         self._copy: dict[str, Any] | None = None
@@ -163,6 +173,7 @@ class TrainingState:
             "hooks": hooks,
             "streams": streams,
             "epoch_began": self._epoch_began if self.is_in_epoch else None,
+            "steps": self._steps.state_dict(),
             **(self._run.metrics_position if self._run is not None else {"metrics": 0}),
             "random": random_state(),
         }
@@ -224,6 +235,7 @@ class TrainingState:
         for name, position in state["streams"].items():
             with fields.reading(f"{file}: streams.{name}", fields.ANOTHER_CHECKPOINT):
                 self._streams.get(name, train=True).load_state_dict(position)
+        self._steps.load_state_dict(state.get("steps"), self.iterations_done)
         self._epoch_began = state.get("epoch_began")
         self.names = state.get("names")
         self._loaded = place, state["random"]

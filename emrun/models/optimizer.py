@@ -87,6 +87,16 @@ def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimiz
     ]
 
 
+def learning_rates(optimizer: torch.optim.Optimizer) -> list[float | torch.Tensor]:
+    """Return the learning rate of each parameter group: a number, or a copy of a tensor on another device."""
+    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    for index, rate in enumerate(rates):
+        if rate.__class__ is not float:
+            is_elsewhere = isinstance(rate, torch.Tensor) and not rate.is_cpu
+            rates[index] = rate.detach().clone() if is_elsewhere else float(rate)
+    return rates
+
+
 def _number(value: Any) -> Any:
     """Return a copy of an argument; for a tensor with one number, such as a learning rate, return the number."""
     is_number = isinstance(value, torch.Tensor) and value.numel() == 1

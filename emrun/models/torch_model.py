@@ -9,12 +9,18 @@ import torch
 from torch import Tensor
 
 from emrun.errors import ArgumentError, StateError
-from emrun.fields import FLAG, TEXT, optional, record, sequence_of
+from emrun.fields import FLAG, NUMBER, TEXT, optional, record, sequence_of
 from emrun.hook import Loop
 from emrun.models.built_apart import BuiltApart
 from emrun.models.loadable import Loadable
 from emrun.models.module_model import EXTRA, ModuleModel
-from emrun.models.optimizer import build_optimizer, configured_arguments, load_optimizer_state, optimizer_state
+from emrun.models.optimizer import (
+    build_optimizer,
+    configured_arguments,
+    learning_rates,
+    load_optimizer_state,
+    optimizer_state,
+)
 from emrun.models.outputs import mean_loss
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
@@ -34,6 +40,7 @@ _STATE = {
     "scheduler": optional(CLASS_AND_STATE),
     "extra": EXTRA,
     "trained": FLAG,
+    "rates": optional(sequence_of(NUMBER)),
     "modes": record({"training": FLAG, "others": sequence_of(TEXT)}),
 }
 """The fields of `TorchModel.state_dict`; `optimizer` and `schedule` check the states inside."""
@@ -131,6 +138,7 @@ class TorchModel(ModuleModel):
         self._parameters: list[torch.nn.Parameter] = []  # of the module, at the beginning of the stream
         self._others: list[torch.nn.Parameter] = []  # not in the optimizer, but gradients are cleared
         self._minimised: Tensor | None = None
+        self._rates: list[float | Tensor] | None = None  # of the last update
         self.step_outputs: Mapping[str, Any] | None = None
 
     @classmethod
@@ -217,12 +225,17 @@ class TorchModel(ModuleModel):
         return detached
 
     def step_values(self) -> Mapping[str, Any]:
-        """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group."""
+        """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group.
+
+        The learning rates are those of the last update, or of the first one as long as there is none.
+        """
         values: dict[str, Any] = {}
         if self._minimised is not None:
             values["loss"] = self._minimised
-        if self.optimizer is not None:
-            values["learning_rate"] = [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group]
+        if self._rates is not None:
+            values["learning_rate"] = self._rates
+        elif self.optimizer is not None:
+            values["learning_rate"] = learning_rates(self.optimizer)
         return values
 
     def prefetcher(self) -> Prefetch | None:
@@ -284,6 +297,8 @@ class TorchModel(ModuleModel):
         if loop is not None and loop.listens("before_update"):
             loop.notify("before_update", model=self)
         self._updated = True
+        if optimizer is self.optimizer:
+            self._rates = learning_rates(optimizer)  # before a hook or the scheduler changes them
         optimizer.step()
         if loop is not None and loop.listens("after_update"):
             loop.notify("after_update", model=self)
@@ -316,6 +331,7 @@ class TorchModel(ModuleModel):
             "optimizer": optimizer_state(self.optimizer, self._configured) if self.optimizer is not None else None,
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
             "trained": self._trained,
+            "rates": [float(rate) for rate in self._rates] if self._rates is not None else None,
             **super().state_dict(),
         }
 
@@ -325,7 +341,7 @@ class TorchModel(ModuleModel):
         Raises:
             StateError: the config has another optimizer or scheduler, or a field has a value that is not allowed.
         """
-        record(_STATE, may_lack=("modes",)).check(state)
+        record(_STATE, may_lack=("modes", "rates")).check(state)
         if (self.optimizer is None) is not (state["optimizer"] is None):
             raise StateError("model.optimizer was added or removed; a resume cannot change that")
         if self.optimizer is not None:
@@ -334,7 +350,7 @@ class TorchModel(ModuleModel):
             raise StateError("model.scheduler was added or removed; a resume cannot change that")
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        self._trained = state["trained"]
+        self._trained, self._rates = state["trained"], state.get("rates")
         super().load_state_dict(state)
 
     def _build_optimizer(self) -> None:

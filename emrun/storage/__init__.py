@@ -3,7 +3,8 @@
 Read `files` and `sealed` (how a file or a folder is written completely or not at all), `checkpoints` (how a checkpoint
 is committed and found) with its `manifest` and `checkpoint_names`, then `run` (the run directory and its creation) with
 its `trace`, `metrics` and `log`, and `lock` (which process may write the run). `capsules` stores failed steps, with the
-random states from `draws`; `state_file` and `weights` are two file formats; `lines` is a file that only grows.
+random states from `draws`; `state_file` and `weights` are two file formats; `lines` is a file that only grows, such as
+the step record (`steps`, read by `step_columns`).
 
 May import: the root of emrun.
 """

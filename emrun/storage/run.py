@@ -20,6 +20,7 @@ from emrun.storage.lines import Change, Lines
 from emrun.storage.lock import EVALUATIONS, RunLock
 from emrun.storage.log import LOG, RunLog
 from emrun.storage.metrics import METRICS, in_words, is_before, numbers, read_metrics
+from emrun.storage.steps import STEPS, StepsFile
 from emrun.storage.trace import TRACE, Clock, Trace, last_status, local_time, read_trace
 from emrun.types import EpochData
 
@@ -62,6 +63,7 @@ class Run:
         self._lock = lock
         self.metrics: list[dict[str, Any]] = []
         self._lines = Lines(directory / METRICS)
+        self.steps = StepsFile(directory / STEPS)
         self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock, censor=self.censor)
         self.log = RunLog(directory / LOG, self.censor)
         """Writes the log of a `with` block, and the traceback of an error that ends the block."""
@@ -76,6 +78,11 @@ class Run:
         """The state of `metrics.jsonl` that a checkpoint stores: length in bytes, digest and first epoch."""
         first = self.metrics[0]["epoch"] if self.metrics else None
         return {"metrics": self._lines.length, "metrics_digest": self._lines.digest, "metrics_first": first}
+
+    def rewind_to_start(self) -> None:
+        """Remove the lines of `metrics.jsonl` and `steps.jsonl`, because no checkpoint counts on them."""
+        self.rewind()
+        self.steps.rewind()
 
     def rewind(self, length: int = 0, digest: str | None = None, expected: range = range(1)) -> None:
         """Cut `metrics.jsonl` down to its content at a checkpoint; log a warning if this content was changed or lost.

@@ -55,7 +55,7 @@ class DatasetStreams:
         """Extra stream -> the number of epochs between its evaluations, None for every epoch. The train stream has
         another name here, so that hooks can distinguish its evaluation from the training."""
         self._dataset = dataset
-        self._train_stream_name = train_stream_name
+        self.train_stream_name = train_stream_name
         self._reading = reading
         self._fixed_epoch_size = fixed_epoch_size
         self._wrapped = partial(StreamWrapper, seed=seed, interrupted=interrupted)
@@ -72,7 +72,7 @@ class DatasetStreams:
         wrappers = self.trained if train else self._evaluated
         if name not in wrappers:
             source = self.source_of(name)
-            cut = self._fixed_epoch_size if source == self._train_stream_name else None
+            cut = self._fixed_epoch_size if source == self.train_stream_name else None
             wrappers[name] = self._wrapped(
                 stream_function(self._dataset, source),
                 epoch_size=cut or -1,
@@ -86,12 +86,12 @@ class DatasetStreams:
     @property
     def sources(self) -> list[str]:
         """The names of the dataset's streams that are run, the train stream first."""
-        return list(dict.fromkeys([self._train_stream_name, *map(self.source_of, self.intervals)]))
+        return list(dict.fromkeys([self.train_stream_name, *map(self.source_of, self.intervals)]))
 
     def source_of(self, name: str) -> str:
         """Return the name of the dataset's stream that is run under `name`."""
         is_train = name == self._evaluated_train and name in self.intervals
-        return self._train_stream_name if is_train else name
+        return self.train_stream_name if is_train else name
 
     def resolve(self, stream: StreamLike, unnamed: str, *, train: bool) -> StreamWrapper:
         """Return the wrapper for a name, a wrapper or an iterable; an iterable gets a new wrapper called `unnamed`."""

@@ -105,7 +105,7 @@ def resume_training(
                 loop = training.main_loop
                 _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))
             else:
-                run.rewind(0)
+                run.rewind_to_start()
                 _LOG.info("%s has no checkpoint: starting from the beginning", source)
             _store(run, config.root, source, changed)
             run.trace.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})

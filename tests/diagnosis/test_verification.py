@@ -36,7 +36,7 @@ def batch(iteration, stream="train", number=None, **changes):
 
 
 def final(**changes):
-    parts = ("weights", "model", "loop", "streams", "generators", "hooks", "metrics")
+    parts = ("weights", "model", "loop", "streams", "generators", "hooks", "metrics", "steps")
     return {"kind": "final", **{part: {"x": "1"} for part in parts}, **changes}
 
 
@@ -114,6 +114,7 @@ def test_a_batch_too_many_or_too_few_is_a_difference():
         ("generators", "random state of x"),
         ("hooks", "state of hook x"),
         ("metrics", "metrics.jsonl, x"),
+        ("steps", "steps.jsonl, x"),
     ],
 )
 @pytest.mark.parametrize("value", [{"x": "2"}, {}, {"x": "1", "y": "1"}])

@@ -243,6 +243,7 @@ def result(directory, names=("latest", "best", "often")):
     return {
         "metrics": [{**line, "seconds": None} for line in lines],
         "csv": (directory / "training.csv").read_text(),
+        "steps": (directory / "steps.jsonl").read_bytes(),
         **{name: (directory / "checkpoints" / name / "model.safetensors").read_bytes() for name in names},
         "left": sorted(path.name for path in directory.rglob("*") if "tmp" in path.name),
     }

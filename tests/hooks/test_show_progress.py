@@ -5,6 +5,7 @@ import os
 import re
 import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from tqdm import TMonitor
@@ -180,3 +181,48 @@ def test_a_terminal_without_a_size_shows_a_bar_of_80_columns(monkeypatch):
         text = shown.read(4096).decode()
         hook.after_training(True)
     assert "epoch 0 valid: " in text
+
+
+class Passes(AbstractHook):
+    """A clock that four seconds pass on with every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = 100.0
+
+    def before_batch(self):
+        self.now += 4
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"epochs": 2}, [None, "00:24", "00:20", "00:16", "00:12", "00:08", "00:04", "00:00"]),
+        ({"iterations": 6}, [None, "00:16", "00:12", "00:08", "00:04", "00:00"]),
+        ({"epochs": 2, "iterations": 5}, [None, "00:12", "00:08", "00:04", "00:00"]),
+        ({"minutes": 1 / 3, "epochs": 2}, [None, "00:24", "00:20", "00:16", "00:12"]),  # minutes are not looked at
+    ],
+)
+def test_the_bar_shows_the_time_left_of_the_run(scripted, terminal, monkeypatch, limits, expected):
+    class Four:
+        num_batches: ClassVar = {"train": 4}
+
+        def train_stream(self):
+            return [{"x": [1.0]}] * 4
+
+    clock = Passes()
+    monkeypatch.setattr(show_progress, "_SECONDS", 0)
+    hooks = [clock, ShowProgress(dataset=Four()), StopAfter(**limits)]
+    for hook in hooks[1:]:
+        hook.clock = lambda: clock.now
+    MainLoop(scripted(), Four(), hooks, skip_zeroth_epoch=True).run_training()
+    found = re.findall(
+        r"epoch (\d) train: [^\r]*? (\d)/4 \[[^\r]*?(?:([\d:]+) left of the run)?\]", terminal.getvalue()
+    )
+    shown = {(int(epoch), int(batch)): left or None for epoch, batch, left in found if batch != "0"}
+    assert list(shown.values()) == expected
+
+
+def test_the_bar_shows_no_time_left_without_a_limit(scripted, numbers, terminal):
+    MainLoop(scripted(), numbers, [ShowProgress(), StopAfter(minutes=0.0001)]).run_training()
+    assert "left of the run" not in terminal.getvalue()

@@ -251,3 +251,9 @@ def test_wrong_limits_are_refused_at_once(arguments, argument, message):
     with pytest.raises(ArgumentError) as caught:
         StopAfter(**arguments)
     assert (caught.value.argument, caught.value.message) == (argument, message)
+
+
+def test_the_loop_knows_the_smallest_limits(scripted, numbers):
+    hooks = [StopAfter(epochs=3, minutes=5), StopAfter(epochs=2, iterations=70), AbstractHook()]
+    assert MainLoop(scripted(), numbers, hooks).limits == {"epochs": 2, "iterations": 70}
+    assert StopAfter(iterations=70, train_stream_name="other").limits == {}

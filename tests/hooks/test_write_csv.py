@@ -40,6 +40,18 @@ def test_an_epoch_is_a_line_under_one_header(tmp_path):
     ]
 
 
+def test_learning_rates_have_columns_of_the_train_stream_only(tmp_path):
+    hook = hook_of(tmp_path)
+    rates = {"learning_rate": 0.1, "learning_rate_1": 0.2}
+    for epoch in (0, 1):
+        hook.after_epoch(epoch, {"train": {**rates, "loss": {"mean": 0.5}}, "valid": {"loss": {"mean": 0.25}}})
+    assert rows(tmp_path / "training.csv") == [
+        ["epoch_id", "train_learning_rate", "train_learning_rate_1", "train_loss", "valid_loss"],
+        ["0", "0.1", "0.2", "0.5", "0.25"],
+        ["1", "0.1", "0.2", "0.5", "0.25"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("value", "written"),
     [
@@ -112,7 +124,8 @@ def test_an_aggregation_that_is_missing_later_follows_the_policy(tmp_path):
 def test_a_training_writes_aggregations_without_a_mean(train_digits, aggregations):
     training = train_digits([{"ComputeStats": {"variables": {"loss": aggregations}}}, "WriteCSV"])
     header, *lines = rows(training.output_dir / "training.csv")
-    assert header == ["epoch_id", f"train_loss_{aggregations[0]}", f"valid_loss_{aggregations[0]}"]
+    columns = [f"{stream}_loss_{aggregations[0]}" for stream in ("train", "valid")]
+    assert header == ["epoch_id", "train_learning_rate", *columns]
     assert len(lines) == 2
     assert all(float(cell) > 0 for line in lines for cell in line[1:])
 

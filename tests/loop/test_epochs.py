@@ -317,3 +317,41 @@ def test_an_epoch_by_hand_after_the_train_stream_leaves_the_loop_in_its_evaluati
     )
     loop.run_training()
     assert hook.phases == [Phase.EVALUATE] * 2
+
+
+# --- learning rates in the data of an epoch ---------------------------------------------------------------------------
+
+
+def with_rates(*rates):
+    """Return a model that has these learning rates, multiplied by the number of the epoch's last batch."""
+    model = Doubler()
+    model.step_values = lambda: {"learning_rate": rates}
+    return model
+
+
+def epochs_of(model, **arguments):
+    found = []
+
+    class Look(AbstractHook):
+        def after_epoch(self, epoch_id, epoch_data):
+            found.append({stream: dict(variables) for stream, variables in epoch_data.items()})
+
+    MainLoop(model, SixExamples(), [Look(), StopAfter(epochs=1)], extra_streams=["valid"], **arguments).run_training()
+    return found
+
+
+def test_every_epoch_of_the_train_stream_has_the_learning_rate():
+    assert epochs_of(with_rates(0.5)) == [{"train": {"learning_rate": 0.5}, "valid": {}}] * 2
+
+
+def test_further_parameter_groups_have_learning_rates_of_their_own():
+    found = epochs_of(with_rates(0.5, torch.tensor(0.25)), skip_zeroth_epoch=True)
+    assert found == [{"train": {"learning_rate": 0.5, "learning_rate_1": 0.25}, "valid": {}}]
+
+
+def test_a_model_without_learning_rates_adds_none():
+    assert epochs_of(Doubler(), skip_zeroth_epoch=True) == [{"train": {}, "valid": {}}]
+
+
+def test_an_evaluation_has_no_learning_rate():
+    assert MainLoop(with_rates(0.5), SixExamples()).run_evaluation("train") == {"train": {}}

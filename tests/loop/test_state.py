@@ -9,6 +9,7 @@ import torch
 from emrun import AbstractHook, AbstractModel
 from emrun.errors import StateError
 from emrun.loop.state import STATE, Phase, TrainingState
+from emrun.loop.steps import StepRecord
 from emrun.storage.run import Run
 from emrun.storage.state_file import load_state
 from emrun.streams.dataset_streams import DatasetStreams
@@ -69,7 +70,12 @@ class Data:
 def state_of(run=None, hooks=(), data=None):
     """Return a state and its streams."""
     streams = DatasetStreams(data or Data(), "train")
-    return TrainingState(Model(), hooks, streams, run), streams
+    model = Model()
+    return TrainingState(model, hooks, streams, run, steps_of(model, run)), streams
+
+
+def steps_of(model, run=None):
+    return StepRecord(model, run.steps if run is not None else None, 1)
 
 
 def written(state, place):
@@ -131,7 +137,7 @@ def test_without_a_run_no_copy_is_made():
 
 def test_what_is_staged_for_another_thread_does_not_change_any_more(tmp_path):
     model = Model(in_background=True)
-    write, in_background = TrainingState(model, (), DatasetStreams(Data(), "train"), None).snapshot()
+    write, in_background = TrainingState(model, (), DatasetStreams(Data(), "train"), None, steps_of(model)).snapshot()
     model.weights = model.momentum[0] = 5
     write(tmp_path)
     assert in_background
@@ -144,7 +150,8 @@ def test_tensors_that_are_staged_for_another_thread_are_copies(tmp_path, kept):
     (tmp_path / "place").mkdir()
     model, hook = Model(in_background=True), Count((torch.zeros(2), {"sums": [torch.zeros(1, dtype=torch.float64)]}))
     model.momentum = [torch.zeros(3)]
-    state = TrainingState(model, [hook], DatasetStreams(Data(), "train"), Run(tmp_path))
+    run = Run(tmp_path)
+    state = TrainingState(model, [hook], DatasetStreams(Data(), "train"), run, steps_of(model, run))
     if kept:
         state.keep_copy()
     write, _ = state.snapshot()

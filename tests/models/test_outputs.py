@@ -171,6 +171,47 @@ def test_step_values_are_the_scalar_that_was_minimised_and_the_learning_rates():
         assert values["loss"].grad_fn is None
 
 
+def test_the_learning_rates_are_those_of_the_last_update_whoever_changes_them_after_it():
+    class Change(AbstractHook):
+        def __init__(self, event):
+            super().__init__()
+            setattr(self, event, self.change)
+            self.seen = []
+
+        def change(self, **_):
+            self.seen.append(self.main_loop.model.step_values()["learning_rate"])
+            self.main_loop.model.optimizer.param_groups[0]["lr"] /= 2
+
+    class AfterUpdate(Change):
+        def after_update(self):
+            """Changed by the constructor."""
+
+    class AfterBatch(Change):
+        def after_batch(self):
+            """Changed by the constructor."""
+
+    for hook in (AfterUpdate("after_update"), AfterBatch("after_batch")):
+        model = TorchModel(Affine(), optimizer=SGD)
+        run(model, XY, hook)
+        assert hook.seen == [[0.1], [0.05]]
+    again = TorchModel(Affine(), optimizer=SGD)
+    again.load_state_dict(model.state_dict())
+    assert again.step_values()["learning_rate"] == [0.05]
+    assert again.optimizer.param_groups[0]["lr"] == 0.025
+
+
+def test_the_learning_rate_of_a_scheduler_that_steps_after_each_update_is_that_of_the_update():
+    seen = []
+
+    class Look(AbstractHook):
+        def after_batch(self):
+            seen.extend(self.main_loop.model.step_values()["learning_rate"])
+
+    scheduler = Factory(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5, options={"step_on": "update"})
+    run(TorchModel(Affine(), optimizer=SGD, scheduler=scheduler), XY, Look())
+    assert seen == [0.1, 0.05]
+
+
 def test_step_values_have_the_loss_of_a_train_step_that_calls_backward_itself():
     class Own(TorchModel):
         def train_step(self, inputs):

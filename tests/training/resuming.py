@@ -187,7 +187,7 @@ def straight(project, config):
 
 
 def result(directory, has_best=True):
-    """Return all that must be the same: weights, optimizer, metrics without times, CSV."""
+    """Return all that must be the same: weights, optimizer, metrics without times, CSV, step record."""
     latest = directory / "checkpoints" / "latest"
     state = torch.load(latest / "state.pt", weights_only=True)
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
@@ -198,6 +198,8 @@ def result(directory, has_best=True):
         "best": (directory / "checkpoints" / "best" / "model.safetensors").read_bytes() if has_best else None,
         "metrics": [{**line, "seconds": None} for line in lines],
         "csv": csv.read_text() if csv.exists() else None,
+        "steps": (directory / "steps.jsonl").read_bytes(),
+        "steps not written yet": state["steps"]["pending"],
         "model": plain(state["model"]),
         "loop": state["loop"],
         "names": sorted(path.name for path in (directory / "checkpoints").iterdir() if path.is_symlink()),

@@ -1,0 +1,230 @@
+"""The step record: the loss and the learning rates of every iteration, and what hooks add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
+from typing import Any
+
+from torch import Tensor
+
+from emrun.arguments import check_count
+from emrun.epoch_data import LEARNING_RATE, is_rate, named_rates
+from emrun.errors import HookError
+from emrun.fields import SHA256, optional, record, whole
+from emrun.model import AbstractModel
+from emrun.slots import Slots, read
+from emrun.storage.steps import CHUNK, KEYS, Chunk, StepsFile, read_chunk
+
+CHUNK_LENGTH = 1_000
+"""A chunk ends with the iterations that are multiples of this."""
+
+THINNING = ((100_000, 1), (1_000_000, 10))
+"""Up to which iteration -> every how many iterations are recorded; afterwards, every 100th."""
+_AT_LAST = 100
+
+STATE = optional(record({"length": whole(), "digest": SHA256, "pending": CHUNK}))
+"""The state of the step record in a checkpoint; None if nothing can be recorded."""
+
+_OF_THE_LOOP = (*KEYS, "iteration", "loss", LEARNING_RATE)
+
+
+class StepRecord:
+    """Collects the values of each iteration and writes them to `steps.jsonl`, in chunks.
+
+    Values that are on a GPU stay there until their chunk ends, with every 1,000th iteration and with the train stream
+    of an epoch; so a chunk costs one wait for the device. A checkpoint has the values of the chunk that has not ended.
+    Which iterations are recorded, and where chunks end, depends on the iteration alone: the file of a resumed run is
+    that of an uninterrupted run.
+
+    Args:
+        model: the model, whose `step_values` are recorded.
+        file: the file; None without a run.
+        every: record every n-th iteration; 0 for none.
+    """
+
+    def __init__(self, model: AbstractModel, file: StepsFile | None, every: int) -> None:
+        check_count("record_steps", every)
+        self.due = 0
+        """The next iteration to record; 0 if none is."""
+        self.given: dict[str, float | Tensor] = {}
+        """What hooks have added in the current iteration."""
+        self._model = model
+        self._file = file
+        self._every = every if file is not None else 0
+        self._slots = Slots()
+        self._next = self._first = self._step = self._end = 0  # of the chunk: next and first iteration, distance, end
+        self._losses: list[float | Tensor | None] = []  # one for each iteration of the chunk
+        self._rates: list[Any] = []  # the same: the learning rates of the groups
+        self._added: dict[str, list[float | Tensor | None]] = {}  # of hooks; shorter if the last values are missing
+        self._has_begun = False
+        self._written: tuple[int, str] | None = None  # the position before a chunk that has been written too early
+
+    def begin(self, iterations_done: int) -> None:
+        """Continue after a number of iterations, at the beginning of a train stream."""
+        if self._file is None:
+            return
+        if self._written is not None:  # `close` was called, but the training continues in this process
+            self._file.rewind(*self._written, self._first)
+            self._written = None
+        if not self._every:
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self._file.begin()
+        self.due = _following(iterations_done, self._every)[0] if self._file.refusal is None else 0
+
+    def add(self, name: str, value: Any, iterations_done: int) -> None:
+        """Add a value of the current iteration; see `Loop.record`."""
+        if iterations_done + 1 < self.due or not self.due:
+            return
+        if not isinstance(name, str) or (name not in self._added and _is_of_the_loop(name)):
+            taken = f"use another name than {', '.join(_OF_THE_LOOP)}"
+            raise HookError(f"record: {name!r} cannot be the name of a value that a hook adds to the steps; {taken}")
+        try:
+            self.given[name] = self._slots.keep(value)
+        except TypeError as error:
+            raise HookError(f"record: the value {name!r} {error}") from error
+
+    def take(self, iteration: int) -> None:
+        """Record the values of an iteration, if it is the next one to record; else forget what hooks have added."""
+        if iteration != self.due:
+            self.given.clear()
+            return
+        if iteration != self._next:
+            self._begin_chunk(iteration)
+        values = self._model.step_values()
+        loss = values.get("loss")
+        if loss.__class__ is not float:
+            loss = self._number(loss)
+        self._losses.append(loss)
+        self._rates.append(values.get(LEARNING_RATE))
+        if self.given:
+            self._take_given()
+        self.due = self._next = iteration + self._step
+        if self._next > self._end:
+            self.end_chunk()
+            self.due = _following(iteration, self._every)[0]
+
+    def end_chunk(self) -> None:
+        """Write the values since the last chunk, if there are any."""
+        chunk = self._pending()
+        if chunk is not None and self._file is not None:
+            self._file.append(chunk)
+        self._forget()
+
+    def close(self) -> None:
+        """Write the pending values too, so that the file is complete; a resume begins before them."""
+        chunk = self._pending()
+        if chunk is not None and self._file is not None and self._written is None:
+            self._written = self._file.position
+            self._file.append(chunk)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the position in the file, and the line of the chunk that has not ended; this waits for the device."""
+        if self._file is None or self._file.refusal is not None:
+            return None
+        length, digest = self._file.position if self._written is None else self._written
+        chunk = self._pending()
+        return {"length": length, "digest": digest, "pending": chunk.line() if chunk is not None else ""}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None, iterations_done: int) -> None:
+        """Restore what `state_dict` returned, and cut the file down to its content at that time.
+
+        Args:
+            state: the state; None if the checkpoint does not have it.
+            iterations_done: the iterations that were done at that time.
+        """
+        self._forget()
+        self._written = None
+        if self._file is None:
+            return
+        chunk = read_chunk(state["pending"]) if state is not None else None
+        end = iterations_done + 1 if chunk is None else chunk.first
+        length, digest = (None, None) if state is None else (state["length"], state["digest"])
+        self._file.rewind(length, digest, end)
+        if chunk is not None:
+            self._restore(chunk, iterations_done)
+
+    def _begin_chunk(self, iteration: int) -> None:
+        self.end_chunk()
+        self._first = iteration
+        self._step = _following(iteration - 1, self._every)[1]
+        self._end = _end_of_chunk(iteration)
+
+    def _number(self, value: Any) -> float | Tensor | None:
+        """Return the loss as a number or in a slot; None if the model reports no loss, or one without a value."""
+        if value is None:
+            return None
+        try:
+            return self._slots.keep(value)
+        except TypeError:
+            return None
+
+    def _take_given(self) -> None:
+        before = len(self._losses) - 1
+        for name, value in self.given.items():
+            values = self._added.setdefault(name, [])
+            values += [None] * (before - len(values))
+            values.append(value)
+        self.given.clear()
+
+    def _pending(self) -> Chunk | None:
+        """Return the chunk that has not ended, without steps at its ends that have no value; None if it is empty."""
+        count = len(self._losses)
+        columns = {"loss": read(self._losses)}
+        rates = zip_longest(*(() if each is None else each for each in self._rates))
+        columns |= {name: self._read_rates(values) for name, values in named_rates(rates).items()}
+        for name, added in self._added.items():
+            columns[name] = read([*added, *[None] * (count - len(added))])
+        columns = {name: values for name, values in columns.items() if values.count(None) < count}
+        if not columns:
+            return None
+
+        def has_values(row: int) -> bool:
+            return any(values[row] is not None for values in columns.values())
+
+        first = next(filter(has_values, range(count)))
+        last = next(filter(has_values, reversed(range(count))))
+        trimmed = {name: values[first : last + 1] for name, values in columns.items()}
+        return Chunk(self._first + self._step * first, self._step, trimmed)
+
+    def _read_rates(self, rates: Iterable[Any]) -> list[float | None]:
+        return read([rate if rate.__class__ is float else self._number(rate) for rate in rates])
+
+    def _restore(self, chunk: Chunk, iterations_done: int) -> None:
+        """Continue a chunk that had not ended at a checkpoint."""
+        self._first, self._step, self._end = chunk.first, chunk.every, _end_of_chunk(chunk.first)
+        done = (min(iterations_done, self._end) - chunk.first) // chunk.every + 1
+        missing = [None] * max(0, done - len(chunk))
+        columns = {name: [*values, *missing] for name, values in chunk.columns.items()}
+        names = [name for name in columns if name == "loss" or is_rate(name)]
+        self._losses = [*columns.get("loss", [None] * max(done, len(chunk)))]
+        rates = [columns[name] for name in names if name != "loss"]
+        self._rates = list(zip(*rates, strict=True)) or [None] * len(self._losses)
+        self._added = {name: [*values] for name, values in columns.items() if name not in names}
+        self._next = chunk.first + chunk.every * len(self._losses)
+
+    def _forget(self) -> None:
+        self._losses, self._rates, self._added = [], [], {}
+        self._next = 0
+
+
+def _following(iterations_done: int, every: int) -> tuple[int, int]:
+    """Return the next iteration to record, and the distance between such iterations there."""
+    for limit, thinning in THINNING:
+        step = every * thinning
+        iteration = (iterations_done // step + 1) * step
+        if iteration <= limit:
+            return iteration, step
+    step = every * _AT_LAST
+    return (iterations_done // step + 1) * step, step
+
+
+def _end_of_chunk(iteration: int) -> int:
+    """Return the last iteration that may be in a chunk with this iteration."""
+    return -(-iteration // CHUNK_LENGTH) * CHUNK_LENGTH
+
+
+def _is_of_the_loop(name: str) -> bool:
+    return name in _OF_THE_LOOP or is_rate(name)

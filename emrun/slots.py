@@ -1,0 +1,68 @@
+"""Numbers that wait on their device until many of them are read at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_TOGETHER = 64  # slots that are allocated together
+
+
+class Slots:
+    """Keeps the values of one-element tensors without waiting for their device.
+
+    A tensor on a GPU is copied to a slot, a tensor without dimensions on the same device, because the model may reuse
+    its memory. A tensor on the CPU is read at once, which takes less time than a copy.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+
+    def keep(self, value: Any) -> float | Tensor:
+        """Return the number, or a slot with it, which `read` reads later.
+
+        Args:
+            value: a number, or a tensor with one element.
+
+        Raises:
+            TypeError: the value is not a real number.
+        """
+        if value.__class__ is Tensor and value.is_cpu and value.numel() == 1:
+            number: float = value.item()
+            if number.__class__ is float:  # the usual case
+                return number
+        if not isinstance(value, Tensor):
+            if isinstance(value, str | bytes):
+                raise TypeError(f"is {value!r:.80}, not a number")
+            try:
+                return float(value)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise TypeError(f"is {type(value).__name__}, not a number ({error})") from error
+        if value.numel() != 1 or value.is_complex() or value.is_meta:
+            raise TypeError(f"is a tensor of shape {tuple(value.shape)} and {value.dtype}, not one real number")
+        if value.is_cpu:
+            return float(value.item())
+        key = value.dtype, value.device
+        if not self._free.get(key):
+            with torch.inference_mode(mode=False):
+                self._free[key] = list(torch.empty(_TOGETHER, dtype=value.dtype, device=value.device).unbind())
+        slot = self._free[key].pop()
+        slot.copy_(value.detach().reshape(()))
+        return slot
+
+
+def read(values: Sequence[float | Tensor | None]) -> list[float | None]:
+    """Return the numbers, with those in slots; this waits once for each device."""
+    found: list[Any] = list(values)
+    waiting: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for index, value in enumerate(values):
+        if isinstance(value, Tensor):
+            waiting.setdefault((value.dtype, value.device), []).append(index)
+    for indices in waiting.values():
+        numbers = torch.stack([found[index] for index in indices]).cpu().double().tolist()
+        for index, number in zip(indices, numbers, strict=True):
+            found[index] = number
+    return found

@@ -1,0 +1,73 @@
+"""Reading the step record of a run as columns."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emrun.arguments import expanded
+from emrun.storage.files import storing
+from emrun.storage.run import holds_run, no_run
+from emrun.storage.steps import FORMAT, STEPS, Chunk, format_of, read_chunk
+
+_LOG = logging.getLogger(__name__)
+
+
+def read_steps(run: str | Path) -> dict[str, NDArray[Any]]:
+    """Return the values of every training step that a run has recorded.
+
+        steps = emrun.read_steps("log/digits_20261120-210301")
+        plt.plot(steps["iteration"], steps["loss"])
+
+    The first 100,000 iterations are all there, then every 10th, and from 1,000,000 on every 100th. While the run is
+    being trained, up to 1,000 iterations at the end are missing.
+
+    Args:
+        run: the run directory.
+
+    Returns:
+        Column -> array of shape (steps,): `iteration` (int64), counted from 1, and the values (float64): `loss`, the
+        scalar that was minimised; `learning_rate`, and `learning_rate_1`, `learning_rate_2`, ... for further parameter
+        groups; and what hooks have added with `main_loop.record`. A step without a value has NaN. Without a step
+        record, `iteration` is empty and the only column. Lines that cannot be read are left out with a warning.
+
+    Raises:
+        UsageError: there is no such run.
+        StorageError: the file cannot be read.
+    """
+    directory = expanded(run)
+    if not holds_run(directory):
+        raise no_run(directory)
+    chunks = _chunks_of(directory / STEPS)
+    names = dict.fromkeys(name for chunk in chunks for name in chunk.columns)
+    empty = np.empty(0, np.int64)
+    iterations = [chunk.first + chunk.every * np.arange(len(chunk), dtype=np.int64) for chunk in chunks]
+    columns: dict[str, NDArray[Any]] = {"iteration": np.concatenate([empty, *iterations])}
+    for name in names:
+        parts = [np.array(chunk.columns.get(name, [None] * len(chunk)), np.float64) for chunk in chunks]
+        columns[name] = np.concatenate(parts)
+    return columns
+
+
+def _chunks_of(path: Path) -> list[Chunk]:
+    """Return the chunks of a file, in their order."""
+    chunks: list[Chunk] = []
+    with storing(path, "read"):
+        content = path.read_bytes() if path.exists() else b""
+    end = 0
+    for number, line in enumerate(content.splitlines(), start=1):
+        chunk, found = read_chunk(line), format_of(line)
+        if chunk is not None and chunk.first > end:
+            chunks.append(chunk)
+            end = chunk.first + chunk.every * (len(chunk) - 1)
+        elif chunk is not None:
+            _LOG.warning("%s: line %d begins before the end of line %d; it is ignored", path, number, number - 1)
+        elif found is not None and found > FORMAT:
+            _LOG.warning("%s: line %d has format %d, but this emrun reads %d; ignored", path, number, found, FORMAT)
+        else:
+            _LOG.warning("%s: line %d is damaged or not a chunk of steps; it is ignored", path, number)
+    return chunks

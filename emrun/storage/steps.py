@@ -1,0 +1,184 @@
+"""The file steps.jsonl: the values of every training step, in chunks of columns."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emrun.fields import Kind, fitting, record, whole
+from emrun.storage.files import storing
+from emrun.storage.lines import Change, Lines
+
+_LOG = logging.getLogger(__name__)
+
+STEPS = "steps.jsonl"
+FORMAT = 1
+KEYS = ("format", "from", "every")
+"""The keys of a chunk that are not columns."""
+
+_BEGINNING = re.compile(rb'\s*\{\s*"format":\s*(\d+)[,}]')
+_OWN = b'{"format": 1, "from": '
+_BLOCK = 1 << 16  # bytes that are read of a line at once
+_CHUNK = record({"format": whole(), "from": whole(1, 10**12), "every": whole(1, 10**9)})
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The values of some iterations.
+
+    Args:
+        first: the first iteration.
+        every: the distance between two iterations.
+        columns: name -> one number for each iteration; None where there is none.
+    """
+
+    first: int
+    every: int
+    columns: Mapping[str, Sequence[float | None]]
+
+    def __len__(self) -> int:
+        """Return the number of iterations."""
+        return max(map(len, self.columns.values()), default=0)
+
+    def line(self) -> str:
+        """Return the chunk as a line of `steps.jsonl`, without its end."""
+        keys = {"format": FORMAT, "from": self.first, "every": self.every}
+        try:
+            return json.dumps({**keys, **self.columns}, allow_nan=False)
+        except ValueError:  # a value is not finite
+            columns = {name: [_in_json(value) for value in values] for name, values in self.columns.items()}
+            return json.dumps({**keys, **columns}, allow_nan=False)
+
+
+def format_of(line: bytes) -> int | None:
+    """Return the format number at the beginning of a line; None if the line does not begin like a chunk."""
+    found = _BEGINNING.match(line)
+    return int(found[1]) if found else None
+
+
+def read_chunk(line: bytes | str) -> Chunk | None:
+    """Return the chunk of a line of `steps.jsonl`; None if the line is damaged or not such a chunk."""
+    try:
+        content = json.loads(line)
+        if not fitting(content, _CHUNK) or content["format"] != FORMAT:
+            return None
+        columns = {name: [_number(each) for each in content[name]] for name in content if name not in KEYS}
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
+    chunk = Chunk(content["from"], content["every"], columns)
+    return chunk if columns and {len(values) for values in columns.values()} == {len(chunk) or 1} else None
+
+
+def _in_json(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else json.dumps(value)
+
+
+def _number(value: Any) -> float | None:
+    if value is None or type(value) is float:
+        return value
+    if type(value) is int or value in _NOT_FINITE:
+        return float(value)
+    raise ValueError(value)
+
+
+CHUNK = Kind(
+    "an empty string or a line of steps.jsonl",
+    lambda line: line == "" or (type(line) is str and read_chunk(line) is not None),
+)
+
+
+class StepsFile:
+    """Appends chunks to `steps.jsonl`, and never changes a file that this run has not written.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.refusal: str | None = None
+        """Why nothing is written: the file is not the step record of this run."""
+        self._lines = Lines(path)
+        self._is_known = False
+
+    @property
+    def position(self) -> tuple[int, str]:
+        """The length of the file in bytes, and its SHA-256."""
+        return self._lines.length, self._lines.digest
+
+    def begin(self) -> None:
+        """Check that the file, if there is one, is that of this run; log a warning if it is not."""
+        if not self._is_known and self._holds_something():
+            self.refusal = "exists, but this run did not write it"
+        if self.refusal is not None:
+            _LOG.warning(
+                "%s %s: the file is left as it is, and the steps of this run are not recorded; move the file away, or "
+                "set main_loop.record_steps: 0",
+                self._lines.path,
+                self.refusal,
+            )
+        self._is_known = True
+
+    def append(self, chunk: Chunk) -> None:
+        """Append a chunk, completely or not at all."""
+        if self.refusal is None:
+            self._lines.append(chunk.line())
+
+    def rewind(self, length: int | None = 0, digest: str | None = None, end: int = 1) -> None:
+        """Cut the file down to its content at a checkpoint; log a warning if this content was changed or lost.
+
+        A file that is not a step record, or has lines of a newer format, is not changed; see `refusal`.
+
+        Args:
+            length: the length of the file at the checkpoint, in bytes; None if it is not known.
+            digest: the SHA-256 of the file at the checkpoint, None if it is not known.
+            end: the first iteration that was not in the file at the checkpoint.
+        """
+        self._is_known, self.refusal = True, self._not_ours()
+        if self.refusal is not None:
+            return
+
+        def is_wanted(line: bytes) -> bool:
+            chunk = read_chunk(line)
+            return line.endswith(b"\n") and (chunk is None or chunk.first < end)
+
+        change = self._lines.go_back_to(sys.maxsize if length is None else length, digest, is_wanted=is_wanted)
+        if length is None:
+            return
+        if change is Change.LOST:
+            _LOG.warning(
+                "%s has lost lines since the checkpoint was saved; its complete lines are kept, and the next steps are "
+                "appended; the training itself is not affected",
+                self._lines.path,
+            )
+        elif change is not Change.NONE:
+            _LOG.warning(
+                "%s was changed since the checkpoint was saved; the run continues to append to it", self._lines.path
+            )
+
+    def _holds_something(self) -> bool:
+        with storing(self._lines.path, "read"):
+            return self._lines.path.exists() and self._lines.path.stat().st_size > 0
+
+    def _not_ours(self) -> str | None:
+        """Return why the file is not one that this emrun may write; None if it may, or if there is no file."""
+        if not self._holds_something():
+            return None
+        is_step_record = False
+        with storing(self._lines.path, "read"), self._lines.path.open("rb") as file:
+            is_beginning = True
+            while block := file.readline(_BLOCK):
+                if is_beginning:
+                    number = format_of(block)
+                    if number is not None and number > FORMAT:
+                        return f"has lines of format {number}, which a newer emrun wrote"
+                    is_step_record |= block.startswith(_OWN) or _OWN.startswith(block)
+                is_beginning = block.endswith(b"\n")
+        return None if is_step_record else "is not a step record"

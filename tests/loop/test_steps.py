@@ -1,0 +1,336 @@
+"""The step record: which iterations it has, where its chunks end, and that an interruption changes nothing."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from doubles import SGD, Affine, LossOfOne, Numbers, Streams
+
+from emrun import AbstractHook, MainLoop, TorchModel, read_steps
+from emrun.errors import ArgumentError, HookError
+from emrun.loop import steps as steps_module
+from emrun.loop.steps import StepRecord
+from emrun.storage.run import Run
+from emrun.storage.steps import StepsFile
+
+
+class Model(LossOfOne):
+    """Reports values that depend on the iteration."""
+
+    def __init__(self):
+        super().__init__()
+        self.iteration = 0
+
+    def step_values(self):
+        n = self.iteration
+        return {"loss": torch.tensor(1 / n), "learning_rate": [0.1 / n, 0.01]}
+
+
+class Loop:
+    """Calls a step record as the training loop does."""
+
+    def __init__(self, directory, every=1, model=None):
+        (directory / "config.yaml").touch()
+        self.directory = directory
+        self.model = model or Model()
+        self.record = StepRecord(self.model, StepsFile(directory / "steps.jsonl"), every)
+        self.done = 0
+
+    def run(self, until, ends=()):
+        """Run iterations; those in `ends` are the last of an epoch."""
+        record = self.record
+        record.begin(self.done)
+        for n in range(self.done + 1, until + 1):
+            self.model.iteration = n
+            if n % 7 == 0:
+                record.add("sevenths", n / 7, n - 1)
+            if n % 5 == 0:
+                record.add("fifths", torch.tensor(n), n)
+            if n == record.due or record.given:
+                record.take(n)
+            self.done = n
+            if n in ends:
+                record.end_chunk()
+                record.begin(n)
+
+    @property
+    def lines(self):
+        return [json.loads(line) for line in (self.directory / "steps.jsonl").read_bytes().splitlines()]
+
+    @property
+    def content(self):
+        return (self.directory / "steps.jsonl").read_bytes()
+
+
+@pytest.fixture
+def loop(tmp_path):
+    return lambda name="run", **arguments: Loop(made(tmp_path / name), **arguments)
+
+
+def made(path):
+    path.mkdir(exist_ok=True)
+    return path
+
+
+@pytest.fixture
+def early(monkeypatch):
+    """Let chunks end after 10 iterations, and the thinning begin after 40 and 100."""
+    monkeypatch.setattr(steps_module, "CHUNK_LENGTH", 10)
+    monkeypatch.setattr(steps_module, "THINNING", ((40, 1), (100, 2)))
+    monkeypatch.setattr(steps_module, "_AT_LAST", 5)
+
+
+# --- what is recorded -------------------------------------------------------------------------------------------------
+
+
+def test_a_chunk_ends_every_thousand_iterations_and_with_an_epoch(loop):
+    found = loop()
+    found.run(2300, ends=[300, 1400])
+    spans = [(line["from"], len(line["loss"])) for line in found.lines]
+    assert spans == [(1, 300), (301, 700), (1001, 400), (1401, 600)]
+
+
+def test_the_values_are_those_of_the_model_and_of_the_hooks(loop):
+    found = loop()
+    found.run(1000)
+    steps = read_steps(found.directory)
+    n = np.arange(1, 1001)
+    assert list(steps) == ["iteration", "loss", "learning_rate", "learning_rate_1", "fifths", "sevenths"]
+    np.testing.assert_array_equal(steps["iteration"], n)
+    np.testing.assert_array_equal(steps["loss"], torch.tensor([1 / each for each in range(1, 1001)]).double().numpy())
+    np.testing.assert_array_equal(steps["learning_rate"], 0.1 / n)
+    np.testing.assert_array_equal(steps["fifths"], np.where(n % 5 == 0, n, np.nan))
+    np.testing.assert_array_equal(steps["sevenths"], np.where(n % 7 == 0, n / 7, np.nan))
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, (100_000, 90_000, 20_000)), (3, (33_333, 30_000, 6_667))])
+def test_later_iterations_are_thinned(loop, every, expected):
+    due, found = 0, []
+    while due <= 3_000_000:
+        due = steps_module._following(due, every)[0]
+        found.append(due)
+    found = np.array(found[:-1])
+    counts = [((low < found) & (found <= high)).sum() for low, high in ((0, 10**5), (10**5, 10**6), (10**6, 3 * 10**6))]
+    assert tuple(counts) == expected
+    assert set(found[found > 10**6] % (100 * every)) == {0}
+
+
+def test_the_file_of_a_million_iterations_is_small(loop):
+    found = loop()
+    record = found.record
+    record.begin(0)
+    while record.due <= 1_000_000:
+        found.model.iteration = record.due
+        record.take(record.due)
+    assert len(found.content) < 25e6
+    assert read_steps(found.directory)["iteration"].size == 190_000
+
+
+@pytest.mark.parametrize("every", [1, 3, 70])
+def test_thinned_chunks_name_their_distance(loop, early, every):
+    found = loop(every=every)
+    found.run(300, ends=range(13, 300, 13))
+    recorded = [n for n in range(1, 301) if n % (every * (1 if n <= 40 else 2 if n <= 100 else 5)) == 0]
+    found.record.close()
+    assert read_steps(found.directory)["iteration"].tolist() == recorded
+
+
+def test_without_record_steps_there_is_no_file(loop):
+    found = loop(every=0)
+    found.run(1000)
+    found.record.close()
+    assert not (found.directory / "steps.jsonl").exists()
+
+
+@pytest.mark.parametrize("every", [-1, 1.5, True, "1"])
+def test_a_wrong_number_of_iterations_is_an_error(every):
+    with pytest.raises(ArgumentError, match=r"record_steps: .* is not a whole number of at least 0"):
+        MainLoop(LossOfOne(), Numbers(), record_steps=every)
+
+
+def test_a_model_without_values_writes_nothing(loop, early):
+    model = Model()
+    model.step_values = dict
+    found = loop(model=model)
+    found.run(4)
+    found.record.close()
+    assert not (found.directory / "steps.jsonl").exists()
+
+
+def test_a_loss_without_a_value_is_left_out(loop, early):
+    model = Model()
+    losses = iter([1.0, None, torch.zeros((), device="meta"), torch.zeros(2), torch.tensor(1j), "no", 2])
+    model.step_values = lambda: {"loss": next(losses)}
+    found = loop(model=model)
+    found.run(7)
+    found.record.close()
+    assert found.lines[0]["loss"] == [1.0, None, None, None, None, None, 2.0]
+
+
+# --- interruptions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", ["all", "of hooks only"])
+def test_the_file_of_a_resumed_run_is_that_of_an_uninterrupted_run(loop, early, values):
+    """The state is taken at random iterations; the file has grown since, by up to 40 iterations, as at a kill."""
+    ends = range(17, 200, 17)
+    models = [Model(), Model()]
+    if values != "all":
+        for model in models:
+            model.step_values = dict
+    straight = loop("straight", model=models[0])
+    straight.run(200, ends)
+    straight.record.close()
+    draw = random.Random(0)
+    broken = loop("broken", model=models[1])
+    while broken.done < 200:
+        broken.run(min(200, broken.done + draw.randrange(25)), ends)
+        state, done = broken.record.state_dict(), broken.done
+        broken.run(min(200, done + draw.randrange(40)), ends)
+        if draw.random() < 0.5:
+            broken.record.close()
+        broken = loop("broken", model=models[1])
+        broken.record.load_state_dict(state, done)
+        broken.record.load_state_dict(state, done)  # as in the middle of an epoch
+        broken.done = done
+        assert broken.record.state_dict() == state
+    broken.record.begin(200)
+    broken.record.close()
+    assert broken.content == straight.content
+
+
+def test_a_training_that_continues_in_the_same_process_takes_the_last_chunk_back(loop, early):
+    straight, broken = loop("straight"), loop("broken")
+    straight.run(30)
+    for n in (4, 9, 10, 23, 30):
+        broken.run(n)
+        broken.record.close()
+        assert read_steps(broken.directory)["iteration"][-1] == n
+        broken.record.close()
+    straight.record.close()
+    assert broken.content == straight.content
+
+
+def test_another_interval_begins_a_chunk(loop, early):
+    found = loop()
+    found.run(25)
+    state = found.record.state_dict()
+    found = loop(every=3)
+    found.record.load_state_dict(state, 25)
+    found.done = 25
+    found.run(40)
+    found.record.close()
+    assert read_steps(found.directory)["iteration"].tolist() == [*range(1, 26), 27, 30, 33, 36, 39]
+    state = found.record.state_dict()
+    found = loop(every=0)
+    found.record.load_state_dict(state, 40)
+    found.done = 40
+    found.run(60, ends=[60])
+    assert read_steps(found.directory)["iteration"][-1] == 39
+
+
+def test_without_a_state_the_iterations_before_the_checkpoint_stay(loop, early):
+    found = loop()
+    found.run(40)
+    found = loop()
+    found.record.load_state_dict(None, 20)
+    found.done = 20
+    found.run(40)
+    assert read_steps(found.directory)["iteration"].tolist() == list(range(1, 41))
+
+
+def test_a_foreign_file_ends_the_recording_and_not_the_training(loop, early, caplog):
+    found = loop()
+    (found.directory / "steps.jsonl").write_text("my notes\n")
+    found.run(40)
+    found.record.close()
+    assert found.record.state_dict() is None
+    assert found.content == b"my notes\n"
+    assert caplog.text.count("this run did not write it") == 1
+
+
+# --- what hooks add ---------------------------------------------------------------------------------------------------
+
+
+class Adds(AbstractHook):
+    """Adds a value at each event that has batches."""
+
+    def __init__(self, name="event", value=None):
+        super().__init__()
+        self.name, self.value = name, value
+        self.losses = []
+
+    def before_batch(self, stream_name):
+        self.main_loop.record("before", self.main_loop.iterations_done)
+
+    def before_update(self, model):
+        self.main_loop.record("update", model.step_outputs["loss"].sum())
+
+    def after_batch(self, stream_name, batch_data):
+        self.main_loop.record(self.name, self.main_loop.iterations_done if self.value is None else self.value)
+        if self.main_loop.training:
+            self.losses.append(float(batch_data["loss"].mean()))
+
+    def after_stream(self, stream_name):
+        self.main_loop.record("never", 1)
+
+
+XY = [{"x": [n, 2.0], "y": [3.0, 5.0]} for n in (1.0, 2.0, 3.0)]
+
+
+def train(hook, directory, **arguments):
+    made(directory)
+    (directory / "config.yaml").touch()
+    model, run = TorchModel(Affine(), optimizer=SGD), Run(directory)
+    with MainLoop(model, Streams(train=XY, valid=XY), [hook], run=run, on_unused_sources="ignore", **arguments) as loop:
+        for _ in range(2):
+            loop.epoch(["train"], ["valid"])
+
+
+def test_hooks_add_values_in_the_events_of_a_batch(tmp_path):
+    hook = Adds()
+    train(hook, tmp_path)
+    steps = read_steps(tmp_path)
+    assert list(steps) == ["iteration", "loss", "learning_rate", "before", "update", "event"]
+    assert steps["before"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert steps["event"].tolist() == steps["iteration"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert steps["loss"].tolist() == hook.losses
+    assert steps["update"].tolist() == [2 * loss for loss in hook.losses]
+
+
+def test_values_of_iterations_that_are_not_recorded_are_ignored(tmp_path):
+    train(Adds(), tmp_path, record_steps=2)
+    steps = read_steps(tmp_path)
+    assert steps["iteration"].tolist() == steps["event"].tolist() == [2, 4, 6]
+    assert steps["before"].tolist() == [1, 3, 5]
+
+
+def test_without_a_run_values_are_ignored():
+    hook = Adds()
+    with MainLoop(TorchModel(Affine(), optimizer=SGD), Streams(train=XY), [hook], on_unused_sources="ignore") as loop:
+        loop.epoch(["train"])
+
+
+@pytest.mark.parametrize("name", ["loss", "learning_rate", "learning_rate_2", "iteration", "from", "every", 3])
+def test_a_name_that_the_loop_uses_is_an_error(tmp_path, name):
+    with pytest.raises(HookError, match=f"record: {name!r} cannot be the name of a value"):
+        train(Adds(name), tmp_path)
+
+
+@pytest.mark.parametrize("value", ["much", torch.zeros(3)], ids=repr)
+def test_a_value_that_is_not_a_number_is_an_error(tmp_path, value):
+    with pytest.raises(HookError, match=r"record: the value 'norm' is .*not .*number"):
+        train(Adds("norm", value), tmp_path)
+
+
+def test_the_steps_before_a_failure_are_recorded(tmp_path):
+    class Fails(Adds):
+        def after_batch(self, stream_name, batch_data):
+            if self.main_loop.iterations_done == 5:
+                raise ValueError("five")
+
+    with pytest.raises(ValueError, match="five"):
+        train(Fails(), tmp_path)
+    assert read_steps(tmp_path)["iteration"].tolist() == [1, 2, 3, 4]
