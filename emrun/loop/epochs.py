@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NoReturn
@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from emrun.errors import UsageError
 from emrun.hook import TrainingTerminated
 from emrun.loop.batch_checks import BatchChecks
+from emrun.loop.beginnings import Beginnings
 from emrun.loop.dispatch import Events
 from emrun.loop.endings import Endings
 from emrun.loop.failures import Failures
@@ -42,6 +43,7 @@ class Epochs:
         checks: checks each batch.
         failures: saves the batch that makes the training fail.
         loss: checks that the loss is finite, at the end of a train stream and of an epoch.
+        beginnings: takes the checksums of the first batch of each stream.
     """
 
     model: AbstractModel
@@ -55,6 +57,7 @@ class Epochs:
     checks: BatchChecks
     failures: Failures
     loss: LossWatch
+    beginnings: Beginnings
     training: bool = field(default=False, init=False)
     """Whether the model is trained on the current stream."""
     current: StreamWrapper | None = field(default=None, init=False)
@@ -196,10 +199,14 @@ class Epochs:
         check_batch = checks.begin(name, ", ".join(changers))
         announce, report = self.events.begin_stream()
         note_randomness = draws.take_all if draws is not None else None
+        note_first: Callable[..., None] | None = self.beginnings.note
         handled: Batch | None = None
         batches_run = 0
         try:
             for batch in stream:
+                if note_first is not None:
+                    note_first(name, stream.position, batch)
+                    note_first = None
                 if check_batch(batch) == 0:
                     continue
                 handled = batch

@@ -19,6 +19,7 @@ from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node
 from emrun.errors import StorageError, UsageError
 from emrun.storage import checkpoints
+from emrun.storage.code_record import copy_code
 from emrun.storage.files import storing, write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
@@ -28,6 +29,7 @@ from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, holds_run, i
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
+from emrun.training.user_code import record_code
 from emrun.wording import counted, progress
 
 _LOG = logging.getLogger(__name__)
@@ -96,6 +98,7 @@ def resume_training(
             origin = {"directory": str(source), "checkpoint": place.name if place else None}
             trace = {"forked_from": origin, "status": trace.get("status")}
         assert run is not None  # opened without `fork`, created with `fork`
+        record_code(plan, run)
         with run.log:
             warn_of(config.notes)
             training = assemble(plan, run.directory, run, is_new=place is None)
@@ -186,6 +189,7 @@ def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -
         if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
             with suppress(FileNotFoundError):  # deleted meanwhile
                 shutil.copy2(path, directory / path.name)
+    copy_code(source, directory)
     return copied
 
 

@@ -75,6 +75,7 @@ def test_a_training_from_a_mapping_has_all_its_parts(tmp_path):
         "train.log",
         "metrics.jsonl",
         "checkpoints",
+        "code",
     }
 
 
