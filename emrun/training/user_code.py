@@ -54,8 +54,8 @@ def gather(directories: Sequence[Path], skipped: Container[str] = (), everything
     if not everything:
         return Code(python, modules, problems=problems)
     packages = dict(_packages(own))
-    tops = sorted(Path(each.file).parents[name.count(".")] for name, each in modules.items() if name != "__main__")
-    repositories = list(_repositories([*directories, *tops], began + _LONGEST, problems))
+    places = sorted({Path(each.file).parent for name, each in modules.items() if name != "__main__"})
+    repositories = list(_repositories([*directories, *places], began + _LONGEST, problems))
     return Code(python, modules, packages, repositories, problems)
 
 
@@ -85,7 +85,8 @@ def _read_modules(files: dict[str, str], ends: float, problems: list[str]) -> di
         source, sha256 = None, None
         try:
             status = Path(file).stat()
-            if not all(part.isidentifier() for part in name.split(".")) or not stat.S_ISREG(status.st_mode):
+            is_path = all(part and not {os.sep, "\0"} & {*part} for part in name.split("."))
+            if not is_path or not stat.S_ISREG(status.st_mode):
                 problems.append(f"module {name} is not a usual module")
             elif monotonic() > ends:
                 problems.append(f"module {name} is left out after {_LONGEST:g} seconds")
@@ -148,10 +149,12 @@ def _repositories(directories: Sequence[Path], ends: float, problems: list[str])
         git = Git(directory, max(0.1, ends - monotonic()), _MOST)
         try:
             lines = os.fsdecode(git.ask("rev-parse", "--show-toplevel", "HEAD", may_fail=True)).splitlines()
+            if not lines:
+                git.ask("rev-parse", "--show-toplevel")  # gives the reason
+                continue
         except GitError as error:
-            problems.append(str(error))
-            return
-        if not lines or not Path(lines[0]).is_dir():  # not in a repository
+            if any((each / ".git").exists() for each in (directory, *directory.parents)):
+                problems.append(f"the git repository of {directory} is left out: {error}")
             continue
         top = git.directory = Path(lines[0])
         commit = lines[1] if len(lines) > 1 and lines[1] != "HEAD" else None

@@ -54,6 +54,15 @@ def test_a_resume_with_other_code_adds_a_record_and_names_what_differs(tmp_path,
     assert recorded(tmp_path, code_of(net="width = 3", data="")) == ["code", "code-2", "code-3"]
 
 
+def test_values_of_the_environment_are_in_no_record(tmp_path):
+    codes = [code_of(net="token = 'hunter22'"), code_of(late="token = 'hunter22'")]
+    record = CodeRecord(tmp_path, Censor([("hunter22", "${env:TOKEN}")]), lambda skipped, everything: codes.pop(0))
+    record.begin(0)
+    record.end()
+    for name in ("net", "late"):
+        assert (tmp_path / f"code/modules/{name}.py").read_text() == "token = '${env:TOKEN}'"
+
+
 def test_packages_that_are_installed_meanwhile_are_not_a_warning(tmp_path, caplog):
     caplog.set_level("INFO")
     recorded(tmp_path, code_of())

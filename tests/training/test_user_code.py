@@ -55,18 +55,21 @@ def test_modules_are_those_that_belong_to_no_package(place):
     (place / "user_b/parts.py").write_bytes(b"# coding: latin-1\nb = '\xe4'\n")
     (place / "user_c").mkdir()  # a namespace
     (place / "user_c/inner.py").write_text("")
-    for name in ("user_a", "user_b.parts", "user_c.inner"):
+    (place / "user_c/with-dash.py").write_text("")
+    for name in ("user_a", "user_b.parts", "user_c.inner", "user_c.with-dash"):
         importlib.import_module(name)
     found = gather([place])
+    assert found.problems == []
     assert {name: module.source for name, module in user_modules(found).items()} == {
         "user_a": b"a = 1\n",
         "user_b": b"",
         "user_b.parts": b"# coding: latin-1\nb = '\xe4'\n",
         "user_c.inner": b"",
+        "user_c.with-dash": b"",
     }
     assert found.modules["user_b"].file == str(place / "user_b/__init__.py")
     assert not {"torch", "json", "pytest", "numpy", "emrun", "emrun.hook"} & found.modules.keys()
-    assert not user_modules(gather([place], {"user_a", "user_b", "user_b.parts", "user_c.inner"}, everything=False))
+    assert not user_modules(gather([place], {"user_a", "user_b", "user_b.parts", "user_c.inner", "user_c.with-dash"}, everything=False))
 
 
 def test_packages_have_their_versions_and_where_they_come_from(place):
@@ -171,7 +174,20 @@ def test_without_a_repository_or_git_there_is_a_reason_at_most(place, monkeypatc
     assert (found.commit, found.diff) == (None, None)
     monkeypatch.setenv("PATH", str(place))
     found = gather([place])
-    assert (found.repositories, found.problems) == ([], ["no such file or directory: git"])
+    assert found.repositories == []
+    assert found.problems[0] == f"the git repository of {place} is left out: no such file or directory: git"
+    shutil.rmtree(place / ".git")
+    assert not [problem for problem in gather([place]).problems if str(place) in problem]
+
+
+def test_a_repository_that_git_refuses_is_left_out_with_the_reason(place, monkeypatch):
+    git(place, "init", "-q")
+    (place / "git").write_text("#!/bin/sh\necho 'fatal: detected dubious ownership' >&2\nexit 128\n")
+    (place / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(place))
+    found = gather([place])
+    assert found.repositories == []
+    assert found.problems[0] == f"the git repository of {place} is left out: fatal: detected dubious ownership"
 
 
 def test_changes_that_are_too_large_are_left_out(repository):
