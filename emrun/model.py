@@ -29,6 +29,9 @@ class AbstractModel(ABC):
     optional_input_names: Sequence[str] = ()
     """Sources that the model uses if the batch has them."""
 
+    metric_names: Sequence[str] = ()
+    """Outputs that measure the quality of the model; `ComputeStats` without arguments computes their means."""
+
     has_updated: bool | None = None
     """Whether the last `run` with `train=True` changed the weights; None if that is not known."""
 

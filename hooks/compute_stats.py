@@ -11,7 +11,7 @@ import numpy as np
 
 from emrun.errors import ArgumentError, HookError
 from emrun.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
-from emrun.hook import AbstractHook
+from emrun.hook import AbstractHook, Loop
 from emrun.hooks._running_stats import RUNNING, STATE, RunningStats
 from emrun.types import EpochData, VariableName
 from emrun.wording import did_you_mean
@@ -28,7 +28,8 @@ class ComputeStats(AbstractHook):
         hooks:
           - ComputeStats: {variables: [loss, {accuracy: [mean, std]}]}
 
-    The hooks that follow and `metrics.jsonl` have these statistics.
+    `- ComputeStats` alone computes the mean of `loss` and of each entry of `model.metrics`. The hooks that follow and
+    `metrics.jsonl` have these statistics.
 
     `mean`, `sum`, `min`, `max`, `std`, `var`, `count`, `nancount` and `nanfraction` are computed batch by batch, in
     constant memory and double precision. Nothing is copied from the device before the end of the epoch. Any other
@@ -41,7 +42,8 @@ class ComputeStats(AbstractHook):
 
     Args:
         variables: a list of names and mappings `{name: [aggregation, ...]}`; a name alone means the mean. A single
-            mapping for all variables is allowed too: `{loss: [mean, std], accuracy: mean}`.
+            mapping for all variables is allowed too: `{loss: [mean, std], accuracy: mean}`. None for the loss and the
+            metrics of the model (`AbstractModel.metric_names`).
 
     Raises:
         ArgumentError: `variables` has another form, or an aggregation is unknown.
@@ -49,12 +51,22 @@ class ComputeStats(AbstractHook):
             the batch.
     """
 
-    def __init__(self, variables: Sequence[VariableName | ByVariable] | ByVariable) -> None:
+    def __init__(self, variables: Sequence[VariableName | ByVariable] | ByVariable | None = None) -> None:
         super().__init__()
-        self._aggregations = _read(variables)
+        self._asks_model = variables is None
         self._stats: dict[str, dict[str, RunningStats]] = {}
+        self._set(["loss"] if variables is None else variables)
+
+    def _set(self, variables: Any) -> None:
+        self._aggregations = _read(variables)
         self.reads = tuple(self._aggregations)
         self.writes = tuple(f"{name}/{each}" for name, names in self._aggregations.items() for each in names)
+
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Take the names of the metrics from the model, if no variables are given."""
+        super().register_mainloop(main_loop)
+        if self._asks_model:
+            self._set(["loss", *main_loop.model.metric_names])
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the statistics of the previous epoch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NoReturn
@@ -12,6 +12,7 @@ from emrun.epoch_data import LEARNING_RATE, named_rates
 from emrun.errors import UsageError
 from emrun.hook import TrainingTerminated
 from emrun.loop.batch_checks import BatchChecks
+from emrun.loop.beginnings import Beginnings
 from emrun.loop.dispatch import Events
 from emrun.loop.endings import Endings
 from emrun.loop.failures import Failures
@@ -45,6 +46,7 @@ class Epochs:
         failures: saves the batch that makes the training fail.
         loss: checks that the loss is finite, at the end of a train stream and of an epoch.
         steps: records the values of each iteration.
+        beginnings: takes the checksums of the first batch of each stream.
     """
 
     model: AbstractModel
@@ -59,6 +61,7 @@ class Epochs:
     failures: Failures
     loss: LossWatch
     steps: StepRecord
+    beginnings: Beginnings
     training: bool = field(default=False, init=False)
     """Whether the model is trained on the current stream."""
     current: StreamWrapper | None = field(default=None, init=False)
@@ -184,6 +187,7 @@ class Epochs:
                 self._silence.__enter__()
             if train:
                 self.steps.begin(self.state.iterations_done)
+            stream.profile = self._profile
             batches_run = self._run_batches(stream, train)
         finally:
             self._end_silence()
@@ -203,19 +207,20 @@ class Epochs:
 
     def _run_batches(self, stream: StreamWrapper, train: bool) -> int:
         """Run the model on the batches of a stream; return their number. Each line of the loop costs time per batch."""
-        name = stream.name
-        seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
-        hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
-        stream.profile = self._profile
+        name, checks, changers, draws = stream.name, self.checks, self.events.changers, self.failures.draws
+        parts = f"eval_batch_{name}", f"after_batch_hooks_{name}"
+        seconds, hook_seconds = (self._profile.setdefault(part, array("d")) for part in parts)
         run, state, endings, steps, clock = self.model.run, self.state, self.endings, self.steps, perf_counter
-        checks, changers, draws = self.checks, self.events.changers, self.failures.draws
-        check_batch = checks.begin(name, ", ".join(changers))
-        announce, report = self.events.begin_stream()
+        check_batch, (announce, report) = checks.begin(name, ", ".join(changers)), self.events.begin_stream()
         note_randomness = draws.take_all if draws is not None else None
+        note_first: Callable[..., None] | None = self.beginnings.note
         handled: Batch | None = None
         batches_run = 0
         try:
             for batch in stream:
+                if note_first is not None:
+                    note_first(name, stream.position, batch)
+                    note_first = None
                 if check_batch(batch) == 0:
                     continue
                 handled = batch

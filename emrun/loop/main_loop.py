@@ -17,6 +17,7 @@ from emrun.epoch_data import check_monitors
 from emrun.errors import ArgumentError, UsageError
 from emrun.hook import AbstractHook, Loop
 from emrun.loop.batch_checks import BatchChecks
+from emrun.loop.beginnings import Beginnings
 from emrun.loop.dispatch import Events
 from emrun.loop.endings import Endings
 from emrun.loop.epochs import Epochs
@@ -159,7 +160,10 @@ class MainLoop:
         )
         self.first_batch = FirstBatch(dataset, train_stream_name, seed, events, checks)
         self._failures = failures = Failures(run, model, state, events, endings, saving, draws)
-        self.epochs = Epochs(model, seed, run, streams, state, events, endings, saving, checks, failures, loss, steps)
+        beginnings = Beginnings(run)
+        self.epochs = Epochs(
+            model, seed, run, streams, state, events, endings, saving, checks, failures, loss, steps, beginnings
+        )
         prefetches = prefetch_to_device and reading.ahead > 0
         self._session = Session(self.epochs, self.first_batch, prefetches, preempt_exit_code)
         self.notify, self.listens = events.notify, events.listens

@@ -46,6 +46,8 @@ class Session:
         epochs = self.epochs
         if epochs.run is not None:
             epochs.run.log.open()
+            if epochs.run.code is not None:
+                epochs.run.code.begin(epochs.state.iterations_done)
         self.is_open = True
         self.outcome = None
         epochs.begin_session()

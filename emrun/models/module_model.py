@@ -73,6 +73,11 @@ class ModuleModel(AbstractModel):
         return self._outputs.part_with(source) or f"forward of {type(self.module).__name__}"
 
     @property
+    def metric_names(self) -> Sequence[str]:  # type: ignore[override]
+        """Names of the entries of `model.metrics`."""
+        return self._outputs.metrics
+
+    @property
     def losses(self) -> Mapping[str, Any]:
         """Key in the model's section -> the object that calculates a loss; checkpoints do not have these objects."""
         return self._outputs.losses

@@ -47,6 +47,11 @@ class Outputs:
         return [*(self._named or ()), *self._terms, *total, *self._metrics]
 
     @property
+    def metrics(self) -> list[str]:
+        """The names of the metrics."""
+        return list(self._metrics)
+
+    @property
     def losses(self) -> dict[str, Any]:
         """Key in the model's section -> the object that calculates a loss."""
         return {term.key: term.function for term in self._terms.values()}

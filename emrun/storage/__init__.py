@@ -5,6 +5,7 @@ is committed and found) with its `manifest` and `checkpoint_names`, then `run` (
 its `trace`, `metrics` and `log`, and `lock` (which process may write the run). `capsules` stores failed steps, with the
 random states from `draws`; `state_file` and `weights` are two file formats; `lines` is a file that only grows, such as
 the step record (`steps`, read by `step_columns`).
+`code_record` writes what the run is made from, with the files of `code` and `first_batches`; `git` asks git.
 
 May import: the root of emrun.
 """

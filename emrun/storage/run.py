@@ -15,6 +15,7 @@ from typing import Any
 from emrun.arguments import safe_component
 from emrun.censor import Censor, keep_on_terminal
 from emrun.errors import RunExists, UsageError
+from emrun.storage.code_record import CodeRecord, remove_code
 from emrun.storage.files import check_guards, flush_lines, make_directory, storing, write_atomically
 from emrun.storage.lines import Change, Lines
 from emrun.storage.lock import EVALUATIONS, RunLock
@@ -67,6 +68,8 @@ class Run:
         self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock, censor=self.censor)
         self.log = RunLog(directory / LOG, self.censor)
         """Writes the log of a `with` block, and the traceback of an error that ends the block."""
+        self.code: CodeRecord | None = None
+        """Records what the run is made from; None if nothing does, as in an evaluation."""
 
     @property
     def checkpoints(self) -> Path:
@@ -139,6 +142,8 @@ class Run:
         """
         if self.trace.has_ended:
             return
+        if self.code is not None:
+            self.code.end()
         counted = zip(("epochs_done", "iterations_done"), done, strict=False)
         self.trace.end(status=status, exit_status=exit_status, reason=reason, **dict(counted))
         try:
@@ -205,6 +210,7 @@ def create_run(
     try:
         if is_failed_start(directory):
             _LOG.info("the previous start of the run in %s failed: starting again and appending to the log", directory)
+            remove_code(directory)
         else:
             check_free(directory)
         write_atomically(directory / CONFIG, config_text)

@@ -7,7 +7,6 @@ import logging
 import os
 import platform
 import socket
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from importlib import metadata
@@ -21,6 +20,7 @@ import emrun
 from emrun.censor import Censor
 from emrun.fields import ANYTHING, FLAG, TEXT, choice, fitting, mapping_of, optional, record, sequence_of, shown, whole
 from emrun.storage.files import refuse_timeout, write_atomically
+from emrun.storage.git import head_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Trace:
             "command": list(command),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "git_commit": _git_commit(),
+            "git_commit": head_of(Path()),
         }
         self._written_at: datetime | None = None
 
@@ -177,11 +177,3 @@ def read_trace(directory: Path) -> dict[str, Any]:
         else:
             _LOG.warning("%s: %s is %s, but must be %s", directory / TRACE, name, shown(value), kind.allowed)
     return known
-
-
-def _git_commit() -> str | None:
-    try:
-        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None if answer.returncode == 0 else None

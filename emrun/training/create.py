@@ -25,6 +25,7 @@ from emrun.model import AbstractModel
 from emrun.randomness import draw_seed, seed_everything
 from emrun.storage.run import Run, create_run
 from emrun.training.build import Training, assemble
+from emrun.training.user_code import record_code
 from emrun.user_modules import find_user_modules
 
 _LOG = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ def create_training(
         command=command,
         censor=Censor(plan.config.secrets()),
     )
+    record_code(plan, run)
     try:
         with kept_or_removed(run, existed, remove_failed), run.log:
             _LOG.info("run directory: %s", run.directory)

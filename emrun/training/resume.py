@@ -19,6 +19,7 @@ from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node
 from emrun.errors import StateError, StorageError, UsageError
 from emrun.storage import checkpoints
+from emrun.storage.code_record import copy_code
 from emrun.storage.files import storing, write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
@@ -28,6 +29,7 @@ from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
+from emrun.training.user_code import record_code
 from emrun.wording import counted, progress
 
 _LOG = logging.getLogger(__name__)
@@ -88,15 +90,13 @@ def resume_training(
         if place is None:
             _check_that_nothing_is_lost(source, trace)
         if fork is not None:
-            text, seed = (source / CONFIG).read_text(encoding="utf-8"), int(trace.get("seed") or 0)
-            run = create_run(
-                text, fork.name, output_root=fork.parent, output_dir=fork, seed=seed, command=command, censor=censor
-            )
+            run = _fork_of(source, fork, seed=int(trace.get("seed") or 0), command=command, censor=censor)
             with storing(fork, "copy a run to"):
                 place = _copy(source, fork, place, checkpoint_name)
             origin = {"directory": str(source), "checkpoint": place.name if place else None}
             trace = {"forked_from": origin, "status": trace.get("status")}
         assert run is not None  # opened without `fork`, created with `fork`
+        record_code(plan, run)
         with run.log:
             warn_of(config.notes)
             training = assemble(plan, run.directory, run, is_new=place is None)
@@ -116,6 +116,14 @@ def resume_training(
             if fork is not None:
                 run.remove()  # the directory was missing or empty before
         raise
+
+
+def _fork_of(source: Path, fork: Path, *, seed: int, command: Sequence[str], censor: Censor) -> Run:
+    """Create a run with the config of another run."""
+    text = (source / CONFIG).read_text(encoding="utf-8")
+    return create_run(
+        text, fork.name, output_root=fork.parent, output_dir=fork, seed=seed, command=command, censor=censor
+    )
 
 
 def changes_to(run_directory: Path, config: Config) -> list[str]:
@@ -194,6 +202,7 @@ def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -
         if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
             with suppress(FileNotFoundError):  # deleted meanwhile
                 shutil.copy2(path, directory / path.name)
+    copy_code(source, directory)
     return copied
 
 

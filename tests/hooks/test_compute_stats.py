@@ -119,7 +119,7 @@ def test_it_tells_what_it_reads_and_writes():
     [
         ("loss", "'loss' is not a list of variables such as [loss, {accuracy: [mean, std]}]"),
         ([], "[] is not a list of variables"),
-        (None, "None is not a list of variables"),
+        ("None", "'None' is not a list of variables"),
         ({}, "{} is not a list of variables"),
         ({"loss": ["mena"]}, "'mena' is not an aggregation; did you mean 'mean'?"),
         ({"loss": []}, "is neither a name nor {name: [aggregation, ...]}"),
@@ -186,3 +186,24 @@ def test_a_mapping_of_variables_is_written_in_a_config(train_digits):
     training = train_digits([{"ComputeStats": {"variables": {"loss": ["mean", "std"], "accuracy": "mean"}}}])
     last = training.main_loop.run.metrics[-1]["streams"]["valid"]
     assert {name: list(found) for name, found in last.items()} == {"loss": ["mean", "std"], "accuracy": ["mean"]}
+
+
+def test_without_arguments_the_loss_and_the_metrics_of_the_model_are_computed(train_digits):
+    training = train_digits(["ComputeStats"])
+    assert training.hooks[0].writes == ("loss/mean", "accuracy/mean")
+    for epoch in training.main_loop.run.metrics:
+        assert {name: list(found) for name, found in epoch["streams"]["valid"].items()} == {
+            "loss": ["mean"],
+            "accuracy": ["mean"],
+        }
+
+
+def test_a_model_without_metrics_has_its_loss(scripted, numbers):
+    keep = Keep()
+    MainLoop(scripted(), numbers, [ComputeStats(), keep, StopAfter(epochs=1)]).run_training()
+    assert keep.epochs[-1]["train"] == {"loss": {"mean": 0.0}}
+
+
+def test_what_is_computed_without_arguments_can_be_monitored(train_digits):
+    training = train_digits(["ComputeStats", {"SaveBest": {"variable": "accuracy", "condition": "max"}}])
+    assert (training.output_dir / "checkpoints" / "best").exists()

@@ -80,6 +80,7 @@ def test_a_training_from_a_mapping_has_all_its_parts(tmp_path):
         "metrics.jsonl",
         "steps.jsonl",
         "checkpoints",
+        "code",
     }
 
 

@@ -1,0 +1,98 @@
+"""The first batch of each stream: its checksums tell later whether the data are still the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from emrun.encoding import digest
+from emrun.errors import StorageError
+from emrun.storage.run import Run
+from emrun.streams.stream import StreamPosition
+
+_LOG = logging.getLogger(__name__)
+_MOST = 1_000_000  # bytes of a batch that are looked at; this takes about a millisecond
+_ENTRY = 1000  # bytes that a number or a string in a list counts as, because it takes as long
+
+
+class Beginnings:
+    """Gives the checksums of first batches to the run: of the first evaluation and of pass 1 of each stream.
+
+    Args:
+        run: the run; None for none.
+    """
+
+    def __init__(self, run: Run | None) -> None:
+        self._batches = None if run is None or run.code is None else run.code.batches
+        self._seen: set[tuple[str, int]] = set()
+
+    def note(self, stream: str, position: StreamPosition, batch: Any) -> None:
+        """Look at a batch if it is the first of its stream.
+
+        Args:
+            stream: the name of the stream.
+            position: the position after the batch.
+            batch: the batch, before hooks can change it.
+        """
+        key = stream, position.pass_number
+        if self._batches is None or key in self._seen or position.pass_number > 1 or position.batch != 1:
+            return
+        self._seen.add(key)
+        try:
+            self._batches.note(*key, digests(batch))
+        except StorageError as error:
+            _LOG.warning("the first batch of stream %r is not recorded: %s", stream, error)
+
+
+def digests(batch: Any) -> dict[str, str | None]:
+    """Return a checksum of each source of a batch, None for values that have none: objects of other types.
+
+    Of a large batch only the beginning counts: of each source as many bytes as make about a megabyte together, and of
+    lists as many numbers and strings as can be looked at in the same time.
+    """
+    if not isinstance(batch, Mapping) or not batch:
+        return {}
+    return {str(name): _digest(values, _MOST // len(batch)) for name, values in batch.items()}
+
+
+def _digest(values: Any, most: int) -> str | None:
+    try:
+        return digest(_beginning(values, [most]))
+    except Exception:  # values of the user's own types can raise anything
+        return None
+
+
+def _beginning(values: Any, left: list[int]) -> Any:
+    """Return the first values, and the lengths of all, in types of which `digest` makes a checksum.
+
+    Args:
+        values: a source, or a part of it.
+        left: the number of bytes that may still be looked at, which is counted down.
+
+    Raises:
+        TypeError: a value is of another type.
+    """
+    if isinstance(values, torch.Tensor) or (isinstance(values, np.ndarray) and values.dtype != object):
+        first: Any = values
+        while first.nbytes > max(left[0], 0) and first.ndim and len(first):
+            rows = max(left[0], 0) * len(first) // first.nbytes
+            first = first[:rows] if rows else first[0]
+        left[0] -= first.nbytes
+        return [str(tuple(values.shape)), first]
+    if isinstance(values, Mapping):
+        return {str(name): _beginning(each, left) for name, each in values.items()}
+    if isinstance(values, list | tuple | np.ndarray):
+        entries = []
+        for each in values:
+            if left[0] <= 0:
+                break
+            entries.append(_beginning(each, left))
+        return [len(values), entries]
+    if isinstance(values, np.generic | bool | int | float | complex | str | bytes | None):
+        left[0] -= _ENTRY
+        return values[:_MOST] if isinstance(values, str | bytes) else values
+    raise TypeError(type(values).__name__)

@@ -1,0 +1,150 @@
+"""The record of what a run is made from, written by a thread: the directories `code`, `code-2`, ... of the run."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from time import monotonic
+
+from emrun.censor import Censor
+from emrun.errors import RunInUse, reason_of
+from emrun.storage.code import RECORD, Code, add_modules, changes, make_code_directory, read_code, write_code
+from emrun.storage.files import storing
+from emrun.storage.first_batches import FirstBatches
+from emrun.wording import listed
+
+_LOG = logging.getLogger(__name__)
+
+_CODE = re.compile(r"code(?:-([1-9]\d{0,8}))?")
+_SHOWN = 5  # entries of a list in the log
+_LONGEST_WAIT = 6.0  # seconds; gathering ends after five, unless a file system does not answer
+
+
+class CodeRecord:
+    """Records what a run is made from: once, and again at a resume if something has changed.
+
+    The first record is the directory `code`, later ones are `code-2`, `code-3`, ... What goes wrong is in the record
+    and in the log; it never ends the run.
+
+    Args:
+        directory: the run directory.
+        censor: removes values of the environment.
+        gather: returns what the run is made from, without the modules that have the given names, and with or without
+            the packages and repositories.
+    """
+
+    def __init__(self, directory: Path, censor: Censor, gather: Callable[[Container[str], bool], Code]) -> None:
+        self.batches = FirstBatches(directory / "code", censor)
+        """The first batches of the streams, in the directory `code`."""
+        self._directory = directory
+        self._censor = censor
+        self._gather = gather
+        self._thread: Thread | None = None
+        self._began = 0.0
+        self._iterations_done = 0
+        self._newest = Path()
+        self._is_given_up = False
+
+    def begin(self, iterations_done: int) -> None:
+        """Begin to gather and to write in a thread; later calls do nothing.
+
+        Args:
+            iterations_done: the number of iterations of the run so far.
+        """
+        if self._thread is None:
+            self._iterations_done = iterations_done
+            self._began = monotonic()
+            self._thread = Thread(target=self._try, args=(self._record,), name="emrun-code", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Wait until the thread has ended, at most a few seconds, and add modules that were imported meanwhile."""
+        if self._thread is None:
+            return
+        self._thread.join(max(0.0, self._began + _LONGEST_WAIT - monotonic()))
+        if self._thread.is_alive():
+            self._is_given_up = True
+            _LOG.warning("the code of the run is not recorded completely: the file system does not answer")
+        else:
+            self._try(self._add_late_modules)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except RunInUse:  # the loop finds out, too
+            pass
+        except Exception as error:
+            _LOG.warning("the code of the run is not recorded completely: %s", reason_of(error) or type(error).__name__)
+
+    def _record(self) -> None:
+        code = self._gather((), True).censored(self._censor)
+        if self._is_given_up:
+            return
+        numbers = [number for number, path in code_records(self._directory) if (path / RECORD).exists()]
+        newest = max(numbers, default=0)
+        before = read_code(_place(self._directory, newest)) if newest else None
+        severe, others = changes(before, code) if before is not None else ([], [])
+        if before is not None and not severe and not others:
+            self._newest = _place(self._directory, newest)
+            self._add(code)
+            return
+        self._newest = _place(self._directory, newest + 1)
+        make_code_directory(self._newest)
+        write_code(self._newest, code, self._iterations_done)
+        if severe or others:
+            found = [*severe, *others]
+            more = [f"{len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+            level = logging.WARNING if severe else logging.INFO
+            text = "the code has changed since the run began or was resumed: %s; see %s"
+            _LOG.log(level, text, listed([*found[:_SHOWN], *more]), self._newest)
+        self._tell(code.problems)
+
+    def _add_late_modules(self) -> None:
+        recorded = read_code(self._newest)
+        if recorded is not None:
+            self._add(self._gather(recorded.modules, False).censored(self._censor))
+
+    def _add(self, code: Code) -> None:
+        """Add the modules that the newest record does not have."""
+        recorded = read_code(self._newest)
+        if recorded is not None and not code.modules.keys() <= recorded.modules.keys():
+            known = recorded.content["problems"]
+            code = replace(code, problems=[each for each in code.problems if each not in known])
+            add_modules(self._newest, recorded, code)
+            self._tell(code.problems)
+
+    def _tell(self, problems: Sequence[str]) -> None:
+        if problems:
+            _LOG.warning("%s is not complete: %s", self._newest, "; ".join(problems[:_SHOWN]))
+
+
+def code_records(run_directory: Path) -> list[tuple[int, Path]]:
+    """Return the directories `code`, `code-2`, ... of a run with their numbers; links are not followed."""
+    found = []
+    for path in run_directory.iterdir():
+        match = _CODE.fullmatch(path.name)
+        if match is not None and path.is_dir() and not path.is_symlink():
+            found.append((int(match[1] or 1), path))
+    return sorted(found)
+
+
+def copy_code(source: Path, target: Path) -> None:
+    """Copy the directories `code`, `code-2`, ... of a run to another one."""
+    for _, path in code_records(source):
+        shutil.copytree(path, target / path.name, symlinks=True, ignore=shutil.ignore_patterns(".*"))
+
+
+def remove_code(run_directory: Path) -> None:
+    """Delete the directories `code`, `code-2`, ... of a run."""
+    for _, path in code_records(run_directory):
+        with storing(path, "delete"):
+            shutil.rmtree(path)
+
+
+def _place(run_directory: Path, number: int) -> Path:
+    return run_directory / ("code" if number == 1 else f"code-{number}")

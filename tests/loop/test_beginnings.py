@@ -1,0 +1,105 @@
+"""The checksums of first batches: of which batches, of how much of them, and of which types."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from emrun.errors import StorageError
+from emrun.loop.beginnings import Beginnings, digests
+from emrun.streams.stream import StreamPosition
+
+
+class Batches:
+    def __init__(self):
+        self.noted = []
+
+    def note(self, stream, pass_number, sources):
+        self.noted.append((stream, pass_number, list(sources)))
+
+
+@pytest.fixture
+def batches():
+    return Batches()
+
+
+@pytest.fixture
+def beginnings(batches):
+    return Beginnings(SimpleNamespace(code=SimpleNamespace(batches=batches)))
+
+
+def test_the_first_batch_of_the_first_pass_and_of_the_first_evaluation_counts(beginnings, batches):
+    for stream, *position in (("train", 0, 1), ("valid", 0, 1), ("valid", 0, 1), ("train", 1, 1), ("train", 2, 1)):
+        beginnings.note(stream, StreamPosition(*position), {"x": [1]})
+    beginnings.note("test", StreamPosition(0, 2), {"x": [1]})  # a resume continues in the pass
+    assert batches.noted == [("train", 0, ["x"]), ("valid", 0, ["x"]), ("train", 1, ["x"])]
+
+
+def test_without_a_run_or_a_record_nothing_is_noted():
+    for run in (None, SimpleNamespace(code=None)):
+        Beginnings(run).note("train", StreamPosition(0, 1), {"x": [1]})
+
+
+def test_an_error_of_the_file_is_a_warning(beginnings, batches, caplog):
+    def fail(*_):
+        raise StorageError(28, "cannot write it: the disk is full")
+
+    batches.note = fail
+    beginnings.note("train", StreamPosition(0, 1), {"x": [1]})
+    assert "the first batch of stream 'train' is not recorded: " in caplog.text
+
+
+VALUES = {
+    "array": lambda: np.arange(6.0).reshape(2, 3),
+    "tensor": lambda: torch.arange(6).reshape(2, 3),
+    "column": lambda: torch.arange(6).reshape(2, 3).t(),
+    "empty": lambda: np.zeros((0, 3)),
+    "scalar": lambda: torch.tensor(3.0),
+    "text": lambda: ["a", "b"],
+    "arrays": lambda: np.array(["a", "bc"]),
+    "ragged": lambda: [np.arange(2), np.arange(3)],
+    "nested": lambda: [{"boxes": np.zeros((1, 4)), "id": 3, "name": None}],
+    "objects": lambda: np.array([np.arange(2), None], dtype=object),
+}
+
+
+def test_equal_values_have_equal_checksums_and_others_have_not():
+    found = [digests({"x": make()})["x"] for make in VALUES.values()]
+    assert found == [digests({"x": make()})["x"] for make in VALUES.values()]
+    assert len(set(found)) == len(VALUES)
+    assert None not in found
+
+
+@pytest.mark.parametrize(
+    "values",
+    [object(), [object()], {"a": {1, 2}}, np.array([object()]), torch.zeros(2).to_sparse()],
+    ids=["object", "list", "set", "array", "sparse"],
+)
+def test_values_of_other_types_have_no_checksum(values):
+    assert digests({"x": values, "y": [1]}) == {"x": None, "y": digests({"y": [1]})["y"]}
+
+
+def test_what_is_not_a_mapping_has_no_sources():
+    assert digests([1, 2]) == digests({}) == {}
+
+
+@pytest.mark.parametrize("make", [torch.zeros, np.zeros])
+@pytest.mark.parametrize("shape", [(1000, 1000), (1, 1000, 1000), (10**6,)])
+def test_of_large_arrays_the_beginning_and_the_shape_count(make, shape):
+    values = make(shape)
+    before = digests({"x": values})["x"]
+    values.reshape(-1)[-1] = 1
+    assert digests({"x": values})["x"] == before
+    values.reshape(-1)[0] = 1
+    assert digests({"x": values})["x"] != before
+    assert digests({"x": make((2, *shape))})["x"] != digests({"x": make((3, *shape))})["x"]
+
+
+def test_of_long_lists_the_beginning_and_the_length_count():
+    class Long(list):
+        def __iter__(self):
+            yield from range(2000)
+            pytest.fail("read further than a megabyte")
+
+    assert digests({"x": Long([0] * 10**6)})["x"] != digests({"x": Long([0] * 10**5)})["x"]

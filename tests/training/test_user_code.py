@@ -1,0 +1,269 @@
+"""What a run is made from: gathered from this process and its repositories, recorded by runs, resumes and forks."""
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from emrun import AbstractHook, create_training, resume_training
+from emrun.storage.code import read_code
+from emrun.training import user_code
+from emrun.training.create import train
+from emrun.training.evaluate import evaluate
+from emrun.training.user_code import gather
+from tests.training.resuming import DATA, MODEL, config_of
+
+
+class Fails(AbstractHook):
+    def before_training(self):
+        raise ValueError("too early")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Return a directory on the path; the modules that are imported from it are forgotten afterwards."""
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.syspath_prepend(place)
+    yield place
+    for name in [name for name in sys.modules if name.startswith("user_")]:
+        del sys.modules[name]
+
+
+def git(directory, *arguments):
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
+    done = subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True, timeout=30)
+    return done.stdout.strip()
+
+
+def user_modules(found):
+    return {name: module for name, module in found.modules.items() if name.startswith("user_")}
+
+
+def test_modules_are_those_that_belong_to_no_package(place):
+    (place / "user_a.py").write_text("a = 1\n")
+    (place / "user_b").mkdir()
+    (place / "user_b/__init__.py").write_text("")
+    (place / "user_b/parts.py").write_bytes(b"# coding: latin-1\nb = '\xe4'\n")
+    (place / "user_c").mkdir()  # a namespace
+    (place / "user_c/inner.py").write_text("")
+    (place / "user_c/with-dash.py").write_text("")
+    for name in ("user_a", "user_b.parts", "user_c.inner", "user_c.with-dash"):
+        importlib.import_module(name)
+    found = gather([place])
+    assert found.problems == []
+    assert {name: module.source for name, module in user_modules(found).items()} == {
+        "user_a": b"a = 1\n",
+        "user_b": b"",
+        "user_b.parts": b"# coding: latin-1\nb = '\xe4'\n",
+        "user_c.inner": b"",
+        "user_c.with-dash": b"",
+    }
+    assert found.modules["user_b"].file == str(place / "user_b/__init__.py")
+    assert not {"torch", "json", "pytest", "numpy", "emrun", "emrun.hook"} & found.modules.keys()
+    assert not user_modules(
+        gather([place], {"user_a", "user_b", "user_b.parts", "user_c.inner", "user_c.with-dash"}, everything=False)
+    )
+
+
+def test_packages_have_their_versions_and_where_they_come_from(place):
+    info = place.parent / "installed" / "mine_too-1.0rc1.dist-info"
+    info.mkdir(parents=True)
+    (info / "direct_url.json").write_text(
+        json.dumps({"url": "https://host/mine.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}})
+    )
+    (info.parent / "user_installed.py").write_text("")
+    sys.path.append(str(info.parent))
+    try:
+        importlib.import_module("user_installed")
+        found = gather([place])
+    finally:
+        sys.path.remove(str(info.parent))
+    assert found.packages["mine_too"] == "1.0rc1  # https://host/mine.git abc"
+    assert found.packages["torch"] == version("torch")
+    assert not user_modules(found)  # of a directory with installed packages
+
+
+def test_modules_without_a_source_have_a_checksum(place):
+    (place / "user_compiled.py").write_text("a = 1\n")
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "-b", place], check=True, timeout=60)
+    (place / "user_compiled.py").unlink()
+    importlib.import_module("user_compiled")
+    found = gather([place])
+    assert found.modules["user_compiled"].source is None
+    assert len(found.modules["user_compiled"].sha256) == 64
+    assert found.problems == []
+
+
+def test_files_that_cannot_be_read_are_large_or_are_no_files_are_problems(place, monkeypatch):
+    for name in ("user_gone", "user_large", "user_pipe", "user_link"):
+        (place / f"{name}.py").write_text("")
+        importlib.import_module(name)
+    (place / "user_gone.py").unlink()
+    (place / "user_large.py").write_text("#" * 5_000_001)
+    (place / "user_pipe.py").unlink()
+    subprocess.run(["mkfifo", place / "user_pipe.py"], check=True, timeout=30)
+    (place / "user_link.py").unlink()
+    (place / "user_link.py").symlink_to(place / "other.py")
+    (place / "other.py").write_text("other = 1\n")
+    monkeypatch.setitem(sys.modules, "user_odd/../name", sys.modules["user_link"])
+    monkeypatch.setitem(sys.modules, "user_none", None)
+    found = gather([place])
+    assert [problem.replace(str(place), "DIR") for problem in found.problems] == [
+        "module user_gone cannot be read: no such file or directory: DIR/user_gone.py",
+        "module user_large is left out: sources of more than 5 MB",
+        "module user_pipe is not a usual module",
+        "module user_odd/../name is not a usual module",
+    ]
+    assert found.modules["user_link"].source == b"other = 1\n"
+
+
+def repositories(place):
+    """Return the repositories without those of the modules of these tests."""
+    return [each for each in gather([place]).repositories if Path(each.directory).is_relative_to(place.parent)]
+
+
+@pytest.fixture
+def repository(place):
+    git(place, "init", "-q")
+    (place / "user_a.py").write_text("a = 1\n")
+    git(place, "add", ".")
+    git(place, "commit", "-q", "-m", "first")
+    return place
+
+
+def test_a_repository_has_its_commit_its_changes_and_the_names_of_untracked_files(repository):
+    (repository / "user_a.py").write_text("a = 2\n")
+    (repository / "new ä.py").write_text("")
+    (repository / "log/run").mkdir(parents=True)
+    (repository / "log/run/file").write_text("")
+    (repository / ".gitignore").write_text("*.pyc\n")
+    (repository / "old.pyc").write_text("")
+    (repository / "inner").mkdir()
+    (found,) = [each for each in gather([repository / "inner"]).repositories if each.directory == str(repository)]
+    assert (found.directory, found.commit) == (str(repository), git(repository, "rev-parse", "HEAD"))
+    assert found.untracked == [".gitignore", "log/", "new ä.py"]
+    git(repository, "checkout", "-q", "user_a.py")
+    subprocess.run(["git", "apply"], cwd=repository, input=found.diff, check=True, timeout=30)
+    assert (repository / "user_a.py").read_text() == "a = 2\n"
+
+
+def test_modules_of_another_repository_count_too(repository):
+    other = repository.parent / "other"
+    shutil.copytree(repository, other)
+    (other / "user_other").mkdir()
+    (other / "user_other/__init__.py").write_text("")
+    sys.path.append(str(other))
+    try:
+        importlib.import_module("user_other")
+    finally:
+        sys.path.remove(str(other))
+    assert [each.directory for each in repositories(repository)] == [str(repository), str(other)]
+
+
+def test_without_a_repository_or_git_there_is_a_reason_at_most(place, monkeypatch):
+    assert (repositories(place), gather([place]).problems) == ([], [])
+    git(place, "init", "-q")
+    (found,) = repositories(place)
+    assert (found.commit, found.diff) == (None, None)
+    monkeypatch.setenv("PATH", str(place))
+    found = gather([place])
+    assert found.repositories == []
+    assert found.problems[0] == f"the git repository of {place} is left out: no such file or directory: git"
+    shutil.rmtree(place / ".git")
+    assert not [problem for problem in gather([place]).problems if str(place) in problem]
+
+
+def test_a_repository_that_git_refuses_is_left_out_with_the_reason(place, monkeypatch):
+    git(place, "init", "-q")
+    (place / "git").write_text("#!/bin/sh\necho 'fatal: detected dubious ownership' >&2\nexit 128\n")
+    (place / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(place))
+    found = gather([place])
+    assert found.repositories == []
+    assert found.problems[0] == f"the git repository of {place} is left out: fatal: detected dubious ownership"
+
+
+def test_changes_that_are_too_large_are_left_out(repository):
+    (repository / "user_a.py").write_text("a = 2\n" * 1_000_000)
+    found = gather([repository])
+    assert found.problems == [f"the uncommitted changes in {repository} are left out: git diff printed more than 5 MB"]
+    assert found.repositories[0].diff is None
+
+
+def test_a_run_a_resume_and_a_fork_record_their_code(project, monkeypatch, caplog):
+    for name in ("resume_data", "resume_model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(project.parent))
+    git(project, "init", "-q")
+    git(project, "add", ".")
+    git(project, "commit", "-q", "-m", "first")
+    config = {**config_of(), "code_directory": str(project)}
+    train(create_training(config, output_dir=project / "run", overrides=["hooks.StopAfter.epochs=1"]))
+    code = project / "run/code"
+    assert (code / "modules/resume_data.py").read_text() == DATA
+    assert (code / "modules/resume_model.py").read_text() == MODEL
+    assert f"torch=={version('torch')}\n" in (code / "packages.txt").read_text()
+    assert read_code(code).repositories[str(project)][0] == git(project, "rev-parse", "HEAD")
+    lines = [json.loads(line) for line in (code / "batches.jsonl").read_text().splitlines()]
+    assert [(line["stream"], line["pass"], list(line["sources"])) for line in lines] == [
+        ("train", 0, ["x", "y"]),
+        ("valid", 0, ["x", "y"]),
+        ("train", 1, ["x", "y"]),
+    ]
+    evaluate(project / "run", "valid")
+    assert not (project / "run/eval/valid-1/code").exists()
+    before = {path: path.read_bytes() for path in code.rglob("*") if path.is_file()}
+    caplog.clear()
+    train(resume_training(project / "run", ["hooks.StopAfter.epochs=2"]))
+    assert {path: path.read_bytes() for path in code.rglob("*") if path.is_file()} == before
+    assert not (project / "run/code-2").exists()
+    (project / "resume_model.py").write_text(MODEL + "\n")
+    train(resume_training(project / "run", ["hooks.StopAfter.epochs=3"], fork=project / "fork"))
+    assert {path: (project / "fork/code" / path.relative_to(code)).read_bytes() for path in before} == before
+    second = project / "fork/code-2"
+    assert (second / "modules/resume_model.py").read_text() == MODEL + "\n"
+    assert b"+\n" in (second / "diff.patch").read_bytes()
+    assert json.loads((second / "record.json").read_text())["iterations_done"] == 10
+    (line,) = [each for each in caplog.messages if "the code has changed" in each]
+    assert "module resume_model, uncommitted changes; see" in line
+    assert line in (project / "fork/train.log").read_text().replace("\n", "")
+    assert not (project / "run/code-2").exists()
+
+
+def test_a_resumed_run_has_the_first_batches_of_an_uninterrupted_one(project):
+    config = config_of()
+    config["main_loop"] = {**config.get("main_loop", {}), "extra_streams": [{"valid": "2 epochs"}]}
+    train(create_training(config, output_dir=project / "straight"))
+    train(create_training(config, output_dir=project / "run", overrides=["hooks.StopAfter.iterations=3"]))
+    path = project / "run/code/batches.jsonl"
+    before = path.read_text()
+    train(resume_training(project / "run", ["~hooks.StopAfter.iterations"]))
+    assert path.read_text() == (project / "straight/code/batches.jsonl").read_text()
+    assert len(path.read_text()) >= len(before)
+
+
+def test_a_start_after_a_failed_start_replaces_its_code(project):
+    config = config_of()
+    broken = {**config, "hooks": ["tests.training.test_user_code.Fails"]}
+    with pytest.raises(ValueError, match="too early"):
+        train(create_training(broken, output_dir=project / "run"))
+    assert "tests.training.test_user_code" in read_code(project / "run/code").modules
+    (project / "run/code/modules/left.py").write_text("")
+    train(create_training(config, output_dir=project / "run"))
+    assert not (project / "run/code/modules/left.py").exists()
+    assert not (project / "run/code-2").exists()
+
+
+def test_python_and_its_packages_are_found_where_they_are(monkeypatch):
+    paths = {name: Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")}
+    found = list(user_code._user_modules(set(), ()))
+    assert not [file for _, file in found if any(Path(file).is_relative_to(path) for path in paths.values())]
