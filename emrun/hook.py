@@ -96,6 +96,10 @@ class Loop(Protocol):
         """Number of batches that the model was trained on."""
 
     @property
+    def updates_done(self) -> int:
+        """Number of updates of the weights; every batch that the model was trained on makes one."""
+
+    @property
     def stream_name(self) -> str | None:
         """The name of the current stream; None between streams."""
 

@@ -190,6 +190,11 @@ class MainLoop:
         return self._state.iterations_done
 
     @property
+    def updates_done(self) -> int:
+        """Number of updates of the weights; every batch that the model was trained on makes one."""
+        return self._state.iterations_done
+
+    @property
     def extra_streams(self) -> list[str]:
         """Names of the streams that are evaluated after the train stream. The train stream is `train_eval` here."""
         return list(self.streams.intervals)
