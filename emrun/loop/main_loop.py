@@ -142,7 +142,11 @@ class MainLoop:
         self._state = state = TrainingState(model, events.hooks, streams, run)
         first_saved = partial(run.trace.write, has_checkpoints=True) if run is not None else lambda: None
         self._saving = saving = Saving(
-            run.checkpoints if run else None, state.snapshot, endings.take_notice, first_saved
+            run.checkpoints if run else None,
+            state.snapshot,
+            endings.take_notice,
+            first_saved,
+            events.tell_of_checkpoint,
         )
         self.checks = checks = BatchChecks(
             model,

@@ -103,6 +103,11 @@ class Session:
             if failure is not None:
                 _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
             failure = failure or saving_error
+        if failure is not None:
+            try:
+                epochs.saving.tell()
+            except BaseException:
+                _LOG.exception("a hook failed in after_checkpoint")
         epochs.saving.close()
         if not isinstance(failure, TrainingAborted):  # the hook that raised it has given the reason
             epochs.loss.warn()
