@@ -70,6 +70,10 @@ class Loop(Protocol):
         """The dataset."""
 
     @property
+    def hooks(self) -> Sequence[AbstractHook]:
+        """The hooks, in the order in which they are called."""
+
+    @property
     def train_stream_name(self) -> str:
         """The name of the stream that the model is trained on."""
 
