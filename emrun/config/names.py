@@ -68,7 +68,7 @@ _KEYS = {
     "valcheckinterval checkvaleverynepoch evalsteps evalevery validateevery validationfreq": _INTERVAL,
     "limittrainbatches stepsperepoch": "main_loop.fixed_epoch_size is the number of batches of an epoch",
     "logger loggers reportto": "use the hooks WriteCSV or LogVariables; every run has a train.log and a metrics.jsonl",
-    "logeverynsteps loggingsteps": "statistics are computed per epoch; main_loop.fixed_epoch_size makes epochs shorter",
+    "logeverynsteps loggingsteps": "use the hook LogVariables: {every: 50 updates}, or WriteCSV: {every: 50 updates}",
     "enableprogressbar progressbar": "use the hook ShowProgress",
     "fastdevrun numsanityvalsteps": "`emrun check CONFIG` tries a batch of each stream without training",
     "trainloader valloader traindataloader valdataloaders evaldataset traindataset": _STREAMS,
