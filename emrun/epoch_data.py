@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from emrun.errors import HookError
+from emrun.model import AbstractModel
 from emrun.wording import did_you_mean, listed
 
 LEARNING_RATE = "learning_rate"
@@ -15,6 +16,12 @@ LEARNING_RATE = "learning_rate"
 def named_rates(rates: Iterable[Any]) -> dict[str, Any]:
     """Return the learning rates of parameter groups by name: `learning_rate`, `learning_rate_1`, ... in order."""
     return {f"{LEARNING_RATE}_{index}" if index else LEARNING_RATE: rate for index, rate in enumerate(rates)}
+
+
+def learning_rates(model: AbstractModel) -> dict[str, float]:
+    """Return the learning rates of a model's last update by name, as `named_rates`; empty if the model has none."""
+    rates = model.step_values().get(LEARNING_RATE)
+    return {name: float(rate) for name, rate in named_rates(() if rates is None else rates).items()}
 
 
 def is_rate(name: str) -> bool:

@@ -16,6 +16,7 @@
         after_epoch(epoch_id, epoch_data)                   # hooks write and read the statistics of the epoch
         after_epoch_profile(epoch_id, profile, streams)     # what the loop has timed during the epoch
         # then: write the line of `metrics.jsonl`, save the requested checkpoints, end if a hook or a signal asks for it
+    after_checkpoint(name, directory)                       # between batches or epochs: a checkpoint has been committed
     on_error(error)                                         # only if the run has failed
     after_training(success)                                 # always
 
@@ -29,6 +30,7 @@ import types
 import typing
 from collections import abc
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from emrun.model import AbstractModel
@@ -68,6 +70,10 @@ class Loop(Protocol):
         """The dataset."""
 
     @property
+    def hooks(self) -> Sequence[AbstractHook]:
+        """The hooks, in the order in which they are called."""
+
+    @property
     def train_stream_name(self) -> str:
         """The name of the stream that the model is trained on."""
 
@@ -94,6 +100,10 @@ class Loop(Protocol):
     @property
     def iterations_done(self) -> int:
         """Number of batches that the model was trained on."""
+
+    @property
+    def updates_done(self) -> int:
+        """Number of updates of the weights; every batch that the model was trained on makes one."""
 
     @property
     def stream_name(self) -> str | None:
@@ -295,6 +305,18 @@ class AbstractHook(_NotesNames):
 
     def after_epoch_profile(self, epoch_id: int, profile: Profile, streams: Sequence[str]) -> None:
         """Called after `after_epoch` of all hooks; `profile` holds the seconds that the loop has timed in the epoch."""
+
+    def after_checkpoint(self, name: str, directory: Path) -> None:
+        """Called when a checkpoint has been committed, once for each of its names.
+
+        Checkpoints are written by a thread. The loop calls this event after the first batch or epoch that ends after
+        the commit, before the next commit begins, and before `after_training`. Random states are restored afterwards.
+
+        A hook must not change the training here, because the time of the commit differs from run to run. A process
+        that is killed may not get to the call: a hook that copies checkpoints elsewhere compares both sides when it is
+        resumed. `directory` must not be changed, and is deleted when a later checkpoint takes its last name: a hook
+        that reads it in another thread makes a copy with hard links first.
+        """
 
     def on_error(self, error: BaseException) -> None:
         """Called when the training has failed, before `after_training`."""

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_type_hints
 
 from emrun.errors import ArgumentError
+from emrun.wording import listed
 
 Batch = Mapping[str, Any]
 """Source name -> values; all sources have the same length."""
@@ -78,7 +79,10 @@ def evaluated(annotation: Any, names: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How often something happens: `5 epochs`, `500 iterations`, `30 minutes`; a bare number means epochs."""
+    """How often or when something happens: `5 epochs`, `200 updates`, `500 iterations`, `30 minutes`.
+
+    A bare number means epochs.
+    """
 
     count: float
     unit: str
@@ -96,12 +100,22 @@ class Interval:
             ArgumentError: the value is not a positive number of one of these units.
         """
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)?\s*", str(value))
-        unit = (match.group(2) or "epochs").rstrip("s") + "s" if match else ""
+        word = (match.group(2) or "epochs") if match else ""
+        unit = next((each for each in units if word in (each, _singular(each))), None)
         count = float(match.group(1)) if match else 0.0
         whole = unit == "minutes" or count.is_integer()
-        if isinstance(value, bool) or unit not in units or count <= 0 or not whole:
-            raise ArgumentError(argument, f"{value!r} is not an interval; write for example '5 {units[0]}'")
+        if isinstance(value, bool) or unit is None or count <= 0 or not whole:
+            more = f"; the units here are {listed(units)}" if len(units) > 1 else ""
+            raise ArgumentError(argument, f"{value!r} is not an interval; write for example '5 {units[0]}'{more}")
         return cls(count, unit)
+
+    def __str__(self) -> str:
+        """Return the interval as it is written in a config."""
+        return f"{self.count:g} {_singular(self.unit) if self.count == 1 else self.unit}"
+
+
+def _singular(unit: str) -> str:
+    return unit.removesuffix("es") if unit == "passes" else unit.removesuffix("s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,27 +5,35 @@ from typing import TYPE_CHECKING
 from emrun.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from emrun.hooks.check import Check as Check
     from emrun.hooks.compute_stats import ComputeStats as ComputeStats
+    from emrun.hooks.early_stopping import EarlyStopping as EarlyStopping
     from emrun.hooks.log_variables import LogVariables as LogVariables
+    from emrun.hooks.on_plateau import OnPlateau as OnPlateau
     from emrun.hooks.save_best import SaveBest as SaveBest
     from emrun.hooks.save_every import SaveEvery as SaveEvery
     from emrun.hooks.save_latest import SaveLatest as SaveLatest
     from emrun.hooks.show_progress import ShowProgress as ShowProgress
     from emrun.hooks.stop_after import StopAfter as StopAfter
     from emrun.hooks.stop_on_nan import StopOnNaN as StopOnNaN
+    from emrun.hooks.stop_on_plateau import StopOnPlateau as StopOnPlateau
     from emrun.hooks.write_csv import WriteCSV as WriteCSV
 
 __getattr__, __dir__ = lazy_names(
     "emrun.hooks",
     {
+        "Check": "check",
         "ComputeStats": "compute_stats",
+        "EarlyStopping": "early_stopping",
         "LogVariables": "log_variables",
+        "OnPlateau": "on_plateau",
         "SaveBest": "save_best",
         "SaveEvery": "save_every",
         "SaveLatest": "save_latest",
         "ShowProgress": "show_progress",
         "StopAfter": "stop_after",
         "StopOnNaN": "stop_on_nan",
+        "StopOnPlateau": "stop_on_plateau",
         "WriteCSV": "write_csv",
     },
 )

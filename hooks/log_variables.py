@@ -1,16 +1,19 @@
-"""Write the statistics of each epoch to the log."""
+"""Write the statistics of epochs to the log, and means of the train stream between epochs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
 from emrun.arguments import check_choice, check_names
-from emrun.epoch_data import is_rate, statistics
+from emrun.epoch_data import is_rate, learning_rates, statistics
 from emrun.errors import HookError
+from emrun.fields import record
 from emrun.hook import AbstractHook
+from emrun.hooks._intervals import Every
+from emrun.hooks._train_means import MEANS, TrainMeans
 from emrun.types import EpochData, EpochVariable
 from emrun.wording import did_you_mean
 
@@ -28,20 +31,31 @@ class LogVariables(AbstractHook):
 
         hooks:
           - ComputeStats: {variables: [loss, {accuracy: [mean, std]}]}
-          - LogVariables: {variables: [loss]}
+          - LogVariables: {variables: [loss], every: 50 updates}
+
+    With `every: 50 updates`, there is also a line after every 50 updates, with the means of the train stream since the
+    last line: `epoch 3  iteration 250  train  loss 0.1240  lr 0.001`.
 
     Args:
         variables: which variables of the epoch are logged; by default all.
         on_unknown_type: what to do if a value is not a number: `error`, `warn`, `str` (log the value as a string) or
             `ignore`.
+        every: how often lines are logged: `5 epochs` for fewer lines; `50 updates`, `500 iterations` or `5 minutes` for
+            more, of the variables that the batches have.
 
     Raises:
-        ArgumentError: `variables` is not a list of names, or `on_unknown_type` has another value.
+        ArgumentError: `variables` is not a list of names, `every` is not an interval, or `on_unknown_type` has another
+            value.
         HookError: a value is not a number and `on_unknown_type` is `error`, or no stream has a listed variable.
     """
 
+    reads = ()
+
     def __init__(
-        self, variables: Sequence[EpochVariable] | None = None, on_unknown_type: UnknownType = "ignore"
+        self,
+        variables: Sequence[EpochVariable] | None = None,
+        on_unknown_type: UnknownType = "ignore",
+        every: int | str = 1,
     ) -> None:
         super().__init__()
         check_choice("on_unknown_type", on_unknown_type, UnknownType)
@@ -49,9 +63,41 @@ class LogVariables(AbstractHook):
             check_names("variables", variables)
         self._variables = variables
         self._on_unknown_type = on_unknown_type
+        self._every = Every("every", every)
+        self._means = TrainMeans("LogVariables", variables)
+        if not self._every.is_within_epochs and type(self).after_batch is LogVariables.after_batch:
+            self.after_batch = None  # type: ignore[method-assign, assignment]  # it would do nothing
+
+    def before_training(self) -> None:
+        """Start the clock."""
+        self._every.start()
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Add the batch to the means of the train stream; log them if a line is due within the epoch."""
+        loop = self.main_loop
+        if not (loop.training and self._every.is_within_epochs and stream_name == loop.train_stream_name):
+            return
+        self._means.add(loop, batch_data)
+        if self._every.is_batch_due(loop):
+            parts = [f"{name} {_readable(value)}" for name, value in self._means.take().items()]
+            parts += self._rates()
+            epoch, iteration = loop.training_epochs_done + 1, loop.iterations_done
+            _LOG.info("epoch %d  iteration %d  %s  %s", epoch, iteration, stream_name, "  ".join(parts))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values since the last line."""
+        return {"means": self._means.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the values since the last line."""
+        record({"means": MEANS}, may_lack=("means",)).check(state)
+        self._means.load_state_dict(state.get("means", {}) if self._every.is_within_epochs else {})
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Log one line per stream."""
+        self._means.forget()
+        if not (self._every.is_epoch_due(epoch_id) or self._every.is_within_epochs or self.main_loop.evaluating):
+            return
         found = [name for variables in epoch_data.values() for name in variables]
         for name in self._variables or ():
             if name not in found:
@@ -65,17 +111,17 @@ class LogVariables(AbstractHook):
                 for part in self._format(stream, name, value)
             ]
             if stream == self.main_loop.train_stream_name and not self.main_loop.evaluating:
-                parts += self._pace(variables if epoch_id > 0 else {})
+                parts += self._rates() if epoch_id > 0 else []
+                parts.append(f"{self.main_loop.epoch_seconds:.1f} s")
             if parts:
                 _LOG.info(
                     "epoch %d  %s  %s", self.main_loop.training_epochs_done, stream.ljust(width), "  ".join(parts)
                 )
 
-    def _pace(self, variables: Mapping[str, Any]) -> list[str]:
-        """Return the learning rates among the variables of the epoch, and the seconds of the epoch."""
-        rates = [value for name, value in variables.items() if is_rate(name) and isinstance(value, Real)]
-        shown = list(dict.fromkeys(f"{float(rate):g}" for rate in rates))
-        return [*([f"lr {' '.join(shown)}"] if shown else []), f"{self.main_loop.epoch_seconds:.1f} s"]
+    def _rates(self) -> list[str]:
+        """Return the different learning rates of the last update, if the model has any."""
+        shown = dict.fromkeys(f"{rate:g}" for rate in learning_rates(self.main_loop.model).values())
+        return [f"lr {' '.join(shown)}"] if shown else []
 
     def _format(self, stream: str, name: str, value: Any) -> list[str]:
         parts = []

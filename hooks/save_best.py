@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping
-from typing import Any, Literal
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from emrun.arguments import check_choice, safe_component
-from emrun.errors import ArgumentError, HookError
-from emrun.fields import ANYTHING, NUMBER, optional, record, sequence_of
+from emrun.arguments import check_count, safe_component
+from emrun.errors import ArgumentError
+from emrun.fields import ANYTHING, NUMBER, mapping_of, record, sequence_of, whole
+from emrun.hooks._statistic import Condition, Statistic
 from emrun.hooks.save_latest import SaveLatest
 from emrun.types import EpochData, Policy
-from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 
-Condition = Literal["min", "max"]
+_KEPT = sequence_of(record({"value": NUMBER, "epoch": whole()}))
+_STATE = mapping_of(record({"of": sequence_of(ANYTHING), "kept": _KEPT}))
 
 
 class SaveBest(SaveLatest):
@@ -26,19 +27,25 @@ class SaveBest(SaveLatest):
           - ComputeStats: {variables: [loss, accuracy]}
           - SaveBest: {variable: accuracy, condition: max}
 
-    Only the latest such checkpoint is kept. NaN is never better.
+    NaN is never better, and of equal values the earliest counts. With `keep: 3`, the three best checkpoints are kept:
+    they are named by their epochs, `best-7`, `best-12`, `best-9`, and the best of them is also `best`. `also` lists
+    more statistics, each with checkpoints of its own; those of `valid/loss` are named `best-valid-loss`:
+
+        - SaveBest: {variable: accuracy, condition: max, keep: 3, also: {valid/loss: min}}
 
     Args:
-        model_name: the name of the checkpoint.
+        model_name: the name of the checkpoint, and the first part of all other names.
         variable: the variable to compare.
         condition: `min` if smaller values are better, `max` if larger values are better.
         stream: the stream of the variable; epochs in which the stream is not evaluated are skipped.
         aggregation: the aggregation to compare; null if the data of the epoch has one plain number for the variable.
         on_save_failure: what to do if the checkpoint cannot be saved, for whatever reason: `error`, `warn` or
             `ignore`.
+        keep: how many of the best checkpoints to keep, for each statistic.
+        also: more statistics: `stream/variable` (its mean) or `stream/variable/aggregation`, each with its condition.
 
     Raises:
-        ArgumentError: `condition` or `on_save_failure` has another value, or `model_name` cannot name a directory.
+        ArgumentError: an argument has a value that is not allowed, or `model_name` cannot name a directory.
         HookError: there is no run directory, or the statistic is missing or not a number.
     """
 
@@ -50,74 +57,95 @@ class SaveBest(SaveLatest):
         stream: str = "valid",
         aggregation: str | None = "mean",
         on_save_failure: Policy = "error",
+        keep: int = 1,
+        also: Mapping[str, Condition] | None = None,
     ) -> None:
         super().__init__(on_save_failure)
-        check_choice("condition", condition, Condition)
         if not isinstance(model_name, str) or not model_name:
             raise ArgumentError("model_name", f"{model_name!r} is not a name")
+        check_count("keep", keep, minimum=1)
+        if also is not None and not isinstance(also, Mapping):
+            raise ArgumentError("also", f"{also!r} is not a mapping of addresses to conditions, {{valid/loss: min}}")
         self.name = model_name
-        safe_component("model_name", model_name)
-        self.saves = (model_name.replace("*", "_"),)
-        self._path = (stream, variable, aggregation) if aggregation else (stream, variable)
-        self._sign = 1.0 if condition == "max" else -1.0
-        self._best: float | None = None
-        self.monitors = ("/".join(str(part) for part in self._path),)
+        statistic = Statistic("SaveBest", variable, condition, stream, aggregation)
+        self._bests = [_Best(safe_component("model_name", model_name), statistic, keep)]
+        for address, wanted in (also or {}).items():
+            statistic = Statistic.at("SaveBest", "also", address, wanted)
+            name = safe_component("also", f"{model_name}-{address.replace('/', '-')}")
+            self._bests.append(_Best(name, statistic, keep))
+        self.saves = tuple(name for best in self._bests for name in best.saves)
+        self.monitors = tuple(best.statistic.address for best in self._bests)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Request the checkpoint if the statistic is better than before."""
-        if self.main_loop.evaluating or self._path[0] not in epoch_data:
+        """Request the checkpoint under the names of those statistics that are better than before."""
+        if self.main_loop.evaluating:
             return
-        value = self._read(epoch_data)
-        if math.isnan(value) or (self._best is not None and self._sign * value <= self._sign * self._best):
-            return
-        self._best = value
-        _LOG.info("new best %s: %g", self.monitors[0], value)
-        super().after_epoch(epoch_id, epoch_data)
+        for best in self._bests:
+            value = best.statistic.read(epoch_data)
+            for name in best.take(value, epoch_id) if value is not None else ():
+                self.main_loop.request_checkpoint(name, self._on_save_failure, best.superfluous)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value so far, with its statistic and its sign."""
-        return {"best": self._best, "of": [self.monitors[0], self._sign]}
+        """Return the best values so far with their epochs, each with its statistic and its sign."""
+        return {
+            best.name: {
+                "of": best.statistic.identity,
+                "kept": [{"value": value, "epoch": epoch} for value, epoch in best.kept],
+            }
+            for best in self._bests
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the best value so far, unless this hook compares another statistic now."""
-        record({"best": optional(NUMBER), "of": sequence_of(ANYTHING)}).check(state)
-        if state["of"] == [self.monitors[0], self._sign]:
-            self._best = state["best"]
-        else:
-            _LOG.warning(
-                "SaveBest now compares another statistic, %s; its next value counts as the best", self.monitors[0]
-            )
-
-    def _read(self, epoch_data: EpochData) -> float:
-        value: Any = epoch_data
-        for part in self._path:
-            if not isinstance(value, Mapping) or part not in value:
-                there = listed(list(value)) if isinstance(value, Mapping) else f"the number {value}"
-                raise HookError(f"SaveBest monitors {self.monitors[0]}, but there is no {part!r}: there is {there}")
-            value = value[part]
-        if isinstance(value, Mapping) and value:
-            raise HookError(
-                f"SaveBest monitors {self.monitors[0]}, which has the aggregations {listed(list(map(str, value)))}; "
-                "set aggregation to one of them"
-            )
-        number = _number(value)
-        if number is None:
-            raise HookError(f"SaveBest monitors {self.monitors[0]}, which is not a number: {_shown(value)}")
-        return number
+        """Restore the best values so far, except of a statistic that this hook did not compare before."""
+        _STATE.check(state)
+        for best in self._bests:
+            saved = state.get(best.name)
+            if saved is not None and saved["of"] == best.statistic.identity:
+                best.kept = [(each["value"], each["epoch"]) for each in saved["kept"][: best.keep]]
+            else:
+                _LOG.warning(
+                    "SaveBest now compares another statistic, %s; its next value counts as the best",
+                    best.statistic.address,
+                )
 
 
-def _number(value: Any) -> float | None:
-    """Return a number, or the only number in an array or tensor; None for any other value."""
-    if isinstance(value, str | bytes):
-        return None
-    item = getattr(value, "item", None)  # of arrays and tensors
-    try:
-        return float(item() if callable(item) else value)
-    except (TypeError, ValueError, RuntimeError):
-        return None
+class _Best:
+    """The best values of a statistic so far, and the names of their checkpoints.
 
+    Args:
+        name: the name of the best checkpoint.
+        statistic: the statistic.
+        keep: how many checkpoints to keep.
+    """
 
-def _shown(value: Any) -> str:
-    """Return a short description of a value."""
-    shape = getattr(value, "shape", None)
-    return repr(value)[:40] if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"
+    def __init__(self, name: str, statistic: Statistic, keep: int) -> None:
+        self.name = name
+        self.statistic = statistic
+        self.keep = keep
+        self.kept: list[tuple[float, int]] = []
+        """The values that are kept and their epochs, the best first."""
+
+    @property
+    def saves(self) -> tuple[str, ...]:
+        """The names, as a hook declares them."""
+        return (self.name, f"{self.name}-*") if self.keep > 1 else (self.name,)
+
+    def take(self, value: float, epoch_id: int) -> list[str]:
+        """Compare the value of an epoch; return the names for the checkpoint of the epoch, if it is to be kept."""
+        is_better = self.statistic.is_better
+        rank = next((i for i, (other, _) in enumerate(self.kept) if is_better(value, other)), len(self.kept))
+        if rank >= self.keep or not is_better(value, None):
+            return []
+        self.kept.insert(rank, (value, epoch_id))
+        del self.kept[self.keep :]
+        if rank == 0:
+            _LOG.info("new best %s: %g", self.statistic.address, value)
+        return [self.name] * (rank == 0) + [f"{self.name}-{epoch_id}"] * (self.keep > 1)
+
+    def superfluous(self, names: Iterable[str]) -> list[str]:
+        """Return the names of checkpoints that are not among the best any more."""
+        if self.keep == 1:
+            return []
+        pattern = re.compile(re.escape(self.name) + r"-\d+")
+        kept = {f"{self.name}-{epoch}" for _, epoch in self.kept}
+        return [name for name in names if pattern.fullmatch(name) and name not in kept]

@@ -1,4 +1,4 @@
-"""Write the statistics of each epoch to a CSV file."""
+"""Write the statistics of epochs to a CSV file, and means of the train stream between epochs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import Any, Literal
 import numpy as np
 
 from emrun.arguments import check_choice, safe_component
-from emrun.epoch_data import is_rate
+from emrun.epoch_data import is_rate, learning_rates
 from emrun.errors import ArgumentError, HookError, StateError
-from emrun.fields import SHA256, TEXT, Kind, optional, record, sequence_of, shown, whole
+from emrun.fields import FLAG, SHA256, TEXT, Kind, optional, record, sequence_of, shown, whole
 from emrun.hook import AbstractHook
+from emrun.hooks._intervals import Every
+from emrun.hooks._train_means import MEANS, TrainMeans, written_by
 from emrun.storage.lines import Change, Lines
 from emrun.types import EpochData, EpochVariable
 
@@ -30,7 +32,11 @@ _STATE = {
     "columns": sequence_of(Kind("a list of stream, variable and possibly aggregation", _is_column)),
     "length": whole(),
     "digest": SHA256,
-    "format": record({"output_file": TEXT, "delimiter": TEXT, "variables": optional(sequence_of(TEXT))}),
+    "format": record(
+        {"output_file": TEXT, "delimiter": TEXT, "variables": optional(sequence_of(TEXT)), "has_iterations": FLAG},
+        may_lack=("has_iterations",),
+    ),
+    "means": MEANS,
 }
 
 UnknownType = Literal["error", "warn", "default"]
@@ -50,8 +56,15 @@ class WriteCSV(AbstractHook):
     The first epoch determines the columns. A variable that comes only later gets no column, and a warning names it; to
     get the column, list `variables` and set `on_missing_variable: default`.
 
-    A resumed run continues the same file and writes no epoch twice. If the file has lost lines since the checkpoint, it
-    is rebuilt from `metrics.jsonl`; if `metrics.jsonl` is incomplete, the complete lines of the file are kept.
+    With `every: 50 updates`, there is also a line after every 50 updates. It has the means of the train stream since
+    the last line, for the variables that the batches have, and `default_value` in the columns of other streams and
+    aggregations. The second column is then `iteration`:
+
+        - WriteCSV: {output_file: curves.csv, every: 50 updates}
+
+    A resumed run continues the same file and writes no line twice. If the file has lost lines since the checkpoint, it
+    is rebuilt from `metrics.jsonl`; if that is incomplete, or there are lines between epochs, the complete lines of the
+    file are kept.
 
     Args:
         output_file: the name of the file.
@@ -62,14 +75,19 @@ class WriteCSV(AbstractHook):
             `default` (write `default_value`).
         on_missing_variable: what to do if a stream of the epoch lacks a variable: `error`, `warn` or `default`, as
             above.
+        every: how often lines are written: `5 epochs` for fewer lines; `50 updates`, `500 iterations` or `5 minutes`
+            for lines between epochs too.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
         HookError: a value is missing or not a number and the policy is `error`; an integer is too large for a float; a
             name has a character that cannot be written; or the file exists and this hook did not write it.
-        StateError: `output_file`, `delimiter` or `variables` differ from those of the checkpoint.
+        StateError: `output_file`, `delimiter` or `variables` differ from those of the checkpoint, or only one of them
+            has lines between epochs.
         StorageError: the file cannot be written.
     """
+
+    reads = ()
 
     def __init__(
         self,
@@ -80,6 +98,7 @@ class WriteCSV(AbstractHook):
         variables: Sequence[EpochVariable] | None = None,
         on_unknown_type: UnknownType = "default",
         on_missing_variable: MissingVariable = "error",
+        every: int | str = 1,
     ) -> None:
         super().__init__(output_dir=output_dir)
         check_choice("on_unknown_type", on_unknown_type, UnknownType)
@@ -109,6 +128,10 @@ class WriteCSV(AbstractHook):
         self._checkpoint: tuple[int, str | None] | None = None  # length and digest of the file
         self._gone_back_to: tuple[int, str | None] | None = None
         self._is_known = False
+        self._every = Every("every", every)
+        self._means = TrainMeans("WriteCSV", self._variables)
+        if not self._every.is_within_epochs and type(self).after_batch is WriteCSV.after_batch:
+            self.after_batch = None  # type: ignore[method-assign, assignment]  # it would do nothing
 
     def before_training(self) -> None:
         """Restore the content that the file had at the checkpoint.
@@ -116,6 +139,7 @@ class WriteCSV(AbstractHook):
         Raises:
             HookError: the file exists, but the checkpoint has no state of this hook.
         """
+        self._every.start()
         if not self._is_known and self.main_loop.iterations_done and self._path.exists():
             raise HookError(
                 f"WriteCSV: {self._path} exists, but this hook did not write it; choose another output_file"
@@ -137,21 +161,54 @@ class WriteCSV(AbstractHook):
         elif change is Change.EDITED:
             _LOG.warning("WriteCSV: %s was edited after the checkpoint; the edited file is continued", self._path)
 
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Add the batch to the means of the train stream; write them if a line is due within the epoch."""
+        loop = self.main_loop
+        if not (loop.training and self._every.is_within_epochs and stream_name == loop.train_stream_name):
+            return
+        self._means.add(loop, batch_data)
+        if self._every.is_batch_due(loop):
+            rates = learning_rates(loop.model)
+            if not self._columns:  # there was no zeroth epoch
+                written = written_by(loop.hooks)
+                streams = dict.fromkeys([stream_name, *loop.extra_streams], written)
+                self._columns = self._find_columns({**streams, stream_name: {**rates, **written}})
+            means = {**rates, **self._means.take()}
+            cells = [
+                repr(means[name]) if stream == stream_name and name in means and not aggregation else self._default
+                for stream, name, *aggregation in self._columns
+            ]
+            self._append(self._joined([str(loop.training_epochs_done + 1), str(loop.iterations_done), *cells]))
+
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Write the line of the epoch, after the header if the file is empty."""
-        if not self._columns:
-            self._columns = self._find_columns(epoch_data)
-        line = self._line(epoch_id, epoch_data)
-        self._warn_of_left_out(epoch_data)
+        """Write the line of the epoch, if it is due."""
+        self._means.forget()
+        if self._every.is_epoch_due(epoch_id) or self._every.is_within_epochs or self.main_loop.evaluating:
+            if not self._columns:
+                self._columns = self._find_columns(epoch_data)
+            line = self._line(epoch_id, self.main_loop.iterations_done, epoch_data)
+            self._warn_of_left_out(epoch_data)
+            self._append(line)
+
+    def _append(self, line: str) -> None:
+        """Append a line, after the header if the file is empty."""
         self._lines.look()
         if not self._lines.length:
             self._lines.append(self._header())
         self._lines.append(line)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the columns, the length of the file in bytes, its SHA-256, and the format, which must not change."""
+        """Return the columns, the length of the file in bytes, its SHA-256, the format, which must not change, and the
+        values since the last line.
+        """
         length, digest = self._checkpoint or (self._lines.length, self._lines.digest)
-        return {"columns": self._columns, "length": length, "digest": digest, "format": self._format()}
+        return {
+            "columns": self._columns,
+            "length": length,
+            "digest": digest,
+            "format": self._format(),
+            "means": self._means.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the columns and the position in the file.
@@ -159,20 +216,33 @@ class WriteCSV(AbstractHook):
         Raises:
             StateError: the format of the file has changed, or a field of the state is damaged.
         """
-        record(_STATE, may_lack=("digest",)).check(state)
+        record(_STATE, may_lack=("digest", "means")).check(state)
+        before = {"has_iterations": False, **state["format"]}
+        if before["has_iterations"] != self._every.is_within_epochs:
+            kind = "lines" if before["has_iterations"] else "no lines"
+            raise StateError(
+                f"WriteCSV: every is {self._every.interval}, but the file of the checkpoint has {kind} between epochs; "
+                "a resume cannot change that. Add another WriteCSV at the end of the hooks"
+            )
         for name, value in self._format().items():
-            if state["format"][name] != value:
+            if before[name] != value:
                 raise StateError(
-                    f"WriteCSV: {name} is {value!r}, but was {state['format'][name]!r} at the checkpoint; a resume "
+                    f"WriteCSV: {name} is {value!r}, but was {before[name]!r} at the checkpoint; a resume "
                     "cannot change the format or the order of CSV files. Add another WriteCSV at the end of the hooks"
                 )
         self._columns, self._is_known = [list(column) for column in state["columns"]], True
+        self._means.load_state_dict(state.get("means", {}))
         position = state["length"], state.get("digest")
         if position != self._gone_back_to:  # a checkpoint in the middle of an epoch is loaded twice
             self._checkpoint = position
 
     def _format(self) -> dict[str, Any]:
-        return {"output_file": self._path.name, "delimiter": self._delimiter, "variables": self._variables}
+        return {
+            "output_file": self._path.name,
+            "delimiter": self._delimiter,
+            "variables": self._variables,
+            "has_iterations": self._every.is_within_epochs,
+        }
 
     def _find_columns(self, epoch_data: EpochData) -> list[list[str]]:
         found = list(dict.fromkeys(name for variables in epoch_data.values() for name in variables))
@@ -240,10 +310,11 @@ class WriteCSV(AbstractHook):
                     f"WriteCSV: the name of variable {column[1]!r} of stream {column[0]!r} has a lone surrogate, which "
                     "cannot be written to a file; rename the variable, or leave it out (variables: [...])"
                 )
-        return self._joined(["epoch_id", *names])
+        return self._joined(["epoch_id", *(["iteration"] if self._every.is_within_epochs else []), *names])
 
-    def _line(self, epoch_id: int, epoch_data: EpochData) -> str:
-        return self._joined([str(epoch_id), *(self._value(column, epoch_data) for column in self._columns)])
+    def _line(self, epoch_id: int, iteration: int, epoch_data: EpochData) -> str:
+        where = [epoch_id, iteration] if self._every.is_within_epochs else [epoch_id]
+        return self._joined([*map(str, where), *(self._value(column, epoch_data) for column in self._columns)])
 
     def _joined(self, cells: Sequence[str]) -> str:
         text = io.StringIO()
@@ -252,11 +323,15 @@ class WriteCSV(AbstractHook):
 
     def _rebuilt(self, length: int) -> bytes | None:
         """Return the content made from `metrics.jsonl`: the header, and the last epochs until `length` is reached."""
-        if not (self.main_loop.has_run and self._columns):
+        if self._every.is_within_epochs or not (self.main_loop.has_run and self._columns):
             return None
         header = f"{self._header()}\n".encode()
         try:
-            lines = [f"{self._line(each['epoch'], _as_written(each['streams']))}\n" for each in self.main_loop.metrics]
+            lines = [
+                f"{self._line(each['epoch'], each['iteration'], _as_written(each['streams']))}\n"
+                for each in self.main_loop.metrics
+                if self._every.is_epoch_due(each["epoch"])
+            ]
         except (HookError, TypeError):  # metrics.jsonl lacks a value
             return None
         kept: list[bytes] = []
@@ -269,9 +344,11 @@ class WriteCSV(AbstractHook):
         return header + b"".join(reversed(kept))
 
     def _is_wanted(self, line: bytes) -> bool:
-        """Return whether a line is complete and not of an epoch after the checkpoint."""
-        first = line.decode(errors="replace").partition(self._delimiter)[0].strip('"\r\n')
-        is_later = first.isdecimal() and int(first) > self.main_loop.training_epochs_done
+        """Return whether a line is complete and not of an epoch, or an iteration, after the checkpoint."""
+        cells = [cell.strip('"\r\n') for cell in line.decode(errors="replace").split(self._delimiter, 2)]
+        loop, within = self.main_loop, self._every.is_within_epochs and len(cells) > 1
+        place, done = (cells[1], loop.iterations_done) if within else (cells[0], loop.training_epochs_done)
+        is_later = place.isdecimal() and int(place) > done
         return line.endswith(b"\n") and not is_later
 
 

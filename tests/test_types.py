@@ -5,7 +5,7 @@ import pytest
 from emrun.errors import ArgumentError
 from emrun.types import Factory, Interval
 
-UNITS = ("epochs", "iterations", "minutes")
+UNITS = ("epochs", "passes", "iterations", "minutes")
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,8 @@ UNITS = ("epochs", "iterations", "minutes")
         ("7", 7, "epochs"),
         (7, 7, "epochs"),
         ("2.0 epochs", 2, "epochs"),
+        ("1 pass", 1, "passes"),
+        ("3 passes", 3, "passes"),
     ],
 )
 def test_an_interval_is_a_number_and_a_unit(value, count, unit):
@@ -27,7 +29,21 @@ def test_an_interval_is_a_number_and_a_unit(value, count, unit):
 
 @pytest.mark.parametrize(
     "value",
-    ["", "epochs", "-1 epochs", "0 epochs", "1.5 epochs", "5 apples", "5 5", True, None, [5], "1e3", "5 Epochs"],
+    [
+        "",
+        "epochs",
+        "-1 epochs",
+        "0 epochs",
+        "1.5 epochs",
+        "5 apples",
+        "5 5",
+        True,
+        None,
+        [5],
+        "1e3",
+        "5 Epochs",
+        "5 pas",
+    ],
 )
 def test_any_other_interval_is_an_error_with_an_example(value):
     with pytest.raises(ArgumentError, match="is not an interval; write for example '5 epochs'"):
@@ -37,6 +53,11 @@ def test_any_other_interval_is_an_error_with_an_example(value):
 def test_a_unit_must_make_sense_where_it_stands():
     with pytest.raises(ArgumentError, match="'5 minutes' is not an interval"):
         Interval.parse("every", "5 minutes", ("epochs",))
+
+
+def test_an_interval_is_shown_as_it_is_written():
+    intervals = [Interval(5, "epochs"), Interval(1, "passes"), Interval(0.5, "minutes"), Interval(1, "updates")]
+    assert [str(each) for each in intervals] == ["5 epochs", "1 pass", "0.5 minutes", "1 update"]
 
 
 def target(*args, **kwargs):

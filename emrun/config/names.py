@@ -19,7 +19,7 @@ _FILES = {"hook": "hooks/[!_]*.py", "dataset": "datasets/[!_]*.py", "model": "mo
 _OWN_HOOK = "a hook of your own can"
 _SCHEDULER = "set model.scheduler, e.g. {class: ExponentialLR, gamma: 0.98}"
 _PLATEAU = "set model.scheduler, e.g. {class: ReduceLROnPlateau, metric: valid/loss/mean}"
-_STOPPING = f"emrun has no early stopping yet; {_OWN_HOOK} `raise emrun.TrainingTerminated(reason)` in `after_epoch`"
+_STOPPING = "use the hook EarlyStopping: {variable: loss, condition: min, patience: 5}"
 _CLIPPING = (
     f"emrun has no gradient clipping yet; {_OWN_HOOK} call "
     "`torch.nn.utils.clip_grad_norm_(model.module.parameters(), 1.0)` in `before_update(self, model)`"
@@ -41,7 +41,7 @@ _HOOKS = {
     "initlr learningratesetter": "set `lr` of model.optimizer",
     "decaylr lrscheduler learningratescheduler": _SCHEDULER,
     "decaylronplateau reducelronplateau": _PLATEAU,
-    "earlystopping earlystoppingcallback stoponplateau onplateau finishifnoimprovementafter": _STOPPING,
+    "earlystoppingcallback earlystoppinghook finishifnoimprovementafter thresholdearlystopping": _STOPPING,
     "clipgradients gradientclipping gradnormclip gradvalueclip": _CLIPPING,
     "gradientaccumulation gradientaccumulationscheduler": _ACCUMULATION,
     "averageweights ema emahook emacallback weightaveraging swa stochasticweightaveraging": _AVERAGES,
@@ -68,7 +68,7 @@ _KEYS = {
     "valcheckinterval checkvaleverynepoch evalsteps evalevery validateevery validationfreq": _INTERVAL,
     "limittrainbatches stepsperepoch": "main_loop.fixed_epoch_size is the number of batches of an epoch",
     "logger loggers reportto": "use the hooks WriteCSV or LogVariables; every run has a train.log and a metrics.jsonl",
-    "logeverynsteps loggingsteps": "statistics are computed per epoch; main_loop.fixed_epoch_size makes epochs shorter",
+    "logeverynsteps loggingsteps": "use the hook LogVariables: {every: 50 updates}, or WriteCSV: {every: 50 updates}",
     "enableprogressbar progressbar": "use the hook ShowProgress",
     "fastdevrun numsanityvalsteps": "`emrun check CONFIG` tries a batch of each stream without training",
     "trainloader valloader traindataloader valdataloaders evaldataset traindataset": _STREAMS,

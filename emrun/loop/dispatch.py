@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from emrun.errors import HookError, has_exit_status
@@ -12,6 +13,7 @@ from emrun.events import check_events, listener, may_change_batches
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated
 from emrun.loop.endings import Endings
 from emrun.model import AbstractModel
+from emrun.randomness import preserved_randomness
 from emrun.storage.draws import Draws
 from emrun.types import Batch
 
@@ -96,6 +98,12 @@ class Events:
                     _LOG.exception("a hook failed in %s", event)
                 first = first or error
         return first if event != "on_error" else None
+
+    def tell_of_checkpoint(self, name: str, directory: Path) -> None:
+        """Call `after_checkpoint`, under random states that are restored afterwards."""
+        if self.listens("after_checkpoint"):
+            with preserved_randomness():
+                self.notify("after_checkpoint", name=name, directory=directory)
 
     def begin_stream(self) -> tuple[Callable[..., Batch | None] | None, Callable[..., None] | None]:
         """Return the functions to call before and after each batch of a stream; None for an event without listeners.

@@ -14,15 +14,16 @@ from emrun.types import InterruptPolicy
 
 _LOG = logging.getLogger(__name__)
 
-_DEFERRED = ("before_update", "after_update")  # a termination in one of these takes effect after the batch
+_DEFERRED = ("before_update", "after_update", "after_checkpoint")  # a termination in these takes effect after a batch
 
 
 class Endings:
     """Collects the signals and terminations that end the training, and decides when it ends.
 
     A signal ends the training after the batch or the epoch. A termination ends it when all hooks have got the event in
-    which a hook raised the termination, or after the batch if the event belongs to an update. In an evaluation,
-    terminations have no effect, and a signal ends the evaluation after the batch.
+    which a hook raised the termination; after the batch if the event belongs to an update; after the next batch, or the
+    epoch, if the event is `after_checkpoint`. In an evaluation, terminations have no effect, and a signal ends the
+    evaluation after the batch.
 
     Args:
         on_interrupt: whether the first signal ends the training after the current `batch` or `epoch`.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NoReturn
 
-from emrun.epoch_data import LEARNING_RATE, named_rates
+from emrun.epoch_data import learning_rates
 from emrun.errors import UsageError
 from emrun.hook import TrainingTerminated
 from emrun.loop.batch_checks import BatchChecks
@@ -162,11 +162,10 @@ class Epochs:
 
     def _add_rates(self, epoch_data: EpochData, streams: Sequence[str]) -> None:
         """Add the learning rates of the last update, or of the first one if there is none yet, to train streams."""
-        rates = self.model.step_values().get(LEARNING_RATE)
-        numbers = {name: float(rate) for name, rate in named_rates(() if rates is None else rates).items()}
+        rates = learning_rates(self.model)
         for name in streams:
             if name in epoch_data:
-                epoch_data[name].update(numbers)
+                epoch_data[name].update(rates)
 
     def _terminated_in(self, event: str, **arguments: Any) -> TrainingTerminated | None:
         """Call an event; return the termination with which hooks end the training, if any."""

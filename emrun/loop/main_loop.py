@@ -148,7 +148,11 @@ class MainLoop:
         self._state = state = TrainingState(model, events.hooks, streams, run, steps)
         first_saved = partial(run.trace.write, has_checkpoints=True) if run is not None else lambda: None
         self._saving = saving = Saving(
-            run.checkpoints if run else None, state.snapshot, endings.take_notice, first_saved
+            run.checkpoints if run else None,
+            state.snapshot,
+            endings.take_notice,
+            first_saved,
+            events.tell_of_checkpoint,
         )
         self.checks = checks = BatchChecks(
             model,
@@ -196,6 +200,11 @@ class MainLoop:
     @property
     def iterations_done(self) -> int:
         """Number of batches that the model was trained on."""
+        return self._state.iterations_done
+
+    @property
+    def updates_done(self) -> int:
+        """Number of updates of the weights; every batch that the model was trained on makes one."""
         return self._state.iterations_done
 
     @property

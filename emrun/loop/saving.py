@@ -38,8 +38,10 @@ class Saving:
         root: the directory of the checkpoints; None without a run.
         snapshot: copies the state and stores in it the names of all checkpoints after this one, name -> directory.
             Returns the function that writes the copy to a directory, and whether another thread may call it.
-        noticed: called in the thread when it fails, and when the first checkpoint is saved; must not block.
+        noticed: called in the thread when a checkpoint is saved or could not be saved; must not block.
         first_saved: called in the thread of the loop when the first checkpoint is saved.
+        told: called in the thread of the loop with each name and the directory of a saved checkpoint, before the next
+            checkpoint is begun.
     """
 
     def __init__(
@@ -48,12 +50,15 @@ class Saving:
         snapshot: Callable[[Mapping[str, str]], tuple[Callable[[Path], None], bool]],
         noticed: Callable[[], None] = lambda: None,
         first_saved: Callable[[], None] = lambda: None,
+        told: Callable[[str, Path], None] = lambda name, place: None,
     ) -> None:
         self.requested: dict[str, Policy] = {}
         self._root = root
         self._snapshot = snapshot
         self._noticed = noticed
         self._first_saved = first_saved
+        self._told = told
+        self._untold: list[tuple[str, Path]] = []  # names and directories of saved checkpoints
         self._known = Names(root) if root is not None else None
         self._given_up: list[InsteadOf] = []
         self._latest_policy: Policy = "error"
@@ -91,40 +96,43 @@ class Saving:
         """
         if self._in_flight is not None and (self.requested or self._in_flight.saved.done()):
             self.wait()
+        self.tell()
         if not self.requested or self._root is None or self._known is None:
             return
         names, self.requested = self.requested, {}
         instead_of, self._given_up = self._given_up, []
-        state = (epoch, iteration, phase)
-        place = self._newest[1] if self._newest is not None and self._newest[0] == state else None
         try:
-            with storing(self._root, "read"):
-                before = self._known.current()
-            there = {**before, **names}
-            given_up = {
-                name for each in instead_of for name in (each(there) if callable(each) else each)
-            } - names.keys()
-            if place is not None and place.is_dir():
-                self._known.move(dict.fromkeys(names, place.name), given_up)
-                return
-            left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
-            write, in_background = self._snapshot(
-                {**left, **dict.fromkeys(names, free_place(self._root, iteration).name)}
-            )
-            save = partial(
-                commit, self._root, write, epoch=epoch, iteration=iteration, names=names, given_up=given_up,
-                known=self._known,
-            )  # fmt: skip
-            if not in_background:
-                self._take_note(state, save())
-                return
+            self._in_flight = self._begin(self._root, self._known, (epoch, iteration, phase), names, instead_of)
         except Exception as error:  # the model's code may raise anything
             _report(error, names)
-            return
+        self.tell()
+
+    def _begin(
+        self, root: Path, known: Names, state: State, names: dict[str, Policy], instead_of: list[InsteadOf]
+    ) -> _Writing | None:
+        """Begin to save a checkpoint; return None if it is saved already."""
+        epoch, iteration, _ = state
+        place = self._newest[1] if self._newest is not None and self._newest[0] == state else None
+        with storing(root, "read"):
+            before = known.current()
+        there = {**before, **names}
+        given_up = {name for each in instead_of for name in (each(there) if callable(each) else each)} - names.keys()
+        if place is not None and place.is_dir():
+            known.move(dict.fromkeys(names, place.name), given_up)
+            self._untold += [(name, place) for name in sorted(names) if before.get(name) != place.name]
+            return None
+        left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
+        write, in_background = self._snapshot({**left, **dict.fromkeys(names, free_place(root, iteration).name)})
+        save = partial(
+            commit, root, write, epoch=epoch, iteration=iteration, names=names, given_up=given_up, known=known
+        )
+        if not in_background:
+            self._take_note(state, names, save())
+            return None
         self._thread = self._thread or ThreadPoolExecutor(1, "emrun checkpoint")
         saved = self._thread.submit(save)
-        saved.add_done_callback(lambda found: (found.exception() or self._newest is None) and self._noticed())
-        self._in_flight = _Writing(state, names, saved)
+        saved.add_done_callback(lambda _: self._noticed())
+        return _Writing(state, names, saved)
 
     def request_by_signal(self, iteration: int, *, is_training: bool) -> None:
         """Request the checkpoint `latest` because of a signal."""
@@ -142,8 +150,22 @@ class Saving:
         """Save the requested checkpoints, and the last state of the training as `latest`; wait until they are saved."""
         if self._root is not None:
             self._add(_LATEST, self._latest_policy)  # with the policy of the last request
-        self.save_requested(epoch, iteration, phase)
         self.wait()
+        try:
+            self.tell()
+        finally:  # a hook that fails in `after_checkpoint` of an earlier checkpoint does not cost the last one
+            self.save_requested(epoch, iteration, phase)
+            self.wait()
+        self.tell()
+
+    def tell(self) -> None:
+        """Report the checkpoints that were saved since the last call; see `AbstractHook.after_checkpoint`.
+
+        Raises:
+            BaseException: an error of a hook.
+        """
+        while self._untold:
+            self._told(*self._untold.pop(0))
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written.
@@ -160,11 +182,12 @@ class Saving:
         except Exception as error:
             _report(error, writing.names)
             return
-        self._take_note(writing.state, place)
+        self._take_note(writing.state, writing.names, place)
 
-    def _take_note(self, state: State, place: Path) -> None:
+    def _take_note(self, state: State, names: dict[str, Policy], place: Path) -> None:
         is_first = self._newest is None
         self._newest = (state, place)
+        self._untold += [(name, place) for name in sorted(names)]
         if is_first:
             self._first_saved()
 

@@ -105,6 +105,11 @@ class Session:
             if failure is not None:
                 _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
             failure = failure or saving_error
+        if failure is not None:
+            try:
+                epochs.saving.tell()
+            except BaseException:
+                _LOG.exception("a hook failed in after_checkpoint")
         epochs.saving.close()
         if not evaluating:
             self._complete_steps()

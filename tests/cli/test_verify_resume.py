@@ -280,6 +280,16 @@ def test_the_hook_of_the_readme_is_exact(verify, project):
     assert [row[-2:] for row in rows(done)] == [["9", "exact"]], done.stdout
 
 
+def test_hooks_that_count_and_write_within_epochs_are_exact(verify):
+    hooks = (
+        "hooks=[ComputeStats: {variables: [loss]}, EarlyStopping: {patience: 9}, "
+        "OnPlateau: {long_term: 2, short_term: 1}, SaveBest: {keep: 2, also: {train/loss: min}}, "
+        "LogVariables: {every: 4 updates}, WriteCSV: {every: 4 updates}]"
+    )
+    done = verify("--at", "3", "--at", "9", hooks)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_stream_that_draws_global_random_numbers_in_a_thread_is_named(verify):
     done = verify("dataset.kind=augmented", "main_loop.buffer=4")
     assert done.returncode == 1

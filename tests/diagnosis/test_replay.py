@@ -117,7 +117,7 @@ def test_an_update_that_cannot_be_detected_has_a_note(fail):
 
 
 def test_weights_after_the_update_are_reported_with_the_newest_checkpoint(fail):
-    fail("dataset.bad=[13]", "hooks=[parts.Guard, {SaveEvery: {n_epochs: 2 iterations}}]")
+    fail("dataset.bad=[13]", "hooks=[parts.Guard, {SaveEvery: {every: 2 iterations}}]")
     text = report(replay("run"))
     assert "the weights are those after the step's update; it-00000002 was saved 1 iteration before the step" in text
 

@@ -70,7 +70,7 @@ def test_a_wrong_batch_is_told_with_names_and_lengths_before_it_updates_anything
         loop |= {"on_empty_batch": policy} if kind == "empty" else {}
         loop |= {"on_unused_sources": policy} if kind == "unused" else {}
         config = {**small.config, "dataset": {"class": "wrong.Data", "bad": bad, "at": at}, "main_loop": loop}
-        config["hooks"] = [{"SaveEvery": {"n_epochs": "1 iterations"}}, {"StopAfter": {"epochs": 1}}]
+        config["hooks"] = [{"SaveEvery": {"every": "1 iterations"}}, {"StopAfter": {"epochs": 1}}]
         (project / "config.yaml").write_text(json.dumps(config))
         directory = project / f"run{number}"
         with trial, trial.telling():

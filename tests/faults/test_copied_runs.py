@@ -180,7 +180,7 @@ TWICE = {
     "two SaveEvery": (["SaveEvery", {"SaveEvery": {"n_epochs": 2}}], "'epoch-*'"),
     "epoch and epoch-1": ([{"SaveEvery": {"model_name": "a b"}}, {"SaveEvery": {"model_name": "a_b"}}], "'a_b-*'"),
 }
-TWICE["iteration-5"][0][0] = {"SaveEvery": {"n_epochs": "5 iterations"}}
+TWICE["iteration-5"][0][0] = {"SaveEvery": {"every": "5 iterations"}}
 
 
 @pytest.mark.timeout(7200)

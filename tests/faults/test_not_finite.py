@@ -93,7 +93,7 @@ def test_the_guard_names_variable_and_iteration_and_keeps_the_weights_before(pro
         where, bad, when = trial.case
         after_batch = when == "batch"
         guard = {"StopOnNaN": {"after_batch": after_batch, "stop_on_inf": True}}
-        hooks = [stats, guard, {"SaveEvery": {"n_epochs": "1 iterations", "keep": 3}}, {"StopAfter": {"epochs": 2}}]
+        hooks = [stats, guard, {"SaveEvery": {"every": "1 iterations", "keep": 3}}, {"StopAfter": {"epochs": 2}}]
         (project / "config.yaml").write_text(json.dumps(config_of(small, where, bad, hooks)))
         directory = project / f"run{number}"
         with trial:

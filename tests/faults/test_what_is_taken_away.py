@@ -67,9 +67,7 @@ def test_a_run_whose_directory_is_removed_says_so_with_status_74(project, small,
 
         TorchModel.run = counted
 
-    saving = (
-        "hooks=[{ComputeStats: {variables: [loss]}}, {SaveEvery: {n_epochs: 3 iterations}}, {StopAfter: {epochs: 3}}]"
-    )
+    saving = "hooks=[{ComputeStats: {variables: [loss]}}, {SaveEvery: {every: 3 iterations}}, {StopAfter: {epochs: 3}}]"
     for trial in trials(product(("run", "run/checkpoints"), (10, 12, 14, 17, 20, 25, 32)), small=5):
         what, at = trial.case
         for name in ("run", "gone"):

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from emrun import AbstractHook, MainLoop, create_training
+from emrun import AbstractHook, MainLoop, create_training, resume_training
 from emrun.errors import ArgumentError, HookError
 from emrun.hooks import ComputeStats, LogVariables, StopAfter
 from emrun.training.create import train
@@ -187,3 +187,38 @@ def test_learning_rates_that_differ_are_all_logged_even_without_statistics(scrip
     lines = [record.getMessage() for record in caplog.records if record.name == "emrun.hooks.log_variables"]
     expected = ["epoch 0  train  ? s", "  ".join(filter(None, ["epoch 1  train", text, "? s"]))]
     assert [without_seconds(line) for line in lines] == expected
+
+
+def test_lines_between_epochs_have_the_means_of_the_train_stream_since_the_last_line(train_digits, caplog):
+    caplog.set_level(logging.INFO)
+    train_digits([{"ComputeStats": {"variables": ["loss"]}}, {"LogVariables": {"every": "6 updates"}}])
+    lines = [line for line in caplog.messages if line.startswith("epoch 1  ")]
+    pattern = r"epoch 1  iteration (\d+)  train  loss \d\.\d{4}  lr 0\.5"
+    between = [found.group(1) for found in (re.fullmatch(pattern, line) for line in lines) if found]
+    assert between == ["6", "12"]
+    assert [line.split()[2] for line in lines[2:]] == ["train", "valid"]
+
+
+def test_fewer_lines(train_digits, caplog):
+    caplog.set_level(logging.INFO)
+    hooks = [{"ComputeStats": {"variables": ["loss"]}}, {"LogVariables": {"every": 2}}, {"StopAfter": {"epochs": 3}}]
+    train_digits(hooks)
+    assert [line[:12] for line in caplog.messages if "  valid  loss" in line] == ["epoch 0  val", "epoch 2  val"]
+
+
+def test_a_resumed_run_logs_the_same_lines(tmp_path, digits_config, caplog):
+    caplog.set_level(logging.INFO)
+    hooks = [{"ComputeStats": {"variables": ["loss"]}}, {"LogVariables": {"every": "4 updates"}}]
+    config = digits_config([*hooks, {"StopAfter": {"epochs": 2}}])
+
+    def lines():
+        found = [without_seconds(line) for line in caplog.messages if re.match(r"epoch \d+  ", line)]
+        caplog.clear()
+        return found
+
+    train(create_training(config, output_dir=tmp_path / "straight"))
+    straight = lines()
+    train(create_training(config, output_dir=tmp_path / "resumed", overrides=["hooks.StopAfter.iterations=18"]))
+    train(resume_training(tmp_path / "resumed", overrides=["~hooks.StopAfter.iterations"]))
+    assert lines() == straight
+    assert len(straight) > 8

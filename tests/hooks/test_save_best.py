@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from emrun import AbstractHook, MainLoop, create_training
+from emrun import AbstractHook, MainLoop, create_training, resume_training
 from emrun.errors import ArgumentError, ConfigError, HookError, StorageError
 from emrun.hooks import ComputeStats, SaveBest, StopAfter
+from emrun.training.create import train
 
 NAN = math.nan
+
+
+def named(run):
+    """Return name -> epoch of a run's checkpoints."""
+    links = sorted(path for path in run.checkpoints.iterdir() if path.is_symlink())
+    return {path.name: json.loads((path / "manifest.json").read_text())["epoch"] for path in links}
 
 
 class Look(AbstractHook):
@@ -57,6 +64,12 @@ def best_epochs(scripted, numbers, write, run):
     return train
 
 
+def with_best(hook, value):
+    """Return the state of a hook whose best value so far is this one, in the first epoch."""
+    state = hook.state_dict()["best"]
+    return {"best": {**state, "kept": [{"value": value, "epoch": 1}]}}
+
+
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
     training = train_digits([*in_docstring(SaveBest), {"StopAfter": {"epochs": 3}}])
     scores = [line["streams"]["valid"]["accuracy"]["mean"] for line in training.main_loop.run.metrics]
@@ -95,6 +108,55 @@ def test_a_plain_number_counts_without_an_aggregation(best_epochs, aggregation):
     assert best_epochs([3, 1, 2], aggregation=aggregation) == [0, 1, 1]
 
 
+def test_a_plain_number_is_its_own_mean(scripted, numbers, write, run):
+    hooks = [write([3, 1, 2], aggregation=None), SaveBest(variable="score"), StopAfter(epochs=2)]
+    MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run).run_training()
+    assert named(run) == {"best": 1, "latest": 2}
+
+
+@pytest.mark.parametrize(
+    ("condition", "values", "kept"),
+    [
+        ("min", [9, 4, 6, 5, 7], {"best": 1, "best-1": 1, "best-2": 2, "best-3": 3}),
+        ("max", [1, 5, 5, 5, 5], {"best": 1, "best-1": 1, "best-2": 2, "best-3": 3}),  # of equals, the earliest
+        ("min", [NAN, 2, NAN, 1, NAN], {"best": 3, "best-1": 1, "best-3": 3}),
+    ],
+    ids=["the three best", "equal values", "NaN"],
+)
+def test_the_best_few_are_kept_under_their_epochs(scripted, numbers, write, run, condition, values, kept):
+    hooks = [write(values), SaveBest(variable="score", condition=condition, keep=3), StopAfter(epochs=4)]
+    MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run).run_training()
+    assert named(run) == {**kept, "latest": 4}
+    assert len([path for path in run.checkpoints.iterdir() if not path.is_symlink()]) == len({*kept.values(), 4})
+
+
+def test_more_statistics_have_checkpoints_of_their_own(scripted, numbers, write, run):
+    also = {"train/loss": "min", "valid/score/std": "max"}
+    hooks = [
+        write([1, 2, 3]),
+        write([3, 1, 2], stream="train", variable="loss"),
+        SaveBest(variable="score", condition="max", also={"train/loss": "min"}),
+        StopAfter(epochs=2),
+    ]
+    MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run).run_training()
+    assert named(run) == {"best": 2, "best-train-loss": 1, "latest": 2}
+    assert SaveBest(also=also, keep=2).saves == (
+        "best", "best-*", "best-train-loss", "best-train-loss-*", "best-valid-score-std", "best-valid-score-std-*"
+    )  # fmt: skip
+
+
+def test_a_resume_keeps_the_same_checkpoints_as_an_uninterrupted_run(tmp_path, digits_config):
+    best = {"SaveBest": {"variable": "accuracy", "condition": "max", "keep": 2, "also": {"train/loss": "max"}}}
+    config = digits_config([{"ComputeStats": {"variables": ["loss", "accuracy"]}}, best, {"StopAfter": {"epochs": 5}}])
+    straight = create_training(config, output_dir=tmp_path / "straight")
+    train(straight)
+    train(create_training(config, output_dir=tmp_path / "two", overrides=["hooks.StopAfter.epochs=2"]))
+    resumed = resume_training(tmp_path / "two", overrides=["hooks.StopAfter.epochs=5"])
+    train(resumed)
+    assert named(resumed.main_loop.run) == named(straight.main_loop.run)
+    assert len(named(straight.main_loop.run)) == 7
+
+
 def test_another_stream_counts(best_epochs):
     assert best_epochs([3, 1, 2], stream="train") == [0, 1, 1]
 
@@ -128,26 +190,25 @@ def test_an_evaluation_neither_saves_nor_counts(scripted, numbers, write, run):
     loop = MainLoop(scripted(), numbers, [write([1.0]), best], run=run)
     loop.run_evaluation("valid")
     assert not run.checkpoints.exists()
-    assert best.state_dict()["best"] is None
+    assert best.state_dict()["best"]["kept"] == []
 
 
 @pytest.mark.parametrize("before", [{"variable": "loss"}, {"stream": "test"}, {"condition": "max"}], ids=str)
 def test_the_best_value_of_another_statistic_does_not_count(before, caplog):
-    state = {**SaveBest(**{"variable": "score", **before}).state_dict(), "best": 2.0}
     best = SaveBest(variable="score")
-    best.load_state_dict(state)
+    best.load_state_dict(with_best(SaveBest(**{"variable": "score", **before}), 2.0))
     assert best.state_dict() == SaveBest(variable="score").state_dict()
     assert "SaveBest now compares another statistic, valid/score/mean" in caplog.text
 
 
 def test_it_continues_from_the_best_value_of_its_state(scripted, numbers, write, run):
     best = SaveBest(variable="score")
-    best.load_state_dict({**best.state_dict(), "best": 2.0})
+    best.load_state_dict(with_best(best, 2.0))
     look = Look()
     hooks = [look, write([4, 3, 1]), best, StopAfter(epochs=2)]
     MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run).run_training()
     assert look.seen == [None, None, 2]
-    assert best.state_dict()["best"] == 1.0
+    assert best.state_dict()["best"]["kept"] == [{"value": 1.0, "epoch": 2}]
 
 
 def test_without_a_run_directory_it_is_an_error_at_the_start(scripted, numbers):
@@ -181,6 +242,10 @@ def test_the_training_continues_without_the_checkpoint(scripted, numbers, write,
         ({"on_save_failure": "fail"}, "on_save_failure", "'fail' is not one of error, warn, ignore"),
         ({"model_name": ""}, "model_name", "'' is not a name"),
         ({"model_name": 3}, "model_name", "3 is not a name"),
+        ({"keep": 0}, "keep", "0 is not a whole number of at least 1"),
+        ({"also": ["valid/loss"]}, "also", "['valid/loss'] is not a mapping of addresses to conditions"),
+        ({"also": {"loss": "min"}}, "also", "'loss' is not an address such as valid/loss or valid/loss/mean"),
+        ({"also": {"valid/loss": "less"}}, "also", "'less' is not one of min, max"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments, argument, message):
@@ -203,6 +268,8 @@ def test_wrong_arguments_are_refused_at_once(arguments, argument, message):
          "stream 'vaild' is not run; did you mean 'valid'?"),
         ([{"ComputeStats": {"variables": ["loss"]}}, {"SaveBest": {"condition": "less"}}],
          "hooks[1].SaveBest.condition: 'less' is not one of min, max"),
+        ([{"ComputeStats": {"variables": ["loss"]}}, {"SaveBest": {"also": {"valid/acuracy": "max"}}}],
+         "hooks[1].SaveBest: SaveBest monitors valid/acuracy/mean, but no hook writes 'acuracy/mean'"),
     ],
 )  # fmt: skip
 def test_what_it_cannot_read_is_an_error_before_the_training(tmp_path, digits_config, hooks, message):
@@ -213,17 +280,20 @@ def test_what_it_cannot_read_is_an_error_before_the_training(tmp_path, digits_co
 
 
 @pytest.mark.parametrize(
-    ("written", "message"),
-    [({}, "there is no 'loss': there is nothing"), ({"loss": 3.0}, "there is no 'mean': there is the number 3.0")],
+    ("written", "aggregation", "message"),
+    [
+        ({}, "mean", "there is no 'loss': there is nothing"),
+        ({"loss": 3.0}, "std", "there is no 'std': there is the number 3.0"),
+    ],
 )
-def test_what_is_not_there_after_all_is_an_error(scripted, numbers, run, written, message):
+def test_what_is_not_there_after_all_is_an_error(scripted, numbers, run, written, aggregation, message):
     class Forget(ComputeStats):
         def after_epoch(self, epoch_id, epoch_data):
             epoch_data["valid"].update(written)
 
-    hooks = [Forget(["loss"]), SaveBest(), StopAfter(epochs=1)]
+    hooks = [Forget([{"loss": ["mean", "std"]}]), SaveBest(aggregation=aggregation), StopAfter(epochs=1)]
     loop = MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run)
-    with pytest.raises(HookError, match=rf"SaveBest monitors valid/loss/mean, but {message}"):
+    with pytest.raises(HookError, match=rf"SaveBest monitors valid/loss/{aggregation}, but {message}"):
         loop.run_training()
 
 

@@ -34,10 +34,10 @@ def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
     [
         ({}, {f"epoch-{n}": (n, 3 * n) for n in range(6)}),
         ({"n_epochs": 2}, {f"epoch-{n}": (n, 3 * n) for n in (0, 2, 4)}),
-        ({"n_epochs": "2 epochs", "keep": 1}, {"epoch-4": (4, 12)}),
+        ({"every": "2 epochs", "keep": 1}, {"epoch-4": (4, 12)}),
         ({"keep": 2}, {"epoch-4": (4, 12), "epoch-5": (5, 15)}),
-        ({"n_epochs": "4 iterations"}, {"iteration-12": (3, 12), "iteration-4": (1, 4), "iteration-8": (2, 8)}),
-        ({"n_epochs": "4 iterations", "keep": 2}, {"iteration-12": (3, 12), "iteration-8": (2, 8)}),
+        ({"every": "4 iterations"}, {"iteration-12": (3, 12), "iteration-4": (1, 4), "iteration-8": (2, 8)}),
+        ({"every": "4 updates", "keep": 2}, {"iteration-12": (3, 12), "iteration-8": (2, 8)}),
         ({"keep": 1, "model_name": "my model"}, {"my_model-5": (5, 15)}),
         ({"n_epochs": 5, "model_name": "milestone"}, {"milestone-0": (0, 0), "milestone-5": (5, 15)}),
     ],
@@ -51,9 +51,9 @@ def test_it_saves_when_it_is_due_and_keeps_what_it_should(scripted, numbers, run
 
 def test_it_saves_by_minutes(scripted, numbers, run, monkeypatch):
     now = iter(range(0, 6000, 60))
-    monkeypatch.setattr("emrun.hooks.save_every.monotonic", lambda: next(now))
+    monkeypatch.setattr("emrun.hooks._intervals.monotonic", lambda: next(now))
     assert time.monotonic() > 0
-    hooks = [SaveEvery("2 minutes"), StopAfter(epochs=2)]
+    hooks = [SaveEvery(every="2 minutes"), StopAfter(epochs=2)]
     MainLoop(scripted(), numbers, hooks, run=run).run_training()
     assert list(named(run)) == ["iteration-2", "iteration-4", "iteration-6"]
 
@@ -168,8 +168,14 @@ def test_when_one_cannot_be_saved_the_training_fails(scripted, numbers, run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_epochs": 0}, "n_epochs: 0 is not an interval; write for example '5 epochs'"),
-        ({"n_epochs": "5 hours"}, "n_epochs: '5 hours' is not an interval"),
+        ({"n_epochs": 0}, "n_epochs: 0 is not a whole number of at least 1"),
+        ({"n_epochs": "5 updates"}, "n_epochs: '5 updates' is not a number of epochs; write every: 5 updates"),
+        ({"n_epochs": 5, "every": "5 updates"}, "n_epochs: n_epochs and every are both given; remove one of them"),
+        (
+            {"every": "5 hours"},
+            "every: '5 hours' is not an interval; write for example '5 epochs'; the units here are epochs, updates, "
+            "iterations, minutes",
+        ),
         ({"keep": 0}, "keep: "),
         ({"on_failure": "stop"}, "stop"),
     ],

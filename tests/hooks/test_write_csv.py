@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from emrun import AbstractHook, MainLoop, create_training, resume_training
 from emrun.errors import ArgumentError, HookError, StateError
-from emrun.hooks import WriteCSV
+from emrun.hooks import StopAfter, WriteCSV
+from emrun.training.create import train
 
 
 class Loop:
     evaluating = False
     iterations_done = 0
+    training_epochs_done = 0
     extra_streams = ("valid",)
 
 
@@ -159,6 +162,7 @@ def test_a_resumed_training_cuts_what_came_after_the_checkpoint(tmp_path):
         ({"delimiter": ", "}, "delimiter"),
         ({"delimiter": '"'}, "delimiter"),
         ({"variables": "loss"}, "variables"),
+        ({"every": "5 hours"}, "every"),
         ({"on_unknown_type": "ignore"}, "on_unknown_type"),
         ({"on_missing_variable": "ignore"}, "on_missing_variable"),
     ],
@@ -293,3 +297,92 @@ def test_the_error_names_the_argument_to_set(tmp_path, arguments, value, expecte
     with pytest.raises(HookError) as caught:
         hook_of(tmp_path, **arguments).after_epoch(0, {"train": {"loss": value}})
     assert str(caught.value) == f"WriteCSV: {expected}"
+
+
+# --- lines between epochs ---------------------------------------------------------------------------------------------
+
+STATS = {"ComputeStats": {"variables": ["loss", {"accuracy": ["mean", "std"]}]}}
+
+
+class Losses(AbstractHook):
+    """Keeps the mean loss of each batch that was trained on."""
+
+    def __init__(self):
+        super().__init__()
+        self.means = []
+
+    def after_batch(self, batch_data):
+        if self.main_loop.training:
+            self.means.append(batch_data["loss"].double().mean().item())
+
+
+def test_fewer_lines(train_digits):
+    training = train_digits([STATS, {"WriteCSV": {"every": "2 epochs"}}, {"StopAfter": {"epochs": 5}}])
+    assert [row[0] for row in rows(training.output_dir / "training.csv")] == ["epoch_id", "0", "2", "4"]
+
+
+def test_lines_between_epochs_have_the_means_since_the_last_line(digits_config, tmp_path):
+    every = {"WriteCSV": {"every": "6 updates", "default_value": "-"}}
+    training = create_training(digits_config([STATS, every, {"StopAfter": {"epochs": 2}}]), output_dir=tmp_path / "run")
+    loop, losses = training.main_loop, Losses()
+    loop.change_hooks([*loop.hooks, losses])
+    train(training)
+    header, *lines = rows(tmp_path / "run" / "training.csv")
+    assert header == ["epoch_id", "iteration", "train_loss", "train_accuracy", "valid_loss", "valid_accuracy"]
+    length = len(losses.means) // 2
+    assert length == 15
+    due = [6, 12, 15, 18, 24, 30, 30]
+    assert [int(row[1]) for row in lines] == [0, *due]
+    assert [int(row[0]) for row in lines] == [0, 1, 1, 1, 2, 2, 2, 2]
+    between = [row for row in lines if row[4:] == ["-", "-"]]
+    assert [int(row[1]) for row in between] == [6, 12, 18, 24, 30]
+    first, second = (float(row[2]) for row in between[:2])
+    assert first == pytest.approx(np.mean(losses.means[:6]), rel=1e-6)
+    assert second == pytest.approx(np.mean(losses.means[6:12]), rel=1e-6)
+    ends = [float(row[2]) for row in lines if row[1] == str(length) and row not in between]
+    assert ends == [loop.run.metrics[1]["streams"]["train"]["loss"]["mean"]]
+
+
+@pytest.mark.parametrize("skip_zeroth_epoch", [False, True])
+@pytest.mark.parametrize("iterations", [14, 16, 21])
+def test_a_resumed_run_writes_the_same_bytes(tmp_path, digits_config, iterations, skip_zeroth_epoch):
+    hooks = [STATS, {"WriteCSV": {"every": "4 iterations"}}, {"StopAfter": {"epochs": 2}}]
+    config = digits_config(hooks, skip_zeroth_epoch=skip_zeroth_epoch)
+    train(create_training(config, output_dir=tmp_path / "straight"))
+    directory = tmp_path / "resumed"
+    train(create_training(config, output_dir=directory, overrides=[f"hooks.StopAfter.iterations={iterations}"]))
+    with (directory / "training.csv").open("a") as file:
+        file.write("2,99,1.0,,,\n")  # written after the checkpoint, by a process that was killed
+    train(resume_training(directory, overrides=["~hooks.StopAfter.iterations"]))
+    content = (directory / "training.csv").read_bytes()
+    assert content == (tmp_path / "straight" / "training.csv").read_bytes()
+    assert content.count(b"\n") > 8
+
+
+def test_a_file_with_lines_between_epochs_that_lost_some_keeps_the_others(tmp_path, digits_config, caplog):
+    config = digits_config([STATS, {"WriteCSV": {"every": "4 updates"}}, {"StopAfter": {"epochs": 1}}])
+    train(create_training(config, output_dir=tmp_path / "run"))
+    path = tmp_path / "run" / "training.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:3], *lines[4:], "2,99,1.0,,,\n"]))
+    train(resume_training(tmp_path / "run", overrides=["hooks.StopAfter.epochs=2"]))
+    after = path.read_text().splitlines(keepends=True)
+    assert after[: len(lines) - 1] == [*lines[:3], *lines[4:]]
+    assert "2,99" not in path.read_text()
+    assert "has lost lines since the checkpoint" in caplog.text
+
+
+def test_a_resume_does_not_begin_or_end_lines_between_epochs(tmp_path, digits_config):
+    config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": 1}}])
+    train(create_training(config, output_dir=tmp_path / "run"))
+    with pytest.raises(
+        StateError, match="every is 4 updates, but the file of the checkpoint has no lines between epochs"
+    ):
+        resume_training(tmp_path / "run", overrides=["hooks.WriteCSV.every=4 updates", "hooks.StopAfter.epochs=2"])
+
+
+def test_batches_without_any_of_the_variables_are_an_error(scripted, numbers, write, tmp_path):
+    hooks = [write([1, 2], "train", "accuracy"), WriteCSV(tmp_path, every="4 updates"), StopAfter(epochs=1)]
+    expected = "WriteCSV writes the means of accuracy between epochs, but the batches of the train stream have x, loss"
+    with pytest.raises(HookError, match=expected):
+        MainLoop(scripted(), numbers, hooks).run_training()

@@ -14,11 +14,12 @@ from emrun.hook import EVENTS
 from emrun.hooks import StopAfter
 from emrun.storage.run import Run
 
-# this model makes no updates; tests/models/test_updates.py has their events
+# this model makes no updates and no checkpoints; tests/models/test_updates.py and test_saving.py have their events
 ENDING_EVENTS = [
     event
     for event in EVENTS
-    if event not in ("register_mainloop", "before_update", "after_update", "on_error", "after_training")
+    if event
+    not in ("register_mainloop", "before_update", "after_update", "after_checkpoint", "on_error", "after_training")
 ]
 
 

@@ -9,12 +9,15 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from doubles import Doubler, SixExamples
 
-from emrun import TorchModel
+from emrun import AbstractHook, MainLoop, TorchModel, TrainingTerminated
 from emrun.errors import ArgumentError, HookError, StorageError
+from emrun.hooks import SaveEvery, SaveLatest, StopAfter
 from emrun.loop.saving import Saving
-from emrun.storage.checkpoints import find
+from emrun.storage.checkpoints import commit, find
 from emrun.storage.manifest import verify
+from emrun.storage.run import create_run
 from emrun.types import Factory
 
 
@@ -451,3 +454,135 @@ def test_what_was_staged_does_not_change_with_the_model(tmp_path):
     write(tmp_path)
     model.load(tmp_path)
     assert torch.equal(model.module.weight, before)
+
+
+# --- after_checkpoint -------------------------------------------------------------------------------------------------
+
+
+class Told(AbstractHook):
+    """Keeps what `after_checkpoint` tells, and the thread; raises `error` at the second call."""
+
+    def __init__(self, error=None, at=2):
+        super().__init__()
+        self.told = []
+        self.error, self.at = error, at
+
+    def after_checkpoint(self, name, directory):
+        assert threading.current_thread() is threading.main_thread()
+        self.told.append((name, verify(directory).iteration, directory.name))
+        torch.rand(3)
+        if self.error is not None and len(self.told) == self.at:
+            raise self.error
+
+    def after_training(self):
+        self.told.append("the end")
+
+
+@pytest.fixture
+def train_told(tmp_path, background):
+    """Train with a hook `Told` for two epochs of three batches each."""
+
+    def train(told, *hooks, epochs=2, name="run"):
+        model = Doubler()
+        if background:
+            model.stage = lambda: model.save
+        run = create_run("", "run", output_root=tmp_path, output_dir=tmp_path / name, seed=0)
+        loop = MainLoop(model, SixExamples(), [*hooks, told, StopAfter(epochs=epochs)], run=run)
+        loop.run_training()
+        return loop
+
+    return train
+
+
+def test_after_checkpoint_is_called_once_for_each_name_before_the_end(train_told):
+    told = Told()
+    train_told(told, SaveLatest(), SaveEvery())
+    assert told.told == [
+        ("epoch-0", 0, "it-00000000"), ("latest", 0, "it-00000000"),
+        ("epoch-1", 3, "it-00000003"), ("latest", 3, "it-00000003"),
+        ("epoch-2", 6, "it-00000006"), ("latest", 6, "it-00000006"),
+        "the end",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("background", [True])
+def test_after_checkpoint_comes_with_the_next_batch_after_the_commit(train_told):
+    committed, batches = threading.Event(), []
+
+    class Wait(AbstractHook):
+        def after_batch(self):
+            if self.main_loop.training:
+                batches.append(len(told.told))
+                if self.main_loop.iterations_done == 2:
+                    assert committed.wait(60)
+
+    class Noticed(Told):
+        def register_mainloop(self, main_loop):
+            super().register_mainloop(main_loop)
+            saving, notice = main_loop._saving, main_loop._saving._noticed
+            saving._noticed = lambda: (notice(), committed.set())
+
+    told = Noticed()
+    train_told(told, SaveEvery(every="1 iteration", keep=1), Wait(), epochs=1)
+    assert batches[2] >= 1  # the checkpoint of iteration 1 was told of after batch 2
+
+
+def test_after_checkpoint_comes_before_the_next_commit_begins(train_told, monkeypatch):
+    told, begun = Told(), []
+
+    def note(*arguments, **more):
+        begun.append((more["iteration"], [each[1] for each in told.told]))
+        return commit(*arguments, **more)
+
+    monkeypatch.setattr("emrun.loop.saving.commit", note)
+    train_told(told, SaveEvery(every="1 update"), epochs=1)
+    assert begun == [(1, []), (2, [1]), (3, [1, 2]), (3, [1, 2, 3])]  # the last one is the end of the epoch
+
+
+def test_after_checkpoint_does_not_change_random_states(train_told):
+    class Draw(AbstractHook):
+        def __init__(self):
+            super().__init__()
+            self.drawn = []
+
+        def after_batch(self):
+            self.drawn.append(torch.rand(()).item())
+
+    drawn = []
+    for hooks in ([Told()], []):
+        torch.manual_seed(1)
+        draw = Draw()
+        train_told(draw, SaveEvery(every="1 update"), *hooks, name=f"with {len(hooks)}")
+        drawn.append(draw.drawn)
+    assert drawn[0] == drawn[1]
+
+
+def test_a_termination_in_after_checkpoint_ends_the_training(train_told):
+    told = Told(TrainingTerminated("uploaded"))
+    loop = train_told(told, SaveEvery(), epochs=9)
+    assert (loop.outcome.status, loop.outcome.reason) == ("finished", "uploaded")
+    assert loop.training_epochs_done < 9
+    assert verify(find(loop.run.checkpoints, "latest")).iteration == loop.iterations_done
+
+
+@pytest.mark.parametrize("background", [True])
+def test_an_error_in_after_checkpoint_at_the_end_does_not_cost_the_last_checkpoint(train_told, tmp_path):
+    told = Told(RuntimeError("no network"), at=3)
+    with pytest.raises(RuntimeError, match="no network"):
+        train_told(told, SaveEvery())
+    assert verify(find(tmp_path / "run" / "checkpoints", "latest")).iteration == 6
+    assert "reason: 'RuntimeError: no network'" in (tmp_path / "run" / "trace.yaml").read_text()
+    assert told.told[-1] == "the end"
+
+
+def test_a_checkpoint_that_was_not_saved_is_not_told_of(train_told, monkeypatch, caplog):
+    def fail(*arguments, **more):
+        if more["iteration"] == 3:
+            raise StorageError("full")
+        return commit(*arguments, **more)
+
+    monkeypatch.setattr("emrun.loop.saving.commit", fail)
+    told = Told()
+    train_told(told, SaveEvery(on_failure="warn"))
+    assert [each[:2] for each in told.told[:-1]] == [("epoch-0", 0), ("epoch-2", 6), ("latest", 6)]
+    assert "no checkpoint was saved: full" in caplog.text

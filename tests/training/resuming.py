@@ -94,7 +94,7 @@ HOOKS = [
     "ShowProgress",
     {"SaveBest": {"variable": "accuracy", "condition": "max"}},
     "SaveLatest",
-    {"SaveEvery": {"n_epochs": "4 iterations", "keep": 2}},
+    {"SaveEvery": {"every": "4 iterations", "keep": 2}},
     "WriteCSV",
     {"StopAfter": {"epochs": 2, "minutes": 60}},
 ]

@@ -1,0 +1,57 @@
+"""End the training as a success when a variable is large enough, and as a failure when it takes too long."""
+
+from __future__ import annotations
+
+import math
+
+from emrun.arguments import check_count
+from emrun.errors import ArgumentError
+from emrun.hook import AbstractHook, TrainingAborted, TrainingTerminated
+from emrun.hooks._statistic import Statistic
+from emrun.types import EpochData
+
+
+class Check(AbstractHook):
+    """Ends the training successfully when a mean exceeds a value, and as failed (exit status 3) at the last epoch.
+
+        hooks:
+          - ComputeStats: {variables: [accuracy]}
+          - Check: {variable: accuracy, required_min_value: 0.93, max_epoch: 10}
+
+    This is a test of a model: it must exceed 0.93 within ten epochs.
+
+    Args:
+        variable: the variable, of which an earlier hook writes the mean or a plain number.
+        required_min_value: the value that must be exceeded.
+        max_epoch: the last epoch in which it may be exceeded.
+        stream: the stream of the variable; epochs in which the stream is not evaluated are skipped until the last.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed.
+        HookError: the statistic is missing or not a number.
+        TrainingAborted: the value was not exceeded in time.
+    """
+
+    reads = ()
+
+    def __init__(self, variable: str, required_min_value: float, max_epoch: int, stream: str = "valid") -> None:
+        super().__init__()
+        is_number = isinstance(required_min_value, int | float) and not isinstance(required_min_value, bool)
+        if not is_number or math.isnan(required_min_value):
+            raise ArgumentError("required_min_value", f"{required_min_value!r} is not a number")
+        check_count("max_epoch", max_epoch)
+        self._statistic = Statistic("Check", variable, "max", stream, "mean")
+        self._required = required_min_value
+        self._max_epoch = max_epoch
+        self.monitors = (self._statistic.address,)
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """End the training if the value is exceeded, or if this was the last epoch for it."""
+        if self.main_loop.evaluating:
+            return
+        value, address, required = self._statistic.read(epoch_data), self._statistic.address, self._required
+        if value is not None and value > required:
+            raise TrainingTerminated(f"{address} is {value:g}, more than {required:g}, in epoch {epoch_id} (Check)")
+        if epoch_id >= self._max_epoch:
+            found = "was not evaluated" if value is None else f"is {value:g}, not more than {required:g},"
+            raise TrainingAborted(f"{address} {found} in epoch {epoch_id} (Check max_epoch: {self._max_epoch})")
