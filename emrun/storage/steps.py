@@ -6,8 +6,10 @@ import json
 import logging
 import math
 import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,8 +117,8 @@ class StepsFile:
 
     def begin(self) -> None:
         """Check that the file, if there is one, is that of this run; log a warning if it is not."""
-        if not self._is_known and self._holds_something():
-            self.refusal = "exists, but this run did not write it"
+        if not self._is_known:
+            self.refusal = self._not_ours(is_new=True)
         if self.refusal is not None:
             _LOG.warning(
                 "%s %s: the file is left as it is, and the steps of this run are not recorded; move the file away, or "
@@ -163,16 +165,20 @@ class StepsFile:
                 "%s was changed since the checkpoint was saved; the run continues to append to it", self._lines.path
             )
 
-    def _holds_something(self) -> bool:
-        with storing(self._lines.path, "read"):
-            return self._lines.path.exists() and self._lines.path.stat().st_size > 0
+    def _not_ours(self, *, is_new: bool = False) -> str | None:
+        """Return why the file is not one that this run may write; None if it may, or if there is no file."""
+        with storing(self._lines.path, "read"), suppress(FileNotFoundError):
+            found = self._lines.path.lstat()
+            if not stat.S_ISREG(found.st_mode):
+                return "is not a regular file"
+            if found.st_size:
+                return "exists, but this run did not write it" if is_new else self._not_a_step_record()
+        return None
 
-    def _not_ours(self) -> str | None:
-        """Return why the file is not one that this emrun may write; None if it may, or if there is no file."""
-        if not self._holds_something():
-            return None
+    def _not_a_step_record(self) -> str | None:
+        """Return why the file has other content than this emrun writes; None if it has not."""
         is_step_record = False
-        with storing(self._lines.path, "read"), self._lines.path.open("rb") as file:
+        with self._lines.path.open("rb") as file:
             is_beginning = True
             while block := file.readline(_BLOCK):
                 if is_beginning:

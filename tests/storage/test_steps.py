@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 
 import pytest
 
@@ -130,6 +131,7 @@ def test_without_a_position_the_iterations_before_the_checkpoint_are_kept_silent
 
 NEWER = CHUNKS[0].line().encode() + b'\n{"format": 2, "blocks": "..."}\n'
 FOREIGN = {"text": b"my notes\nof steps", "one line": b"x", "json": b'{"step": 1}\n', "binary": bytes(range(256)) * 999}
+FOREIGN |= {"zeros": bytes(9999), "long line": b"x" * 10**7}
 
 
 @pytest.mark.parametrize("content", [NEWER, *FOREIGN.values()], ids=["newer", *FOREIGN])
@@ -146,6 +148,29 @@ def test_a_newer_or_foreign_file_is_never_changed(tmp_path, caplog, content, at)
     assert record.levelno == logging.WARNING
     what = "has lines of format 2, which a newer emrun wrote" if content == NEWER else "is not a step record"
     assert f"{path} {what}: the file is left as it is, and the steps of this run are not recorded" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["directory", "link", "dangling link", "pipe"])
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_what_is_not_a_regular_file_is_left_as_it_is(file, tmp_path, caplog, kind, is_resumed):
+    record, positions = file
+    before = record.read_bytes()
+    place = tmp_path / "run" / "steps.jsonl"
+    place.parent.mkdir()
+    if kind == "directory":
+        place.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to(record if kind == "link" else tmp_path / "nothing")
+    steps = StepsFile(place)
+    if is_resumed:
+        steps.rewind(*positions[1], 5)
+    steps.begin()
+    steps.append(CHUNKS[0])
+    assert f"{place} is not a regular file: the file is left as it is" in caplog.text
+    assert record.read_bytes() == before
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_a_new_run_does_not_continue_the_file_of_another_run(file, caplog):
