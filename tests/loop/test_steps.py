@@ -1,6 +1,7 @@
 """The step record: which iterations it has, where its chunks end, and that an interruption changes nothing."""
 
 import json
+import math
 import random
 
 import numpy as np
@@ -118,14 +119,22 @@ def test_later_iterations_are_thinned(loop, every, expected):
 
 
 def test_the_file_of_a_million_iterations_is_small(loop):
-    found = loop()
+    """With float32 losses and gradient norms, and learning rates of two groups that change at every step."""
+    values = torch.rand(190_000, generator=torch.Generator().manual_seed(0))
+    model, losses, norms = Model(), iter(values.unbind()), iter((values * 7).unbind())
+    found = loop(model=model)
+    rate = lambda n: 5e-4 * (1 + math.cos(math.pi * n / 1_000_000))  # noqa: E731 - a formula
+    model.step_values = lambda: {"loss": next(losses), "learning_rate": [rate(model.iteration), rate(n) / 3]}
     record = found.record
     record.begin(0)
-    while record.due <= 1_000_000:
-        found.model.iteration = record.due
-        record.take(record.due)
+    while (n := record.due) <= 1_000_000:
+        model.iteration = n
+        record.add("gradient_norm", next(norms), n - 1)
+        record.take(n)
+    steps = read_steps(found.directory)
+    np.testing.assert_array_equal(steps["loss"], values.double().numpy())
+    assert set(steps) == {"iteration", "loss", "learning_rate", "learning_rate_1", "gradient_norm"}
     assert len(found.content) < 25e6
-    assert read_steps(found.directory)["iteration"].size == 190_000
 
 
 @pytest.mark.parametrize("every", [1, 3, 70])
