@@ -1,12 +1,15 @@
 """The file steps.jsonl: its chunks, and what is never written over."""
 
+import errno
 import json
 import logging
 import math
 import os
+from pathlib import Path
 
 import pytest
 
+from emrun.errors import StorageError
 from emrun.storage.steps import Chunk, StepsFile, format_of, read_chunk
 
 CHUNKS = [
@@ -171,6 +174,18 @@ def test_what_is_not_a_regular_file_is_left_as_it_is(file, tmp_path, caplog, kin
     assert f"{place} is not a regular file: the file is left as it is" in caplog.text
     assert record.read_bytes() == before
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_file_that_may_not_be_read_is_an_error_that_names_it(file, monkeypatch):
+    path, positions = file
+    before = path.read_bytes()
+    refused = OSError(errno.EACCES, "Permission denied")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda *_, **__: (_ for _ in ()).throw(refused))
+        with pytest.raises(StorageError, match=f"cannot read {path}: Permission denied") as caught:
+            StepsFile(path).rewind(*positions[1], 5)
+    assert caught.value.exit_status == 74
+    assert path.read_bytes() == before
 
 
 def test_a_new_run_does_not_continue_the_file_of_another_run(file, caplog):
