@@ -14,7 +14,7 @@ from emrun.errors import HookError
 from emrun.fields import SHA256, optional, record, whole
 from emrun.model import AbstractModel
 from emrun.slots import Slots, read
-from emrun.storage.steps import CHUNK, KEYS, Chunk, StepsFile, read_chunk
+from emrun.storage.steps import CHUNK, ITERATION, KEYS, Chunk, StepsFile, read_chunk
 
 CHUNK_LENGTH = 1_000
 """A chunk ends with the iterations that are multiples of this."""
@@ -26,7 +26,7 @@ _AT_LAST = 100
 STATE = optional(record({"length": whole(), "digest": SHA256, "pending": CHUNK}))
 """The state of the step record in a checkpoint; None if nothing can be recorded."""
 
-_OF_THE_LOOP = ("loss", LEARNING_RATE, "iteration", *KEYS)
+_OF_THE_LOOP = ("loss", LEARNING_RATE, ITERATION, *KEYS)
 
 
 class StepRecord:

@@ -24,8 +24,10 @@ STEPS = "steps.jsonl"
 FORMAT = 1
 KEYS = ("format", "from", "every")
 """The keys of a chunk that are not columns."""
+ITERATION = "iteration"
+"""The column that a chunk does not have, because the keys say it."""
 
-_BEGINNING = re.compile(rb'\s*\{\s*"format":\s*(\d+)[,}]')
+_BEGINNING = re.compile(rb'\s*\{\s*"format":\s*(\d{1,18})[,}]')
 _OWN = b'{"format": 1, "from": '
 _BLOCK = 1 << 16  # bytes that are read of a line at once
 _CHUNK = record({"format": whole(), "from": whole(1, 10**12), "every": whole(1, 10**9)})
@@ -76,7 +78,8 @@ def read_chunk(line: bytes | str) -> Chunk | None:
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     chunk = Chunk(content["from"], content["every"], columns)
-    return chunk if columns and {len(values) for values in columns.values()} == {len(chunk) or 1} else None
+    lengths = {len(values) for values in columns.values()}
+    return chunk if lengths == {len(chunk) or 1} and ITERATION not in columns else None
 
 
 def _in_json(value: float | None) -> float | str | None:

@@ -19,6 +19,9 @@ CHUNKS = [
 ]
 
 
+LONG_NUMBER = b'{"format": %s, "from": 1}' % (b"9" * 5000)
+
+
 @pytest.fixture
 def file(tmp_path):
     """Return a file with three chunks, and its position after each."""
@@ -61,6 +64,7 @@ def test_a_chunk_is_a_line_of_columns():
         {"loss": [True]},
         {"loss": [10**400]},
         {"loss": {"a": 1}},
+        {"iteration": [1.0]},
     ],
     ids=repr,
 )
@@ -71,10 +75,13 @@ def test_a_line_with_a_wrong_field_is_not_a_chunk(change):
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"{", b"\xff\xfe", b"[]", b"1", b'{"format": 1, "from": 1, "every": 1}', b"[" * 99999]
+    "line",
+    [b"", b"{", b"\xff\xfe", b"[]", b"1", b'{"format": 1, "from": 1, "every": 1}', b"[" * 99999, LONG_NUMBER],
+    ids=lambda line: repr(line[:40]),
 )
 def test_what_is_not_a_chunk_is_none(line):
     assert read_chunk(line) is None
+    assert format_of(line) in (None, 1)
 
 
 # --- going back to a checkpoint ---------------------------------------------------------------------------------------
