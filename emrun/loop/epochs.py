@@ -238,6 +238,8 @@ class Epochs:
                 if batches_run == 0:
                     self._end_silence()
                     checks.check_outputs(outputs)
+                    if train:
+                        checks.check_step_values()
                     note_randomness = draws.watch(of_whole_steps=not changers) if draws is not None else None
                 batches_run += 1
                 if train:
