@@ -84,7 +84,7 @@ class StepRecord:
         """Add a value of the current iteration; see `Loop.record`."""
         if iterations_done + 1 < self.due or not self.due:
             return
-        if not isinstance(name, str) or (name not in self._added and _is_of_the_loop(name)):
+        if not isinstance(name, str) or (name not in self._added and (name in _OF_THE_LOOP or is_rate(name))):
             taken = ", ".join(map(repr, _OF_THE_LOOP))
             raise HookError(
                 f"record: {name!r} cannot be the name of a value that a hook adds to the steps; use another string "
@@ -225,7 +225,3 @@ def _following(iterations_done: int, every: int) -> tuple[int, int]:
 def _end_of_chunk(iteration: int) -> int:
     """Return the last iteration that may be in a chunk with this iteration."""
     return -(-iteration // CHUNK_LENGTH) * CHUNK_LENGTH
-
-
-def _is_of_the_loop(name: str) -> bool:
-    return name in _OF_THE_LOOP or is_rate(name)
