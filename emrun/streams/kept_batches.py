@@ -36,6 +36,7 @@ class KeptBatches:
         """Yield a copy of each batch."""
         if self._batches is None:
             self._batches = self._read()
+            _LOG.info("overfit: every stream gives the first %d batches of stream %r", self._count, self._pass.name)
             if len(self._batches) < self._count:
                 _LOG.warning("overfit: pass 1 of stream %r has only %d batches", self._pass.name, len(self._batches))
         for batch in self._batches:

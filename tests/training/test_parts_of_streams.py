@@ -65,11 +65,13 @@ def test_the_size_of_an_epoch_may_have_its_unit(tmp_path, size):
     assert [line["iteration"] for line in metrics(training)] == [0, 3, 6]
 
 
-def test_overfit_trains_and_evaluates_on_the_same_few_batches(tmp_path):
+def test_overfit_trains_and_evaluates_on_the_same_few_batches(tmp_path, caplog):
+    caplog.set_level("INFO")
     training, sums = seen_in(tmp_path, overfit=2, extra_streams=["valid", {"train": {"batches": 1}}], buffer=2)
     first = sums["train", True, 0]
     assert len(first) == 2
     assert sums["train", True, 1] == first
+    assert caplog.messages.count("overfit: every stream gives the first 2 batches of stream 'train'") == 1
     assert sums["valid", False, 0] == 2 * first
     assert sums["train_eval", False, 1] == first[:1]
     assert sums["train", False, 0] == first
