@@ -34,7 +34,7 @@ class SaveBest(SaveLatest):
         - SaveBest: {variable: accuracy, condition: max, keep: 3, also: {valid/loss: min}}
 
     Args:
-        model_name: the name of the checkpoint, and the first part of all other names.
+        model_name: the name of the checkpoint. All other names begin with it.
         variable: the variable to compare.
         condition: `min` if smaller values are better, `max` if larger values are better.
         stream: the stream of the variable; epochs in which the stream is not evaluated are skipped.
@@ -68,11 +68,21 @@ class SaveBest(SaveLatest):
             raise ArgumentError("also", f"{also!r} is not a mapping of addresses to conditions, {{valid/loss: min}}")
         self.name = model_name
         statistic = Statistic("SaveBest", variable, condition, stream, aggregation)
-        self._bests = [_Best(safe_component("model_name", model_name), statistic, keep)]
+        self._bests = [_Best("model_name", model_name, statistic, keep)]
         for address, wanted in (also or {}).items():
             statistic = Statistic.at("SaveBest", "also", address, wanted)
-            name = safe_component("also", f"{model_name}-{address.replace('/', '-')}")
-            self._bests.append(_Best(name, statistic, keep))
+            best = _Best("also", f"{model_name}-{address.replace('/', '-')}", statistic, keep)
+            for other in self._bests:
+                if other.statistic.identity == statistic.identity:
+                    raise ArgumentError("also", f"{address!r} is compared already; remove it from also")
+                if other.may_take_the_name_of(best) or best.may_take_the_name_of(other):
+                    first, second = other.statistic.address, statistic.address
+                    raise ArgumentError(
+                        "also",
+                        f"checkpoints of {first} and of {second} would have the same name, {best.name!r}; add another "
+                        "SaveBest with its own model_name",
+                    )
+            self._bests.append(best)
         self.saves = tuple(name for best in self._bests for name in best.saves)
         self.monitors = tuple(best.statistic.address for best in self._bests)
 
@@ -113,13 +123,15 @@ class _Best:
     """The best values of a statistic so far, and the names of their checkpoints.
 
     Args:
-        name: the name of the best checkpoint.
+        argument: the argument from which the name is made, for messages.
+        name: the name of the best checkpoint; characters that a file name cannot have are replaced.
         statistic: the statistic.
         keep: how many checkpoints to keep.
     """
 
-    def __init__(self, name: str, statistic: Statistic, keep: int) -> None:
-        self.name = name
+    def __init__(self, argument: str, name: str, statistic: Statistic, keep: int) -> None:
+        self.name = safe_component(argument, name)
+        self._given = name
         self.statistic = statistic
         self.keep = keep
         self.kept: list[tuple[float, int]] = []
@@ -128,7 +140,11 @@ class _Best:
     @property
     def saves(self) -> tuple[str, ...]:
         """The names, as a hook declares them."""
-        return (self.name, f"{self.name}-*") if self.keep > 1 else (self.name,)
+        return (self._given, f"{self._given}-*") if self.keep > 1 else (self._given,)
+
+    def may_take_the_name_of(self, other: _Best) -> bool:
+        """Return whether the best checkpoint of another statistic has a name that a checkpoint here may get."""
+        return re.fullmatch(re.escape(self.name) + r"(-\d+)?", other.name) is not None
 
     def take(self, value: float, epoch_id: int) -> list[str]:
         """Compare the value of an epoch; return the names for the checkpoint of the epoch, if it is to be kept."""

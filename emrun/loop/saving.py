@@ -243,11 +243,17 @@ def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
     """Check that no two hooks save under the same name: each would take the name from the other's checkpoint.
 
     Raises:
-        HookError: two hooks save under the same name, or a hook saves under the name that the loop itself uses.
+        HookError: two hooks save under the same name, or a hook saves under a name that the loop itself uses.
     """
     saved = [(index, name) for index, hook in enumerate(hooks) for name in declared(hook, "saves") or ()]
     for number, (index, name) in enumerate(saved):
         kind = type(hooks[index]).__name__
+        if is_directory_name(_as_saved(name).replace("-*", "-10000000")):
+            raise HookError(
+                f"{kind} (hooks[{index}]) saves under the name {name!r}, which is reserved for the directories of "
+                "checkpoints; give the hook another model_name",
+                index,
+            )
         if _as_saved(name) == _LATEST:
             raise HookError(
                 f"{kind} (hooks[{index}]) saves under the name {name!r}, which SaveLatest and the end of every "
