@@ -101,8 +101,8 @@ class EarlyStopping(AbstractHook):
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Compare the value of the epoch; end the training if the patience is used up or the threshold was missed."""
-        value = self._statistic.read(epoch_data)
-        if value is None or self.main_loop.evaluating:
+        value = None if self.main_loop.evaluating else self._statistic.read(epoch_data)
+        if value is None:
             return
         self._evaluations += 1
         if self._statistic.is_better(value, self._best, self._min_delta):
@@ -126,7 +126,8 @@ class EarlyStopping(AbstractHook):
         _STATE.check(state)
         if state["of"] != self._statistic.identity:
             _LOG.warning(
-                "EarlyStopping now watches another statistic, %s; its patience begins anew", self._statistic.address
+                "EarlyStopping now watches another statistic, %s (%s); its patience begins anew",
+                *(self._statistic.address, self._statistic.condition),
             )
             return
         if state["best"] is not None:

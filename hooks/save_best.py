@@ -9,7 +9,7 @@ from typing import Any
 
 from emrun.arguments import check_count, safe_component
 from emrun.errors import ArgumentError
-from emrun.fields import ANYTHING, NUMBER, mapping_of, record, sequence_of, whole
+from emrun.fields import ANYTHING, NUMBER, mapping_of, optional, record, sequence_of, whole
 from emrun.hooks._statistic import Condition, Statistic
 from emrun.hooks.save_latest import SaveLatest
 from emrun.types import EpochData, Policy
@@ -18,6 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 _KEPT = sequence_of(record({"value": NUMBER, "epoch": whole()}))
 _STATE = mapping_of(record({"of": sequence_of(ANYTHING), "kept": _KEPT}))
+_OLD_STATE = {"of": sequence_of(ANYTHING), "best": optional(NUMBER)}  # of a single value, without its epoch
 
 
 class SaveBest(SaveLatest):
@@ -107,15 +108,24 @@ class SaveBest(SaveLatest):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the best values so far, except of a statistic that this hook did not compare before."""
+        if state.keys() == _OLD_STATE.keys():
+            record(_OLD_STATE).check(state)
+            kept = [] if state["best"] is None else [{"value": state["best"], "epoch": 0}]
+            state = {self._bests[0].name: {"of": state["of"], "kept": kept}}
         _STATE.check(state)
         for best in self._bests:
-            saved = state.get(best.name)
-            if saved is not None and saved["of"] == best.statistic.identity:
+            saved, statistic = state.get(best.name), best.statistic
+            if saved is not None and saved["of"] == statistic.identity:
                 best.kept = [(each["value"], each["epoch"]) for each in saved["kept"][: best.keep]]
+            elif saved is not None:
+                _LOG.warning(
+                    "SaveBest now compares another statistic, %s (%s); its next value counts as the best",
+                    *(statistic.address, statistic.condition),
+                )
             else:
                 _LOG.warning(
-                    "SaveBest now compares another statistic, %s; its next value counts as the best",
-                    best.statistic.address,
+                    "SaveBest has not saved checkpoints named %s before; the next %s counts as the best",
+                    *(best.name, statistic.address),
                 )
 
 
@@ -131,7 +141,7 @@ class _Best:
 
     def __init__(self, argument: str, name: str, statistic: Statistic, keep: int) -> None:
         self.name = safe_component(argument, name)
-        self._given = name
+        self._given = name.replace("*", "_")  # in `saves`, a star stands for any number
         self.statistic = statistic
         self.keep = keep
         self.kept: list[tuple[float, int]] = []

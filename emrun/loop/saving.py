@@ -96,16 +96,22 @@ class Saving:
         """
         if self._in_flight is not None and (self.requested or self._in_flight.saved.done()):
             self.wait()
+        try:
+            self.tell()
+        finally:  # a hook that fails in `after_checkpoint` of an earlier checkpoint does not cost this one
+            self._begin_requested((epoch, iteration, phase))
         self.tell()
+
+    def _begin_requested(self, state: State) -> None:
+        """Begin to save the requested checkpoint, if there is one."""
         if not self.requested or self._root is None or self._known is None:
             return
         names, self.requested = self.requested, {}
         instead_of, self._given_up = self._given_up, []
         try:
-            self._in_flight = self._begin(self._root, self._known, (epoch, iteration, phase), names, instead_of)
+            self._in_flight = self._begin(self._root, self._known, state, names, instead_of)
         except Exception as error:  # the model's code may raise anything
             _report(error, names)
-        self.tell()
 
     def _begin(
         self, root: Path, known: Names, state: State, names: dict[str, Policy], instead_of: list[InsteadOf]
@@ -153,7 +159,7 @@ class Saving:
         self.wait()
         try:
             self.tell()
-        finally:  # a hook that fails in `after_checkpoint` of an earlier checkpoint does not cost the last one
+        finally:  # as in `save_requested`
             self.save_requested(epoch, iteration, phase)
             self.wait()
         self.tell()
