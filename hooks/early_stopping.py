@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+from typing import Annotated, Any
 
 from emrun.arguments import check_count
 from emrun.errors import ArgumentError
@@ -12,7 +12,7 @@ from emrun.fields import ANYTHING, NUMBER, optional, record, sequence_of, whole
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.hooks._intervals import done
 from emrun.hooks._statistic import Condition, Statistic
-from emrun.types import EpochData, Interval
+from emrun.types import EpochData, Interval, Units
 from emrun.wording import counted
 
 _LOG = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class EarlyStopping(AbstractHook):
         aggregation: str | None = "mean",
         patience: int | None = 5,
         min_delta: float = 0.0,
-        not_before: int | str | None = None,
+        not_before: Annotated[int | str, Units(("epochs", "updates", "iterations"))] | None = None,
         threshold: float | None = None,
     ) -> None:
         super().__init__()
