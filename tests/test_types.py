@@ -50,7 +50,7 @@ def test_any_other_interval_is_an_error_with_an_example(value):
 
 
 def test_a_part_of_an_epoch_is_not_an_interval():
-    with pytest.raises(ArgumentError, match="'1.5 epochs' is not an interval; write a whole number of epochs"):
+    with pytest.raises(ArgumentError, match=r"'1\.5 epochs' is not an interval; write a whole number of epochs"):
         Interval.parse("every", "1.5 epochs", UNITS)
 
 
