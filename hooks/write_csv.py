@@ -245,8 +245,8 @@ class WriteCSV(AbstractHook):
         }
 
     def _find_columns(self, epoch_data: EpochData) -> list[list[str]]:
-        found = list(dict.fromkeys(name for variables in epoch_data.values() for name in variables))
-        names = self._variables if self._variables is not None else found
+        found = dict.fromkeys(name for variables in epoch_data.values() for name in variables)
+        names = self._variables if self._variables is not None else sorted(found, key=is_rate)
         extra = [] if self.main_loop.evaluating else self.main_loop.extra_streams
         streams = list(dict.fromkeys([*epoch_data, *extra]))
         return [

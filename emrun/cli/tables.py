@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from emrun.epoch_data import statistics
+from emrun.epoch_data import is_rate, statistics
 
 
 def table(rows: Iterable[Sequence[str]], headers: Sequence[str] = (), align: Sequence[str] | None = None) -> str:
@@ -18,13 +18,15 @@ def table(rows: Iterable[Sequence[str]], headers: Sequence[str] = (), align: Seq
 def summary(metrics: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of a run's statistics: last, lowest and highest value with their epochs; empty without statistics.
 
+    Learning rates are left out; they are in `metrics.jsonl` and in the log.
+
     Args:
         metrics: the lines of `metrics.jsonl`.
     """
     series: dict[tuple[str, str], list[tuple[int, Any]]] = {}
     for line in metrics:
         for stream, variables in line["streams"].items():
-            for name, value in statistics(variables):
+            for name, value in statistics({name: each for name, each in variables.items() if not is_rate(name)}):
                 series.setdefault((stream, name), []).append((line["epoch"], value))
     rows = []
     for (stream, name), values in series.items():

@@ -186,7 +186,6 @@ class Epochs:
                 self._silence.__enter__()
             if train:
                 self.steps.begin(self.state.iterations_done)
-            stream.profile = self._profile
             batches_run = self._run_batches(stream, train)
         finally:
             self._end_silence()
@@ -204,13 +203,16 @@ class Epochs:
             self.loss.look(self.state.epochs_done + 1, self.state.iterations_done)
         self.events.notify("after_stream", stream_name=stream.name)
 
-    def _run_batches(self, stream: StreamWrapper, train: bool) -> int:
+    def _run_batches(self, stream: StreamWrapper, train: bool) -> int:  # noqa: PLR0915 - calls would cost time
         """Run the model on the batches of a stream; return their number. Each line of the loop costs time per batch."""
-        name, checks, changers, draws = stream.name, self.checks, self.events.changers, self.failures.draws
-        parts = f"eval_batch_{name}", f"after_batch_hooks_{name}"
-        seconds, hook_seconds = (self._profile.setdefault(part, array("d")) for part in parts)
+        name = stream.name
+        seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
+        hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
+        stream.profile = self._profile
         run, state, endings, steps, clock = self.model.run, self.state, self.endings, self.steps, perf_counter
-        check_batch, (announce, report) = checks.begin(name, ", ".join(changers)), self.events.begin_stream()
+        checks, changers, draws = self.checks, self.events.changers, self.failures.draws
+        check_batch = checks.begin(name, ", ".join(changers))
+        announce, report = self.events.begin_stream()
         note_randomness = draws.take_all if draws is not None else None
         note_first: Callable[..., None] | None = self.beginnings.note
         handled: Batch | None = None
@@ -240,12 +242,14 @@ class Epochs:
                 batches_run += 1
                 if train:
                     state.iterations_done += 1  # here, because a call would cost as much as a hook
-                if report is not None:
-                    began = clock()
-                    report(stream_name=name, batch_data={**batch, **outputs})
-                    hook_seconds.append(clock() - began)
-                if train and (state.iterations_done == steps.due or steps.given):
-                    steps.take(state.iterations_done)
+                try:
+                    if report is not None:
+                        began = clock()
+                        report(stream_name=name, batch_data={**batch, **outputs})
+                        hook_seconds.append(clock() - began)
+                finally:  # also if a hook ends the training
+                    if train and (state.iterations_done == steps.due or steps.given):
+                        steps.take(state.iterations_done)
                 handled = None
                 if endings.news:
                     if endings.look():

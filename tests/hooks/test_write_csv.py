@@ -49,9 +49,9 @@ def test_learning_rates_have_columns_of_the_train_stream_only(tmp_path):
     for epoch in (0, 1):
         hook.after_epoch(epoch, {"train": {**rates, "loss": {"mean": 0.5}}, "valid": {"loss": {"mean": 0.25}}})
     assert rows(tmp_path / "training.csv") == [
-        ["epoch_id", "train_learning_rate", "train_learning_rate_1", "train_loss", "valid_loss"],
-        ["0", "0.1", "0.2", "0.5", "0.25"],
-        ["1", "0.1", "0.2", "0.5", "0.25"],
+        ["epoch_id", "train_loss", "train_learning_rate", "train_learning_rate_1", "valid_loss"],
+        ["0", "0.5", "0.1", "0.2", "0.25"],
+        ["1", "0.5", "0.1", "0.2", "0.25"],
     ]
 
 
@@ -127,8 +127,8 @@ def test_an_aggregation_that_is_missing_later_follows_the_policy(tmp_path):
 def test_a_training_writes_aggregations_without_a_mean(train_digits, aggregations):
     training = train_digits([{"ComputeStats": {"variables": {"loss": aggregations}}}, "WriteCSV"])
     header, *lines = rows(training.output_dir / "training.csv")
-    columns = [f"{stream}_loss_{aggregations[0]}" for stream in ("train", "valid")]
-    assert header == ["epoch_id", "train_learning_rate", *columns]
+    train_loss, valid_loss = (f"{stream}_loss_{aggregations[0]}" for stream in ("train", "valid"))
+    assert header == ["epoch_id", train_loss, "train_learning_rate", valid_loss]
     assert len(lines) == 2
     assert all(float(cell) > 0 for line in lines for cell in line[1:])
 
@@ -328,13 +328,15 @@ def test_lines_between_epochs_have_the_means_since_the_last_line(digits_config, 
     loop.change_hooks([*loop.hooks, losses])
     train(training)
     header, *lines = rows(tmp_path / "run" / "training.csv")
-    assert header == ["epoch_id", "iteration", "train_loss", "train_accuracy", "valid_loss", "valid_accuracy"]
+    of_train = ["train_loss", "train_accuracy", "train_learning_rate"]
+    assert header == ["epoch_id", "iteration", *of_train, "valid_loss", "valid_accuracy"]
     length = len(losses.means) // 2
     assert length == 15
     due = [6, 12, 15, 18, 24, 30, 30]
     assert [int(row[1]) for row in lines] == [0, *due]
     assert [int(row[0]) for row in lines] == [0, 1, 1, 1, 2, 2, 2, 2]
-    between = [row for row in lines if row[4:] == ["-", "-"]]
+    between = [row for row in lines if row[5:] == ["-", "-"]]
+    assert {row[4] for row in lines} == {"0.5"}
     assert [int(row[1]) for row in between] == [6, 12, 18, 24, 30]
     first, second = (float(row[2]) for row in between[:2])
     assert first == pytest.approx(np.mean(losses.means[:6]), rel=1e-6)

@@ -333,4 +333,4 @@ def test_the_steps_before_a_failure_are_recorded(tmp_path):
 
     with pytest.raises(ValueError, match="five"):
         train(Fails(), tmp_path)
-    assert read_steps(tmp_path)["iteration"].tolist() == [1, 2, 3, 4]
+    assert read_steps(tmp_path)["iteration"].tolist() == [1, 2, 3, 4, 5]  # the fifth update was made

@@ -46,7 +46,8 @@ def test_the_train_stream_is_evaluated_on_the_same_batches_each_time_under_a_nam
     assert in_two_epochs[:count] == in_two_epochs[count:] == probe.seen["train_eval", False, 1]
     assert not [key for key in probe.seen if key[0] == "train_eval" and key[1]]
     assert list(metrics(training)[-1]["streams"]) == ["train", "train_eval", "valid"]
-    assert metrics(training)[0]["streams"]["train_eval"] == metrics(training)[0]["streams"]["train"]
+    first = metrics(training)[0]["streams"]
+    assert {**first["train_eval"], "learning_rate": 0.5} == first["train"]
 
 
 def test_a_hook_may_watch_the_evaluated_train_stream(tmp_path):
