@@ -58,6 +58,7 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
             stream, _, statistic = ("", "", address) if is_variable else address.partition("/")
             if streams is None and not is_variable:
                 continue
+            whole = address, address.removesuffix("/mean")
             if not is_variable and stream not in (streams or ()):
                 why = (
                     f"but stream {stream!r} is not run{did_you_mean(stream, streams or ())} (the main loop runs "
@@ -65,7 +66,7 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                 )
                 if streams and any(_is_of_variable(name, stream) for name in everything):
                     why = f"but a statistic is written STREAM/VARIABLE/AGGREGATION: {streams[-1]}/{address}"
-                raise HookError(f"{type(hook).__name__} monitors {address}, {why}", index)
+                raise HookError(f"{type(hook).__name__} monitors {address}, {why}", index, (*whole, stream))
             if is_rate(statistic.partition("/")[0]) and (is_variable or stream == (streams or ("",))[0]):
                 continue  # the loop writes it
             is_meant = _is_of_variable if is_variable else _is_statistic
@@ -77,6 +78,7 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                     f"{did_you_mean(statistic, there)} (hooks write {listed(there)}); add it to ComputeStats, or "
                     f"declare `writes = [{statistic!r}]` in the hook of yours that writes it",
                     index,
+                    (*whole, statistic.partition("/")[0]),
                 )
             if writers[0] > index:
                 writer = type(hooks[writers[0]]).__name__

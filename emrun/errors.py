@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from emrun.wording import listed
@@ -82,12 +82,17 @@ class ArgumentError(EmrunError, ValueError):
 
 
 class HookError(EmrunError, ValueError):
-    """A hook that cannot work in this main loop: it misspells an event, or reads what no earlier hook writes."""
+    """A hook that cannot work in this main loop: it misspells an event, or reads what no earlier hook writes.
+
+    `hook_index` is the index of the hook; `about` has the values that its arguments may have, in this order, because of
+    which it cannot work. If one of its arguments has such a value, the error is reported at the line of the argument.
+    """
 
     exit_status = 2
 
-    def __init__(self, message: str, hook_index: int | None = None) -> None:
+    def __init__(self, message: str, hook_index: int | None = None, about: Sequence[str] = ()) -> None:
         self.hook_index = hook_index
+        self.about = about
         super().__init__(message)
 
 

@@ -99,12 +99,13 @@ class Interval:
         Raises:
             ArgumentError: the value is not a positive number of one of these units.
         """
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)?\s*", str(value))
+        match = None if isinstance(value, bool) else re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)?\s*", str(value))
         word = (match.group(2) or "epochs") if match else ""
         unit = next((each for each in units if word in (each, _singular(each))), None)
         count = float(match.group(1)) if match else 0.0
-        whole = unit == "minutes" or count.is_integer()
-        if isinstance(value, bool) or unit is None or count <= 0 or not whole:
+        if unit is not None and unit != "minutes" and not count.is_integer():
+            raise ArgumentError(argument, f"{value!r} is not an interval; write a whole number of {unit}")
+        if unit is None or count <= 0:
             more = f"; the units here are {listed(units)}" if len(units) > 1 else ""
             raise ArgumentError(argument, f"{value!r} is not an interval; write for example '5 {units[0]}'{more}")
         return cls(count, unit)
@@ -116,6 +117,24 @@ class Interval:
 
 def _singular(unit: str) -> str:
     return unit.removesuffix("es") if unit == "passes" else unit.removesuffix("s")
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Says that an argument is an interval, and in which units; see `Period`.
+
+    Args:
+        allowed: the units.
+    """
+
+    allowed: tuple[str, ...]
+
+
+Period = Annotated[int | str, Units(("epochs", "updates", "iterations", "minutes"))]
+"""The interval at which a hook does something, `5 epochs` or `500 updates`; it is checked without importing the hook.
+
+`Annotated[int | str, Units(("epochs", "updates"))]` is an interval in other units.
+"""
 
 
 @dataclass(frozen=True, slots=True)

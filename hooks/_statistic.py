@@ -43,6 +43,7 @@ class Statistic:
         self._owner = owner
         self._path = (stream, variable, aggregation) if aggregation else (stream, variable)
         self._sign = 1.0 if condition == "max" else -1.0
+        self.condition = condition
         self.address = "/".join(str(part) for part in self._path)
         """`stream/variable/aggregation`, or `stream/variable` for a plain number."""
         self.identity = [self.address, self._sign]

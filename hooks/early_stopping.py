@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+from typing import Annotated, Any
 
 from emrun.arguments import check_count
 from emrun.errors import ArgumentError
@@ -12,7 +12,7 @@ from emrun.fields import ANYTHING, NUMBER, optional, record, sequence_of, whole
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.hooks._intervals import done
 from emrun.hooks._statistic import Condition, Statistic
-from emrun.types import EpochData, Interval
+from emrun.types import EpochData, Interval, Units
 from emrun.wording import counted
 
 _LOG = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class EarlyStopping(AbstractHook):
         aggregation: str | None = "mean",
         patience: int | None = 5,
         min_delta: float = 0.0,
-        not_before: int | str | None = None,
+        not_before: Annotated[int | str, Units(("epochs", "updates", "iterations"))] | None = None,
         threshold: float | None = None,
     ) -> None:
         super().__init__()
@@ -101,8 +101,8 @@ class EarlyStopping(AbstractHook):
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Compare the value of the epoch; end the training if the patience is used up or the threshold was missed."""
-        value = self._statistic.read(epoch_data)
-        if value is None or self.main_loop.evaluating:
+        value = None if self.main_loop.evaluating else self._statistic.read(epoch_data)
+        if value is None:
             return
         self._evaluations += 1
         if self._statistic.is_better(value, self._best, self._min_delta):
@@ -126,7 +126,8 @@ class EarlyStopping(AbstractHook):
         _STATE.check(state)
         if state["of"] != self._statistic.identity:
             _LOG.warning(
-                "EarlyStopping now watches another statistic, %s; its patience begins anew", self._statistic.address
+                "EarlyStopping now watches another statistic, %s (%s); its patience begins anew",
+                *(self._statistic.address, self._statistic.condition),
             )
             return
         if state["best"] is not None:

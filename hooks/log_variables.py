@@ -14,7 +14,7 @@ from emrun.fields import record
 from emrun.hook import AbstractHook
 from emrun.hooks._intervals import Every
 from emrun.hooks._train_means import MEANS, TrainMeans
-from emrun.types import EpochData, EpochVariable
+from emrun.types import EpochData, EpochVariable, Period
 from emrun.wording import did_you_mean
 
 _LOG = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class LogVariables(AbstractHook):
         self,
         variables: Sequence[EpochVariable] | None = None,
         on_unknown_type: UnknownType = "ignore",
-        every: int | str = 1,
+        every: Period = 1,
     ) -> None:
         super().__init__()
         check_choice("on_unknown_type", on_unknown_type, UnknownType)

@@ -65,8 +65,8 @@ class OnPlateau(AbstractHook):
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Add the value of the epoch; call `on_plateau` if the statistic is on a plateau."""
-        value = self._statistic.read(epoch_data)
-        if value is None or self.main_loop.evaluating:
+        value = None if self.main_loop.evaluating else self._statistic.read(epoch_data)
+        if value is None:
             return
         self._values = [*self._values, value][-self._long_term :]
         if self.is_on_plateau:
@@ -105,5 +105,5 @@ class OnPlateau(AbstractHook):
         if state["of"] == self._statistic.identity:
             self._values = list(state["values"])[-self._long_term :]
         else:
-            name, address = type(self).__name__, self._statistic.address
-            _LOG.warning("%s now watches another statistic, %s; its means begin anew", name, address)
+            name, address, objective = type(self).__name__, self._statistic.address, self._statistic.condition
+            _LOG.warning("%s now watches another statistic, %s (%s); its means begin anew", name, address, objective)

@@ -9,7 +9,7 @@ from typing import Any
 
 from emrun.arguments import check_count, safe_component
 from emrun.errors import ArgumentError
-from emrun.fields import ANYTHING, NUMBER, mapping_of, record, sequence_of, whole
+from emrun.fields import ANYTHING, NUMBER, mapping_of, optional, record, sequence_of, whole
 from emrun.hooks._statistic import Condition, Statistic
 from emrun.hooks.save_latest import SaveLatest
 from emrun.types import EpochData, Policy
@@ -18,6 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 _KEPT = sequence_of(record({"value": NUMBER, "epoch": whole()}))
 _STATE = mapping_of(record({"of": sequence_of(ANYTHING), "kept": _KEPT}))
+_OLD_STATE = {"of": sequence_of(ANYTHING), "best": optional(NUMBER)}  # of a single value, without its epoch
 
 
 class SaveBest(SaveLatest):
@@ -34,7 +35,7 @@ class SaveBest(SaveLatest):
         - SaveBest: {variable: accuracy, condition: max, keep: 3, also: {valid/loss: min}}
 
     Args:
-        model_name: the name of the checkpoint, and the first part of all other names.
+        model_name: the name of the checkpoint. All other names begin with it.
         variable: the variable to compare.
         condition: `min` if smaller values are better, `max` if larger values are better.
         stream: the stream of the variable; epochs in which the stream is not evaluated are skipped.
@@ -68,11 +69,21 @@ class SaveBest(SaveLatest):
             raise ArgumentError("also", f"{also!r} is not a mapping of addresses to conditions, {{valid/loss: min}}")
         self.name = model_name
         statistic = Statistic("SaveBest", variable, condition, stream, aggregation)
-        self._bests = [_Best(safe_component("model_name", model_name), statistic, keep)]
+        self._bests = [_Best("model_name", model_name, statistic, keep)]
         for address, wanted in (also or {}).items():
             statistic = Statistic.at("SaveBest", "also", address, wanted)
-            name = safe_component("also", f"{model_name}-{address.replace('/', '-')}")
-            self._bests.append(_Best(name, statistic, keep))
+            best = _Best("also", f"{model_name}-{address.replace('/', '-')}", statistic, keep)
+            for other in self._bests:
+                if other.statistic.identity == statistic.identity:
+                    raise ArgumentError("also", f"{address!r} is compared already; remove it from also")
+                if other.may_take_the_name_of(best) or best.may_take_the_name_of(other):
+                    first, second = other.statistic.address, statistic.address
+                    raise ArgumentError(
+                        "also",
+                        f"checkpoints of {first} and of {second} would have the same name, {best.name!r}; add another "
+                        "SaveBest with its own model_name",
+                    )
+            self._bests.append(best)
         self.saves = tuple(name for best in self._bests for name in best.saves)
         self.monitors = tuple(best.statistic.address for best in self._bests)
 
@@ -97,15 +108,24 @@ class SaveBest(SaveLatest):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the best values so far, except of a statistic that this hook did not compare before."""
+        if state.keys() == _OLD_STATE.keys():
+            record(_OLD_STATE).check(state)
+            kept = [] if state["best"] is None else [{"value": state["best"], "epoch": 0}]
+            state = {self._bests[0].name: {"of": state["of"], "kept": kept}}
         _STATE.check(state)
         for best in self._bests:
-            saved = state.get(best.name)
-            if saved is not None and saved["of"] == best.statistic.identity:
+            saved, statistic = state.get(best.name), best.statistic
+            if saved is not None and saved["of"] == statistic.identity:
                 best.kept = [(each["value"], each["epoch"]) for each in saved["kept"][: best.keep]]
+            elif saved is not None:
+                _LOG.warning(
+                    "SaveBest now compares another statistic, %s (%s); its next value counts as the best",
+                    *(statistic.address, statistic.condition),
+                )
             else:
                 _LOG.warning(
-                    "SaveBest now compares another statistic, %s; its next value counts as the best",
-                    best.statistic.address,
+                    "SaveBest has not saved checkpoints named %s before; the next %s counts as the best",
+                    *(best.name, statistic.address),
                 )
 
 
@@ -113,13 +133,15 @@ class _Best:
     """The best values of a statistic so far, and the names of their checkpoints.
 
     Args:
-        name: the name of the best checkpoint.
+        argument: the argument from which the name is made, for messages.
+        name: the name of the best checkpoint; characters that a file name cannot have are replaced.
         statistic: the statistic.
         keep: how many checkpoints to keep.
     """
 
-    def __init__(self, name: str, statistic: Statistic, keep: int) -> None:
-        self.name = name
+    def __init__(self, argument: str, name: str, statistic: Statistic, keep: int) -> None:
+        self.name = safe_component(argument, name)
+        self._given = name.replace("*", "_")  # in `saves`, a star stands for any number
         self.statistic = statistic
         self.keep = keep
         self.kept: list[tuple[float, int]] = []
@@ -128,7 +150,11 @@ class _Best:
     @property
     def saves(self) -> tuple[str, ...]:
         """The names, as a hook declares them."""
-        return (self.name, f"{self.name}-*") if self.keep > 1 else (self.name,)
+        return (self._given, f"{self._given}-*") if self.keep > 1 else (self._given,)
+
+    def may_take_the_name_of(self, other: _Best) -> bool:
+        """Return whether the best checkpoint of another statistic has a name that a checkpoint here may get."""
+        return re.fullmatch(re.escape(self.name) + r"(-\d+)?", other.name) is not None
 
     def take(self, value: float, epoch_id: int) -> list[str]:
         """Compare the value of an epoch; return the names for the checkpoint of the epoch, if it is to be kept."""

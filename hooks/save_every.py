@@ -10,7 +10,7 @@ from emrun.arguments import check_count, safe_component
 from emrun.errors import ArgumentError
 from emrun.hooks._intervals import Every
 from emrun.hooks.save_latest import SaveLatest
-from emrun.types import EpochData, Policy
+from emrun.types import EpochData, Period, Policy
 
 
 class SaveEvery(SaveLatest):
@@ -44,7 +44,7 @@ class SaveEvery(SaveLatest):
         keep: int | None = None,
         model_name: str | None = None,
         on_failure: Policy = "error",
-        every: int | str | None = None,
+        every: Period | None = None,
     ) -> None:
         super().__init__(on_failure)
         if n_epochs is not None and every is not None:

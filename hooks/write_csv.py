@@ -19,7 +19,7 @@ from emrun.hook import AbstractHook
 from emrun.hooks._intervals import Every
 from emrun.hooks._train_means import MEANS, TrainMeans, written_by
 from emrun.storage.lines import Change, Lines
-from emrun.types import EpochData, EpochVariable
+from emrun.types import EpochData, EpochVariable, Period
 
 _LOG = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class WriteCSV(AbstractHook):
         variables: Sequence[EpochVariable] | None = None,
         on_unknown_type: UnknownType = "default",
         on_missing_variable: MissingVariable = "error",
-        every: int | str = 1,
+        every: Period = 1,
     ) -> None:
         super().__init__(output_dir=output_dir)
         check_choice("on_unknown_type", on_unknown_type, UnknownType)

@@ -34,7 +34,6 @@ def test_an_interval_is_a_number_and_a_unit(value, count, unit):
         "epochs",
         "-1 epochs",
         "0 epochs",
-        "1.5 epochs",
         "5 apples",
         "5 5",
         True,
@@ -48,6 +47,11 @@ def test_an_interval_is_a_number_and_a_unit(value, count, unit):
 def test_any_other_interval_is_an_error_with_an_example(value):
     with pytest.raises(ArgumentError, match="is not an interval; write for example '5 epochs'"):
         Interval.parse("every", value, UNITS)
+
+
+def test_a_part_of_an_epoch_is_not_an_interval():
+    with pytest.raises(ArgumentError, match=r"'1\.5 epochs' is not an interval; write a whole number of epochs"):
+        Interval.parse("every", "1.5 epochs", UNITS)
 
 
 def test_a_unit_must_make_sense_where_it_stands():

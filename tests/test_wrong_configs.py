@@ -19,7 +19,7 @@ from emrun.config.source_finder import Sources
 from emrun.errors import ConfigError
 
 HOME = Path(__file__).parent / "wrong_configs"
-SEVERAL = ("five_mistakes", "mistakes_in_the_structure")
+SEVERAL = ("five_mistakes", "hook_intervals", "mistakes_in_the_structure")
 """The configs with more than one mistake."""
 COMMANDS = {*SEVERAL, "not_utf_8", "extends_broken", "override_twice", "hook_class", "call_of_a_constant", "hook_order"}
 """The configs for which every test run starts the command; a campaign starts it for all."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from emrun.config.names import instead
 from emrun.config.signatures import Parameters
-from emrun.config.type_hints import form_in, mismatch
+from emrun.config.type_hints import form_in, mismatch, values_of_mapping
 from emrun.config.yaml_tree import Node
 from emrun.errors import Problem
 from emrun.wording import listed, nearest, sure
@@ -91,11 +91,18 @@ def _left_over(value: Node, key: str, name: str, call: Node) -> Problem | None:
 
 
 def check_type(value: Node, parameter: inspect.Parameter | None, where: str) -> list[Problem]:
-    """Return the problem of a value of the wrong type for its parameter; `where` is its key in the config."""
+    """Return the problems of a value of the wrong type for its parameter; `where` is its key in the config."""
     if parameter is None or form_in(parameter.annotation) is not None:
         return []
     wrong = mismatch(value, parameter.annotation, parameter.default)
-    return [] if wrong is None else [Problem(value.position, where, value.censored(wrong))]
+    if wrong is None:
+        return []
+    inner = values_of_mapping(parameter.annotation)
+    if isinstance(value.value, dict) and inner is not None:
+        each = {name: (child, mismatch(child, inner)) for name, child in value.value.items()}
+        found = [(name, child, why) for name, (child, why) in each.items() if why is not None]
+        return [Problem(child.position, f"{where}.{name}", child.censored(why)) for name, child, why in found]
+    return [Problem(value.position, where, value.censored(wrong))]
 
 
 def unknown(

@@ -27,7 +27,11 @@ _CLIPPING = (
 _ACCUMULATION = "emrun has no gradient accumulation yet; every batch makes an update"
 _PRECISION = "emrun has no mixed precision yet; `forward` of your module can use torch.autocast"
 _AVERAGES = f"emrun has no weight averaging yet; {_OWN_HOOK} keep torch.optim.swa_utils.AveragedModel"
-_SAVING = "SaveBest saves the best checkpoint, SaveEvery one every few epochs; SaveLatest is always active"
+_SAVING = (
+    "SaveBest saves the best checkpoint or the best few, SaveEvery one every few epochs or updates; "
+    "SaveLatest is always active"
+)
+_COMPARED = "set `variable` and `condition` (min or max) of the hook that compares: SaveBest, EarlyStopping"
 _RATE = "every run records learning rates in steps.jsonl, metrics.jsonl and the log; remove this hook"
 _BOARD = "emrun does not write TensorBoard files yet; WriteCSV writes statistics, and every run has a metrics.jsonl"
 _TRACKER = f"emrun does not support trackers yet; every run has a metrics.jsonl, and {_OWN_HOOK} send `epoch_data`"
@@ -50,6 +54,7 @@ _HOOKS = {
     "gradientaccumulation gradientaccumulationscheduler": _ACCUMULATION,
     "averageweights ema emahook emacallback weightaveraging swa stochasticweightaveraging": _AVERAGES,
     "modelcheckpoint checkpoint checkpointhook checkpointsaver checkpointer modelsaver": _SAVING,
+    "modeliterationcheckpoint trackthebest": _SAVING,
     "learningratemonitor lrmonitor": _RATE,
     "tensorboard tensorboardlogger tensorboardcallback writetensorboard": _BOARD,
     "wandb wandblogger wandbcallback mlflow mlflowlogger mlflowcallback cometlogger neptunelogger": _TRACKER,
@@ -69,6 +74,7 @@ _KEYS = {
     "devices gpus ngpus numgpus numnodes strategy ddp distributed": _ONE_DEVICE,
     "resume restorefrom resumefrom resumefromcheckpoint ckptpath loadfrom checkpointpath": _RESUME,
     "checkpoint savesteps savestrategy saveevery checkpointcallback enablecheckpointing": f"use hooks: {_SAVING}",
+    "savetotallimit savetopk": f"use `keep` of a hook: {_SAVING}",
     "valcheckinterval checkvaleverynepoch evalsteps evalevery validateevery validationfreq": _INTERVAL,
     "limittrainbatches stepsperepoch": "main_loop.fixed_epoch_size is the number of batches of an epoch",
     "limitvalbatches limittestbatches evaliters validationsteps maxevalbatches": _PART,
@@ -78,7 +84,7 @@ _KEYS = {
     "enableprogressbar progressbar": "use the hook ShowProgress",
     "fastdevrun numsanityvalsteps": "`emrun check CONFIG` tries a batch of each stream without training",
     "trainloader valloader traindataloader valdataloaders evaldataset traindataset": _STREAMS,
-    "monitor": "set the variables to record in ComputeStats, and the variable to compare in SaveBest",
+    "monitor metricforbestmodel greaterisbetter": _COMPARED,
     "predict": "write the settings of a stream under eval, e.g. eval.predict, and use `emrun eval RUN_DIR predict`",
     "shuffle": "the dataset decides the order: `ctx.batches(..., shuffle=True)`",
     "batchsize": "the dataset makes the batches; set `batch_size` under dataset if its class has that argument",

@@ -28,7 +28,7 @@ from emrun.config.signatures import UNREAD, Parameters, anything
 from emrun.config.source_modules import TORCH, Binding, SourceModule, SourceModules, bound_in
 from emrun.hook import EVENTS, AbstractHook
 from emrun.model import AbstractModel
-from emrun.types import Factory, Form
+from emrun.types import Factory, Form, Units
 
 
 def _class_of(path: str, **members: Any) -> type:
@@ -63,6 +63,7 @@ _TYPES: dict[str, Any] = {
     "pathlib.Path": pathlib.Path,
     "os.PathLike": os.PathLike,
 }
+_MARKS: dict[str | None, type[Form] | type[Units]] = {"emrun.types.Form": Form, "emrun.types.Units": Units}
 _NO_BASES = frozenset(each for each in _TYPES.values() if isinstance(each, type)) - frozenset(_BASES.values())
 _RUNNING = frozenset(("__init_subclass__", "__class_getitem__"))  # would run when a class is created or subscripted
 _SURE = _RUNNING | {"__init__", "__new__", "__getattr__", "__getattribute__"}  # must be literal
@@ -275,10 +276,10 @@ class Sources(Imported):
             return owner[tuple(types) if isinstance(index, ast.Tuple) else types[0]]
         match inner[1:]:
             case [ast.Call(func=called, args=args, keywords=keywords)] if (
-                self._path(called, module) == "emrun.types.Form"
-            ):
+                mark := _MARKS.get(self._path(called, module))
+            ) is not None:
                 options = {str(each.arg): ast.literal_eval(each.value) for each in keywords}
-                return typing.Annotated[types[0], Form(*map(ast.literal_eval, args), **options)]
+                return typing.Annotated[types[0], mark(*map(ast.literal_eval, args), **options)]
         if types[0] is Factory:
             raise TypeError("its form cannot be read")
         return types[0]

@@ -12,8 +12,8 @@ from typing import Any
 
 from emrun.config.signatures import UNREAD
 from emrun.config.yaml_tree import Node, node_of
-from emrun.errors import Position
-from emrun.types import Factory, Form
+from emrun.errors import ArgumentError, Position
+from emrun.types import Factory, Form, Interval, Units
 from emrun.wording import listed
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", str: "a string"}
@@ -32,9 +32,15 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty) -> s
         hint: the type of the parameter; None or `UNREAD` when it is not known.
         default: the parameter's default; a hint that contradicts the default is ignored.
     """
-    if _accepts(node, hint) or default is node.value or contradicts(default, hint):
+    value, units = node.value, _units_in(hint)
+    if units is not None and isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            Interval.parse("", value, units.allowed)
+        except ArgumentError as error:
+            return error.message
         return None
-    value = node.value
+    if _accepts(node, hint) or default is value or contradicts(default, hint):
+        return None
     allowed = _describe(hint)
     if allowed.startswith("one of "):
         return f"{node.shown()!r} is not {allowed}"
@@ -154,6 +160,22 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def values_of_mapping(hint: Any) -> Any:
+    """Return the type of the values if a hint allows a mapping of one type of values, None if it does not."""
+    found = [arguments[1] for sort, _, arguments in alternatives(hint) if sort == "mapping" and len(arguments) == 2]
+    return found[0] if len(found) == 1 else None
+
+
+def _units_in(hint: Any) -> Units | None:
+    """Return the units in which an interval is written, None when a hint does not mark an interval."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return next((each for each in hint.__metadata__ if isinstance(each, Units)), None)
+    if origin in (typing.Union, types.UnionType):
+        return next((found for each in arguments if (found := _units_in(each)) is not None), None)
+    return None
 
 
 def form_in(hint: Any) -> Form | None:

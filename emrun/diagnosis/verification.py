@@ -117,7 +117,8 @@ def verify(
         count = 1 + 2 * len(points)
         _LOG.info("%d more runs will take about %s", count, _duration(count * seconds))
         _LOG.info("running again without interruption")
-        again = job("again", end=straight.end).run()
+        end = straight.end + (straight.epoch_ends[-1] == straight.end)  # after the epoch if a hook ended the run there
+        again = job("again", end=end).run()
         causes = Causes(straight, again, int(settings.get("buffer") or 0))
         vary = {part: varying(straight.final[part], again.final[part]) for part in _MAY_VARY}
         found = find_difference(straight, [again], vary)
@@ -133,9 +134,9 @@ def verify(
         for number, point in enumerate(points):
             _LOG.info("running with an interruption at %s (iteration %d)", point.name, point.iteration)
             name = f"point-{number}"
-            first = job(name, end=straight.end, point=point, by=by).run()
+            first = job(name, end=end, point=point, by=by).run()
             if first.was_interrupted(kill):
-                second = job(name, end=straight.end, resume=True).run()
+                second = job(name, end=end, resume=True).run()
                 found = find_difference(straight, [first, second], vary)
                 difference = causes.explain(found, second) if found else None
                 rows.append(Row(point, by.name, second.one("begin").get("iteration"), difference))

@@ -11,7 +11,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, cast
 
-from emrun.arguments import check_choice, check_count
+from emrun.arguments import check_choice
 from emrun.dataset import stream_function
 from emrun.epoch_data import check_monitors
 from emrun.errors import ArgumentError, UsageError
@@ -35,7 +35,7 @@ from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams, StreamLike
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
-from emrun.types import EpochData, InsteadOf, InterruptPolicy, Interval, Policy, StartMethod
+from emrun.types import EpochData, InsteadOf, InterruptPolicy, Policy, StartMethod
 from emrun.wording import did_you_mean
 
 _LOG = logging.getLogger(__name__)
@@ -130,19 +130,11 @@ class MainLoop:
         check_choice("on_incorrect_config", on_incorrect_config, Policy)
         _refuse_unknown(unknown, on_incorrect_config)
         reading = Reading(buffer, workers, start_method, stream_timeout, lambda: self._session.prefetch)
-        size = None if fixed_epoch_size is None else _batches_of(fixed_epoch_size)
-        if overfit is not None:
-            check_count("overfit", overfit, minimum=1)
-            if size is not None:
-                raise ArgumentError(
-                    "overfit", "overfit and fixed_epoch_size both set the number of batches of an epoch; remove one"
-                )
         self.model = model
         self.dataset = dataset
         self.run = run
         self.seed = seed
         self.train_stream_name = train_stream_name
-        self.fixed_epoch_size = size
         self._skip_zeroth_epoch = skip_zeroth_epoch
         draws, loss = Draws() if run is not None else None, LossWatch(model)
         self._endings = endings = Endings(on_interrupt, lambda: self.epochs.wake())  # noqa: PLW0108 - made below
@@ -151,7 +143,7 @@ class MainLoop:
             train_stream_name,
             extra_streams,
             reading=reading,
-            fixed_epoch_size=size,
+            fixed_epoch_size=fixed_epoch_size,
             overfit=overfit,
             seed=seed,
             interrupted=endings.is_interrupted,
@@ -224,6 +216,11 @@ class MainLoop:
     def extra_streams(self) -> list[str]:
         """Names of the streams that are evaluated after the train stream. The train stream is `train_eval` here."""
         return list(self.streams.extra)
+
+    @property
+    def fixed_epoch_size(self) -> int | None:
+        """Number of batches of the train stream in an epoch; None for a whole pass."""
+        return self.streams.fixed_epoch_size
 
     @property
     def stream_sizes(self) -> Mapping[str, int]:
@@ -417,14 +414,6 @@ class MainLoop:
 
 
 _: type[Loop] = MainLoop  # lets mypy check that `MainLoop` implements `Loop`
-
-
-def _batches_of(size: int | str) -> int:
-    """Return the number of batches in `fixed_epoch_size`, a number or an interval such as `200 updates`."""
-    if isinstance(size, str):
-        return int(Interval.parse("fixed_epoch_size", size, ("updates", "iterations")).count)
-    check_count("fixed_epoch_size", size, minimum=1)
-    return size
 
 
 def _refuse_unknown(names: Iterable[str], policy: Policy) -> None:

@@ -96,16 +96,22 @@ class Saving:
         """
         if self._in_flight is not None and (self.requested or self._in_flight.saved.done()):
             self.wait()
+        try:
+            self.tell()
+        finally:  # a hook that fails in `after_checkpoint` of an earlier checkpoint does not cost this one
+            self._begin_requested((epoch, iteration, phase))
         self.tell()
+
+    def _begin_requested(self, state: State) -> None:
+        """Begin to save the requested checkpoint, if there is one."""
         if not self.requested or self._root is None or self._known is None:
             return
         names, self.requested = self.requested, {}
         instead_of, self._given_up = self._given_up, []
         try:
-            self._in_flight = self._begin(self._root, self._known, (epoch, iteration, phase), names, instead_of)
+            self._in_flight = self._begin(self._root, self._known, state, names, instead_of)
         except Exception as error:  # the model's code may raise anything
             _report(error, names)
-        self.tell()
 
     def _begin(
         self, root: Path, known: Names, state: State, names: dict[str, Policy], instead_of: list[InsteadOf]
@@ -153,7 +159,7 @@ class Saving:
         self.wait()
         try:
             self.tell()
-        finally:  # a hook that fails in `after_checkpoint` of an earlier checkpoint does not cost the last one
+        finally:  # as in `save_requested`
             self.save_requested(epoch, iteration, phase)
             self.wait()
         self.tell()
@@ -243,11 +249,17 @@ def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
     """Check that no two hooks save under the same name: each would take the name from the other's checkpoint.
 
     Raises:
-        HookError: two hooks save under the same name, or a hook saves under the name that the loop itself uses.
+        HookError: two hooks save under the same name, or a hook saves under a name that the loop itself uses.
     """
     saved = [(index, name) for index, hook in enumerate(hooks) for name in declared(hook, "saves") or ()]
     for number, (index, name) in enumerate(saved):
         kind = type(hooks[index]).__name__
+        if is_directory_name(_as_saved(name).replace("-*", "-10000000")):
+            raise HookError(
+                f"{kind} (hooks[{index}]) saves under the name {name!r}, which is reserved for the directories of "
+                "checkpoints; give the hook another model_name",
+                index,
+            )
         if _as_saved(name) == _LATEST:
             raise HookError(
                 f"{kind} (hooks[{index}]) saves under the name {name!r}, which SaveLatest and the end of every "

@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from emrun.arguments import check_count
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError
 from emrun.streams.extra_streams import read_extra_streams
 from emrun.streams.kept_batches import KeptBatches
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
-from emrun.types import Batch
+from emrun.types import Batch, Interval
 
 StreamLike = str | StreamWrapper | Iterable[Batch]
 
@@ -28,14 +29,15 @@ class DatasetStreams:
             fifth epoch, `{name: {batches: 20}}` for 20 batches at most. The train stream may be among them: it is
             evaluated as `train_eval`.
         reading: how the streams are read.
-        fixed_epoch_size: how many batches of the train stream make an epoch, None for a pass.
+        fixed_epoch_size: how many batches of the train stream make an epoch, such as 200 or `200 updates`; None for a
+            pass.
         overfit: how many batches every stream has instead of its own: the first ones of pass 1 of the train stream.
         seed: the seed of the streams.
         interrupted: returns whether to stop waiting for a batch.
 
     Raises:
-        ArgumentError: `extra_streams` is not a list of streams or has a stream twice; or there is a time limit, but
-            neither a buffer nor workers.
+        ArgumentError: `extra_streams` is not a list of streams or has a stream twice; a number of batches is not one,
+            or both are given; or there is a time limit, but neither a buffer nor workers.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class DatasetStreams:
         extra_streams: Sequence[str | Mapping[str, Any]] = (),
         *,
         reading: Reading | None = None,
-        fixed_epoch_size: int | None = None,
+        fixed_epoch_size: int | str | None = None,
         overfit: int | None = None,
         seed: int = 0,
         interrupted: Callable[[], bool] = lambda: False,
@@ -55,6 +57,13 @@ class DatasetStreams:
             raise ArgumentError(
                 "stream_timeout", "needs `buffer` or `workers`; without read-ahead the wait for a batch has no limit"
             )
+        if overfit is not None:
+            check_count("overfit", overfit, minimum=1)
+            if fixed_epoch_size is not None:
+                raise ArgumentError(
+                    "overfit", "overfit and fixed_epoch_size both set the number of batches of an epoch; remove one"
+                )
+        self.fixed_epoch_size = None if fixed_epoch_size is None else _batches_of(fixed_epoch_size)
         self._evaluated_train = f"{train_stream_name}_eval"
         self.extra = read_extra_streams(extra_streams, train_stream_name, self._evaluated_train)
         """Extra stream -> when it is evaluated, and how much of it. The train stream has another name here, so that
@@ -62,7 +71,6 @@ class DatasetStreams:
         self._dataset = dataset
         self.train_stream_name = train_stream_name
         self._reading = reading
-        self._fixed_epoch_size = fixed_epoch_size
         self._overfit = overfit
         self._kept: KeptBatches | None = None
         self._seed = seed
@@ -90,7 +98,7 @@ class DatasetStreams:
         if self._overfit is not None:
             function, reading = self._kept_batches(self._overfit), replace(reading, workers=0)
         if source == self.train_stream_name:
-            batches = batches or self._fixed_epoch_size
+            batches = batches or self.fixed_epoch_size
         wrapper = self._wrapped(
             function, epoch_size=batches or -1, name=name, training=train, reading=reading, context_name=source
         )
@@ -110,7 +118,7 @@ class DatasetStreams:
     def sizes(self) -> dict[str, int]:
         """Stream -> how many batches of it an epoch has at most, if the config says so."""
         sizes = {name: each.batches for name, each in self.extra.items()}
-        sizes[self.train_stream_name] = self._fixed_epoch_size
+        sizes[self.train_stream_name] = self.fixed_epoch_size
         if self._overfit is not None:
             sizes = {name: min(size or self._overfit, self._overfit) for name, size in sizes.items()}
         return {name: size for name, size in sizes.items() if size is not None}
@@ -148,3 +156,11 @@ class DatasetStreams:
         """End the passes that have begun; positions are kept."""
         for stream in (*self.trained.values(), *self._evaluated.values()):
             stream.close()
+
+
+def _batches_of(size: int | str) -> int:
+    """Return the number of batches in `fixed_epoch_size`, a number or an interval such as `200 updates`."""
+    if isinstance(size, str):
+        return int(Interval.parse("fixed_epoch_size", size, ("updates", "iterations")).count)
+    check_count("fixed_epoch_size", size, minimum=1)
+    return size

@@ -12,8 +12,9 @@ from typing import Any
 
 from emrun.config.plan import Plan, named_streams
 from emrun.config.recipe import Recipe
+from emrun.config.yaml_tree import Node
 from emrun.dataset import stream_function
-from emrun.errors import ArgumentError, ConfigError, HookError, Problem
+from emrun.errors import ArgumentError, ConfigError, HookError, Position, Problem
 from emrun.hook import AbstractHook
 from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
@@ -134,4 +135,15 @@ def _hook_problem(error: HookError, plan: Plan) -> Problem:
     if error.hook_index is None:
         return Problem(None, "hooks", plan.config.censored(str(error)))
     recipe = plan.hooks[error.hook_index] if error.hook_index < len(plan.hooks) else plan.model
-    return Problem(recipe.node.key_position, recipe.key, plan.config.censored(str(error)))
+    position = next(filter(None, (_place_of(each, recipe.node) for each in error.about)), recipe.node.key_position)
+    return Problem(position, recipe.key, plan.config.censored(str(error)))
+
+
+def _place_of(value: str, node: Node) -> Position | None:
+    """Return the position of an argument with this value, or of this key in an argument; None if there is none."""
+    for path, child, _ in node.places():
+        if child.value == value:
+            return child.position
+        if len(path) > 1 and path[-1] == value:
+            return child.key_position
+    return None

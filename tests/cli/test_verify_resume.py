@@ -144,6 +144,15 @@ class Curriculum(AbstractHook):
         self.dataset.scale = 1.0 + epoch_id
 
 
+class Score(AbstractHook):
+    """Writes a value for each epoch; the zeroth is the best."""
+
+    writes = ["score"]
+
+    def after_epoch(self, epoch_id, epoch_data):
+        epoch_data["valid"]["score"] = [2.0, float("nan"), 2.0, 9.0][epoch_id]
+
+
 class Clock(AbstractHook):
     """Has a time in its state, which is different in every run."""
 
@@ -288,6 +297,15 @@ def test_hooks_that_count_and_write_within_epochs_are_exact(verify):
     )
     done = verify("--at", "3", "--at", "9", hooks)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_early_stopping_ends_is_exact(verify):
+    done = verify(
+        "--at", "3", "--at", "9",
+        "hooks=[my_code.Score, OnPlateau: {variable: score, long_term: 2, short_term: 1}, "
+        "SaveBest: {variable: score, keep: 2}, EarlyStopping: {variable: score, patience: 2}]",
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "exact: interrupted at 2 points, compared 12 iterations", done.stdout
 
 
 def test_a_stream_that_draws_global_random_numbers_in_a_thread_is_named(verify):

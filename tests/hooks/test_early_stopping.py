@@ -128,7 +128,7 @@ def test_another_statistic_begins_anew(caplog):
     hook = EarlyStopping()
     hook.load_state_dict({**before.state_dict(), "evaluations": 3, "since_best": 3})
     assert hook.state_dict() == EarlyStopping().state_dict()
-    assert "EarlyStopping now watches another statistic, valid/loss/mean; its patience begins anew" in caplog.text
+    assert "EarlyStopping now watches another statistic, valid/loss/mean (min); its patience begins anew" in caplog.text
 
 
 @pytest.mark.parametrize(

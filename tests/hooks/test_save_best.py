@@ -201,6 +201,26 @@ def test_the_best_value_of_another_statistic_does_not_count(before, caplog):
     assert "SaveBest now compares another statistic, valid/score/mean" in caplog.text
 
 
+def test_a_state_of_older_versions_is_loaded(caplog):
+    best = SaveBest(variable="score")
+    best.load_state_dict({"best": 2.0, "of": ["valid/score/mean", -1.0]})
+    assert best.state_dict()["best"]["kept"] == [{"value": 2.0, "epoch": 0}]  # its epoch is not known
+    best.load_state_dict({"best": None, "of": ["valid/score/mean", -1.0]})
+    assert best.state_dict() == SaveBest(variable="score").state_dict()
+    assert caplog.text == ""
+
+
+def test_another_name_or_another_condition_begins_anew_and_says_which(caplog):
+    state = with_best(SaveBest(variable="score"), 2.0)
+    for hook in (SaveBest("top", variable="score"), SaveBest(variable="score", condition="max")):
+        hook.load_state_dict(state)
+        assert next(iter(hook.state_dict().values()))["kept"] == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "SaveBest has not saved checkpoints named top before; the next valid/score/mean counts as the best",
+        "SaveBest now compares another statistic, valid/score/mean (max); its next value counts as the best",
+    ]
+
+
 def test_it_continues_from_the_best_value_of_its_state(scripted, numbers, write, run):
     best = SaveBest(variable="score")
     best.load_state_dict(with_best(best, 2.0))
@@ -246,6 +266,14 @@ def test_the_training_continues_without_the_checkpoint(scripted, numbers, write,
         ({"also": ["valid/loss"]}, "also", "['valid/loss'] is not a mapping of addresses to conditions"),
         ({"also": {"loss": "min"}}, "also", "'loss' is not an address such as valid/loss or valid/loss/mean"),
         ({"also": {"valid/loss": "less"}}, "also", "'less' is not one of min, max"),
+        ({"also": {"valid/loss/mean": "min"}}, "also", "'valid/loss/mean' is compared already; remove it from also"),
+        ({"also": {"train/loss": "min", "train/loss/mean": "min"}}, "also", "'train/loss/mean' is compared already"),
+        (
+            {"also": {"a-b/c": "min", "a/b-c": "min"}},
+            "also",
+            "checkpoints of a-b/c/mean and of a/b-c/mean would have the same name, 'best-a-b-c'",
+        ),
+        ({"keep": 2, "also": {"a/b-5": "min", "a/b": "min"}}, "also", "of a/b-5/mean and of a/b/mean would have"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments, argument, message):

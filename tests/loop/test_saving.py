@@ -575,6 +575,29 @@ def test_an_error_in_after_checkpoint_at_the_end_does_not_cost_the_last_checkpoi
     assert told.told[-1] == "the end"
 
 
+@pytest.mark.parametrize("background", [True])
+def test_an_error_in_after_checkpoint_does_not_cost_the_checkpoint_that_is_requested_then(
+    train_told, tmp_path, monkeypatch
+):
+    ended = threading.Event()
+
+    class EndOfEpoch(AbstractHook):
+        def after_epoch(self, epoch_id):
+            if epoch_id == 1:
+                ended.set()
+
+    def late(*arguments, **more):
+        assert ended.wait(60)
+        return commit(*arguments, **more)
+
+    monkeypatch.setattr("emrun.loop.saving.commit", late)
+    told = Told(RuntimeError("no network"), at=1)
+    with pytest.raises(RuntimeError, match="no network"):
+        train_told(told, EndOfEpoch(), SaveEvery(), SaveLatest())
+    assert verify(find(tmp_path / "run" / "checkpoints", "epoch-1")).iteration == 3
+    assert [each[0] for each in told.told[:2]] == ["epoch-0", "latest"]
+
+
 def test_a_checkpoint_that_was_not_saved_is_not_told_of(train_told, monkeypatch, caplog):
     def fail(*arguments, **more):
         if more["iteration"] == 3:

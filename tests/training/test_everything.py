@@ -1,0 +1,116 @@
+"""The sample with every hook: interrupted, killed and resumed, its run ends in the same files."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+from training.resuming import plain
+
+from emrun.config.names import short_names
+
+SAMPLE = Path(__file__).parents[2] / "sample_configs" / "digits_everything.yaml"
+
+SEND = '''
+import json
+import os
+from pathlib import Path
+
+from emrun import AbstractHook
+
+
+class Send(AbstractHook):
+    """Sends this process the first signal in signals.json, [number, event, iteration], when its turn has come."""
+
+    def __init__(self):
+        super().__init__()
+        file = Path("signals.json")
+        self.file, self.signals = file, json.loads(file.read_text()) if file.exists() else []
+
+    def after_batch(self, stream_name):
+        self.happened(stream_name)
+
+    def after_epoch(self):
+        self.happened("after_epoch")
+
+    def happened(self, event):
+        if self.signals and self.signals[0][1:] == [event, self.main_loop.iterations_done]:
+            number, *_ = self.signals.pop(0)
+            self.file.write_text(json.dumps(self.signals))
+            os.kill(os.getpid(), number)
+'''
+
+SIGNALS = [  # an epoch has 45 iterations; rows are written every 20 updates, checkpoints every 50
+    (signal.SIGINT, "train", 77),
+    (signal.SIGTERM, "valid", 225),
+    (signal.SIGKILL, "train", 338),
+    (signal.SIGINT, "after_epoch", 405),
+    (signal.SIGTERM, "train", 500),
+]
+
+
+@pytest.fixture(scope="session")
+def warm(warm_with_sklearn):
+    """Let `emrun` run where scikit-learn is imported already."""
+    return warm_with_sklearn
+
+
+def hooks():
+    """Return the names of the hooks in the sample."""
+    entries = YAML(typ="safe").load(SAMPLE)["hooks"]
+    return [next(iter(entry)) if isinstance(entry, dict) else entry for entry in entries]
+
+
+def files(directory):
+    """Return the files of a run without times: metrics, step record, CSV files, checkpoints by their names."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    texts = {path.name: path.read_bytes() for path in [directory / "steps.jsonl", *directory.glob("*.csv")]}
+    links = sorted(path for path in (directory / "checkpoints").iterdir() if path.is_symlink())
+    return {
+        "metrics": [{**line, "seconds": None} for line in lines],
+        **texts,
+        "checkpoints": {path.name: checkpoint(path) for path in links},
+        "directories": len({path.readlink() for path in links}),
+    }
+
+
+def checkpoint(place):
+    manifest = json.loads((place / "manifest.json").read_text())
+    state = torch.load(place / "state.pt", weights_only=True)
+    for hook in state["hooks"]:
+        hook["state"].pop("seconds", None)  # of StopAfter
+    timed = ("metrics", "metrics_digest", "names")  # lines have seconds; names lead to directories
+    return {
+        "epoch": manifest["epoch"],
+        "iteration": manifest["iteration"],
+        "weights": (place / "model.safetensors").read_bytes(),
+        "names": sorted(state["names"]),
+        "state": plain({name: value for name, value in state.items() if name not in timed}),
+    }
+
+
+def test_the_sample_has_every_built_in_hook():
+    assert sorted(set(hooks())) == sorted(short_names("hook", installed=False))
+
+
+def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted_run(tmp_path, emrun):
+    (tmp_path / "send.py").write_text(SEND)
+    (tmp_path / "config.yaml").write_text(SAMPLE.read_text() + "  - send.Send\n")  # `hooks` is the last section
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "straight", cwd=tmp_path).returncode == 0
+    (tmp_path / "signals.json").write_text(json.dumps(SIGNALS))
+    command = ["train", "-q", "config.yaml", "--output-dir", "often"]
+    for number, *_ in SIGNALS:
+        done = emrun(*command, cwd=tmp_path)
+        assert done.returncode == -number, done.stderr
+        command = ["resume", "-q", "often"]
+    done = emrun(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    expected, found = files(tmp_path / "straight"), files(tmp_path / "often")
+    assert sorted(expected) == ["checkpoints", "curves.csv", "directories", "metrics", "steps.jsonl", "training.csv"]
+    assert list(found["checkpoints"]) == list(expected["checkpoints"])
+    for name, parts in expected["checkpoints"].items():
+        same = {part: found["checkpoints"][name][part] == value for part, value in parts.items()}
+        assert same == dict.fromkeys(parts, True), name
+    assert {name: found[name] == expected[name] for name in expected} == dict.fromkeys(expected, True)
