@@ -14,7 +14,7 @@ from typing import IO
 from emrun.errors import EmrunError, reason_of
 from emrun.wording import size_of
 
-_KEPT = ("GIT_CEILING_DIRECTORIES", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_SYSTEM", "GIT_EXEC_PATH")
+_KEPT = ("GIT_CEILING_DIRECTORIES", "GIT_CONFIG_", "GIT_EXEC_PATH")
 _ENVIRONMENT = {
     "GIT_ALLOW_PROTOCOL": "none",  # an incomplete clone fetches nothing
     "GIT_NO_LAZY_FETCH": "1",
@@ -22,7 +22,12 @@ _ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
 }
-_SETTINGS = {"core.fsmonitor": "false", "core.hooksPath": os.devnull, "core.safecrlf": "false"}
+_SETTINGS = {
+    "core.bigFileThreshold": "50m",  # larger files are not compared line by line, which takes several times their size
+    "core.fsmonitor": "false",
+    "core.hooksPath": os.devnull,
+    "core.safecrlf": "false",
+}
 _FILTER = {"clean": "", "smudge": "", "process": "", "required": "false"}
 _PAUSE = 0.1  # seconds between two looks at whether git has ended
 
@@ -62,7 +67,9 @@ class Git:
         """
         settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         command = ["git", "--no-pager", *settings, *arguments]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
+        kept = {
+            name: value for name, value in os.environ.items() if name.startswith(_KEPT) or not name.startswith("GIT_")
+        }
         with tempfile.TemporaryFile() as errors:
             try:
                 process = subprocess.Popen(
