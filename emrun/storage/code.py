@@ -16,7 +16,7 @@ from typing import Any
 
 from emrun.censor import Censor
 from emrun.fields import TEXT, choice, fitting, mapping_of, optional, record, sequence_of
-from emrun.storage.files import check_guards, flush_directory, flush_file, make_directory, storing, write_atomically
+from emrun.storage.files import check_guards, flush_directory, flush_file, storing, write_atomically
 
 RECORD = "record.json"
 _MODULES = "modules"
@@ -151,7 +151,8 @@ def make_code_directory(directory: Path) -> None:
         if directory.is_symlink():
             raise NotADirectoryError(errno.ENOTDIR, "it is a link")
         check_guards(directory / RECORD)
-        make_directory(directory, exist_ok=True)
+        directory.mkdir(exist_ok=True)  # not its parent: a run directory that was removed must not come back
+        flush_directory(directory.parent)
 
 
 def write_code(directory: Path, code: Code, iterations_done: int) -> None:

@@ -72,17 +72,17 @@ def _user_modules(installed: Sequence[Path], skipped: Container[str]) -> Iterato
     prefixes = tuple(f"{each}{os.sep}" for each in (paths["stdlib"], paths["platstdlib"], *installed))
     inner = tuple(f"{os.sep}{each}{os.sep}" for each in _INSTALLED)
 
-    def is_installed(file: Any) -> bool:
-        return isinstance(file, str) and (file.startswith(prefixes) or any(each in file for each in inner))
+    def is_of_user(file: Any) -> bool:
+        return isinstance(file, str) and not (file.startswith(prefixes) or any(each in file for each in inner))
 
     for name, module in list(sys.modules.items()):
         file, spec = _attributes(module, "__file__", "__spec__")
-        top = (name if spec is None else str(getattr(spec, "name", name))).partition(".")[0]
-        if not isinstance(file, str) or name in skipped or top == "emrun":
+        if not is_of_user(file) or name in skipped or name == "__mp_main__":  # another name of `__main__`
             continue
-        made_by_package = spec is None and is_installed(_attributes(sys.modules.get(top), "__file__")[0])
+        top = (name if spec is None else str(getattr(spec, "name", name))).partition(".")[0]
+        owner = file if spec else _attributes(sys.modules.get(top), "__file__")[0]  # torch.compile has no spec
         is_command = name == "__main__" and not file.endswith(tuple(SOURCE_SUFFIXES))
-        if not (is_installed(file) or made_by_package or is_command):  # torch.compile makes modules elsewhere
+        if top != "emrun" and not is_command and is_of_user(owner or file):
             yield name, str(Path(file).absolute())
 
 
@@ -198,7 +198,8 @@ def _repositories(directories: Sequence[Path], run: Path, ends: float, problems:
 
 def _answer(git: Git, problems: list[str], *question: str) -> bytes | None:
     try:
-        git.ignore_filters()
+        if question[0] == "diff":
+            git.ignore_filters()
         return git.ask(*question)
     except GitError as error:
         what = {"diff": "uncommitted changes", "ls-files": "untracked files"}[question[0]]

@@ -165,6 +165,12 @@ def test_a_link_in_the_directory_is_not_written_through(tmp_path, name):
     assert outside.read_text() == "mine" if "." in name else not list(outside.iterdir())
 
 
+def test_a_run_directory_that_was_removed_does_not_come_back(tmp_path):
+    with pytest.raises(StorageError, match=r"cannot create .*code: No such file or directory"):
+        make_code_directory(tmp_path / "run/code")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_record_that_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / "record.json").mkdir()
     with pytest.raises(StorageError, match=r"cannot read .*record.json: Is a directory"):
