@@ -70,9 +70,9 @@ class Git:
         kept = {
             name: value for name, value in os.environ.items() if name.startswith(_KEPT) or not name.startswith("GIT_")
         }
-        with tempfile.TemporaryFile() as errors:
-            try:
-                process = subprocess.Popen(
+        try:
+            with tempfile.TemporaryFile() as errors:
+                with subprocess.Popen(
                     command,
                     cwd=self.directory,
                     env={**kept, **_ENVIRONMENT},
@@ -80,20 +80,19 @@ class Git:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     start_new_session=True,  # Ctrl-C is for the run
-                )
-            except OSError as error:
-                raise GitError(reason_of(error)) from error
-            with process:
-                assert process.stdout is not None
-                try:
-                    answer = self._answer(process, process.stdout, arguments[0])
-                finally:
-                    process.kill()
-            if process.returncode and not may_fail:
+                ) as process:
+                    assert process.stdout is not None
+                    try:
+                        answer = self._answer(process, process.stdout, arguments[0])
+                    finally:
+                        process.kill()
                 errors.seek(0)
-                lines = errors.read(10_000).decode(errors="replace").strip().splitlines()
-                raise GitError(lines[0] if lines else f"git {arguments[0]} failed")
-            return answer
+                said = errors.read(10_000).decode(errors="replace").strip().splitlines()
+        except OSError as error:
+            raise GitError(reason_of(error)) from error
+        if process.returncode and not may_fail:
+            raise GitError(said[0] if said else f"git {arguments[0]} failed")
+        return answer
 
     def ignore_filters(self) -> None:
         """Do not run the filters, such as those of Git LFS, through which the settings pass changed files.

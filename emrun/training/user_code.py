@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib.machinery import SOURCE_SUFFIXES
+from importlib.machinery import SOURCE_SUFFIXES, SourceFileLoader
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -61,7 +61,7 @@ def gather(directories: Sequence[Path], run: Path, skipped: Container[str] = (),
     python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     if not everything:
         return Code(python, modules, problems=problems)
-    places = sorted({Path(each.file).parent for name, each in modules.items() if name != "__main__"})
+    places = sorted({Path(each.file).parent for each in modules.values()})
     repositories = list(_repositories([*directories, *places], run, ends, problems))
     return Code(python, modules, _packages(installed), repositories, problems)
 
@@ -123,11 +123,18 @@ def _read_modules(files: dict[str, str], ends: float, problems: list[str]) -> di
 
 def _has_changed(name: str, status: os.stat_result) -> bool:
     """Return whether a source is not the one that Python compiled when it imported it, as far as its cache tells."""
-    (cached,) = _attributes(sys.modules.get(name), "__cached__")
+    (spec,) = _attributes(sys.modules.get(name), "__spec__")
     try:
-        with Path(cached).open("rb") as file:
+        cached = Path(spec.cached)
+        if (
+            type(spec.loader) is not SourceFileLoader
+            or sys.dont_write_bytecode
+            or not os.access(cached.parent, os.W_OK)
+        ):
+            return False  # the cache may be of an earlier source
+        with cached.open("rb") as file:
             by_hash, *compiled = struct.unpack("<4x3I", file.read(16))
-    except (OSError, TypeError, struct.error):  # there is none
+    except (AttributeError, OSError, TypeError, struct.error):  # there is none
         return False
     return not by_hash and compiled != [int(each) & 0xFFFFFFFF for each in (status.st_mtime, status.st_size)]
 

@@ -105,3 +105,10 @@ def test_large_files_are_only_named(repository):
     with (repository.place / "code.py").open("w") as file:
         file.write("a = 1\n" * 9_000_000)
     assert b"Binary files a/code.py and b/code.py differ" in Git(repository.place).ask("diff", "HEAD")
+
+
+def test_without_a_directory_for_temporary_files_git_is_not_asked(repository, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(GitError, match="no such file or directory"):
+        Git(repository.place).ask("rev-parse", "HEAD")
+    assert head_of(repository.place) is None
