@@ -86,6 +86,10 @@ class Loop(Protocol):
         """Number of batches of the train stream in an epoch; None for a whole pass."""
 
     @property
+    def stream_sizes(self) -> Mapping[str, int]:
+        """Stream -> how many batches of it an epoch has at most, for streams that the config limits."""
+
+    @property
     def training(self) -> bool:
         """Whether the model is trained on the current batches, rather than evaluated."""
 

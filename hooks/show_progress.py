@@ -29,7 +29,7 @@ class ShowProgress(AbstractHook):
     the whole run, evaluations included, if a hook such as `StopAfter` limits the epochs or iterations. Reading the loss
     waits for the device, at most four times per second.
 
-    The number of batches comes from `dataset.num_batches`, `main_loop.fixed_epoch_size`, or the previous epoch.
+    The number of batches comes from `dataset.num_batches`, the settings of `main_loop`, or the previous epoch.
     """
 
     reads = ()
@@ -46,7 +46,9 @@ class ShowProgress(AbstractHook):
     def before_training(self) -> None:
         """Find the number of batches of each stream."""
         self._totals = dict(getattr(self.dataset, "num_batches", None) or {})
-        if self.main_loop.fixed_epoch_size is not None:
+        for name, size in self.main_loop.stream_sizes.items():
+            self._totals[name] = min(size, self._totals.get(name) or size)
+        if self.main_loop.fixed_epoch_size is not None:  # may be more than a pass
             self._totals[self.main_loop.train_stream_name] = self.main_loop.fixed_epoch_size
 
     def before_epoch(self, epoch_id: int) -> None:

@@ -33,7 +33,11 @@ _BOARD = "emrun does not write TensorBoard files yet; WriteCSV writes statistics
 _TRACKER = f"emrun does not support trackers yet; every run has a metrics.jsonl, and {_OWN_HOOK} send `epoch_data`"
 _RESUME = "`emrun resume RUN_DIR` continues a run from its checkpoint"
 _ONE_DEVICE = "emrun trains on one device so far; set model.device"
-_INTERVAL = "write the interval after the name of the stream: main_loop.extra_streams: [{valid: 5 epochs}]"
+_INTERVAL = (
+    "write the interval after the name of the stream: main_loop.extra_streams: [{valid: 5 epochs}]; to evaluate every "
+    "500 updates, set main_loop.fixed_epoch_size: 500 updates"
+)
+_PART = "write the number after the name of the stream: main_loop.extra_streams: [{valid: {batches: 20}}]"
 _STREAMS = "a stream is a method of the dataset, such as train_stream; main_loop.extra_streams lists those to evaluate"
 
 _HOOKS = {
@@ -67,6 +71,8 @@ _KEYS = {
     "checkpoint savesteps savestrategy saveevery checkpointcallback enablecheckpointing": f"use hooks: {_SAVING}",
     "valcheckinterval checkvaleverynepoch evalsteps evalevery validateevery validationfreq": _INTERVAL,
     "limittrainbatches stepsperepoch": "main_loop.fixed_epoch_size is the number of batches of an epoch",
+    "limitvalbatches limittestbatches evaliters validationsteps maxevalbatches": _PART,
+    "overfitbatches overfitsinglebatch": "use main_loop.overfit, the number of batches",
     "logger loggers reportto": "use the hooks WriteCSV or LogVariables; every run has a train.log and a metrics.jsonl",
     "logeverynsteps loggingsteps": "use the hook LogVariables: {every: 50 updates}, or WriteCSV: {every: 50 updates}",
     "enableprogressbar progressbar": "use the hook ShowProgress",

@@ -76,7 +76,8 @@ def _run(job: Job, record: _Record) -> None:
         record("final", **_final(job.directory))
         return
     loop = training.main_loop
-    known_length = loop.fixed_epoch_size or lengths(training.dataset).get(loop.train_stream_name, 0)
+    name = loop.train_stream_name
+    known_length = loop.stream_sizes.get(name) or lengths(training.dataset).get(name, 0)
     if job.longest is not None and known_length > job.longest:
         record("long")
         return

@@ -18,6 +18,7 @@ from emrun.config.plan import Plan
 from emrun.dataset import SourceInfo, open_stream, stream_names
 from emrun.diagnosis.model_facts import lengths, memory, parameters, timed_run
 from emrun.diagnosis.round_trip import RoundTrip
+from emrun.diagnosis.samples import sorted_sources
 from emrun.epoch_data import read_by
 from emrun.errors import ArgumentError, ConfigError, reason_of
 from emrun.events import listener, may_change_batches, may_read_anything
@@ -135,6 +136,7 @@ class _Trial:
         for name in [*own, *(each for each in stream_names(self._dataset) if each not in own)]:
             try:
                 self._try_stream(name, is_run=name in own)
+                self._look_at_sample(name)
             except BaseException as error:  # the user's code may also have called sys.exit
                 if name in own or isinstance(error, KeyboardInterrupt):
                     error.add_note(f"while trying the first batches of stream {name!r}")
@@ -176,6 +178,22 @@ class _Trial:
             "runs": "trained on" if is_trained else "evaluated" if is_run else "not used in training",
             "sources": {source: {**_seen(info), "used_by": self._users(source)} for source, info in sources.items()},
         }
+
+    def _look_at_sample(self, name: str) -> None:
+        """Add a note if only the first batches of a stream are evaluated, and these are sorted."""
+        extra = self._loop.streams.extra.get(name)
+        if extra is None or extra.batches is None:
+            return
+        batches = self._batches(name)
+        try:
+            sources = sorted_sources(batch for batch, _ in itertools.islice(batches, extra.batches))
+        finally:
+            batches.close()
+        self._notes += [
+            f"stream {name!r}: source {source!r} is sorted in the first {extra.batches} batches, which alone are "
+            "evaluated; they may not represent the stream: shuffle it, or evaluate all of it"
+            for source in sources
+        ]
 
     def _change(self, name: str, batch: Batch) -> Batch:
         """Return the batch as hooks change it in `before_batch`; empty when the loop would skip it."""
@@ -229,8 +247,10 @@ class _Trial:
 
     def report(self) -> dict[str, Any]:
         """Return the contract; see `try_out`."""
-        fixed, intervals = self._loop.fixed_epoch_size, self._loop.streams.intervals
-        lengths = self._lengths | ({} if fixed is None else {self._loop.train_stream_name: fixed})
+        sizes, extra = self._loop.streams.sizes, self._loop.streams.extra
+        lengths = {name: min(length, sizes.get(name, length)) for name, length in self._lengths.items()}
+        if self._loop.fixed_epoch_size is not None:  # may be more than a pass
+            lengths[self._loop.train_stream_name] = self._loop.fixed_epoch_size
         self._notes += [f"output {name!r} has values that are not finite" for name in _gaps(self._outputs)]
         return {
             "streams": self._streams,
@@ -238,7 +258,7 @@ class _Trial:
             "parameters": list(parameters(self._model)),
             "memory": memory(self._model),
             "seconds_per_epoch": {
-                name: seconds * lengths[name] / (intervals.get(name) or 1)
+                name: seconds * lengths[name] / (extra[name].every or 1 if name in extra else 1)
                 for name, seconds in self._seconds.items()
                 if lengths.get(name)
             },

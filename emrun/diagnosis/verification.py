@@ -100,9 +100,10 @@ def verify(
         started = time.monotonic()
         straight = job("straight", longest=None if full_epochs else _LONGEST).run()
         if straight.of("long"):  # the run gave up because its epochs are too long
-            arguments.append(f"main_loop.fixed_epoch_size={_SHORT}")
+            key = "overfit" if (loaded.get("main_loop") or {}).get("overfit") else "fixed_epoch_size"
+            arguments.append(f"main_loop.{key}={_SHORT}")
             notes.append(
-                f"epochs have more than {_LONGEST} iterations: verified with main_loop.fixed_epoch_size={_SHORT}, so "
+                f"epochs have more than {_LONGEST} iterations: verified with main_loop.{key}={_SHORT}, so "
                 "that the run may not reach the end of a pass; use --full-epochs to verify whole epochs"
             )
             started = time.monotonic()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from emrun.arguments import check_choice, check_count
-from emrun.epoch_data import read_by
+from emrun.epoch_data import LEARNING_RATE, read_by
 from emrun.errors import StreamError
 from emrun.events import may_read_anything
 from emrun.hook import AbstractHook
@@ -151,6 +153,25 @@ class BatchChecks:
                     )
                     raise self._error(0, message)
         self._checked.add(self._stream)
+
+    def check_step_values(self) -> None:
+        """Check what the model says about its first training step.
+
+        Raises:
+            StreamError: this is not a mapping, or its learning rates are not a list of numbers.
+        """
+        values: Any = self._model.step_values()
+        if not isinstance(values, Mapping):
+            message = f"model.step_values must return a mapping name -> value, not {type(values).__name__}"
+            raise self._error(0, message)
+        rates = values.get(LEARNING_RATE)
+        try:
+            are_numbers = rates is None or all(isinstance(rate, Real | Tensor) for rate in rates)
+        except TypeError:
+            are_numbers = False
+        if not are_numbers:
+            message = f"model.step_values: learning_rate is {rates!r:.80}, not a list with one number for each group"
+            raise self._error(0, message)
 
     def report_empty_stream(self, stream: str) -> None:
         """Raise or log, as `on_empty_stream` says, that a stream had no batch for the model.

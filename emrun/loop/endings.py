@@ -14,7 +14,7 @@ from emrun.types import InterruptPolicy
 
 _LOG = logging.getLogger(__name__)
 
-_DEFERRED = ("before_update", "after_update", "after_checkpoint")  # a termination in these takes effect after a batch
+_DEFERRED = ("before_batch", "before_update", "after_update", "after_checkpoint")  # until the batch has been run
 
 
 class Endings:

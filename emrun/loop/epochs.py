@@ -179,6 +179,7 @@ class Epochs:
         self, stream: StreamWrapper, *, train: bool, is_last: bool = False, may_be_empty: bool = False
     ) -> None:
         """Run the model on the batches of one epoch of a stream, then call `after_stream`."""
+        before = self.training, self.current  # a hook may evaluate another stream between two batches
         self.training = train
         self.current = stream.__enter__()  # a train stream also reads ahead during the evaluations; see `Session.end`
         try:
@@ -189,8 +190,7 @@ class Epochs:
             batches_run = self._run_batches(stream, train)
         finally:
             self._end_silence()
-            self.training = False
-            self.current = None
+            self.training, self.current = before
             if not (train and stream is self.streams.trained.get(stream.name)):  # `Session.end` ends train streams
                 stream.__exit__(None, None, None)
         if not (train and stream.epoch_ended):
@@ -238,6 +238,8 @@ class Epochs:
                 if batches_run == 0:
                     self._end_silence()
                     checks.check_outputs(outputs)
+                    if train:
+                        checks.check_step_values()
                     note_randomness = draws.watch(of_whole_steps=not changers) if draws is not None else None
                 batches_run += 1
                 if train:

@@ -35,7 +35,7 @@ from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams, StreamLike
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
-from emrun.types import EpochData, InsteadOf, InterruptPolicy, Policy, StartMethod
+from emrun.types import EpochData, InsteadOf, InterruptPolicy, Interval, Policy, StartMethod
 from emrun.wording import did_you_mean
 
 _LOG = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class MainLoop:
         hooks: the hooks, called in this order; the model is called after them.
         train_stream_name: the stream that the model is trained on.
         extra_streams: names of the streams to evaluate after the train stream, or `{name: '5 epochs'}` to evaluate a
-            stream less often. If the train stream is listed, it is also evaluated in a separate pass, under the name
+            stream less often, or `{name: {every: 5 epochs, batches: 20}}` to evaluate only its first 20 batches, the
+            same ones each time. If the train stream is listed, it is also evaluated in a separate pass, under the name
             `train_eval` (or `NAME_eval` for another `train_stream_name`).
         buffer: how many batches of a stream to read ahead, in a thread or in the workers; 0 for none, or with `workers`
             for two batches per worker.
@@ -75,7 +76,12 @@ class MainLoop:
             `ignore`.
         on_incorrect_config: what to do about unknown arguments: `error`, `warn` or `ignore`.
         fixed_batch_size: drop batches of another length.
-        fixed_epoch_size: number of batches of the train stream in an epoch, independent of the length of a pass.
+        fixed_epoch_size: number of batches of the train stream in an epoch, independent of the length of a pass; also
+            written `200 updates`. So the extra streams are evaluated, and checkpoints are saved, every 200 updates. The
+            zeroth epoch evaluates as many batches, but at most one pass.
+        overfit: train and evaluate on this many batches only, the first ones of pass 1 of the train stream, in every
+            epoch. A model that does not overfit them has a mistake. The names of the streams do not change, and
+            `emrun eval` reads the whole stream. Not together with `fixed_epoch_size`.
         skip_zeroth_epoch: do not evaluate before the training.
         on_interrupt: whether the first SIGINT or SIGTERM ends the training after the current `batch`, or after the
             current `epoch` with its evaluations and hooks; a checkpoint is saved. A second signal ends the process at
@@ -108,7 +114,7 @@ class MainLoop:
         on_unused_sources: Policy = "warn",
         on_incorrect_config: Policy = "error",
         fixed_batch_size: int | None = None,
-        fixed_epoch_size: int | None = None,
+        fixed_epoch_size: int | str | None = None,
         skip_zeroth_epoch: bool = False,
         on_interrupt: InterruptPolicy = "batch",
         preempt_exit_code: int | None = None,
@@ -116,6 +122,7 @@ class MainLoop:
         stream_timeout: float | None = None,
         prefetch_to_device: bool = True,
         record_steps: int = 1,
+        overfit: int | None = None,
         run: Run | None = None,
         seed: int = 0,
         **unknown: Any,
@@ -123,14 +130,19 @@ class MainLoop:
         check_choice("on_incorrect_config", on_incorrect_config, Policy)
         _refuse_unknown(unknown, on_incorrect_config)
         reading = Reading(buffer, workers, start_method, stream_timeout, lambda: self._session.prefetch)
-        if fixed_epoch_size is not None:
-            check_count("fixed_epoch_size", fixed_epoch_size, minimum=1)
+        size = None if fixed_epoch_size is None else _batches_of(fixed_epoch_size)
+        if overfit is not None:
+            check_count("overfit", overfit, minimum=1)
+            if size is not None:
+                raise ArgumentError(
+                    "overfit", "overfit and fixed_epoch_size both set the number of batches of an epoch; remove one"
+                )
         self.model = model
         self.dataset = dataset
         self.run = run
         self.seed = seed
         self.train_stream_name = train_stream_name
-        self.fixed_epoch_size = fixed_epoch_size
+        self.fixed_epoch_size = size
         self._skip_zeroth_epoch = skip_zeroth_epoch
         draws, loss = Draws() if run is not None else None, LossWatch(model)
         self._endings = endings = Endings(on_interrupt, lambda: self.epochs.wake())  # noqa: PLW0108 - made below
@@ -139,7 +151,8 @@ class MainLoop:
             train_stream_name,
             extra_streams,
             reading=reading,
-            fixed_epoch_size=fixed_epoch_size,
+            fixed_epoch_size=size,
+            overfit=overfit,
             seed=seed,
             interrupted=endings.is_interrupted,
         )
@@ -210,7 +223,12 @@ class MainLoop:
     @property
     def extra_streams(self) -> list[str]:
         """Names of the streams that are evaluated after the train stream. The train stream is `train_eval` here."""
-        return list(self.streams.intervals)
+        return list(self.streams.extra)
+
+    @property
+    def stream_sizes(self) -> Mapping[str, int]:
+        """Stream -> how many batches of it an epoch has at most, for streams that the config limits."""
+        return self.streams.sizes
 
     @property
     def limits(self) -> Mapping[str, int]:
@@ -399,6 +417,14 @@ class MainLoop:
 
 
 _: type[Loop] = MainLoop  # lets mypy check that `MainLoop` implements `Loop`
+
+
+def _batches_of(size: int | str) -> int:
+    """Return the number of batches in `fixed_epoch_size`, a number or an interval such as `200 updates`."""
+    if isinstance(size, str):
+        return int(Interval.parse("fixed_epoch_size", size, ("updates", "iterations")).count)
+    check_count("fixed_epoch_size", size, minimum=1)
+    return size
 
 
 def _refuse_unknown(names: Iterable[str], policy: Policy) -> None:

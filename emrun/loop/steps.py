@@ -14,7 +14,7 @@ from emrun.errors import HookError
 from emrun.fields import SHA256, optional, record, whole
 from emrun.model import AbstractModel
 from emrun.slots import Slots, read
-from emrun.storage.steps import CHUNK, KEYS, Chunk, StepsFile, read_chunk
+from emrun.storage.steps import CHUNK, ITERATION, KEYS, Chunk, StepsFile, read_chunk
 
 CHUNK_LENGTH = 1_000
 """A chunk ends with the iterations that are multiples of this."""
@@ -26,7 +26,7 @@ _AT_LAST = 100
 STATE = optional(record({"length": whole(), "digest": SHA256, "pending": CHUNK}))
 """The state of the step record in a checkpoint; None if nothing can be recorded."""
 
-_OF_THE_LOOP = (*KEYS, "iteration", "loss", LEARNING_RATE)
+_OF_THE_LOOP = ("loss", LEARNING_RATE, ITERATION, *KEYS)
 
 
 class StepRecord:
@@ -72,15 +72,24 @@ class StepRecord:
         if not self._has_begun:
             self._has_begun = True
             self._file.begin()
-        self.due = _following(iterations_done, self._every)[0] if self._file.refusal is None else 0
+        self.given.clear()  # of a step that failed
+        if self._file.refusal is not None:
+            self.due = 0
+            return
+        self.due, distance = _following(iterations_done, self._every)
+        if distance != self._step:  # a resume has changed it
+            self._next = 0
 
     def add(self, name: str, value: Any, iterations_done: int) -> None:
         """Add a value of the current iteration; see `Loop.record`."""
         if iterations_done + 1 < self.due or not self.due:
             return
-        if not isinstance(name, str) or (name not in self._added and _is_of_the_loop(name)):
-            taken = f"use another name than {', '.join(_OF_THE_LOOP)}"
-            raise HookError(f"record: {name!r} cannot be the name of a value that a hook adds to the steps; {taken}")
+        if not isinstance(name, str) or (name not in self._added and (name in _OF_THE_LOOP or is_rate(name))):
+            taken = ", ".join(map(repr, _OF_THE_LOOP))
+            raise HookError(
+                f"record: {name!r} cannot be the name of a value that a hook adds to the steps; use another string "
+                f"than {taken}, and none that begins with '{LEARNING_RATE}_'"
+            )
         try:
             self.given[name] = self._slots.keep(value)
         except TypeError as error:
@@ -144,7 +153,7 @@ class StepRecord:
         length, digest = (None, None) if state is None else (state["length"], state["digest"])
         self._file.rewind(length, digest, end)
         if chunk is not None:
-            self._restore(chunk, iterations_done)
+            self._restore(chunk)
 
     def _begin_chunk(self, iteration: int) -> None:
         self.end_chunk()
@@ -170,7 +179,7 @@ class StepRecord:
         self.given.clear()
 
     def _pending(self) -> Chunk | None:
-        """Return the chunk that has not ended, without steps at its ends that have no value; None if it is empty."""
+        """Return the chunk that has not ended, from its first step that has a value; None if there is none."""
         count = len(self._losses)
         columns = {"loss": read(self._losses)}
         rates = zip_longest(*(() if each is None else each for each in self._rates))
@@ -180,30 +189,22 @@ class StepRecord:
         columns = {name: values for name, values in columns.items() if values.count(None) < count}
         if not columns:
             return None
-
-        def has_values(row: int) -> bool:
-            return any(values[row] is not None for values in columns.values())
-
-        first = next(filter(has_values, range(count)))
-        last = next(filter(has_values, reversed(range(count))))
-        trimmed = {name: values[first : last + 1] for name, values in columns.items()}
-        return Chunk(self._first + self._step * first, self._step, trimmed)
+        first = next(row for row in range(count) if any(values[row] is not None for values in columns.values()))
+        columns = {name: values[first:] for name, values in columns.items()}
+        return Chunk(self._first + self._step * first, self._step, columns)
 
     def _read_rates(self, rates: Iterable[Any]) -> list[float | None]:
         return read([rate if rate.__class__ is float else self._number(rate) for rate in rates])
 
-    def _restore(self, chunk: Chunk, iterations_done: int) -> None:
+    def _restore(self, chunk: Chunk) -> None:
         """Continue a chunk that had not ended at a checkpoint."""
         self._first, self._step, self._end = chunk.first, chunk.every, _end_of_chunk(chunk.first)
-        done = (min(iterations_done, self._end) - chunk.first) // chunk.every + 1
-        missing = [None] * max(0, done - len(chunk))
-        columns = {name: [*values, *missing] for name, values in chunk.columns.items()}
-        names = [name for name in columns if name == "loss" or is_rate(name)]
-        self._losses = [*columns.get("loss", [None] * max(done, len(chunk)))]
-        rates = [columns[name] for name in names if name != "loss"]
-        self._rates = list(zip(*rates, strict=True)) or [None] * len(self._losses)
-        self._added = {name: [*values] for name, values in columns.items() if name not in names}
-        self._next = chunk.first + chunk.every * len(self._losses)
+        self._next = chunk.first + chunk.every * len(chunk)
+        added = dict(chunk.columns)
+        self._losses = [*added.pop("loss", [None] * len(chunk))]
+        rates = [added.pop(name) for name in chunk.columns if is_rate(name)]
+        self._rates = list(zip(*rates, strict=True)) or [None] * len(chunk)
+        self._added = {name: [*values] for name, values in added.items()}
 
     def _forget(self) -> None:
         self._losses, self._rates, self._added = [], [], {}
@@ -224,7 +225,3 @@ def _following(iterations_done: int, every: int) -> tuple[int, int]:
 def _end_of_chunk(iteration: int) -> int:
     """Return the last iteration that may be in a chunk with this iteration."""
     return -(-iteration // CHUNK_LENGTH) * CHUNK_LENGTH
-
-
-def _is_of_the_loop(name: str) -> bool:
-    return name in _OF_THE_LOOP or is_rate(name)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from emrun.arguments import expanded
 from emrun.storage.files import storing
 from emrun.storage.run import holds_run, no_run
-from emrun.storage.steps import FORMAT, STEPS, Chunk, format_of, read_chunk
+from emrun.storage.steps import FORMAT, ITERATION, STEPS, Chunk, format_of, read_chunk
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def read_steps(run: str | Path) -> dict[str, NDArray[Any]]:
     names = dict.fromkeys(name for chunk in chunks for name in chunk.columns)
     empty = np.empty(0, np.int64)
     iterations = [chunk.first + chunk.every * np.arange(len(chunk), dtype=np.int64) for chunk in chunks]
-    columns: dict[str, NDArray[Any]] = {"iteration": np.concatenate([empty, *iterations])}
+    columns: dict[str, NDArray[Any]] = {ITERATION: np.concatenate([empty, *iterations])}
     for name in names:
         parts = [np.array(chunk.columns.get(name, [None] * len(chunk)), np.float64) for chunk in chunks]
         columns[name] = np.concatenate(parts)

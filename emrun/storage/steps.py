@@ -6,8 +6,10 @@ import json
 import logging
 import math
 import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ STEPS = "steps.jsonl"
 FORMAT = 1
 KEYS = ("format", "from", "every")
 """The keys of a chunk that are not columns."""
+ITERATION = "iteration"
+"""The column that a chunk does not have, because the keys say it."""
 
-_BEGINNING = re.compile(rb'\s*\{\s*"format":\s*(\d+)[,}]')
+_BEGINNING = re.compile(rb'\s*\{\s*"format":\s*(\d{1,18})[,}]')
 _OWN = b'{"format": 1, "from": '
 _BLOCK = 1 << 16  # bytes that are read of a line at once
 _CHUNK = record({"format": whole(), "from": whole(1, 10**12), "every": whole(1, 10**9)})
@@ -74,7 +78,8 @@ def read_chunk(line: bytes | str) -> Chunk | None:
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     chunk = Chunk(content["from"], content["every"], columns)
-    return chunk if columns and {len(values) for values in columns.values()} == {len(chunk) or 1} else None
+    lengths = {len(values) for values in columns.values()}
+    return chunk if lengths == {len(chunk) or 1} and ITERATION not in columns else None
 
 
 def _in_json(value: float | None) -> float | str | None:
@@ -115,8 +120,8 @@ class StepsFile:
 
     def begin(self) -> None:
         """Check that the file, if there is one, is that of this run; log a warning if it is not."""
-        if not self._is_known and self._holds_something():
-            self.refusal = "exists, but this run did not write it"
+        if not self._is_known:
+            self.refusal = self._not_ours(is_new=True)
         if self.refusal is not None:
             _LOG.warning(
                 "%s %s: the file is left as it is, and the steps of this run are not recorded; move the file away, or "
@@ -163,16 +168,20 @@ class StepsFile:
                 "%s was changed since the checkpoint was saved; the run continues to append to it", self._lines.path
             )
 
-    def _holds_something(self) -> bool:
-        with storing(self._lines.path, "read"):
-            return self._lines.path.exists() and self._lines.path.stat().st_size > 0
+    def _not_ours(self, *, is_new: bool = False) -> str | None:
+        """Return why the file is not one that this run may write; None if it may, or if there is no file."""
+        with storing(self._lines.path, "read"), suppress(FileNotFoundError):
+            found = self._lines.path.lstat()
+            if not stat.S_ISREG(found.st_mode):
+                return "is not a regular file"
+            if found.st_size:
+                return "exists, but this run did not write it" if is_new else self._not_a_step_record()
+        return None
 
-    def _not_ours(self) -> str | None:
-        """Return why the file is not one that this emrun may write; None if it may, or if there is no file."""
-        if not self._holds_something():
-            return None
+    def _not_a_step_record(self) -> str | None:
+        """Return why the file has other content than this emrun writes; None if it has not."""
         is_step_record = False
-        with storing(self._lines.path, "read"), self._lines.path.open("rb") as file:
+        with self._lines.path.open("rb") as file:
             is_beginning = True
             while block := file.readline(_BLOCK):
                 if is_beginning:

@@ -9,9 +9,11 @@ from typing import Any
 
 from emrun.dataset import stream_function
 from emrun.errors import ArgumentError
+from emrun.streams.extra_streams import read_extra_streams
+from emrun.streams.kept_batches import KeptBatches
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
-from emrun.types import Batch, Interval
+from emrun.types import Batch
 
 StreamLike = str | StreamWrapper | Iterable[Batch]
 
@@ -23,9 +25,11 @@ class DatasetStreams:
         dataset: any object with methods `<name>_stream`.
         train_stream_name: the stream that the model learns from.
         extra_streams: names of the streams that are evaluated after the train stream; `{name: '5 epochs'}` for every
-            fifth epoch. The train stream may be among them: it is evaluated as `train_eval`.
+            fifth epoch, `{name: {batches: 20}}` for 20 batches at most. The train stream may be among them: it is
+            evaluated as `train_eval`.
         reading: how the streams are read.
         fixed_epoch_size: how many batches of the train stream make an epoch, None for a pass.
+        overfit: how many batches every stream has instead of its own: the first ones of pass 1 of the train stream.
         seed: the seed of the streams.
         interrupted: returns whether to stop waiting for a batch.
 
@@ -42,6 +46,7 @@ class DatasetStreams:
         *,
         reading: Reading | None = None,
         fixed_epoch_size: int | None = None,
+        overfit: int | None = None,
         seed: int = 0,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -51,46 +56,73 @@ class DatasetStreams:
                 "stream_timeout", "needs `buffer` or `workers`; without read-ahead the wait for a batch has no limit"
             )
         self._evaluated_train = f"{train_stream_name}_eval"
-        self.intervals = _read_extra_streams(extra_streams, train_stream_name, self._evaluated_train)
-        """Extra stream -> the number of epochs between its evaluations, None for every epoch. The train stream has
-        another name here, so that hooks can distinguish its evaluation from the training."""
+        self.extra = read_extra_streams(extra_streams, train_stream_name, self._evaluated_train)
+        """Extra stream -> when it is evaluated, and how much of it. The train stream has another name here, so that
+        hooks can distinguish its evaluation from the training."""
         self._dataset = dataset
         self.train_stream_name = train_stream_name
         self._reading = reading
         self._fixed_epoch_size = fixed_epoch_size
+        self._overfit = overfit
+        self._kept: KeptBatches | None = None
+        self._seed = seed
         self._wrapped = partial(StreamWrapper, seed=seed, interrupted=interrupted)
         self.trained: dict[str, StreamWrapper] = {}
         """The wrappers of the streams for training that were requested so far, by name."""
-        self._evaluated: dict[str, StreamWrapper] = {}
+        self._evaluated: dict[tuple[str, int | None], StreamWrapper] = {}  # by name and number of batches
 
-    def get(self, name: str, *, train: bool) -> StreamWrapper:
+    def get(self, name: str, *, train: bool, batches: int | None = None) -> StreamWrapper:
         """Return the wrapper of a stream, which is created at the first call.
+
+        Args:
+            name: the name of the stream.
+            train: whether the model is trained on the stream.
+            batches: how many batches an evaluation has at most; None for all.
 
         Raises:
             AttributeError: the dataset has no method `<name>_stream`.
         """
-        wrappers = self.trained if train else self._evaluated
-        if name not in wrappers:
-            source = self.source_of(name)
-            cut = self._fixed_epoch_size if source == self.train_stream_name else None
-            wrappers[name] = self._wrapped(
-                stream_function(self._dataset, source),
-                epoch_size=cut or -1,
-                name=name,
-                training=train,
-                reading=self._reading,
-                context_name=source,
-            )
-        return wrappers[name]
+        key = name, batches
+        if (name in self.trained) if train else (key in self._evaluated):
+            return self.trained[name] if train else self._evaluated[key]
+        source = self.source_of(name)
+        function, reading = stream_function(self._dataset, source), self._reading
+        if self._overfit is not None:
+            function, reading = self._kept_batches(self._overfit), replace(reading, workers=0)
+        if source == self.train_stream_name:
+            batches = batches or self._fixed_epoch_size
+        wrapper = self._wrapped(
+            function, epoch_size=batches or -1, name=name, training=train, reading=reading, context_name=source
+        )
+        if train:
+            self.trained[name] = wrapper
+        else:
+            self._evaluated[key] = wrapper
+        return wrapper
+
+    def _kept_batches(self, count: int) -> KeptBatches:
+        if self._kept is None:
+            name = self.train_stream_name
+            self._kept = KeptBatches(stream_function(self._dataset, name), name, self._seed, count)
+        return self._kept
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Stream -> how many batches of it an epoch has at most, if the config says so."""
+        sizes = {name: each.batches for name, each in self.extra.items()}
+        sizes[self.train_stream_name] = self._fixed_epoch_size
+        if self._overfit is not None:
+            sizes = {name: min(size or self._overfit, self._overfit) for name, size in sizes.items()}
+        return {name: size for name, size in sizes.items() if size is not None}
 
     @property
     def sources(self) -> list[str]:
         """The names of the dataset's streams that are run, the train stream first."""
-        return list(dict.fromkeys([self.train_stream_name, *map(self.source_of, self.intervals)]))
+        return list(dict.fromkeys([self.train_stream_name, *map(self.source_of, self.extra)]))
 
     def source_of(self, name: str) -> str:
         """Return the name of the dataset's stream that is run under `name`."""
-        is_train = name == self._evaluated_train and name in self.intervals
+        is_train = name == self._evaluated_train and name in self.extra
         return self.train_stream_name if is_train else name
 
     def resolve(self, stream: StreamLike, unnamed: str, *, train: bool) -> StreamWrapper:
@@ -104,8 +136,8 @@ class DatasetStreams:
 
     def due(self, epoch_id: int) -> list[StreamWrapper]:
         """Return the extra streams that are evaluated in an epoch."""
-        names = [name for name, interval in self.intervals.items() if interval is None or epoch_id % interval == 0]
-        return [self.get(name, train=False) for name in names]
+        due = {name: each for name, each in self.extra.items() if each.every is None or epoch_id % each.every == 0}
+        return [self.get(name, train=False, batches=each.batches) for name, each in due.items()]
 
     def stop(self) -> None:
         """Stop the readers; positions and the batches that were read ahead are kept."""
@@ -116,23 +148,3 @@ class DatasetStreams:
         """End the passes that have begun; positions are kept."""
         for stream in (*self.trained.values(), *self._evaluated.values()):
             stream.close()
-
-
-def _read_extra_streams(
-    entries: Sequence[str | Mapping[str, Any]], train_stream_name: str, evaluated_train: str
-) -> dict[str, int | None]:
-    """Return name -> number of epochs, None for every epoch; the train stream is called `evaluated_train`."""
-    if isinstance(entries, str) or not isinstance(entries, Sequence):
-        raise ArgumentError("extra_streams", f"{entries!r} is not a list of streams")
-    intervals: dict[str, int | None] = {}
-    for entry in entries:
-        pairs = list(entry.items()) if isinstance(entry, Mapping) else [(entry, None)]
-        if len(pairs) != 1 or not isinstance(pairs[0][0], str):
-            raise ArgumentError("extra_streams", f"{entry!r} is not a stream; write a name, or `name: 5 epochs`")
-        stream, interval = pairs[0]
-        name = evaluated_train if stream == train_stream_name else stream
-        if name in intervals:
-            why = f" ({train_stream_name!r} is evaluated as {name!r})" if name == evaluated_train else ""
-            raise ArgumentError("extra_streams", f"stream {stream!r} is listed twice{why}; remove one entry")
-        intervals[name] = None if interval is None else int(Interval.parse("extra_streams", interval).count)
-    return intervals

@@ -38,7 +38,8 @@ class StreamWrapper:
 
     Iterating the wrapper yields the batches of one epoch: those of one pass over the stream or, with `epoch_size`, that
     many batches, where a new pass starts whenever a pass ends. An epoch that was left early continues at the same
-    position; an evaluation always starts from the beginning. Batches and their order do not depend on `buffer_size`.
+    position. An evaluation always starts from the beginning, and is one pass at most. Batches and their order do not
+    depend on `buffer_size`.
 
     Args:
         stream_fn: returns an iterable of batches; takes no argument, or the `StreamContext`.
@@ -242,7 +243,7 @@ class StreamWrapper:
                 raise error from raised
             if batch is END:
                 self._keep_end_of_pass()
-                if left > 0 and self._batch:  # the epoch continues in the next pass
+                if left > 0 and self._batch and self.training:  # the epoch continues in the next pass
                     self._next_pass()
                     continue
                 self._next_pass()
@@ -257,6 +258,8 @@ class StreamWrapper:
             left -= 1
             note(perf_counter() - began)
             yield batch
+        if not self.training:
+            self.close()  # the pass may have more batches
         self._epoch_batches = 0
         self.epoch_ended = True
 

@@ -72,7 +72,9 @@ def assemble(
     if plan.get("deterministic", False):
         hooks = (*hooks, DeterministicKernels())
     seed_everything(seed, "training")
-    arguments = plan.get("main_loop", {})
+    arguments = dict(plan.get("main_loop", {}))
+    if is_evaluation:  # reads whole streams
+        arguments |= dict.fromkeys(arguments.keys() & {"fixed_epoch_size", "overfit"})
     try:
         main_loop = MainLoop(supplied["model"], supplied["dataset"], hooks, run=run, seed=seed, **arguments)
         main_loop.check_hooks(any_stream=is_evaluation)

@@ -381,3 +381,32 @@ def test_a_module_beside_the_config_is_suggested_from_another_directory(emrun, t
     )
     done = emrun("check", "--static", "project/c.yaml", f"code_directory={project}")
     assert "no module" not in done.stderr
+
+
+SORTED = """
+import numpy as np
+
+class Sorted:
+    def __init__(self, n=60, dim=11):
+        self.x, self.y = np.ones((n, dim), "float32"), np.repeat(np.arange(3), n // 3)
+    def train_stream(self, ctx):
+        for rows in ctx.batches(60, 4, shuffle=True):
+            yield {"x": self.x[rows], "y": np.ones(4, "float32"), "label": self.y[rows]}
+    def valid_stream(self, ctx):
+        for rows in ctx.batches(60, 4):
+            yield {"x": self.x[rows], "y": np.ones(4, "float32"), "label": self.y[rows]}
+"""
+
+
+def test_a_part_of_a_stream_that_is_sorted_is_not_a_fair_sample(tmp_path, emrun):
+    (tmp_path / "my_sorted.py").write_text(SORTED)
+    config = CONFIG.replace("{class: Majority, n: 50}", "{class: my_sorted.Sorted}")
+    (tmp_path / "config.yaml").write_text(config.replace("[valid]", "[{valid: {batches: 5}}, {train: {batches: 5}}]"))
+    done = emrun("check", "config.yaml")
+    found = [line for line in done.stdout.splitlines() + done.stderr.splitlines() if "is sorted" in line]
+    assert done.returncode == 0
+    assert len(found) == 1
+    assert "stream 'valid': source 'label' is sorted in the first 5 batches, which alone are evaluated" in found[0]
+    (tmp_path / "config.yaml").write_text(config)
+    done = emrun("check", "config.yaml")
+    assert "is sorted" not in done.stdout + done.stderr

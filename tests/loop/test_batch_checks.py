@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from doubles import Doubler, SixExamples
 
-from emrun import AbstractHook, AbstractModel
+from emrun import AbstractHook, AbstractModel, MainLoop
 from emrun.errors import ArgumentError, StreamError
 from emrun.loop.batch_checks import BatchChecks
 
@@ -297,6 +298,28 @@ def test_a_source_and_an_output_of_the_same_name_are_an_error():
     with pytest.raises(StreamError, match=r"x, y: a source and an output have the same name; rename one") as raised:
         checked(outputs={"x": [1], "loss": 0, "y": [1]})
     assert raised.value.exit_status == 2
+
+
+def train_a_model_with(values):
+    model = Doubler()
+    model.step_values = lambda: values
+    with MainLoop(model, SixExamples()) as loop:
+        loop.epoch(["train"])
+
+
+WRONG_VALUES = [(None, "must return a mapping"), ({"learning_rate": 0.1}, "learning_rate is 0.1, not a list")]
+WRONG_VALUES += [({"learning_rate": each}, "learning_rate is .* not a list") for each in (torch.tensor(0.1), ["a"])]
+
+
+@pytest.mark.parametrize(("values", "message"), WRONG_VALUES, ids=repr)
+def test_wrong_values_of_the_first_training_step_are_an_error(values, message):
+    with pytest.raises(StreamError, match=f"model.step_values.*{message}"):
+        train_a_model_with(values)
+
+
+@pytest.mark.parametrize("rates", [None, [], [0.1, torch.tensor(0.2)], np.array([1, 2]), torch.tensor([0.1])], ids=repr)
+def test_learning_rates_may_be_numbers_of_any_kind(rates):
+    train_a_model_with({"learning_rate": rates})
 
 
 @pytest.mark.parametrize("outputs", [[1], None, 3.0], ids=repr)

@@ -144,6 +144,21 @@ def test_a_failed_training_can_be_followed_by_a_good_one_in_the_same_process():
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), threading.active_count()) == before
 
 
+@pytest.mark.parametrize("event", ["before_batch", "after_batch"])
+def test_a_termination_in_a_batch_ends_the_training_after_the_batch(event):
+    class End(AbstractHook):
+        def end(self):
+            if self.main_loop.training and self.main_loop.iterations_done == (1 if event == "before_batch" else 2):
+                raise TrainingTerminated("enough")
+
+    setattr(End, event, lambda self: self.end())
+    hook = recording_hook()
+    loop = loop_of(End(), hook, skip_zeroth_epoch=True)
+    loop.run_training()
+    assert loop.iterations_done == 2  # else the batch would be missing after a resume
+    assert names(hook)[-2:] == ["after_batch", "after_training"]
+
+
 # interrupts
 
 

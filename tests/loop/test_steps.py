@@ -1,6 +1,7 @@
 """The step record: which iterations it has, where its chunks end, and that an interruption changes nothing."""
 
 import json
+import math
 import random
 
 import numpy as np
@@ -118,14 +119,22 @@ def test_later_iterations_are_thinned(loop, every, expected):
 
 
 def test_the_file_of_a_million_iterations_is_small(loop):
-    found = loop()
+    """With float32 losses and gradient norms, and learning rates of two groups that change at every step."""
+    values = torch.rand(190_000, generator=torch.Generator().manual_seed(0))
+    model, losses, norms = Model(), iter(values.unbind()), iter((values * 7).unbind())
+    found = loop(model=model)
+    rate = lambda n: 5e-4 * (1 + math.cos(math.pi * n / 1_000_000))  # noqa: E731 - a formula
+    model.step_values = lambda: {"loss": next(losses), "learning_rate": [rate(model.iteration), rate(n) / 3]}
     record = found.record
     record.begin(0)
-    while record.due <= 1_000_000:
-        found.model.iteration = record.due
-        record.take(record.due)
+    while (n := record.due) <= 1_000_000:
+        model.iteration = n
+        record.add("gradient_norm", next(norms), n - 1)
+        record.take(n)
+    steps = read_steps(found.directory)
+    np.testing.assert_array_equal(steps["loss"], values.double().numpy())
+    assert set(steps) == {"iteration", "loss", "learning_rate", "learning_rate_1", "gradient_norm"}
     assert len(found.content) < 25e6
-    assert read_steps(found.directory)["iteration"].size == 190_000
 
 
 @pytest.mark.parametrize("every", [1, 3, 70])
@@ -231,6 +240,22 @@ def test_another_interval_begins_a_chunk(loop, early):
     assert read_steps(found.directory)["iteration"][-1] == 39
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "done"), [(1, 3, 5), (1, 3, 2), (3, 1, 8), (3, 1, 7), (2, 4, 6), (1, 3, 10)], ids=str
+)
+def test_another_interval_counts_at_once_wherever_the_run_was_resumed(loop, early, before, after, done):
+    found = loop(every=before)
+    found.run(done)
+    state = found.record.state_dict()
+    found = loop(every=after)
+    found.record.load_state_dict(state, done)
+    found.done = done
+    found.run(30)
+    found.record.close()
+    expected = [n for n in range(1, 31) if n % (before if n <= done else after) == 0]
+    assert read_steps(found.directory)["iteration"].tolist() == expected
+
+
 def test_without_a_state_the_iterations_before_the_checkpoint_stay(loop, early):
     found = loop()
     found.run(40)
@@ -313,9 +338,9 @@ def test_without_a_run_values_are_ignored():
         loop.epoch(["train"])
 
 
-@pytest.mark.parametrize("name", ["loss", "learning_rate", "learning_rate_2", "iteration", "from", "every", 3])
+@pytest.mark.parametrize("name", ["loss", "learning_rate", "learning_rate_foo", "iteration", "from", "every", 3])
 def test_a_name_that_the_loop_uses_is_an_error(tmp_path, name):
-    with pytest.raises(HookError, match=f"record: {name!r} cannot be the name of a value"):
+    with pytest.raises(HookError, match=f"record: {name!r} cannot be .* than 'loss', .* begins with 'learning_rate_'"):
         train(Adds(name), tmp_path)
 
 
@@ -323,6 +348,40 @@ def test_a_name_that_the_loop_uses_is_an_error(tmp_path, name):
 def test_a_value_that_is_not_a_number_is_an_error(tmp_path, value):
     with pytest.raises(HookError, match=r"record: the value 'norm' is .*not .*number"):
         train(Adds("norm", value), tmp_path)
+
+
+@pytest.mark.parametrize("event", ["before_batch", "before_update"])
+def test_what_a_step_that_failed_has_recorded_is_not_that_of_the_next_step(tmp_path, event):
+    class Once(AbstractHook):
+        has_failed = False
+
+        def fail(self):
+            if self.main_loop.iterations_done == 1 and not self.has_failed:
+                self.has_failed = True
+                self.main_loop.record("once", 1.0)
+                raise ValueError
+
+    setattr(Once, event, lambda self: self.fail())
+    (tmp_path / "config.yaml").touch()
+    model = TorchModel(Affine(), optimizer=SGD)
+    with MainLoop(model, Streams(train=XY), [Once()], run=Run(tmp_path), on_unused_sources="ignore") as loop:
+        with pytest.raises(ValueError):
+            loop.epoch(["train"])
+        loop.epoch(["train"])
+    assert list(read_steps(tmp_path)) == ["iteration", "loss", "learning_rate"]
+
+
+def test_values_are_recorded_after_an_evaluation_within_an_epoch_and_not_in_it(tmp_path):
+    class Evaluates(AbstractHook):
+        def after_batch(self, stream_name):
+            if stream_name == "train":
+                self.main_loop.run_evaluation("valid")
+            self.main_loop.record(stream_name, self.main_loop.iterations_done)
+
+    train(Evaluates(), tmp_path)
+    steps = read_steps(tmp_path)
+    assert list(steps) == ["iteration", "loss", "learning_rate", "train"]
+    assert steps["train"].tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_steps_before_a_failure_are_recorded(tmp_path):

@@ -1,11 +1,15 @@
 """The file steps.jsonl: its chunks, and what is never written over."""
 
+import errno
 import json
 import logging
 import math
+import os
+from pathlib import Path
 
 import pytest
 
+from emrun.errors import StorageError
 from emrun.storage.steps import Chunk, StepsFile, format_of, read_chunk
 
 CHUNKS = [
@@ -13,6 +17,9 @@ CHUNKS = [
     Chunk(3, 1, {"loss": [0.3], "norm": [None]}),
     Chunk(4, 1, {"loss": [2.0]}),
 ]
+
+
+LONG_NUMBER = b'{"format": %s, "from": 1}' % (b"9" * 5000)
 
 
 @pytest.fixture
@@ -57,6 +64,7 @@ def test_a_chunk_is_a_line_of_columns():
         {"loss": [True]},
         {"loss": [10**400]},
         {"loss": {"a": 1}},
+        {"iteration": [1.0]},
     ],
     ids=repr,
 )
@@ -67,10 +75,13 @@ def test_a_line_with_a_wrong_field_is_not_a_chunk(change):
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"{", b"\xff\xfe", b"[]", b"1", b'{"format": 1, "from": 1, "every": 1}', b"[" * 99999]
+    "line",
+    [b"", b"{", b"\xff\xfe", b"[]", b"1", b'{"format": 1, "from": 1, "every": 1}', b"[" * 99999, LONG_NUMBER],
+    ids=lambda line: repr(line[:40]),
 )
 def test_what_is_not_a_chunk_is_none(line):
     assert read_chunk(line) is None
+    assert format_of(line) in (None, 1)
 
 
 # --- going back to a checkpoint ---------------------------------------------------------------------------------------
@@ -130,6 +141,7 @@ def test_without_a_position_the_iterations_before_the_checkpoint_are_kept_silent
 
 NEWER = CHUNKS[0].line().encode() + b'\n{"format": 2, "blocks": "..."}\n'
 FOREIGN = {"text": b"my notes\nof steps", "one line": b"x", "json": b'{"step": 1}\n', "binary": bytes(range(256)) * 999}
+FOREIGN |= {"zeros": bytes(9999), "long line": b"x" * 10**7}
 
 
 @pytest.mark.parametrize("content", [NEWER, *FOREIGN.values()], ids=["newer", *FOREIGN])
@@ -146,6 +158,41 @@ def test_a_newer_or_foreign_file_is_never_changed(tmp_path, caplog, content, at)
     assert record.levelno == logging.WARNING
     what = "has lines of format 2, which a newer emrun wrote" if content == NEWER else "is not a step record"
     assert f"{path} {what}: the file is left as it is, and the steps of this run are not recorded" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["directory", "link", "dangling link", "pipe"])
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_what_is_not_a_regular_file_is_left_as_it_is(file, tmp_path, caplog, kind, is_resumed):
+    record, positions = file
+    before = record.read_bytes()
+    place = tmp_path / "run" / "steps.jsonl"
+    place.parent.mkdir()
+    if kind == "directory":
+        place.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to(record if kind == "link" else tmp_path / "nothing")
+    steps = StepsFile(place)
+    if is_resumed:
+        steps.rewind(*positions[1], 5)
+    steps.begin()
+    steps.append(CHUNKS[0])
+    assert f"{place} is not a regular file: the file is left as it is" in caplog.text
+    assert record.read_bytes() == before
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_file_that_may_not_be_read_is_an_error_that_names_it(file, monkeypatch):
+    path, positions = file
+    before = path.read_bytes()
+    refused = OSError(errno.EACCES, "Permission denied")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda *_, **__: (_ for _ in ()).throw(refused))
+        with pytest.raises(StorageError, match=f"cannot read {path}: Permission denied") as caught:
+            StepsFile(path).rewind(*positions[1], 5)
+    assert caught.value.exit_status == 74
+    assert path.read_bytes() == before
 
 
 def test_a_new_run_does_not_continue_the_file_of_another_run(file, caplog):

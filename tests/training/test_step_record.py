@@ -1,123 +1,246 @@
-"""The step record of a run that is interrupted or killed and resumed equals, in bytes, that of an uninterrupted one."""
+"""The step record of whole runs: what is in it, and what a resume does with the file that it finds."""
 
 import json
-import random
+import os
 import shutil
+import signal
 
 import numpy as np
 import pytest
+import torch
+from training.resuming import DATA, MODEL, config_of, resumed, train_with
 
-from emrun import create_training, read_steps, resume_training
-from emrun.hook import AbstractHook
-from emrun.loop import steps
+from emrun import AbstractHook, create_training, read_steps, resume_training
+from emrun.errors import StorageError
+from emrun.loop.state import TrainingState
+from emrun.storage.steps import read_chunk
 from emrun.training.create import train
-from tests.training.resuming import Interrupt, config_of, interrupted, result, resumed, train_with
 
 
 class Losses(AbstractHook):
-    """Keeps the loss that is minimised, as a hook of a user sees it."""
+    """Keeps the loss that is minimised, as a hook of a user sees it, in the batch and from the model."""
 
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.seen, self.values = [], []
 
     def after_batch(self, batch_data):
         if self.main_loop.training:
-            self.seen.append(batch_data["loss"].mean().item())
+            self.seen.append(batch_data["loss"].clone())
+            self.values.append(self.main_loop.model.step_values()["loss"].clone())
 
 
-class CopyingInterrupt(Interrupt):
-    """Copies the run directory at some events, as a kill at these moments would leave it."""
+def config(epochs=3, **main_loop):
+    found = config_of(**main_loop)
+    hooks = [{"ComputeStats": {"variables": ["loss"]}}, "SaveLatest", "WriteCSV", {"StopAfter": {"epochs": epochs}}]
+    curves = {"WriteCSV": {"output_file": "curves.csv", "every": "300 updates"}}
+    return {**found, "hooks": [*hooks, curves]}
 
-    def __init__(self, moments=()):
+
+def trained(directory, *hooks, **main_loop):
+    train_with(create_training(config(**main_loop), output_dir=directory), *hooks)
+
+
+NET = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, dtype, scalar):
         super().__init__()
-        self.moments = moments
-        self.copies = []
+        self.scalar = scalar
+        self.layer = torch.nn.Linear(3, 2, dtype=getattr(torch, dtype))
 
-    def happened(self, what):
-        super().happened(what)
-        if len(self.events) in self.moments:
-            self.main_loop.wait_for_checkpoints()  # which delete others
-            place = self.main_loop.run.directory
-            self.copies.append(place.with_name(f"{place.name}-{len(self.events)}"))
-            shutil.copytree(place, self.copies[-1], symlinks=True)
+    def forward(self, x, y):
+        losses = torch.nn.functional.cross_entropy(self.layer(x), y, reduction="none")
+        return {"loss": losses.mean() if self.scalar else losses}
+"""
+
+
+@pytest.mark.parametrize(("dtype", "scalar"), [("float32", False), ("float64", True), ("bfloat16", True)])
+def test_the_losses_are_those_that_a_hook_sees_bit_for_bit(project, dtype, scalar):
+    (project / f"net_of_{dtype}.py").write_text(NET)
+    found = config()
+    found["model"]["module"] = {"class": f"net_of_{dtype}.Net", "dtype": dtype, "scalar": scalar}
+    hook = Losses()
+    train_with(create_training(found, output_dir=project / "run"), hook)
+    steps = read_steps(project / "run")
+    values = torch.stack(hook.values)
+    assert values.dtype == getattr(torch, dtype)
+    assert torch.equal(torch.tensor(steps["loss"]).to(values.dtype), values)
+    assert steps["loss"].tolist() == values.double().tolist()
+    assert steps["loss"].tolist() == [loss.mean().item() for loss in hook.seen]
+    assert steps["iteration"].tolist() == list(range(1, 16))
+    np.testing.assert_array_equal(steps["learning_rate"], np.repeat([0.05, 0.025, 0.0125], 5))
+
+
+class StopAt(AbstractHook):
+    """Interrupts the run after an iteration."""
+
+    def __init__(self, iteration):
+        super().__init__()
+        self.iteration = iteration
+
+    def after_batch(self):
+        if self.main_loop.training and self.main_loop.iterations_done == self.iteration:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def files(directory):
+    return [(directory / name).read_bytes() for name in ("steps.jsonl", "training.csv", "curves.csv")]
+
+
+def spans(directory):
+    chunks = map(read_chunk, (directory / "steps.jsonl").read_bytes().splitlines())
+    return [(chunk.first, len(chunk)) for chunk in chunks]
+
+
+def test_a_run_of_more_than_a_thousand_steps_is_resumed_to_the_same_bytes(project):
+    sizes = {"epochs": 2, "fixed_epoch_size": 700, "extra_streams": [], "skip_zeroth_epoch": True}
+    trained(project / "straight", **sizes)
+    trained(project / "run", StopAt(1000), **sizes)
+    assert spans(project / "run") == [(1, 700), (701, 300)]
+    train_with(resume_training(project / "run"), StopAt(1150))
+    assert spans(project / "run") == [(1, 700), (701, 300), (1001, 150)]
+    resumed(project / "run")
+    assert spans(project / "run") == [(1, 700), (701, 300), (1001, 400)]
+    assert files(project / "run") == files(project / "straight")
+
+
+# --- the file that a resume finds -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Return a directory with a run that was interrupted after seven steps, and the same run without interruption."""
+    directory = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in (("resume_data", DATA), ("resume_model", MODEL)):
+            (directory / f"{name}.py").write_text(text)
+        patch.syspath_prepend(directory)
+        trained(directory / "straight")
+        trained(directory / "run", StopAt(7))
+    return directory
 
 
 @pytest.fixture
-def short_chunks(monkeypatch):
-    """Let chunks end within the epochs of five iterations, and the thinning begin soon."""
-    monkeypatch.setattr(steps, "CHUNK_LENGTH", 4)
-    monkeypatch.setattr(steps, "THINNING", ((8, 1), (12, 2)))
-    monkeypatch.setattr(steps, "_AT_LAST", 3)
+def runs(place, tmp_path, monkeypatch):
+    """Return a copy of this directory."""
+    copy = shutil.copytree(place, tmp_path / "runs", symlinks=True)
+    monkeypatch.syspath_prepend(copy)
+    return copy
 
 
-def config(epochs=3):
-    found = config_of()
-    hooks = [hook for hook in found["hooks"] if "StopAfter" not in hook]
-    return {**found, "hooks": [*hooks, {"StopAfter": {"epochs": epochs}}]}
+def damaged(path, kind):
+    """Replace the step record by something else; return what must stay."""
+    own = path.read_bytes()
+    path.unlink()
+    if kind == "directory":
+        path.mkdir()
+        (path / "kept").write_text("kept")
+        return lambda: (path / "kept").read_text() == "kept"
+    if kind == "link":
+        target = path.with_name("elsewhere.jsonl")
+        target.write_bytes(own)
+        path.symlink_to(target)
+        return lambda: path.is_symlink() and target.read_bytes() == own
+    content = {
+        "newer": own + b'{"format": 2, "blocks": "..."}\n',
+        "foreign": b"my notes\nof steps\n",
+        "zeros": bytes(5000),
+        "long line": b'{"format": 1, "loss": [' + b"0.5, " * 20_000_000,
+    }[kind]
+    path.write_bytes(content)
+    return lambda: path.read_bytes() == content
 
 
-def trained(directory, *hooks):
-    train_with(create_training(config(), output_dir=directory), *hooks)
-    return result(directory)
+KINDS = ["newer", "foreign", "zeros", "directory", "link"]
+LONG = pytest.param("long line", marks=pytest.mark.campaign)
+REPORT = "the file is left as it is, and the steps of this run are not recorded"
 
 
-def test_the_losses_are_those_that_a_hook_sees_bit_for_bit(project):
-    hook = Losses()
-    trained(project / "run", hook)
-    found = read_steps(project / "run")
-    assert found["loss"].tolist() == hook.seen
-    assert found["iteration"].tolist() == list(range(1, 16))
-    np.testing.assert_array_equal(found["learning_rate"], np.repeat([0.05, 0.025, 0.0125], 5))
+def lines_of(directory):
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [{**line, "seconds": None} for line in lines]
 
 
-def test_the_record_is_complete_when_a_run_has_been_interrupted(project, short_chunks):
-    interrupted(config(), project / "run", "after_update")
-    assert read_steps(project / "run")["iteration"].tolist() == [1]
+@pytest.mark.parametrize("kind", [*KINDS, LONG])
+def test_a_file_that_this_emrun_did_not_write_is_reported_and_left_as_it_is(runs, caplog, kind):
+    stays = damaged(runs / "run/steps.jsonl", kind)
+    resumed(runs / "run")
+    assert caplog.text.count(REPORT) == 1
+    assert stays()
+    assert lines_of(runs / "run") == lines_of(runs / "straight")
+    assert (runs / "run/training.csv").read_bytes() == (runs / "straight/training.csv").read_bytes()
+    if kind != "directory":
+        read_steps(runs / "run")
+    else:
+        with pytest.raises(StorageError, match=r"cannot read .*steps\.jsonl: Is a directory"):
+            read_steps(runs / "run")
 
 
-@pytest.mark.parametrize("moments", [5, pytest.param(30, marks=pytest.mark.campaign)])
-def test_interruptions_and_kills_at_random_moments_change_no_byte(project, short_chunks, moments):
-    expected = trained(project / "straight")
-    count = CopyingInterrupt()
-    trained(project / "counted", count)
-    drawn = random.Random(moments).sample(range(1, len(count.events) + 1), moments)
-    kills = CopyingInterrupt(drawn)
-    assert trained(project / "killed", kills) == expected
-    for copy in kills.copies:
-        resumed(copy)
-        assert result(copy) == expected, copy.name
-    for at in drawn:
-        directory = project / f"interrupted-{at}"
-        interrupted(config(), directory, at)
-        resumed(directory)
-        assert result(directory) == expected, at
+@pytest.mark.parametrize("kind", ["newer", pytest.param("directory", marks=pytest.mark.campaign)])
+def test_the_commands_report_it_too(runs, emrun, kind):
+    stays = damaged(runs / "run/steps.jsonl", kind)
+    shutil.copy(runs / "run/config.yaml", runs / "config.yaml")
+    first = emrun("resume", "run", "hooks.StopAfter.epochs=2", cwd=runs)
+    shutil.copy(runs / "run/config.yaml", runs / "config.yaml")
+    second = emrun("train", "config.yaml", "--output-dir", "run", "--auto-resume", cwd=runs)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert first.stderr.count(REPORT) == 1
+    assert stays()
 
 
-@pytest.mark.parametrize("content", ['{"format": 2, "blocks": []}\n', "my notes\n"], ids=["newer", "foreign"])
-def test_a_record_that_is_not_that_of_this_emrun_is_reported_and_left_as_it_is(project, short_chunks, content, caplog):
-    directory = project / "run"
-    interrupted(config(), directory, "after_update")
-    (directory / "steps.jsonl").write_text(content)
-    resumed(directory)
-    assert "the file is left as it is, and the steps of this run are not recorded" in caplog.text
-    assert (directory / "steps.jsonl").read_text() == content
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2, 3]
+@pytest.mark.parametrize("left", [0, 1, 99, -1], ids=["empty", "a byte", "99 bytes", "without its end"])
+def test_a_file_that_was_cut_is_reported_and_continued(runs, caplog, left):
+    file = runs / "run/steps.jsonl"
+    first = file.read_bytes().splitlines(keepends=True)[0]
+    file.write_bytes(first[:left])
+    resumed(runs / "run")
+    assert "steps.jsonl has lost lines since the checkpoint was saved" in caplog.text
+    assert read_steps(runs / "run")["iteration"].tolist() == list(range(6, 16))
 
 
-def test_a_record_that_was_cut_is_reported_and_continued(project, short_chunks, caplog):
-    directory = project / "run"
-    interrupted(config(), directory, "before_epoch 2")
-    file = directory / "steps.jsonl"
-    file.write_bytes(file.read_bytes()[:99])
-    resumed(directory)
-    assert "has lost lines since the checkpoint was saved" in caplog.text
-    assert read_steps(directory)["iteration"].tolist()[-1] == 15
+def test_the_values_that_are_only_in_the_checkpoint_come_back(runs):
+    file = runs / "run/steps.jsonl"
+    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])  # as after a kill: 6 and 7 are missing
+    resumed(runs / "run")
+    assert files(runs / "run") == files(runs / "straight")
 
 
-def test_a_run_that_is_resumed_without_recording_keeps_what_was_recorded(project, short_chunks):
-    directory = project / "run"
-    interrupted(config(), directory, "before_epoch 2")  # after the next batch
-    train(resume_training(directory, ["main_loop.record_steps=0"]))
-    assert read_steps(directory)["iteration"].tolist() == [1, 2, 3, 4, 5, 6]
+def test_a_fork_has_the_steps_before_it(runs):
+    before = (runs / "run/steps.jsonl").read_bytes()
+    train(resume_training(runs / "run", fork=runs / "fork"))
+    assert files(runs / "fork") == files(runs / "straight")
+    assert (runs / "run/steps.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fork_of_a_run_with_another_file_is_a_run(runs, caplog, kind):
+    stays = damaged(runs / "run/steps.jsonl", kind)
+    train(resume_training(runs / "run", fork=runs / "fork"))
+    assert stays()
+    assert lines_of(runs / "fork") == lines_of(runs / "straight")
+
+
+def test_a_run_of_an_older_emrun_records_from_its_checkpoint_on(project, caplog):
+    with pytest.MonkeyPatch.context() as older:
+        encoded = TrainingState.encoded
+
+        def without_steps(self, **arguments):
+            return {name: value for name, value in encoded(self, **arguments).items() if name != "steps"}
+
+        older.setattr(TrainingState, "encoded", without_steps)
+        trained(project / "run", StopAt(7), record_steps=0)
+    assert not (project / "run/steps.jsonl").exists()
+    train(resume_training(project / "run", ["main_loop.record_steps=1"]))
+    assert read_steps(project / "run")["iteration"].tolist() == list(range(8, 16))
+    assert "steps.jsonl" not in caplog.text
+
+
+def test_a_resume_may_record_fewer_steps_or_none(runs):
+    directory = runs / "run"
+    train_with(resume_training(directory, ["main_loop.record_steps=0"]), StopAt(9))
+    train_with(resume_training(directory, ["main_loop.record_steps=1"]), StopAt(11))
+    train_with(resume_training(directory, ["main_loop.record_steps=3"]))
+    assert read_steps(directory)["iteration"].tolist() == [*range(1, 8), 10, 11, 12, 15]
