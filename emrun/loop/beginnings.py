@@ -16,7 +16,7 @@ from emrun.streams.stream import StreamPosition
 
 _LOG = logging.getLogger(__name__)
 _MOST = 1_000_000  # bytes of a batch that are looked at; this takes about a millisecond
-_ENTRY = 1000  # bytes that a number or a string in a list counts as, because it takes as long
+_ENTRY = 1000  # bytes that a value counts as besides, because it takes as long
 
 
 class Beginnings:
@@ -76,6 +76,7 @@ def _beginning(values: Any, left: list[int]) -> Any:
     Raises:
         TypeError: a value is of another type.
     """
+    left[0] -= _ENTRY
     if isinstance(values, torch.Tensor) or (isinstance(values, np.ndarray) and values.dtype != object):
         first: Any = values
         while first.nbytes > max(left[0], 0) and first.ndim and len(first):
@@ -83,16 +84,17 @@ def _beginning(values: Any, left: list[int]) -> Any:
             first = first[:rows] if rows else first[0]
         left[0] -= first.nbytes
         return [str(tuple(values.shape)), first]
-    if isinstance(values, Mapping):
-        return {str(name): _beginning(each, left) for name, each in values.items()}
-    if isinstance(values, list | tuple | np.ndarray):
+    if isinstance(values, Mapping | list | tuple | np.ndarray):
         entries = []
-        for each in values:
+        for each in values.items() if isinstance(values, Mapping) else values:
             if left[0] <= 0:
                 break
             entries.append(_beginning(each, left))
         return [len(values), entries]
-    if isinstance(values, np.generic | bool | int | float | complex | str | bytes | None):
-        left[0] -= _ENTRY
-        return values[:_MOST] if isinstance(values, str | bytes) else values
+    if isinstance(values, str | bytes):
+        most = max(left[0], 0)
+        left[0] -= len(values)
+        return [len(values), values[:most]]
+    if isinstance(values, np.generic | bool | int | float | complex | None):
+        return values
     raise TypeError(type(values).__name__)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -15,18 +15,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from emrun.censor import Censor
-from emrun.fields import ANYTHING, TEXT, choice, fitting, mapping_of, optional, record, sequence_of
-from emrun.storage.files import (
-    check_guards,
-    flush_directory,
-    flush_file,
-    make_directory,
-    storing,
-    write_atomically,
-    written_aside,
-)
+from emrun.fields import TEXT, choice, fitting, mapping_of, optional, record, sequence_of
+from emrun.storage.files import check_guards, flush_directory, flush_file, storing, write_atomically
 
-RECORD, PACKAGES, MODULES = "record.json", "packages.txt", "modules"
+RECORD = "record.json"
+_MODULES = "modules"
 _FORMAT = 1
 _KIND = record(
     {
@@ -34,7 +27,8 @@ _KIND = record(
         "python": TEXT,
         "repositories": sequence_of(record({"directory": TEXT, "commit": optional(TEXT), "sha256": optional(TEXT)})),
         "modules": mapping_of(record({"sha256": optional(TEXT)})),
-        "problems": ANYTHING,
+        "packages": mapping_of(TEXT),
+        "problems": sequence_of(TEXT),
     }
 )
 
@@ -90,38 +84,61 @@ class Code:
     problems: list[str] = field(default_factory=list)
 
     def censored(self, censor: Censor) -> Code:
-        """Return this without values of the environment; sources and patches get the checksums of what is left."""
+        """Return this without values of the environment."""
         modules, problems = {}, list(self.problems)
         for name, module in self.modules.items():
             if censor(name) == name:
                 source = None if module.source is None else _censored(module.source, censor, is_python=True)
-                sha256 = module.sha256 if source is None else _digest(source)
-                modules[name] = Module(censor(module.file), source, sha256)
+                modules[name] = replace(module, file=censor(module.file), source=source)
             else:
                 problems.append(f"the name of the module {name} contains a value of the environment")
         repositories = [
-            replace(
-                each,
-                directory=censor(each.directory),
-                diff=None if each.diff is None else _censored(each.diff, censor),
-                untracked=censor.plain(each.untracked),
+            Repository(
+                censor(each.directory),
+                each.commit,
+                None if each.diff is None else _censored(each.diff, censor),
+                censor.plain(each.untracked),
             )
             for each in self.repositories
         ]
         packages = {censor(name): censor(version) for name, version in self.packages.items()}
         return Code(self.python, modules, packages, repositories, censor.plain(problems))
 
+    def record(self) -> dict[str, Any]:
+        """Return the content of `record.json`, without the number of iterations."""
+        repositories = [
+            {
+                "directory": each.directory,
+                "commit": each.commit,
+                "diff": _patch(number) if each.diff else None,
+                "sha256": None if each.diff is None else _digest(each.diff),
+                "untracked": each.untracked,
+            }
+            for number, each in enumerate(self.repositories, 1)
+        ]
+        modules = {
+            name: {"file": each.file, "sha256": each.sha256 if each.source is None else _digest(each.source)}
+            for name, each in sorted(self.modules.items())
+        }
+        return {
+            "format": _FORMAT,
+            "python": self.python,
+            "repositories": repositories,
+            "modules": modules,
+            "packages": self.packages,
+            "problems": self.problems,
+        }
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What a directory `code` says, as far as it is compared: names and checksums; a value of None is not known."""
-
-    python: str
-    modules: dict[str, str | None]
-    packages: dict[str, str]
-    repositories: dict[str, tuple[str | None, str | None]]
-    content: dict[str, Any]
-    """The content of `record.json`."""
+    def files(self) -> dict[str, bytes]:
+        """Return the sources, the patches and the list of packages: path in the directory -> content."""
+        found = {}
+        for name, module in self.modules.items():
+            if module.source is not None:
+                inner = "/__init__" if PurePath(module.file).stem == "__init__" else ""
+                found[f"{_MODULES}/{name.replace('.', '/')}{inner}.py"] = module.source
+        found.update((_patch(number), each.diff) for number, each in enumerate(self.repositories, 1) if each.diff)
+        packages = "".join(f"{name}=={version}\n" for name, version in self.packages.items())
+        return {**found, "packages.txt": packages.encode(errors="backslashreplace")} if packages else found
 
 
 def make_code_directory(directory: Path) -> None:
@@ -134,7 +151,8 @@ def make_code_directory(directory: Path) -> None:
         if directory.is_symlink():
             raise NotADirectoryError(errno.ENOTDIR, "it is a link")
         check_guards(directory / RECORD)
-        make_directory(directory, exist_ok=True)
+        directory.mkdir(exist_ok=True)  # not its parent: a run directory that was removed must not come back
+        flush_directory(directory.parent)
 
 
 def write_code(directory: Path, code: Code, iterations_done: int) -> None:
@@ -145,122 +163,91 @@ def write_code(directory: Path, code: Code, iterations_done: int) -> None:
         code: what to write, censored.
         iterations_done: the number of iterations that the run had done without this code.
     """
-    with storing(directory, "write"):
-        check_guards(directory / RECORD)
-        shutil.rmtree(directory / MODULES, ignore_errors=True)  # of a process that was killed
-        if any(module.source is not None for module in code.modules.values()):
-            with written_aside(directory / MODULES) as aside:
-                aside.mkdir()
-                for path, source in _sources(code.modules):
-                    (aside / path).parent.mkdir(parents=True, exist_ok=True)
-                    (aside / path).write_bytes(source)
-                    flush_file(aside / path)
-                for path in [aside, *(each for each in aside.rglob("*") if each.is_dir())]:
-                    flush_directory(path)
-    write_atomically(directory / PACKAGES, "".join(f"{line}\n" for line in _lines(code.packages)))
-    repositories = []
-    for number, each in enumerate(code.repositories, 1):
-        name = "diff.patch" if number == 1 else f"diff-{number}.patch"
-        if each.diff:
-            write_atomically(directory / name, each.diff)
-        sha256 = None if each.diff is None else _digest(each.diff)
-        known = {"directory": each.directory, "commit": each.commit, "diff": name if each.diff else None}
-        repositories.append({**known, "sha256": sha256, "untracked": each.untracked})
-    content = {
-        "format": _FORMAT,
-        "iterations_done": iterations_done,
-        "python": code.python,
-        "repositories": repositories,
-        "modules": _described(code.modules),
-        "problems": code.problems,
-    }
-    write_atomically(directory / RECORD, _json(content))
+    check_guards(directory / RECORD)
+    shutil.rmtree(directory / _MODULES, ignore_errors=True)  # of a process that was killed
+    _write(directory, code.files(), {**code.record(), "iterations_done": iterations_done})
 
 
-def add_modules(directory: Path, recorded: Recorded, code: Code) -> None:
-    """Add the modules of `code` that a directory `code` does not have."""
-    new = {name: module for name, module in code.modules.items() if name not in recorded.modules}
-    for path, source in _sources(new):
-        with storing(directory, "write"):
-            (directory / MODULES / path).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(directory / MODULES / path, source)
-    recorded.content["modules"].update(_described(new))
-    recorded.content["problems"] += code.problems
-    write_atomically(directory / RECORD, _json(recorded.content))
-
-
-def read_code(directory: Path) -> Recorded | None:
-    """Return what a directory `code` says; None if it is missing, incomplete, damaged or of another format."""
-    try:
-        content = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-        lines = (directory / PACKAGES).read_text(encoding="utf-8", errors="replace").splitlines()
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not fitting(content, _KIND) or not isinstance(content["problems"], list):
-        return None
-    return Recorded(
-        content["python"],
-        {name: module["sha256"] for name, module in content["modules"].items()},
-        dict(_name_and_version(line) for line in lines),
-        {each["directory"]: (each["commit"], each["sha256"]) for each in content["repositories"]},
-        content,
-    )
-
-
-def changes(before: Recorded, code: Code) -> tuple[list[str], list[str]]:
-    """Return what differs between recorded code and the code of now, in words.
-
-    Modules of one side only do not count, because a module may be imported at any time.
+def add_modules(directory: Path, recorded: Mapping[str, Any], code: Code) -> list[str]:
+    """Add the modules that a directory `code` does not have, and return the new problems.
 
     Args:
-        before: what was recorded.
+        directory: the directory.
+        recorded: what `read_code` returned for it.
         code: what there is now, censored.
+    """
+    new = Code(code.python, {name: each for name, each in code.modules.items() if name not in recorded["modules"]})
+    if not new.modules:
+        return []
+    problems = [each for each in code.problems if each not in recorded["problems"]]
+    added = {"modules": {**recorded["modules"], **new.record()["modules"]}}
+    _write(directory, new.files(), {**recorded, **added, "problems": [*recorded["problems"], *problems]})
+    return problems
+
+
+def read_code(directory: Path) -> dict[str, Any] | None:
+    """Return the content of `record.json`; None if it is missing, damaged or of another format.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    try:
+        with storing(directory / RECORD, "read"), suppress(FileNotFoundError):
+            content: dict[str, Any] = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+            return content if fitting(content, _KIND) else None
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return what differs between two contents of `record.json`, in words.
+
+    Modules of one side only do not count, because a module may be imported at any time.
 
     Returns:
         What a resume may be inexact by: changed modules, and other versions; and all other differences.
     """
-    now = {name: each["sha256"] for name, each in _described(code.modules).items()}
-    both = [name for name in now if None not in (now[name], before.modules.get(name))]
-    severe = [f"module {name}" for name in both if now[name] != before.modules[name]]
-    severe += [f"Python {before.python} -> {code.python}"] if before.python != code.python else []
-    old, new = before.packages, dict(_name_and_version(line) for line in _lines(code.packages))
+    old, new = ({name: each["sha256"] for name, each in side["modules"].items()} for side in (before, now))
+    severe = [f"module {name}" for name in new if None not in (new[name], old.get(name)) and new[name] != old[name]]
+    severe += [f"Python {before['python']} -> {now['python']}"] if before["python"] != now["python"] else []
+    old, new = before["packages"], now["packages"]
     severe += [f"{name} {old[name]} -> {new[name]}" for name in old if name in new and old[name] != new[name]]
     others = [f"{name} is not installed any more" for name in old if name not in new]
     others += [f"{name} is installed" for name in new if name not in old]
-    there = [each for each in code.repositories if each.directory in before.repositories]
-    if code.repositories and before.repositories and not there:
+    known = {each["directory"]: each for each in before["repositories"]}
+    there = [(known[each["directory"]], each) for each in now["repositories"] if each["directory"] in known]
+    if known and now["repositories"] and not there:
         others.append("another git repository")
-    for each in there:
-        commit, sha256 = before.repositories[each.directory]
-        if commit != each.commit:
-            others.append(f"git commit {str(commit)[:10]} -> {str(each.commit)[:10]}")
-        elif sha256 is not None and each.diff is not None and sha256 != _digest(each.diff):
+    for one, other in there:
+        if one["commit"] != other["commit"]:
+            others.append(f"git commit {str(one['commit'])[:10]} -> {str(other['commit'])[:10]}")
+        elif None not in (one["sha256"], other["sha256"]) and one["sha256"] != other["sha256"]:
             others.append("uncommitted changes")
     return severe, others
 
 
-def _sources(modules: Mapping[str, Module]) -> Iterator[tuple[PurePath, bytes]]:
-    """Yield the path below `modules` and the source of each module that has one."""
-    for name, module in modules.items():
-        if module.source is not None:
-            parts = [*name.split("."), *(["__init__"] if PurePath(module.file).stem == "__init__" else [])]
-            yield PurePath(*parts[:-1], f"{parts[-1]}.py"), module.source
+def _write(directory: Path, files: Mapping[str, bytes], content: Mapping[str, Any]) -> None:
+    """Write files and then, when they are on the disk, `record.json`."""
+    with storing(directory, "write"):
+        changed: set[PurePath] = set()
+        for path, data in files.items():
+            place = directory / path
+            check_guards(place)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if place.parent.resolve() != directory.resolve() / PurePath(path).parent:
+                raise NotADirectoryError(errno.ENOTDIR, f"{path} is behind a link")
+            place.unlink(missing_ok=True)
+            place.write_bytes(data)
+            flush_file(place)
+            changed.update(PurePath(path).parents)
+        for each in changed:
+            flush_directory(directory / each)
+    write_atomically(directory / RECORD, json.dumps(content, indent=1) + "\n")
 
 
-def _described(modules: Mapping[str, Module]) -> dict[str, dict[str, str | None]]:
-    return {
-        name: {"file": each.file, "sha256": each.sha256 if each.source is None else _digest(each.source)}
-        for name, each in sorted(modules.items())
-    }
-
-
-def _lines(packages: Mapping[str, str]) -> list[str]:
-    return [f"{name}=={version}" for name, version in sorted(packages.items(), key=lambda item: item[0].lower())]
-
-
-def _name_and_version(line: str) -> tuple[str, str]:
-    name, _, version = line.partition("==")
-    return name, version
+def _patch(number: int) -> str:
+    return "diff.patch" if number == 1 else f"diff-{number}.patch"
 
 
 def _censored(data: bytes, censor: Censor, *, is_python: bool = False) -> bytes:
@@ -280,7 +267,3 @@ def _censored(data: bytes, censor: Censor, *, is_python: bool = False) -> bytes:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=1) + "\n"

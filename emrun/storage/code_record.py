@@ -6,7 +6,6 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Container, Sequence
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from time import monotonic
@@ -85,42 +84,37 @@ class CodeRecord:
         code = self._gather((), True).censored(self._censor)
         if self._is_given_up:
             return
-        numbers = [number for number, path in code_records(self._directory) if (path / RECORD).exists()]
-        newest = max(numbers, default=0)
+        written = [number for number, path in code_records(self._directory) if (path / RECORD).exists()]
+        newest = max(written, default=0)
         before = read_code(_place(self._directory, newest)) if newest else None
-        severe, others = changes(before, code) if before is not None else ([], [])
-        if before is not None and not severe and not others:
+        found = changes(before, code.record()) if before is not None else ([], [])
+        if before is not None and not any(found):
             self._newest = _place(self._directory, newest)
-            self._add(code)
+            self._tell(add_modules(self._newest, before, code))
             return
         self._newest = _place(self._directory, newest + 1)
         make_code_directory(self._newest)
         write_code(self._newest, code, self._iterations_done)
-        if severe or others:
-            found = [*severe, *others]
-            more = [f"{len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-            level = logging.WARNING if severe else logging.INFO
+        if any(found):
+            level = logging.WARNING if found[0] else logging.INFO
             text = "the code has changed since the run began or was resumed: %s; see %s"
-            _LOG.log(level, text, listed([*found[:_SHOWN], *more]), self._newest)
+            _LOG.log(level, text, listed(_first([*found[0], *found[1]])), self._newest)
         self._tell(code.problems)
 
     def _add_late_modules(self) -> None:
         recorded = read_code(self._newest)
         if recorded is not None:
-            self._add(self._gather(recorded.modules, False).censored(self._censor))
-
-    def _add(self, code: Code) -> None:
-        """Add the modules that the newest record does not have."""
-        recorded = read_code(self._newest)
-        if recorded is not None and not code.modules.keys() <= recorded.modules.keys():
-            known = recorded.content["problems"]
-            code = replace(code, problems=[each for each in code.problems if each not in known])
-            add_modules(self._newest, recorded, code)
-            self._tell(code.problems)
+            late = self._gather(recorded["modules"], False).censored(self._censor)
+            self._tell(add_modules(self._newest, recorded, late))
 
     def _tell(self, problems: Sequence[str]) -> None:
         if problems:
-            _LOG.warning("%s is not complete: %s", self._newest, "; ".join(problems[:_SHOWN]))
+            _LOG.warning("%s is not complete: %s", self._newest, "; ".join(_first(problems)))
+
+
+def _first(entries: Sequence[str]) -> list[str]:
+    more = [f"{len(entries) - _SHOWN} more"] if len(entries) > _SHOWN else []
+    return [*entries[:_SHOWN], *more]
 
 
 def code_records(run_directory: Path) -> list[tuple[int, Path]]:

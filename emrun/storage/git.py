@@ -14,7 +14,7 @@ from typing import IO
 from emrun.errors import EmrunError, reason_of
 from emrun.wording import size_of
 
-_KEPT = ("GIT_CEILING_DIRECTORIES", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_SYSTEM", "GIT_EXEC_PATH")
+_KEPT = ("GIT_CEILING_DIRECTORIES", "GIT_CONFIG_", "GIT_EXEC_PATH")
 _ENVIRONMENT = {
     "GIT_ALLOW_PROTOCOL": "none",  # an incomplete clone fetches nothing
     "GIT_NO_LAZY_FETCH": "1",
@@ -22,7 +22,12 @@ _ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
 }
-_SETTINGS = {"core.fsmonitor": "false", "core.hooksPath": os.devnull, "core.safecrlf": "false"}
+_SETTINGS = {
+    "core.bigFileThreshold": "50m",  # larger files are not compared line by line, which takes several times their size
+    "core.fsmonitor": "false",
+    "core.hooksPath": os.devnull,
+    "core.safecrlf": "false",
+}
 _FILTER = {"clean": "", "smudge": "", "process": "", "required": "false"}
 _PAUSE = 0.1  # seconds between two looks at whether git has ended
 
@@ -62,10 +67,12 @@ class Git:
         """
         settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         command = ["git", "--no-pager", *settings, *arguments]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
-        with tempfile.TemporaryFile() as errors:
-            try:
-                process = subprocess.Popen(
+        kept = {
+            name: value for name, value in os.environ.items() if name.startswith(_KEPT) or not name.startswith("GIT_")
+        }
+        try:
+            with tempfile.TemporaryFile() as errors:
+                with subprocess.Popen(
                     command,
                     cwd=self.directory,
                     env={**kept, **_ENVIRONMENT},
@@ -73,20 +80,19 @@ class Git:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     start_new_session=True,  # Ctrl-C is for the run
-                )
-            except OSError as error:
-                raise GitError(reason_of(error)) from error
-            with process:
-                assert process.stdout is not None
-                try:
-                    answer = self._answer(process, process.stdout, arguments[0])
-                finally:
-                    process.kill()
-            if process.returncode and not may_fail:
+                ) as process:
+                    assert process.stdout is not None
+                    try:
+                        answer = self._answer(process, process.stdout, arguments[0])
+                    finally:
+                        process.kill()
                 errors.seek(0)
-                lines = errors.read(10_000).decode(errors="replace").strip().splitlines()
-                raise GitError(lines[0] if lines else f"git {arguments[0]} failed")
-            return answer
+                said = errors.read(10_000).decode(errors="replace").strip().splitlines()
+        except OSError as error:
+            raise GitError(reason_of(error)) from error
+        if process.returncode and not may_fail:
+            raise GitError(said[0] if said else f"git {arguments[0]} failed")
+        return answer
 
     def ignore_filters(self) -> None:
         """Do not run the filters, such as those of Git LFS, through which the settings pass changed files.

@@ -6,17 +6,20 @@ import hashlib
 import json
 import os
 import platform
+import re
 import stat
+import struct
 import sys
 import sysconfig
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib.machinery import SOURCE_SUFFIXES
+from importlib.machinery import SOURCE_SUFFIXES, SourceFileLoader
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from emrun.arguments import expanded
 from emrun.config.plan import Plan, code_directories
 from emrun.errors import reason_of
 from emrun.storage.code import Code, Module, Repository
@@ -30,63 +33,76 @@ _LONGEST = 5.0  # seconds
 _MOST = 5_000_000  # bytes of all sources, of a patch, and of a list of files
 _MOST_UNTRACKED = 1000  # names
 _INSTALLED = ("site-packages", "dist-packages")
+_DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short", "--ignore-submodules=dirty",
+         f"-O{os.devnull}", "--src-prefix=a/", "--dst-prefix=b/")  # fmt: skip
+_UNTRACKED = ("--others", "--directory", "--no-empty-directory", "--exclude-standard", "-z")
 
 
 def record_code(plan: Plan, run: Run) -> None:
     """Let a run record its code when the training begins."""
     directories = [Path(each) for each in code_directories(plan.config)]
-    run.code = CodeRecord(run.directory, run.censor, partial(gather, directories))
+    run.code = CodeRecord(run.directory, run.censor, partial(gather, directories, run.directory))
 
 
-def gather(directories: Sequence[Path], skipped: Container[str] = (), everything: bool = True) -> Code:
+def gather(directories: Sequence[Path], run: Path, skipped: Container[str] = (), everything: bool = True) -> Code:
     """Return what this process's run is made from; it takes five seconds at most.
 
     Args:
         directories: directories of the user's modules, whose repositories count also if nothing is imported from them.
+        run: the run directory; changes in it do not count.
         skipped: the names of modules to leave out.
         everything: also look at packages and repositories.
     """
-    began = monotonic()
+    ends = monotonic() + _LONGEST
     problems: list[str] = []
     own = {path.absolute() for path in (*directories, *map(Path, user_directories()))}
-    modules = _read_modules(dict(_user_modules(own, skipped)), began + _LONGEST, problems)
+    installed = list(_directories_of_packages(own))
+    modules = _read_modules(dict(_user_modules(installed, skipped)), ends, problems)
     python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     if not everything:
         return Code(python, modules, problems=problems)
-    packages = dict(_packages(own))
-    places = sorted({Path(each.file).parent for name, each in modules.items() if name != "__main__"})
-    repositories = list(_repositories([*directories, *places], began + _LONGEST, problems))
-    return Code(python, modules, packages, repositories, problems)
+    places = sorted({Path(each.file).parent for each in modules.values()})
+    repositories = list(_repositories([*directories, *places], run, ends, problems))
+    return Code(python, modules, _packages(installed), repositories, problems)
 
 
-def _user_modules(own: set[Path], skipped: Container[str]) -> Iterator[tuple[str, str]]:
+def _user_modules(installed: Sequence[Path], skipped: Container[str]) -> Iterator[tuple[str, str]]:
     """Yield the name and the file of each imported module that belongs neither to Python nor to a package or emrun."""
     paths = sysconfig.get_paths()
-    installed = {paths["stdlib"], paths["platstdlib"], *_directories_of_packages(own)}
-    prefixes = tuple(f"{each}{os.sep}" for each in installed)
+    prefixes = tuple(f"{each}{os.sep}" for each in (paths["stdlib"], paths["platstdlib"], *installed))
+    inner = tuple(f"{os.sep}{each}{os.sep}" for each in _INSTALLED)
+
+    def is_of_user(file: Any) -> bool:
+        return isinstance(file, str) and not (file.startswith(prefixes) or any(each in file for each in inner))
+
     for name, module in list(sys.modules.items()):
-        try:
-            space = object.__getattribute__(module, "__dict__")  # a lazy module stays as it is
-            file, spec = space.get("__file__"), space.get("__spec__")
-        except AttributeError:  # sys.modules may hold any object
+        file, spec = _attributes(module, "__file__", "__spec__")
+        if not is_of_user(file) or name in skipped or name == "__mp_main__":  # another name of `__main__`
             continue
-        known = name if spec is None else str(getattr(spec, "name", name))
-        if not isinstance(file, str) or name in skipped or known.partition(".")[0] == "emrun":
-            continue
-        is_installed = file.startswith(prefixes) or any(f"{os.sep}{each}{os.sep}" in file for each in _INSTALLED)
-        if not is_installed and (name != "__main__" or file.endswith(tuple(SOURCE_SUFFIXES))):
+        top = (name if spec is None else str(getattr(spec, "name", name))).partition(".")[0]
+        owner = file if spec else _attributes(sys.modules.get(top), "__file__")[0]  # torch.compile has no spec
+        is_command = name == "__main__" and not file.endswith(tuple(SOURCE_SUFFIXES))
+        if top != "emrun" and not is_command and is_of_user(owner or file):
             yield name, str(Path(file).absolute())
+
+
+def _attributes(module: Any, *names: str) -> list[Any]:
+    """Return attributes of a module; a lazy module stays as it is, and `sys.modules` may hold any object."""
+    try:
+        space = object.__getattribute__(module, "__dict__")
+    except AttributeError:
+        space = {}
+    return [space.get(name) for name in names]
 
 
 def _read_modules(files: dict[str, str], ends: float, problems: list[str]) -> dict[str, Module]:
     """Read the sources of modules; for a module without a source, the checksum of its file."""
     left, found = _MOST, {}
     for name, file in files.items():
-        source, sha256 = None, None
+        found[name] = Module(file, None)
         try:
             status = Path(file).stat()
-            is_path = all(part and not {os.sep, "\0"} & {*part} for part in name.split("."))
-            if not is_path or not stat.S_ISREG(status.st_mode):
+            if set(name) & {os.sep, "\0"} or not all(name.split(".")) or not stat.S_ISREG(status.st_mode):
                 problems.append(f"module {name} is not a usual module")
             elif monotonic() > ends:
                 problems.append(f"module {name} is left out after {_LONGEST:g} seconds")
@@ -95,41 +111,59 @@ def _read_modules(files: dict[str, str], ends: float, problems: list[str]) -> di
             else:
                 content = Path(file).read_bytes()
                 left -= len(content)
-                if file.endswith(tuple(SOURCE_SUFFIXES)):
-                    source = content
-                else:
-                    sha256 = hashlib.sha256(content).hexdigest()
+                is_source = file.endswith(tuple(SOURCE_SUFFIXES))
+                sha256 = None if is_source else hashlib.sha256(content).hexdigest()
+                found[name] = Module(file, content if is_source else None, sha256)
+                if is_source and _has_changed(name, status):
+                    problems.append(f"module {name} has changed since it was imported; its source is the changed one")
         except OSError as error:
             problems.append(f"module {name} cannot be read: {reason_of(error)}")
-        found[name] = Module(file, source, sha256)
     return found
 
 
-def _directories_of_packages(own: set[Path]) -> Iterator[str]:
+def _has_changed(name: str, status: os.stat_result) -> bool:
+    """Return whether a source is not the one that Python compiled when it imported it, as far as its cache tells."""
+    (spec,) = _attributes(sys.modules.get(name), "__spec__")
+    try:
+        cached = Path(spec.cached)
+        if (
+            type(spec.loader) is not SourceFileLoader
+            or sys.dont_write_bytecode
+            or not os.access(cached.parent, os.W_OK)
+        ):
+            return False  # the cache may be of an earlier source
+        with cached.open("rb") as file:
+            by_hash, *compiled = struct.unpack("<4x3I", file.read(16))
+    except (AttributeError, OSError, TypeError, struct.error):  # there is none
+        return False
+    return not by_hash and compiled != [int(each) & 0xFFFFFFFF for each in (status.st_mtime, status.st_size)]
+
+
+def _directories_of_packages(own: set[Path]) -> Iterator[Path]:
     """Yield the directories of `sys.path` in which packages are installed, without the user's own directories."""
-    for entry in dict.fromkeys(sys.path):
-        path = Path(entry).absolute()
+    for path in dict.fromkeys(Path(entry).absolute() for entry in sys.path):
         if path not in own and any(each.suffix == ".dist-info" for each in _entries_of(path)):
-            yield str(path)
+            yield path
 
 
-def _packages(own: set[Path]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the version of each installed package; to read all their metadata would take much longer."""
-    found = set()
-    for path in _directories_of_packages(own):
-        for entry in _entries_of(Path(path)):
+def _packages(installed: Sequence[Path]) -> dict[str, str]:
+    """Return name -> version of the installed packages; to read all their metadata would take much longer."""
+    found: dict[str, str] = {}
+    for path in installed:
+        for entry in _entries_of(path):
             name, _, version = entry.stem.partition("-")
             if entry.suffix in (".dist-info", ".egg-info") and version and name not in found:
-                found.add(name)
-                yield name, f"{version.partition('-py')[0]}{_origin(entry)}"
+                found[name] = f"{version.partition('-py')[0]}{_origin(entry)}"
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def _origin(metadata: Path) -> str:
-    """Return where a package was installed from, as a comment, if this was not an index."""
-    with suppress(OSError, ValueError, AttributeError):
+    """Return where a package was installed from, as a comment, if this was not an index; without a password."""
+    with suppress(OSError, ValueError, AttributeError, LookupError):
         url: dict[str, Any] = json.loads((metadata / "direct_url.json").read_text(encoding="utf-8"))
         commit = url.get("vcs_info", {}).get("commit_id")
-        return "  # " + " ".join(str(each).split()[0] for each in (url["url"], commit) if each)
+        place = re.sub(r"(?<=//)[^/]*@", "", str(url["url"]).partition("?")[0])
+        return "  # " + " ".join(str(each).split()[0] for each in (place, commit) if each)
     return ""
 
 
@@ -140,46 +174,41 @@ def _entries_of(path: Path) -> list[Path]:
         return []
 
 
-def _repositories(directories: Sequence[Path], ends: float, problems: list[str]) -> Iterator[Repository]:
+def _repositories(directories: Sequence[Path], run: Path, ends: float, problems: list[str]) -> Iterator[Repository]:
     """Yield the repositories that the directories are in."""
     found: set[Path] = set()
-    for directory in dict.fromkeys(path.absolute() for path in directories):
-        if any(directory.is_relative_to(each) for each in found) or not directory.is_dir():
+    places = dict.fromkeys(path.resolve() for path in directories)
+    for directory in places:
+        if any(directory.is_relative_to(each) for each in found):
             continue
         git = Git(directory, max(0.1, ends - monotonic()), _MOST)
         try:
-            lines = os.fsdecode(git.ask("rev-parse", "--show-toplevel", "HEAD", may_fail=True)).splitlines()
-            if not lines:
-                git.ask("rev-parse", "--show-toplevel")  # gives the reason
+            if not any((each / ".git").exists() for each in (directory, *directory.parents)):
                 continue
-        except GitError as error:
-            if any((each / ".git").exists() for each in (directory, *directory.parents)):
-                problems.append(f"the git repository of {directory} is left out: {error}")
+            answer = os.fsdecode(git.ask("rev-parse", "--show-toplevel", "--revs-only", "HEAD"))
+            top, commit, _ = re.split(r"\n([0-9a-f]{40,})?\n?\Z", answer)  # without a commit, a line less
+            git.directory = Path(top)
+        except (GitError, OSError) as error:
+            problems.append(f"the git repository of {directory} is left out: {error}")
             continue
-        top = git.directory = Path(lines[0])
-        commit = lines[1] if len(lines) > 1 and lines[1] != "HEAD" else None
-        found |= {top, directory}
-        yield Repository(str(top), commit, _diff(git, commit, problems), _untracked(git, problems))
+        found.add(git.directory)
+        inner = [each.relative_to(git.directory) for each in places if each.is_relative_to(git.directory)]
+        is_home = git.directory == expanded("~").resolve()  # has settings, which are not part of the run
+        wanted = [f":(literal){each}" for each in inner] if is_home else []
+        is_inside = run.resolve().is_relative_to(git.directory)
+        others = [f":(exclude,literal){run.resolve().relative_to(git.directory)}"] if is_inside else []
+        diff = _answer(git, problems, "diff", *_DIFF, commit, "--", *wanted, *others) if commit else None
+        untracked = os.fsdecode(_answer(git, problems, "ls-files", *_UNTRACKED, "--", *wanted) or b"").split("\0")[:-1]
+        more = [f"... and {len(untracked) - _MOST_UNTRACKED} more"] if len(untracked) > _MOST_UNTRACKED else []
+        yield Repository(str(git.directory), commit, diff, [*untracked[:_MOST_UNTRACKED], *more])
 
 
-def _diff(git: Git, commit: str | None, problems: list[str]) -> bytes | None:
-    if commit is None:
-        return None
-    settings = ["--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty", f"-O{os.devnull}"]
+def _answer(git: Git, problems: list[str], *question: str) -> bytes | None:
     try:
-        git.ignore_filters()
-        return git.ask("diff", *settings, "--src-prefix=a/", "--dst-prefix=b/", commit, "--")
+        if question[0] == "diff":
+            git.ignore_filters()
+        return git.ask(*question)
     except GitError as error:
-        problems.append(f"the uncommitted changes in {git.directory} are left out: {error}")
+        what = {"diff": "uncommitted changes", "ls-files": "untracked files"}[question[0]]
+        problems.append(f"the {what} in {git.directory} are left out: {error}")
         return None
-
-
-def _untracked(git: Git, problems: list[str]) -> list[str]:
-    options = ["--others", "--directory", "--no-empty-directory", "--exclude-standard", "-z"]
-    try:
-        names = os.fsdecode(git.ask("ls-files", *options)).split("\0")[:-1]
-    except GitError as error:
-        problems.append(f"the untracked files in {git.directory} are left out: {error}")
-        return []
-    more = [f"... and {len(names) - _MOST_UNTRACKED} more"] if len(names) > _MOST_UNTRACKED else []
-    return [*names[:_MOST_UNTRACKED], *more]

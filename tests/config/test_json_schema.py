@@ -237,8 +237,8 @@ FOR_THE_CHECK = [
     (("model", "scheduler"), {"class": "StepLR"}),
     (("model", "loss"), {"one": {"inputs": ["logits"]}}),
     (("model", "metrics", "accuracy"), "emrun.metrics.accuracy"),
-    (("hooks", 0), {"ComputeStats": None}),
-    (("hooks", 0), {"ComputeStats": {}}),
+    (("hooks", 0), {"Check": None}),
+    (("hooks", 0), {"Check": {"variable": "loss"}}),
     (("hooks", 3, "StopAfter", "epochs"), {"a": 3}),
 ]
 

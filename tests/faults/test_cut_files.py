@@ -11,13 +11,15 @@ RESUME = ("resume", "-q", "run", "hooks.StopAfter.epochs=1", "name=other")
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.fault("config.yaml, trace.yaml, metrics.jsonl cut at every byte", share=3)
-@pytest.mark.parametrize("name", ["config.yaml", "trace.yaml", "metrics.jsonl"])
+@pytest.mark.fault("config.yaml, trace.yaml, metrics.jsonl, code/ cut at every byte", share=5)
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "trace.yaml", "metrics.jsonl", "code/record.json", "code/batches.jsonl"]
+)
 def test_a_file_of_a_run_cut_at_any_byte_never_shows_a_traceback(project, small, trials, name):
     assert small.command("train", "-q", "config.yaml", "--output-dir", "whole", cwd=project).returncode == 0
     expected = small.result(project / "whole", ("latest", "best"))
     content = (project / "whole" / name).read_bytes()
-    for trial in trials(range(len(content)), small=6):
+    for trial in trials(range(len(content)), small=2 if name.startswith("code") else 6):
         shutil.rmtree(project / "run", ignore_errors=True)
         shutil.copytree(project / "whole", project / "run", symlinks=True)
         (project / "run" / name).write_bytes(content[: trial.case])

@@ -9,6 +9,8 @@ Taken out once by hand, each of these made this fail: flushing a checkpoint's fi
 flushing the name of a new directory; writing the manifest before the rename.
 """
 
+import hashlib
+import json
 import os
 import pickle
 import shutil
@@ -191,6 +193,19 @@ def recorded_training(root, moments_file, small):
     return small.result(root / "run"), pickle.loads(moments_file.read_bytes())
 
 
+def has_its_files(code):
+    """Return whether a directory `code` that has a record has all sources that the record lists."""
+    if not (code / "record.json").exists():
+        return True
+    modules = json.loads((code / "record.json").read_text())["modules"]
+    for name, module in modules.items():
+        inner = "/__init__" if module["file"].endswith("__init__.py") else ""
+        source = (code / f"modules/{name.replace('.', '/')}{inner}.py").read_bytes()
+        if hashlib.sha256(source).hexdigest() != module["sha256"]:
+            return False
+    return len(modules) > 0 and (code / "packages.txt").read_text() != ""
+
+
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("power loss: what was not flushed is lost, in part or whole", share=6)
 @pytest.mark.parametrize("part", PARTS)
@@ -212,6 +227,7 @@ def test_a_power_loss_at_any_moment_changes_nothing(tmp_path, small, trials, par
             lose_power(moments[index], place, trial.random, keep=(0.0, 1.0, 0.5)[state % 3])
             with trial.reading():
                 found = newest(place / "run" / "checkpoints")
+                assert has_its_files(place / "run" / "code")
             promise = moments[index]["promise"]
             assert promise == 0 or (found is not None and int(found.name.split("-")[1]) >= promise), found
             with trial.reading():

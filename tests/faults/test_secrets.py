@@ -147,7 +147,8 @@ def config_with(config, where, method):
 
 def traces_of(text):
     """Return what of the values stands in a text, in any form."""
-    parts = ["Tr0ub4dor", "Troub4dor", "MIIEvQIBAD", "BEGIN KEY"]
+    begins = SECRET[:9]  # the values are written out only above, because runs record this module
+    parts = [begins, begins.replace("0", "o"), LINES[5:14], LINES[20:30].strip()]
     return [line for line in text.splitlines() if any(part in line for part in parts)]
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
+from emrun.storage.code import read_code
 from emrun.storage.sealed import describe, json_digest
 
 WRONG = {
@@ -221,6 +222,23 @@ def test_a_trace_with_a_wrong_field_keeps_no_run_from_its_resume(stopped, small,
         with trial:
             done = attempt(small, trial, stopped, "trace.yaml", *RESUME, *more)
             assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.fault("a field of the record of the code is changed")
+def test_a_record_of_the_code_with_a_wrong_field_keeps_no_run_from_its_resume(stopped, small, trials):
+    fresh(stopped)
+    content = json.loads((stopped / "run/code/record.json").read_text())
+    kept = {**content, "modules": {"../../victim": {"file": "f", "sha256": None}}, "packages": {"torch": "1"}}
+    cases = [case for case in cases_of(kept, JSON_ONLY, depth=3) if case[0] != ("packages", "torch")]
+    for trial in trials(cases, small=3):
+        fresh(stopped)
+        (stopped / "run/code/record.json").write_text(json.dumps(changed(kept, *trial.case)))
+        with trial:
+            done = attempt(small, trial, stopped, "record.json", *RESUME)
+            assert done.returncode == 0, done.stderr
+            with trial.reading():
+                assert read_code(max((stopped / "run").glob("code*"))) is not None
 
 
 @pytest.mark.timeout(7200)

@@ -45,7 +45,8 @@ def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
     training = train_digits(entries)
     for epoch in training.main_loop.run.metrics:
         for stream in ("train", "valid"):
-            assert list(epoch["streams"][stream]) == ["loss", "accuracy"]
+            rates = ["learning_rate"] if stream == "train" else []
+            assert list(epoch["streams"][stream]) == [*rates, "loss", "accuracy"]
             assert list(epoch["streams"][stream]["loss"]) == ["mean"]
             assert list(epoch["streams"][stream]["accuracy"]) == ["mean", "std"]
 

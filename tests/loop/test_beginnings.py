@@ -96,6 +96,31 @@ def test_of_large_arrays_the_beginning_and_the_shape_count(make, shape):
     assert digests({"x": make((2, *shape))})["x"] != digests({"x": make((3, *shape))})["x"]
 
 
+def test_of_mappings_texts_and_nested_lists_no_more_than_a_megabyte_is_looked_at():
+    nested = []
+    for _ in range(50):
+        nested = [nested, nested]
+
+    class Many(dict):
+        def items(self):
+            yield from ((number, 0) for number in range(2000))
+            pytest.fail("read further than a megabyte")
+
+    for values in (nested, Many(), {"a": Many()}, [Many()]):
+        assert digests({"x": values})["x"] is not None
+    texts = ["a" * 10**6, *(["b" * 10**6] * 1000)]
+    before = digests({"x": texts})["x"]
+    texts[1] = ""
+    assert digests({"x": texts})["x"] == before
+    assert digests({"x": ["a" * (10**6 + 1), *texts[1:]]})["x"] != before
+
+
+def test_what_can_be_read_only_once_is_not_read():
+    values = iter([1, 2])
+    assert digests({"x": values}) == {"x": None}
+    assert list(values) == [1, 2]
+
+
 def test_of_long_lists_the_beginning_and_the_length_count():
     class Long(list):
         def __iter__(self):

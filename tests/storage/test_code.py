@@ -1,6 +1,7 @@
 """The files of a directory `code`: what is in them, and what counts as a difference."""
 
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -25,7 +26,7 @@ CODE = Code(
         "parts.fast": Module("/project/parts/fast.so", None, "ab" * 32),
         "huge": Module("/project/huge.py", None),
     },
-    {"torch": "2.13.0", "mine": "1.0  # file:///project"},
+    {"mine": "1.0  # file:///project", "torch": "2.13.0"},
     [Repository("/project", "c" * 40, b"+width = 3\n", ["log/"])],
     ["module huge is left out"],
 )
@@ -69,7 +70,7 @@ def test_a_record_that_is_damaged_or_of_another_format_is_unknown(tmp_path, text
 
 
 def test_the_same_code_has_no_changes(tmp_path):
-    assert changes(written(tmp_path), CODE) == ([], [])
+    assert changes(written(tmp_path), CODE.record()) == ([], [])
 
 
 def with_(**changed):
@@ -99,18 +100,17 @@ def with_(**changed):
     ],
 )
 def test_changes_are_named(tmp_path, code, severe, others):
-    assert changes(written(tmp_path), code) == (severe, others)
+    assert changes(written(tmp_path), code.record()) == (severe, others)
 
 
 def test_modules_that_are_imported_later_are_added(tmp_path):
     before = written(tmp_path)
-    add_modules(
-        tmp_path, before, Code("", {"parts.late": Module("/project/parts/late.py", b"x = 1\n")}, problems=["p"])
-    )
+    late = {"parts.late": Module("/project/parts/late.py", b"x = 1\n"), "net": Module("/project/net.py", b"other")}
+    assert add_modules(tmp_path, before, Code("", late, problems=["p", "module huge is left out"])) == ["p"]
     after = read_code(tmp_path)
-    assert after.modules.keys() - before.modules.keys() == {"parts.late"}
+    assert after["modules"].keys() - before["modules"].keys() == {"parts.late"}
     assert (tmp_path / "modules/parts/late.py").read_bytes() == b"x = 1\n"
-    assert after.content["problems"] == ["module huge is left out", "p"]
+    assert after["problems"] == ["module huge is left out", "p"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252", "cp1251", "utf-16"])
@@ -146,3 +146,32 @@ def test_a_link_is_not_written_through(tmp_path):
     (tmp_path / "code").symlink_to("elsewhere")
     with pytest.raises(StorageError, match=r"cannot create .*code: it is a link"):
         make_code_directory(tmp_path / "code")
+
+
+@pytest.mark.parametrize("name", ["modules", "modules/parts", "modules/net.py", "packages.txt"])
+def test_a_link_in_the_directory_is_not_written_through(tmp_path, name):
+    outside, code = tmp_path / "outside", tmp_path / "code"
+    (code / name).parent.mkdir(parents=True)
+    if "." in name:
+        outside.write_text("mine")
+    else:
+        outside.mkdir()
+    (code / name).symlink_to(outside)
+    with suppress(StorageError):
+        write_code(code, CODE, 0)
+    recorded = {**Code("").record(), "iterations_done": 0}
+    with suppress(StorageError):
+        add_modules(code, recorded, CODE)
+    assert outside.read_text() == "mine" if "." in name else not list(outside.iterdir())
+
+
+def test_a_run_directory_that_was_removed_does_not_come_back(tmp_path):
+    with pytest.raises(StorageError, match=r"cannot create .*code: No such file or directory"):
+        make_code_directory(tmp_path / "run/code")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_record_that_cannot_be_read_is_an_error(tmp_path):
+    (tmp_path / "record.json").mkdir()
+    with pytest.raises(StorageError, match=r"cannot read .*record.json: Is a directory"):
+        read_code(tmp_path)

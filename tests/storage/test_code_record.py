@@ -1,8 +1,10 @@
 """The record of the code: when it is written, what a resume adds, and that it never ends a run."""
 
+import errno
 import json
 import logging
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +93,19 @@ def test_a_record_that_cannot_be_read_is_not_written_over(tmp_path, text):
     (tmp_path / "code/record.json").write_text(text)
     assert recorded(tmp_path, code_of()) == ["code", "code-2"]
     assert (tmp_path / "code/record.json").read_text() == text
+
+
+def test_beside_a_record_that_cannot_be_read_in_time_nothing_is_written(tmp_path, caplog, monkeypatch):
+    recorded(tmp_path, code_of(net="1"))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+    def fail(path, **_):
+        raise TimeoutError(errno.ETIMEDOUT, "timed out", str(path))
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    assert recorded(tmp_path, code_of(net="2")) == ["code"]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert "is not recorded completely: cannot read" in caplog.text
 
 
 def test_an_error_is_a_warning(tmp_path, caplog):

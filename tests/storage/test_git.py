@@ -92,3 +92,23 @@ def test_without_git_a_repository_or_a_commit_there_is_no_head(repository, tmp_p
     assert head_of(repository.place) is None
     with pytest.raises(GitError, match="no such file or directory: git"):
         Git(repository.place).ask("rev-parse", "HEAD")
+
+
+def test_settings_of_the_environment_count(repository, monkeypatch):
+    """Containers allow the directories of others in this way."""
+    for name, value in {"COUNT": "1", "KEY_0": "user.name", "VALUE_0": "from the environment"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    assert Git(repository.place).ask("config", "user.name") == b"from the environment\n"
+
+
+def test_large_files_are_only_named(repository):
+    with (repository.place / "code.py").open("w") as file:
+        file.write("a = 1\n" * 9_000_000)
+    assert b"Binary files a/code.py and b/code.py differ" in Git(repository.place).ask("diff", "HEAD")
+
+
+def test_without_a_directory_for_temporary_files_git_is_not_asked(repository, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(GitError, match="no such file or directory"):
+        Git(repository.place).ask("rev-parse", "HEAD")
+    assert head_of(repository.place) is None

@@ -2,10 +2,12 @@
 
 import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import types
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +18,6 @@ from emrun.storage.code import read_code
 from emrun.training import user_code
 from emrun.training.create import train
 from emrun.training.evaluate import evaluate
-from emrun.training.user_code import gather
 from tests.training.resuming import DATA, MODEL, config_of
 
 
@@ -33,9 +34,15 @@ def place(tmp_path, monkeypatch):
     place = tmp_path / "place"
     place.mkdir()
     monkeypatch.syspath_prepend(place)
+    for name, _ in list(user_code._user_modules([], ())):  # those of other tests
+        monkeypatch.delitem(sys.modules, name)
     yield place
     for name in [name for name in sys.modules if name.startswith("user_")]:
         del sys.modules[name]
+
+
+def gather(*directories, **arguments):
+    return user_code.gather(directories, Path("/nowhere"), **arguments)
 
 
 def git(directory, *arguments):
@@ -58,7 +65,7 @@ def test_modules_are_those_that_belong_to_no_package(place):
     (place / "user_c/with-dash.py").write_text("")
     for name in ("user_a", "user_b.parts", "user_c.inner", "user_c.with-dash"):
         importlib.import_module(name)
-    found = gather([place])
+    found = gather(place)
     assert found.problems == []
     assert {name: module.source for name, module in user_modules(found).items()} == {
         "user_a": b"a = 1\n",
@@ -70,7 +77,9 @@ def test_modules_are_those_that_belong_to_no_package(place):
     assert found.modules["user_b"].file == str(place / "user_b/__init__.py")
     assert not {"torch", "json", "pytest", "numpy", "emrun", "emrun.hook"} & found.modules.keys()
     assert not user_modules(
-        gather([place], {"user_a", "user_b", "user_b.parts", "user_c.inner", "user_c.with-dash"}, everything=False)
+        gather(
+            place, skipped={"user_a", "user_b", "user_b.parts", "user_c.inner", "user_c.with-dash"}, everything=False
+        )
     )
 
 
@@ -78,13 +87,15 @@ def test_packages_have_their_versions_and_where_they_come_from(place):
     info = place.parent / "installed" / "mine_too-1.0rc1.dist-info"
     info.mkdir(parents=True)
     (info / "direct_url.json").write_text(
-        json.dumps({"url": "https://host/mine.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}})
+        json.dumps(
+            {"url": "https://me:hunter22@host/mine.git?token=hunter22", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+        )
     )
     (info.parent / "user_installed.py").write_text("")
     sys.path.append(str(info.parent))
     try:
         importlib.import_module("user_installed")
-        found = gather([place])
+        found = gather(place)
     finally:
         sys.path.remove(str(info.parent))
     assert found.packages["mine_too"] == "1.0rc1  # https://host/mine.git abc"
@@ -97,10 +108,33 @@ def test_modules_without_a_source_have_a_checksum(place):
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-b", place], check=True, timeout=60)
     (place / "user_compiled.py").unlink()
     importlib.import_module("user_compiled")
-    found = gather([place])
+    found = gather(place)
     assert found.modules["user_compiled"].source is None
     assert len(found.modules["user_compiled"].sha256) == 64
     assert found.problems == []
+
+
+def test_modules_that_a_package_makes_elsewhere_belong_to_it(place, monkeypatch):
+    """torch.compile does so."""
+    for name in ("json.made", "user_made"):
+        made = types.ModuleType(name)
+        made.__file__ = str(place / "made.py")
+        monkeypatch.setitem(sys.modules, name, made)
+    (place / "made.py").write_text("")
+    assert gather(place).modules.keys() == {"user_made"}
+
+
+def test_a_source_that_is_not_the_imported_one_is_a_problem(place, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for name in ("user_same", "user_edited"):
+        (place / f"{name}.py").write_text("a = 1\n")
+        importlib.import_module(name)
+    (place / "user_edited.py").write_text("a = 10\n")
+    found = gather(place)
+    assert found.problems == ["module user_edited has changed since it was imported; its source is the changed one"]
+    assert found.modules["user_edited"].source == b"a = 10\n"
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # then the cache may be older than the import
+    assert gather(place).problems == []
 
 
 def test_files_that_cannot_be_read_are_large_or_are_no_files_are_problems(place, monkeypatch):
@@ -116,7 +150,7 @@ def test_files_that_cannot_be_read_are_large_or_are_no_files_are_problems(place,
     (place / "other.py").write_text("other = 1\n")
     monkeypatch.setitem(sys.modules, "user_odd/../name", sys.modules["user_link"])
     monkeypatch.setitem(sys.modules, "user_none", None)
-    found = gather([place])
+    found = gather(place)
     assert [problem.replace(str(place), "DIR") for problem in found.problems] == [
         "module user_gone cannot be read: no such file or directory: DIR/user_gone.py",
         "module user_large is left out: sources of more than 5 MB",
@@ -127,8 +161,7 @@ def test_files_that_cannot_be_read_are_large_or_are_no_files_are_problems(place,
 
 
 def repositories(place):
-    """Return the repositories without those of the modules of these tests."""
-    return [each for each in gather([place]).repositories if Path(each.directory).is_relative_to(place.parent)]
+    return gather(place).repositories
 
 
 @pytest.fixture
@@ -148,7 +181,7 @@ def test_a_repository_has_its_commit_its_changes_and_the_names_of_untracked_file
     (repository / ".gitignore").write_text("*.pyc\n")
     (repository / "old.pyc").write_text("")
     (repository / "inner").mkdir()
-    (found,) = [each for each in gather([repository / "inner"]).repositories if each.directory == str(repository)]
+    (found,) = gather(repository / "inner").repositories
     assert (found.directory, found.commit) == (str(repository), git(repository, "rev-parse", "HEAD"))
     assert found.untracked == [".gitignore", "log/", "new ä.py"]
     git(repository, "checkout", "-q", "user_a.py")
@@ -170,16 +203,16 @@ def test_modules_of_another_repository_count_too(repository):
 
 
 def test_without_a_repository_or_git_there_is_a_reason_at_most(place, monkeypatch):
-    assert (repositories(place), gather([place]).problems) == ([], [])
+    assert (repositories(place), gather(place).problems) == ([], [])
     git(place, "init", "-q")
     (found,) = repositories(place)
     assert (found.commit, found.diff) == (None, None)
     monkeypatch.setenv("PATH", str(place))
-    found = gather([place])
+    found = gather(place)
     assert found.repositories == []
-    assert found.problems[0] == f"the git repository of {place} is left out: no such file or directory: git"
+    assert found.problems == [f"the git repository of {place} is left out: no such file or directory: git"]
     shutil.rmtree(place / ".git")
-    assert not [problem for problem in gather([place]).problems if str(place) in problem]
+    assert gather(place).problems == []
 
 
 def test_a_repository_that_git_refuses_is_left_out_with_the_reason(place, monkeypatch):
@@ -187,16 +220,71 @@ def test_a_repository_that_git_refuses_is_left_out_with_the_reason(place, monkey
     (place / "git").write_text("#!/bin/sh\necho 'fatal: detected dubious ownership' >&2\nexit 128\n")
     (place / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(place))
-    found = gather([place])
+    found = gather(place)
     assert found.repositories == []
-    assert found.problems[0] == f"the git repository of {place} is left out: fatal: detected dubious ownership"
+    assert found.problems == [f"the git repository of {place} is left out: fatal: detected dubious ownership"]
 
 
 def test_changes_that_are_too_large_are_left_out(repository):
     (repository / "user_a.py").write_text("a = 2\n" * 1_000_000)
-    found = gather([repository])
+    found = gather(repository)
     assert found.problems == [f"the uncommitted changes in {repository} are left out: git diff printed more than 5 MB"]
     assert found.repositories[0].diff is None
+
+
+@pytest.mark.parametrize("name", [b"two\nlines", b"not utf-8 \xff"])
+def test_a_repository_may_have_any_name(place, name):
+    place = Path(os.fsdecode(bytes(place) + b"/" + name))
+    place.mkdir()
+    git(place, "init", "-q")
+    assert [(each.directory, each.commit) for each in repositories(place)] == [(str(place), None)]
+    git(place, "commit", "-q", "--allow-empty", "-m", "first")
+    (found,) = repositories(place)
+    assert (found.directory, found.commit, found.diff) == (str(place), git(place, "rev-parse", "HEAD"), b"")
+
+
+def test_in_a_repository_at_the_home_directory_only_the_directories_of_modules_count(repository, monkeypatch):
+    for name in ("project", "other"):
+        (repository / name).mkdir()
+        (repository / name / "tracked.py").write_text("a = 1\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "second")
+    for name in ("project", "other"):
+        (repository / name / "tracked.py").write_text("a = 2\n")
+        (repository / name / "new.py").write_text("")
+    (found,) = repositories(repository / "project")
+    assert (found.diff.count(b"diff --git"), found.untracked) == (2, ["other/new.py", "project/new.py"])
+    monkeypatch.setenv("HOME", str(repository))
+    (found,) = repositories(repository / "project")
+    assert (found.diff.count(b"diff --git"), found.untracked) == (1, ["project/new.py"])
+    assert b"project/tracked.py" in found.diff
+
+
+def test_changes_in_the_run_itself_do_not_count(repository):
+    (repository / "log/run [1]").mkdir(parents=True)
+    log = repository / "log/run [1]/train.log"
+    log.write_text("")
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "second")
+    log.write_text("changed\n")
+    for run, changed in ((log.parent, False), (repository / "log/run 1", True), (repository.parent, True)):
+        (found,) = user_code.gather([repository], run).repositories
+        assert bool(found.diff) is changed
+
+
+def test_a_patch_can_be_applied_whatever_the_settings_say(repository):
+    git(repository, "clone", "-q", ".", "inner")
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "add", "-q", "./inner")
+    git(repository, "commit", "-q", "-m", "second")
+    for name, value in {"diff.submodule": "log", "diff.noprefix": "true", "color.ui": "always"}.items():
+        git(repository, "config", name, value)
+    git(repository / "inner", "commit", "-q", "--allow-empty", "-m", "more")
+    (repository / "user_a.py").write_text("a = 2\n")
+    (found,) = repositories(repository)
+    git(repository, "checkout", "-q", "user_a.py")
+    subprocess.run(["git", "apply"], cwd=repository, input=found.diff, check=True, timeout=30)
+    assert b"+Subproject commit" in found.diff
+    assert (repository / "user_a.py").read_text() == "a = 2\n"
 
 
 def test_a_run_a_resume_and_a_fork_record_their_code(project, monkeypatch, caplog):
@@ -212,7 +300,7 @@ def test_a_run_a_resume_and_a_fork_record_their_code(project, monkeypatch, caplo
     assert (code / "modules/resume_data.py").read_text() == DATA
     assert (code / "modules/resume_model.py").read_text() == MODEL
     assert f"torch=={version('torch')}\n" in (code / "packages.txt").read_text()
-    assert read_code(code).repositories[str(project)][0] == git(project, "rev-parse", "HEAD")
+    assert read_code(code)["repositories"][0]["commit"] == git(project, "rev-parse", "HEAD")
     lines = [json.loads(line) for line in (code / "batches.jsonl").read_text().splitlines()]
     assert [(line["stream"], line["pass"], list(line["sources"])) for line in lines] == [
         ("train", 0, ["x", "y"]),
@@ -256,7 +344,7 @@ def test_a_start_after_a_failed_start_replaces_its_code(project):
     broken = {**config, "hooks": ["tests.training.test_user_code.Fails"]}
     with pytest.raises(ValueError, match="too early"):
         train(create_training(broken, output_dir=project / "run"))
-    assert "tests.training.test_user_code" in read_code(project / "run/code").modules
+    assert "tests.training.test_user_code" in read_code(project / "run/code")["modules"]
     (project / "run/code/modules/left.py").write_text("")
     train(create_training(config, output_dir=project / "run"))
     assert not (project / "run/code/modules/left.py").exists()
@@ -265,5 +353,5 @@ def test_a_start_after_a_failed_start_replaces_its_code(project):
 
 def test_python_and_its_packages_are_found_where_they_are(monkeypatch):
     paths = {name: Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")}
-    found = list(user_code._user_modules(set(), ()))
+    found = list(user_code._user_modules(list(user_code._directories_of_packages(set())), ()))
     assert not [file for _, file in found if any(Path(file).is_relative_to(path) for path in paths.values())]
