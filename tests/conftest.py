@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from collections import Counter
@@ -138,6 +139,16 @@ class Warm:
         self._client.shutdown(socket.SHUT_RDWR)
         self._client.close()
         self._server.wait()
+
+
+@pytest.fixture(autouse=True)
+def modules_of_one_test():
+    """Remove the modules that a test has written and imported: their files are deleted, and names may come again."""
+    before, temporary = set(sys.modules), tempfile.gettempdir()
+    yield
+    for name in sys.modules.keys() - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(temporary):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -43,10 +43,10 @@ BEST = {"SaveBest": {"variable": "score", "keep": 2}}
 def test_patience_and_the_best_few_over_resumes_are_those_of_the_uninterrupted_run(
     project, stop, values, streams, epochs, best
 ):
-    (project / "my_scores.py").write_text(SCORES)
+    (project / "scores_of_stopping.py").write_text(SCORES)
     config = config_of(extra_streams=streams)
     config["hooks"] = [
-        "ComputeStats", {"my_scores.Scores": {"values": [str(value) for value in values]}}, BEST,
+        "ComputeStats", {"scores_of_stopping.Scores": {"values": [str(value) for value in values]}}, BEST,
         {"OnPlateau": {"variable": "score", "long_term": 2, "short_term": 1}},
         {"EarlyStopping": {"variable": "score", **stop}}, {"StopAfter": {"epochs": 9}},
     ]  # fmt: skip
