@@ -117,7 +117,7 @@ class InitFrom:
             kind = type(module).__name__
             raise self._refused(f"{saved.source} does not fit {kind}: {reasons}; {_SKIP}{hint}")
         self._copy(module, fit)
-        rows = _rows(fit, own, [*saved.others, *extra_state(module)])
+        rows = _rows(fit, own, list(dict.fromkeys((*saved.others, *extra_state(module)))))
         table = tabulate([each.values() for each in rows], ["", "tensors", "values", ""], intfmt=",")
         _LOG.info("weights from %s:\n%s", saved.source, table)
         if hint:

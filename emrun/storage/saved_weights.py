@@ -32,6 +32,7 @@ _INDEX_ENDING = ".index.json"
 _LARGEST_INDEX = 100_000_000  # bytes, as safetensors limits its headers
 _NESTED = ("state_dict", "model_state_dict", "model", "module")  # where other programs keep the weights in a file
 _MOST = 8  # names in a message
+_LONGEST = 300  # characters of a name in a message
 _CALLED = re.compile(r"GLOBAL ([\w.]+)")
 _LFS = b"version https://git-lfs"
 _ALONE = "save the state dict alone: torch.save(module.state_dict(), PATH)"
@@ -97,9 +98,9 @@ def _first(names: list[str]) -> str:
 
 
 def shown(name: str) -> str:
-    """Return a name from a file for a message: on one line, without control characters, at most 100 characters."""
+    """Return a name from a file for a message: on one line, without control characters and not longer than a message should be."""
     plain = name if name.isprintable() else ascii(name)[1:-1]
-    return plain if len(plain) <= 100 else f"{plain[:97]}..."
+    return plain if len(plain) <= _LONGEST else f"{plain[:_LONGEST]}..."
 
 
 def _missing(path: Path) -> UsageError:
