@@ -237,10 +237,12 @@ def _rows(fit: Fit, own: Mapping[str, Tensor], others: list[str]) -> list[dict[s
     kinds = {name: (kind_of(each), kind_of(own[name])) for name, each in fit.sources.items()}
     for old, new in Counter(pair for pair in kinds.values() if pair[0] != pair[1]):
         rows.append(
-            row(f"  converted from {old} to {new}", [each for each, pair in kinds.items() if pair == (old, new)])
+            row(
+                f"of these, converted from {old} to {new}", [each for each, pair in kinds.items() if pair == (old, new)]
+            )
         )
     if fit.tied:
-        rows.append(row("  tied to others", fit.tied))
+        rows.append(row("of these, tied to others", fit.tied))
     rows += [row(f"not loaded: {reason}", left, left.values()) for reason, left in fit.left.items()]
     rest = {
         "not loaded: left out by match": fit.not_selected,

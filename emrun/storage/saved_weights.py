@@ -98,7 +98,7 @@ def _first(names: list[str]) -> str:
 
 
 def shown(name: str) -> str:
-    """Return a name from a file for a message: on one line, without control characters and not longer than a message should be."""
+    """Return a name from a file for a message: on one line, without control characters, not too long."""
     plain = name if name.isprintable() else ascii(name)[1:-1]
     return plain if len(plain) <= _LONGEST else f"{plain[:_LONGEST]}..."
 

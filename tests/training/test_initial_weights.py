@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from emrun import AbstractHook, MainLoop, create_model, create_training, evaluate, load_run, resume_training
+from emrun.diagnosis.replay import replay
 from emrun.errors import ConfigError
 from emrun.storage.weights import read_weights
 
@@ -57,7 +58,7 @@ def test_a_run_begins_with_the_best_weights_of_another_run(first, tmp_path):
     training.main_loop.run_training()
     assert same(read_weights(tmp_path / "second" / "checkpoints" / "latest"), first)
     log = (tmp_path / "second" / "train.log").read_text()
-    assert "weights from first (best: it-" in log
+    assert log.count("weights from first (best: it-") == 1
     assert "loaded          2        12  0.weight, 0.bias" in log
     watched = create_training({**CONFIG, "hooks": [f"{__name__}.Watch"]}, output_dir="third", overrides=[FROM_FIRST])
     assert same(next(each for each in watched.hooks if isinstance(each, Watch)).weights, first)
@@ -75,6 +76,23 @@ def test_a_resume_and_an_evaluation_need_no_other_weights(first, tmp_path):
     assert not same(weights(resumed), first)
     evaluate("second", "valid")
     assert same(weights(load_run("second", "latest")), weights(resumed))
+
+
+class Fail(AbstractHook):
+    """Makes the third update fail."""
+
+    def before_update(self, model):
+        if self.main_loop.iterations_done == 2:
+            raise ValueError("the third update")
+
+
+def test_a_replay_needs_no_other_weights(first):
+    hooks = [f"{__name__}.Fail", {"StopAfter": {"epochs": 1}}]
+    training = create_training({**CONFIG, "hooks": hooks}, output_dir="second", overrides=[FROM_FIRST])
+    with pytest.raises(ValueError, match="the third update"):
+        training.main_loop.run_training()
+    shutil.rmtree("first")
+    assert replay("second").error is not None
 
 
 def test_a_resume_without_a_checkpoint_begins_again_with_the_weights(first):
