@@ -41,6 +41,14 @@ class AbstractModel(ABC):
     built_apart: Callable[[], Any] | None = None
     """Waits for the structure that `build_apart` began to build, and returns it. Set by the builder of the model."""
 
+    load_initial: Callable[[], Mapping[str, Any]] | None = None
+    """Loads the weights that a new run begins with; None if there are none.
+
+    It is called once, before the hooks are built, for a run that begins. Models that are built for a resume or an
+    evaluation get None instead. It sets the attribute to None, and returns `source`, where the weights are from, and
+    `rows`, what was loaded and what was not: {what, tensors, values, which}.
+    """
+
     @classmethod
     def build_apart(cls, builds: Mapping[str, Callable[[], Any]]) -> BuiltApart | None:
         """Begin a second build of constructor arguments in another process, before the model itself is built.

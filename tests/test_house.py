@@ -205,6 +205,7 @@ def test_every_file_has_a_test():
         "loop/loss_watch": "loop/test_main_loop",
         "model": "loop/test_main_loop",
         "training/build": "training/test_create",
+        "models/fit": "models/test_init_from",
         "models/module_model": "models/test_torch_model",
         "config/yaml_slips": "config/test_yaml_tree",
         "diagnosis/probe": "diagnosis/test_verification",

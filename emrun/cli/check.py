@@ -114,6 +114,8 @@ def _show(contract: dict[str, Any]) -> None:
     click.echo("\n" + table(rows, ["output", "dtype", "shape", "range"]))
     if contract["parameters"]:
         _show_parameters(contract["parameters"])
+    if contract["initial_weights"]:
+        _show_initial(contract["initial_weights"])
     memory = ", ".join(f"{what} {size_of(size)}" for what, size in contract["memory"].items() if size)
     click.echo(f"\nmemory: {memory}")
     seconds = contract["seconds_per_epoch"]
@@ -136,3 +138,9 @@ def _show_parameters(parameters: list[dict[str, Any]]) -> None:
     rows.append(["all", "", "", f"{total:,}", f"{sum(part['trained'] for part in parameters):,}"])
     headers = ["module", "class", "shapes", "parameters", "trained"]
     click.echo("\n" + table(rows, headers, ("left", "left", "left", "right", "right")))
+
+
+def _show_initial(initial: dict[str, Any]) -> None:
+    rows = [[each["what"], f"{each['tensors']:,}", f"{each['values']:,}", each["which"]] for each in initial["rows"]]
+    headers = [f"weights from {initial['source']}", "tensors", "values", ""]
+    click.echo("\n" + table(rows, headers, ("left", "right", "right", "left")))

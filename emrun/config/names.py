@@ -36,6 +36,8 @@ _RATE = "every run records learning rates in steps.jsonl, metrics.jsonl and the 
 _BOARD = "emrun does not write TensorBoard files yet; WriteCSV writes statistics, and every run has a metrics.jsonl"
 _TRACKER = f"emrun does not support trackers yet; every run has a metrics.jsonl, and {_OWN_HOOK} send `epoch_data`"
 _RESUME = "`emrun resume RUN_DIR` continues a run from its checkpoint"
+_INITIAL = "set model.init_from to a run, a checkpoint or a file with weights"
+_RESTORE = f"{_RESUME}; to begin a new run with its weights, set model.init_from"
 _ONE_DEVICE = "emrun trains on one device so far; set model.device"
 _INTERVAL = (
     "write the interval after the name of the stream: main_loop.extra_streams: [{valid: 5 epochs}]; to evaluate every "
@@ -72,7 +74,9 @@ _KEYS = {
     "earlystopping patience earlystoppingpatience": _STOPPING,
     "ema emadecay swa": _AVERAGES,
     "devices gpus ngpus numgpus numnodes strategy ddp distributed": _ONE_DEVICE,
-    "resume restorefrom resumefrom resumefromcheckpoint ckptpath loadfrom checkpointpath": _RESUME,
+    "resume resumefrom resumefromcheckpoint": _RESUME,
+    "restorefrom ckptpath loadfrom checkpointpath loadcheckpoint": _RESTORE,
+    "pretrained pretrainedmodel pretrainedpath pretrainedweights weights initweights initcheckpoint": _INITIAL,
     "checkpoint savesteps savestrategy saveevery checkpointcallback enablecheckpointing": f"use hooks: {_SAVING}",
     "savetotallimit savetopk": f"use `keep` of a hook: {_SAVING}",
     "valcheckinterval checkvaleverynepoch evalsteps evalevery validateevery validationfreq": _INTERVAL,

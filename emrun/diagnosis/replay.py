@@ -124,6 +124,8 @@ class _Attempt:
             self._weights = newest(capsule.run_directory / CHECKPOINTS)
             name = self._weights.name if self._weights is not None else "a new model, as there is no checkpoint"
             notes.append(f"the weights could not be read from the device; instead they are those of {name}")
+        if self._weights is not None:
+            self._model.load_initial = None  # a new model begins with other weights
         self._random = dict(capsule.state["random"])
         if capsule.step.event != "before_batch":
             self._model.before_batch = None  # the batch was saved after this event

@@ -55,7 +55,8 @@ def try_out(config: Config) -> dict[str, Any]:
         A tree of plain values. `streams`: stream -> {batches, runs, sources: source -> {dtype, shape, range, used_by}};
         `outputs`: output -> {dtype, shape, range}; `parameters`: [{module, class, shapes, count, bytes, trained}];
         `memory`: what uses it -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length;
-        `notes`: warnings about possible mistakes.
+        `initial_weights`: what `init_from` loads, see `AbstractModel.load_initial`, or None; `notes`: warnings about
+        possible mistakes.
 
     Raises:
         ConfigError: the config cannot be used.
@@ -72,7 +73,7 @@ def try_out(config: Config) -> dict[str, Any]:
         switch = DeterministicKernels() if plan.get("deterministic", False) else AbstractHook()
         switch.before_training()
         try:
-            copy = _build_model(plan, training)
+            copy, initial = _build_model(plan, training)
             round_trip = RoundTrip(copy, training.model)
             trial = _Trial(training, copy, round_trip, notes)
             trial.run()
@@ -82,14 +83,19 @@ def try_out(config: Config) -> dict[str, Any]:
             raise ConfigError(plan.model.problem(error)) from error
         finally:
             switch.after_training(success=True)
-        return trial.report()
+        return {**trial.report(), "initial_weights": initial}
 
 
-def _build_model(plan: Plan, training: Training) -> AbstractModel:
-    """Build the model once more, in a separate main loop, so that no hook gets its events."""
+def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping[str, Any] | None]:
+    """Build the model once more, in a separate main loop, so that no hook gets its events.
+
+    Returns:
+        The model, and what it has loaded to begin with; None for nothing.
+    """
     seed_everything(plan.get("seed", 0), "model")
     supplied = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
     model: AbstractModel = plan.model.build(supplied)
+    initial = model.load_initial() if model.load_initial is not None else None
     name, run = training.main_loop.train_stream_name, training.main_loop.run
     loop = MainLoop(model, training.dataset, train_stream_name=name, run=run)
     loop.checks = training.main_loop.checks
@@ -98,7 +104,7 @@ def _build_model(plan: Plan, training: Training) -> AbstractModel:
         training.main_loop.first_batch.show(each, may_fail=may_fail)
     loop.notify("before_training")
     loop.notify("before_epoch", epoch_id=1)
-    return model
+    return model, initial
 
 
 def _streams_of_no_dataset(plan: Plan, dataset: Any) -> list[str]:

@@ -4,6 +4,7 @@ Read `torch_model`, which trains, and `module_model`, which runs the module. The
 `inputs` (batches to tensors; `prefetching` copies them ahead of time), `outputs` (with losses and metrics), `updates`
 (gradients, traces of updates), `optimizer` and `schedule`. `laziness` and `weights` are about the module itself;
 `weights` checks whether a resume could load the weights, for which `built_apart` builds the module a second time.
+`init_from` loads other weights to begin with; `fit` says which of them fit.
 The engine finds models by name and does not import this package.
 
 May import: the root of emrun, `storage`.

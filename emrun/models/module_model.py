@@ -14,6 +14,7 @@ from emrun.encoding import random_state
 from emrun.errors import ArgumentError
 from emrun.fields import ANOTHER_CHECKPOINT, ANYTHING, mapping_of, reading, record
 from emrun.model import AbstractModel
+from emrun.models.init_from import InitFrom
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
 from emrun.models.outputs import Outputs
@@ -153,6 +154,21 @@ class ModuleModel(AbstractModel):
             with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
                 record({"model": record({"extra": EXTRA})}).check(state)
             self.module.load_state_dict({**self.module.state_dict(), **state["model"]["extra"]})
+
+    def _begin_with(self, init_from: InitFrom) -> dict[str, Any]:
+        """Load other weights to begin with; lazy parts get their shapes from them.
+
+        Returns:
+            Where they are from, and what was loaded and what was not; see `InitFrom.load`.
+
+        Raises:
+            ArgumentError: they cannot be read, or do not fit the module.
+        """
+        self.load_initial = None
+        found = init_from.load(self.module)
+        if self.is_lazy and not uninitialised(self.module):
+            self._end_laziness()
+        return found
 
     def _end_laziness(self) -> None:
         """Finish the initialisation of the lazy parts once the module has all shapes."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -12,6 +14,7 @@ from emrun.errors import ArgumentError, StateError
 from emrun.fields import FLAG, NUMBER, TEXT, optional, record, sequence_of
 from emrun.hook import Loop
 from emrun.models.built_apart import BuiltApart
+from emrun.models.init_from import InitFrom, InitFromForm
 from emrun.models.loadable import Loadable
 from emrun.models.module_model import EXTRA, ModuleModel
 from emrun.models.optimizer import (
@@ -91,6 +94,13 @@ class TorchModel(ModuleModel):
             contain schedulers are written in the same way: `{class: SequentialLR, schedulers: [{class: LinearLR},
             {class: CosineAnnealingLR, T_max: 20}], milestones: [5]}`.
         device: a torch device; `auto` means CUDA or MPS if available, else the CPU.
+        init_from: weights to begin with: a run directory (its checkpoint `best`), a checkpoint, a directory with
+            `model.safetensors`, such as transformers writes, or a file: safetensors, an index of them, or a state dict.
+            `{path: PATH, match: REGEX, rename: {REGEX: REPLACEMENT}, on_mismatch: skip}` loads the parameters and
+            buffers whose names match a regular expression, or one of a list (`re.search`), after renaming those of the
+            file (`re.sub`), and skips what does not fit, which is an error by default. A new run loads them when it
+            begins, before the hooks are built; a resume and an evaluation load their checkpoint only. A model that is
+            built in Python loads them when it is given to a `MainLoop`.
 
     Attributes:
         module: the `torch.nn.Module`, on `device`.
@@ -115,8 +125,11 @@ class TorchModel(ModuleModel):
         optimizer: OptimizerForm | None = None,
         scheduler: SchedulerForm | None = None,
         device: str = "auto",
+        init_from: str | os.PathLike[str] | InitFromForm | None = None,
     ) -> None:
         super().__init__(module, inputs, outputs, loss, metrics, device)
+        if init_from is not None:
+            self.load_initial = partial(self._begin_with, InitFrom.read(init_from))
         self._tensors = self._inputs.tensors
         self._prefetcher: Prefetcher | None = None
         self._forms = optimizer, scheduler
@@ -162,6 +175,8 @@ class TorchModel(ModuleModel):
 
     def register_mainloop(self, main_loop: Loop) -> None:
         """Store the loop, whose hooks may listen to the updates."""
+        if self.load_initial is not None:
+            self.load_initial()
         self._main_loop = main_loop
         self._loadable.register()
 

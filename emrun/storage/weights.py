@@ -54,12 +54,26 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     Raises:
         StorageError: the file cannot be read.
     """
-    path = directory / FILE
+    return read_safetensors(directory / FILE)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, mapped from the file: each is read when it is used.
+
+    A tied weight is returned under each of its names, as `write_weights` or `safetensors.torch.save_model` recorded
+    them.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
-    except (SafetensorError, OSError, ValueError) as error:
+            metadata = file.metadata() or {}
+        own = json.loads(metadata.get(_TIED, "{}"))
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         refuse_timeout(error, path)
         raise StorageError(errno.EIO, f"cannot read {path}: {reason_of(error)}") from error
-    return {**weights, **{name: weights[first] for name, first in tied.items() if first in weights}}
+    tied = {**metadata, **(own if isinstance(own, dict) else {})}
+    again = {name: weights[first] for name, first in tied.items() if isinstance(first, str) and first in weights}
+    return {**again, **weights}

@@ -68,6 +68,7 @@ def assemble(
         raise
     if apart is not None:
         supplied["model"].built_apart = partial(apart.structure, min(seconds, _LONGEST_WAIT))
+    _load_initial(supplied["model"], plan, is_new)
     seed_everything(seed, "hooks")
     hooks = tuple(recipe.build(supplied) for recipe in plan.hooks)
     if plan.get("deterministic", False):
@@ -119,6 +120,21 @@ def _build_apart(plan: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
 
     recipes = {name: each for name, each in plan.model.kwargs.items() if isinstance(each, Recipe)}
     return target.build_apart({name: partial(build, each) for name, each in recipes.items() if each.is_of_classes()})
+
+
+def _load_initial(model: AbstractModel, plan: Plan, is_new: bool) -> None:
+    """Load the weights that a new run begins with; any other run gets its weights from a checkpoint.
+
+    Raises:
+        ConfigError: the weights cannot be read, or do not fit the model.
+    """
+    if is_new and model.load_initial is not None:
+        with NamedWhenSlow("loading the weights to begin with"):
+            try:
+                model.load_initial()
+            except ArgumentError as error:
+                raise ConfigError(plan.model.problem(error)) from error
+    model.load_initial = None
 
 
 def _check_dataset(dataset: Any, plan: Plan) -> None:

@@ -34,6 +34,8 @@ from emrun.wording import counted, progress
 
 _LOG = logging.getLogger(__name__)
 
+_INIT_FROM = "model.init_from."
+
 
 def resume_training(
     run_directory: str | Path,
@@ -153,6 +155,8 @@ def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
 
 def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Path:
     """Load a checkpoint; an error names the values that this resume changes."""
+    if any(f"{key}.".startswith(_INIT_FROM) for key in changed):
+        _LOG.warning("model.init_from is read when a run begins; a resume has the weights of its checkpoint")
     try:
         return training.main_loop.restore(place)
     except StateError as error:

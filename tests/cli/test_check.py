@@ -177,6 +177,7 @@ def test_json_has_the_same_content(project, emrun):
     assert contract["streams"]["train"]["sources"]["x"]["used_by"] == ["model"]
     assert contract["outputs"]["loss"]["shape"] == "scalar"
     assert contract["parameters"][0]["shapes"] == {"weight": [1, 11], "bias": [1]}
+    assert contract["initial_weights"] is None
     assert contract["memory"]["parameters"] == 48
     assert set(contract["seconds_per_epoch"]) == {"train", "valid"}
     changed(project, "lr: 0.5", "lrr: 0.5", "c.yaml")
