@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
 import torch
-from tabulate import tabulate
 from torch import Tensor
 
 from emrun.arguments import expanded
@@ -94,6 +93,8 @@ class InitFrom:
                 The module is only changed if it is the module that refuses, or a value is too large for its dtype.
             ReadTimeout: the file system does not return a file in time.
         """
+        from tabulate import tabulate  # takes 75 ms
+
         try:
             saved = read_saved(self.path)
         except ReadTimeout:
