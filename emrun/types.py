@@ -114,6 +114,23 @@ class Interval:
         return f"{self.count:g} {_singular(self.unit) if self.count == 1 else self.unit}"
 
 
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """How many updates a run will make, as far as this is known.
+
+    Args:
+        updates: the smallest limit that hooks declare (`AbstractHook.limits`), in updates; None if it is not known.
+        updates_per_pass: number of updates in a pass of the train stream; None if it is not known.
+        missing: why `updates` is not known, and what to do; empty if it is known.
+        is_awaited: whether `updates` will be known after the zeroth epoch.
+    """
+
+    updates: int | None
+    updates_per_pass: int | None = None
+    missing: str = ""
+    is_awaited: bool = False
+
+
 def _singular(unit: str) -> str:
     return unit.removesuffix("es") if unit == "passes" else unit.removesuffix("s")
 

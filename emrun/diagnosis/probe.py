@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from emrun.dataset import open_stream
-from emrun.diagnosis.model_facts import lengths
+from emrun.dataset import open_stream, stream_lengths
 from emrun.diagnosis.private_state import forgetful, private_state
 from emrun.diagnosis.recorded_trainings import Job, Point
 from emrun.encoding import GENERATORS, digest, random_state
@@ -76,11 +75,12 @@ def _run(job: Job, record: _Record) -> None:
         record("final", **_final(job.directory))
         return
     loop = training.main_loop
-    known_length = loop.fixed_epoch_size or lengths(training.dataset).get(loop.train_stream_name, 0)
+    known_length = loop.fixed_epoch_size or stream_lengths(training.dataset).get(loop.train_stream_name, 0)
     if job.longest is not None and known_length > job.longest:
         record("long")
         return
     probe = Probe(record, job)
+    probe.limits = loop.limits  # the schedules are those of the config
     hooks = [hook for hook in loop.hooks if f"{type(hook).__module__}.{type(hook).__qualname__}" != _STOPS]
     loop.change_hooks([*hooks, probe])
     record("outcome", status=train(training).status)

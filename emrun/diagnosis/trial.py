@@ -15,8 +15,8 @@ from emrun.config.config import Config
 from emrun.config.import_finder import Imported
 from emrun.config.interpolation import unread_vars
 from emrun.config.plan import Plan
-from emrun.dataset import SourceInfo, open_stream, stream_names
-from emrun.diagnosis.model_facts import lengths, memory, parameters, timed_run
+from emrun.dataset import SourceInfo, open_stream, stream_lengths, stream_names
+from emrun.diagnosis.model_facts import memory, parameters, timed_run
 from emrun.diagnosis.round_trip import RoundTrip
 from emrun.epoch_data import read_by
 from emrun.errors import ArgumentError, ConfigError, reason_of
@@ -120,7 +120,7 @@ class _Trial:
         self._changers = [each for each in (*training.hooks, model) if may_change_batches(each)]
         self._round_trip = round_trip
         self._notes = notes
-        self._lengths = lengths(training.dataset)
+        self._lengths = stream_lengths(training.dataset)
         self._seconds: dict[str, float] = {}  # for a batch, including reading
         self._streams: dict[str, Any] = {}
         self._outputs: dict[str, SourceInfo] = {}
