@@ -121,8 +121,8 @@ class Horizon:
     Args:
         updates: the smallest limit that hooks declare (`AbstractHook.limits`), in updates; None if it is not known.
         updates_per_pass: number of updates in a pass of the train stream; None if it is not known.
-        missing: why `updates` is not known, and what to do; empty if it is known.
-        is_awaited: whether `updates` will be known after the zeroth epoch.
+        missing: why `updates` will not be known before the first update, and what to do; empty if it will.
+        is_awaited: whether the zeroth epoch will tell `updates_per_pass`.
     """
 
     updates: int | None
@@ -142,6 +142,7 @@ class Form:
     Args:
         keys: the keys of the form that belong to its owner; they are stored in `Factory.options`.
         package: the package in which a name without a dot is looked up, e.g. `torch.optim`.
+        built_in: a module of emrun in which the name is looked up before that; not by the forms below this one.
         supplied: how many positional arguments its owner supplies.
         shared: the name of an argument, such as `optimizer`, that its owner supplies to the target and to the forms
             among the target's arguments that have a parameter of this name. See `Factory.share`.
@@ -149,6 +150,7 @@ class Form:
 
     keys: tuple[str, ...] = ()
     package: str = ""
+    built_in: str = ""
     supplied: int = 0
     shared: str = ""
 

@@ -78,15 +78,15 @@ class RunLength:
         limits = self.limits
         sizes = {"epochs": self._epoch or self._pass, "passes": self._pass, "updates": 1, "iterations": 1}
         ends = [limit * size for unit, limit in limits.items() if (size := sizes[unit]) is not None]
+        is_awaited = self._pass is None and self._epoch is None and self._has_zeroth_epoch and not self._is_fixed
         if not limits:
             missing = "no hook limits the updates of the run; add for example StopAfter: {updates: 1000}"
-            return Horizon(None, self._pass, missing, is_awaited=False)
-        if len(ends) < len(limits):
-            missing = f"the number of batches of a pass of stream {self._stream!r} is not known; {_LENGTHS}"
-            is_awaited = self._epoch is None and self._has_zeroth_epoch and not self._is_fixed
-            missing += "" if self._has_zeroth_epoch or self._epoch else ", or do not skip the zeroth epoch"
-            return Horizon(None, self._pass, missing, is_awaited=is_awaited)
-        return Horizon(min(ends), self._pass)
+            return Horizon(None, self._pass, missing, is_awaited)
+        if len(ends) == len(limits):
+            return Horizon(min(ends), self._pass, "", is_awaited)
+        missing = f"the number of batches of a pass of stream {self._stream!r} is not known; {_LENGTHS}"
+        missing += "" if self._has_zeroth_epoch or self._epoch else ", or do not skip the zeroth epoch"
+        return Horizon(None, self._pass, "" if is_awaited else missing, is_awaited)
 
     def check(self) -> None:
         """Check that the limits do not contradict each other, and that passes can be counted.

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ConstantLR, LinearLR
 
 from emrun.errors import ArgumentError
 from emrun.fields import ANYTHING, TEXT, mapping_of, record
+from emrun.models.closed_form import ClosedForm
 from emrun.models.optimizer import check_class, is_of_torch, is_raised_by_torch, like
 from emrun.types import EpochData, Factory
 from emrun.wording import listed
@@ -181,7 +182,7 @@ def _ends(scheduler: Any, state: Mapping[str, Any], key: str = "model.scheduler"
     return [_End(scheduler, f"{key}.{name}", made, state[name])]
 
 
-def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[..., Any]) -> Scheduler:
+def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[..., Any]) -> Scheduler | ClosedForm:
     """Build the scheduler of an optimizer.
 
     Args:
@@ -209,6 +210,11 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
         if not is_raised_by_torch(error):
             raise
         raise ArgumentError("scheduler", str(error)) from error
+    if isinstance(scheduler, ClosedForm):
+        for name in options:
+            message = f"{type(scheduler).__name__} steps after each update, and watches nothing; remove {name!r}"
+            raise ArgumentError(f"scheduler.{name}", message)
+        return scheduler
     for each in _all_in(scheduler):
         later = each._schedulers[1:] if isinstance(each, torch.optim.lr_scheduler.SequentialLR) else []
         for part in later:

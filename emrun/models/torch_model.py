@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import torch
@@ -12,6 +13,7 @@ from emrun.errors import ArgumentError, StateError
 from emrun.fields import FLAG, NUMBER, TEXT, optional, record, sequence_of
 from emrun.hook import Loop
 from emrun.models.built_apart import BuiltApart
+from emrun.models.closed_form import ClosedForm
 from emrun.models.loadable import Loadable
 from emrun.models.module_model import EXTRA, ModuleModel
 from emrun.models.optimizer import (
@@ -25,14 +27,21 @@ from emrun.models.outputs import mean_loss
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
 from emrun.models.updates import Traces, all_parameters, clear_gradients, parameters_beside
-from emrun.types import Batch, EpochData, Factory, Form, Prefetch
+from emrun.types import Batch, EpochData, Factory, Form, Horizon, Prefetch
 from emrun.wording import NO_OPTIMIZER
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
 OptimizerForm = Annotated[Factory, Form(keys=("groups",), package="torch.optim", supplied=1)]
 SchedulerForm = Annotated[
-    Factory, Form(keys=("step_on", "metric"), package="torch.optim.lr_scheduler", supplied=1, shared="optimizer")
+    Factory,
+    Form(
+        keys=("step_on", "metric"),
+        package="torch.optim.lr_scheduler",
+        built_in="emrun.models.schedules",
+        supplied=1,
+        shared="optimizer",
+    ),
 ]
 
 _STATE = {
@@ -57,7 +66,7 @@ class TorchModel(ModuleModel):
           metrics:
             accuracy: {import: emrun.metrics.accuracy, inputs: [logits, label]}
           optimizer: {class: AdamW, lr: 1.0e-3}
-          scheduler: {class: CosineAnnealingLR, T_max: 20}
+          scheduler: {class: Cosine, warmup: 5%, final: 0.1}
 
     Inputs become tensors on the model's device: floating-point sources get the module's dtype, integers int64, booleans
     bool. Outputs are detached and stay on the device; nothing is copied to the host, and nothing waits for the device.
@@ -85,17 +94,19 @@ class TorchModel(ModuleModel):
         optimizer: a class from torch.optim or a dotted path, and its arguments. `groups: [{match: REGEX, lr: 0.01}]`
             sets arguments for the parameters whose names match the regular expression (`re.search`); parameters
             without a group get the defaults. Without an optimizer, the model can only be evaluated.
-        scheduler: a class from torch.optim.lr_scheduler or a dotted path, and its arguments. It steps after each
-            training epoch, or, with `step_on: update`, after each update. With `metric: valid/loss/mean`, each step
-            gets that statistic of the epoch; epochs that do not evaluate its stream are skipped. Schedulers that
-            contain schedulers are written in the same way: `{class: SequentialLR, schedulers: [{class: LinearLR},
-            {class: CosineAnnealingLR, T_max: 20}], milestones: [5]}`.
+        scheduler: a schedule of emrun and its arguments, such as `{class: Cosine, warmup: 5%, final: 0.1}`, which
+            follows the length of the run. Or a class from torch.optim.lr_scheduler or a dotted path, and its arguments:
+            it steps after each training epoch, or, with `step_on: update`, after each update. With `metric:
+            valid/loss/mean`, each step gets that statistic of the epoch; epochs that do not evaluate its stream are
+            skipped. Schedulers that contain schedulers are written in the same way: `{class: SequentialLR, schedulers:
+            [{class: LinearLR}, {class: CosineAnnealingLR, T_max: 20}], milestones: [5]}`.
         device: a torch device; `auto` means CUDA or MPS if available, else the CPU.
 
     Attributes:
         module: the `torch.nn.Module`, on `device`.
         optimizer: the `torch.optim.Optimizer`; None without an optimizer, or as long as a lazy module has no shapes.
-        scheduler: a wrapper of torch's scheduler, which is `scheduler.scheduler`; None without a scheduler.
+        scheduler: the schedule of emrun, or a wrapper of torch's scheduler, which is `scheduler.scheduler`; None
+            without a scheduler.
         device: the `torch.device` of the module and of the tensors that it gets.
         step_outputs: output name -> value of the current batch, with gradients, in `before_update` and `after_update`;
             None at other times, and if the `train_step` of a subclass does not set it.
@@ -121,7 +132,7 @@ class TorchModel(ModuleModel):
         self._prefetcher: Prefetcher | None = None
         self._forms = optimizer, scheduler
         self.optimizer: torch.optim.Optimizer | None = None
-        self.scheduler: Scheduler | None = None
+        self.scheduler: Scheduler | ClosedForm | None = None
         self._configured: list[dict[str, Any]] = []
         if not self.is_lazy:
             self._build_optimizer()
@@ -208,7 +219,9 @@ class TorchModel(ModuleModel):
             self._stream, self._check_pending, self._trained = stream, True, True
             self._parameters = all_parameters(module)
             self._others = parameters_beside(self._parameters, self.optimizer)
-            if self.scheduler is not None and self._main_loop is not None and self._main_loop.has_run:
+            if isinstance(self.scheduler, ClosedForm):
+                self.scheduler.begin(self._horizon)
+            elif self.scheduler is not None and self._main_loop is not None and self._main_loop.has_run:
                 self.scheduler.check_end()  # the replay of a step is not a resume
         if self._is_own_scheme:
             self._traces = Traces(self._parameters, self._loadable.pending)
@@ -235,6 +248,9 @@ class TorchModel(ModuleModel):
         if self._rates is not None:
             values["learning_rate"] = self._rates
         elif self.optimizer is not None:
+            if isinstance(self.scheduler, ClosedForm):
+                with suppress(ArgumentError):  # the first update raises it again, if there is one
+                    self.scheduler.begin(self._horizon)
             values["learning_rate"] = learning_rates(self.optimizer)
         return values
 
@@ -363,6 +379,13 @@ class TorchModel(ModuleModel):
     def _end_laziness(self) -> None:
         super()._end_laziness()
         self._build_optimizer()
+
+    @property
+    def _horizon(self) -> Horizon:
+        """How long the run will be."""
+        if self._main_loop is None:
+            return Horizon(None, missing="the model does not belong to a main loop")
+        return self._main_loop.horizon
 
     @property
     def _evaluates(self) -> bool:
