@@ -114,6 +114,8 @@ def _show(contract: dict[str, Any]) -> None:
     click.echo("\n" + table(rows, ["output", "dtype", "shape", "range"]))
     if contract["parameters"]:
         _show_parameters(contract["parameters"])
+    if contract["schedule"] is not None:
+        click.echo("\n" + "\n".join(contract["schedule"]["lines"]))
     memory = ", ".join(f"{what} {size_of(size)}" for what, size in contract["memory"].items() if size)
     click.echo(f"\nmemory: {memory}")
     seconds = contract["seconds_per_epoch"]

@@ -70,14 +70,16 @@ def _run(job: Job, record: _Record) -> None:
     if job.resume:
         training = resume_training(job.directory)
     else:
-        training = create_training(job.config, output_dir=job.directory, overrides=job.overrides)
+        training = create_training(
+            job.config, output_dir=job.directory, overrides=job.overrides, checks_schedule=not job.is_shortened
+        )
     if training is None:  # a hook had ended the run, not the signal
         record("final", **_final(job.directory))
         return
     loop = training.main_loop
     known_length = loop.fixed_epoch_size or stream_lengths(training.dataset).get(loop.train_stream_name, 0)
     if job.longest is not None and known_length > job.longest:
-        record("long")
+        record("long", updates=loop.horizon.updates)
         return
     probe = Probe(record, job)
     probe.limits = loop.limits  # the schedules are those of the config
@@ -165,7 +167,7 @@ class Probe(AbstractHook):
             return
         if job.longest is not None and loop.training_epochs_done == 0 and done > job.longest:
             self.is_too_long = True
-            self._record("long")
+            self._record("long", updates=loop.horizon.updates)
             raise TrainingTerminated("the epoch is too long")
         if self._end is not None and done >= self._end:
             raise TrainingTerminated(f"{done} iterations are recorded")

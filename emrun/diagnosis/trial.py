@@ -30,7 +30,7 @@ from emrun.randomness import preserved_randomness, seed_everything
 from emrun.storage.run import Run
 from emrun.stream_context import StreamContext
 from emrun.temporary import TemporaryFolder
-from emrun.training.build import Training, assemble
+from emrun.training.build import Training, assemble, plan_schedule
 from emrun.types import Batch
 from emrun.wording import meant_of
 
@@ -53,8 +53,8 @@ def try_out(config: Config) -> dict[str, Any]:
     Returns:
         A tree of plain values. `streams`: stream -> {batches, runs, sources: source -> {dtype, shape, range, used_by}};
         `outputs`: output -> {dtype, shape, range}; `parameters`: [{module, class, shapes, count, bytes, trained}];
-        `memory`: what uses it -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length;
-        `notes`: warnings about possible mistakes.
+        `schedule`: the plan of the learning rates, see `SchedulePlan`, or None; `memory`: what uses it -> bytes;
+        `seconds_per_epoch`: stream -> seconds, for streams of known length; `notes`: warnings about possible mistakes.
 
     Raises:
         ConfigError: the config cannot be used.
@@ -67,6 +67,7 @@ def try_out(config: Config) -> dict[str, Any]:
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
         warn_of_no_end(training.hooks)
+        schedule = plan_schedule(training, plan)
         notes.extend(_streams_of_no_dataset(plan, training.dataset))
         switch = DeterministicKernels() if plan.get("deterministic", False) else AbstractHook()
         switch.before_training()
@@ -81,7 +82,7 @@ def try_out(config: Config) -> dict[str, Any]:
             raise ConfigError(plan.model.problem(error)) from error
         finally:
             switch.after_training(success=True)
-        return trial.report()
+        return {**trial.report(), "schedule": None if schedule is None else schedule.as_dict()}
 
 
 def _build_model(plan: Plan, training: Training) -> AbstractModel:
@@ -89,8 +90,17 @@ def _build_model(plan: Plan, training: Training) -> AbstractModel:
     seed_everything(plan.get("seed", 0), "model")
     supplied = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
     model: AbstractModel = plan.model.build(supplied)
-    name, run = training.main_loop.train_stream_name, training.main_loop.run
-    loop = MainLoop(model, training.dataset, train_stream_name=name, run=run)
+    known = training.main_loop
+    limits = AbstractHook()  # stands for the hooks, for the schedule
+    limits.limits = known.limits
+    loop = MainLoop(
+        model,
+        training.dataset,
+        [limits],
+        train_stream_name=known.train_stream_name,
+        fixed_epoch_size=known.fixed_epoch_size,
+        run=known.run,
+    )
     loop.checks = training.main_loop.checks
     may_fail = any(map(may_change_batches, (*training.hooks, model)))  # as in a run
     for each in (training.model, model):

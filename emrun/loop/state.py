@@ -226,6 +226,7 @@ class TrainingState:
         state, file = load_state(place), place / FILE
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
             fields.record(STATE, may_lack=_SINCE).check(state)
+        self._length.load_state_dict(state.get("horizon"))
         model = self._model
         with fields.reading(f"weights of checkpoint {place}", fields.ANOTHER_CHECKPOINT, model.load):
             model.load(place)
@@ -243,7 +244,6 @@ class TrainingState:
             with fields.reading(f"{file}: streams.{name}", fields.ANOTHER_CHECKPOINT):
                 self._streams.get(name, train=True).load_state_dict(position)
         self._steps.load_state_dict(state.get("steps"), self.iterations_done)
-        self._length.load_state_dict(state.get("horizon"))
         self._epoch_began = state.get("epoch_began")
         self.names = state.get("names")
         self._loaded = place, state["random"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,12 @@ from emrun.errors import ArgumentError
 from emrun.fields import ANYTHING, mapping_of, optional, record, sequence_of, whole
 from emrun.models.lengths import Length
 from emrun.models.optimizer import check_class
+from emrun.schedule_plan import SchedulePlan
 from emrun.types import Horizon
+from emrun.wording import counted
+
+_NOMINAL = 10_000  # updates of a run whose length is not known yet
+_POINTS = 400  # of the curve in a plan; a multiple of 4
 
 Factor = Callable[[int], float]
 """Updates done -> the share of each parameter group's own rate that the next update has."""
@@ -147,20 +152,57 @@ class ClosedForm(ABC):
         elif self._is_changed:
             self.plans = [*self.plans, {"began": self.updates_done, **plan}]
         elif plan != {key: known[key] for key in plan}:
-            before = self.factor(Horizon(known["updates"], known["updates_per_pass"]))
-            if any(before(done) != factor(done) for done in range(known["began"], self.updates_done)):
-                raise ArgumentError("scheduler", self._refusal(known["updates"], horizon.updates))
+            refusal = self.refusal(horizon)
+            if refusal is not None:
+                raise ArgumentError("scheduler", refusal)
             self.plans = [*self.plans[:-1], {"began": known["began"], **plan}]
         self._is_changed = False
         return factor
 
-    def _refusal(self, before: int | None, now: int | None) -> str:
+    def refusal(self, horizon: Horizon) -> str | None:
+        """Return why the run cannot have another horizon than the loaded plan; None if it can.
+
+        It can if the rates of the updates that were made stay the same, or if the arguments have changed too.
+
+        Raises:
+            ArgumentError: see `factor`.
+        """
+        known = self.plans[-1] if self.plans else None
+        if known is None or self._is_changed or horizon.updates in (None, known["updates"]):
+            return None
+        before, now = self.factor(Horizon(known["updates"], known["updates_per_pass"])), self.factor(horizon)
+        if all(before(done) == now(done) for done in range(known["began"], self.updates_done)):
+            return None
         return (
-            f"{type(self).__name__} was planned for {before} updates, and the run now makes {now}: another length "
-            f"changes the rates of the {self.updates_done} updates that were made already; resume with the limits that "
-            "the run had, or train anew. A schedule that can be made longer is Constant or InverseSqrt, with warmup "
-            "and cooldown in updates, resumed from a checkpoint before its cool-down"
+            f"{type(self).__name__} was planned for {known['updates']} updates, and the run now makes "
+            f"{horizon.updates}: this changes the rates of the {self.updates_done} updates that were made already. "
+            "Resume with the limits that the run had, or train anew. A schedule that can be made longer is Constant or "
+            "InverseSqrt, with warmup and cooldown in updates, from a checkpoint before its cool-down"
         )
+
+    def shown(self, horizon: Horizon) -> SchedulePlan:
+        """Return the plan of a run of this length.
+
+        Raises:
+            ArgumentError: see `plan`.
+        """
+        name = type(self).__name__
+        bases = [float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups]
+        if self.is_awaited(horizon) and not self.plans:
+            name += "".join(f", {each.name} {each}" for each in self.lengths())
+            note = "the number of updates is known after the zeroth epoch"
+            if any(each.unit != "%" for each in self.lengths()):
+                return SchedulePlan(name, note=note)
+            total = _NOMINAL
+            factor = self.factor(Horizon(total))
+            return SchedulePlan(name, note=note, rates=_sampled(factor, total, bases))
+        factor = self.plan(horizon)
+        known = Horizon(self.plans[-1]["updates"], self.plans[-1]["updates_per_pass"])
+        for each in self.lengths():
+            name += f", {each.name} {counted(each.updates(known), 'update')}"
+        if known.updates is None:
+            return SchedulePlan(name, note="no hook limits the updates of the run")
+        return SchedulePlan(name, known.updates, rates=_sampled(factor, max(known.updates, 1), bases))
 
     def begin(self, horizon: Horizon) -> None:
         """Set the rates of the next update; called before the first update of each epoch.
@@ -208,6 +250,13 @@ class ClosedForm(ABC):
         self.plans = [dict(plan) for plan in saved["state"]["plans"]]
         self._is_changed = saved["configured"] != self._configured
         self._factor = None
+
+
+def _sampled(factor: Factor, total: int, bases: Sequence[float]) -> list[list[float]]:
+    """Return the rates of some updates, evenly spread from the first to the last one, for each base rate."""
+    count = min(total, _POINTS + 1)
+    factors = [factor(round(index * (total - 1) / max(count - 1, 1))) for index in range(count)]
+    return [[base * each for each in factors] for base in bases]
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:

@@ -63,6 +63,12 @@ class Length:
             raise ArgumentError(f"scheduler.{self.argument}", f"{self}, but the number of updates {what}: {missing}")
         return int(self.count * whole / (100 if self.unit == "%" else 1) + 0.5)
 
+    @property
+    def name(self) -> str:
+        """What the length is of, for messages."""
+        words = {"warmup": "warm-up", "cooldown": "cool-down"}
+        return words.get(self.argument, "milestone" if self.argument.startswith("milestones") else self.argument)
+
     def __str__(self) -> str:
         """Return the length as a config has it."""
         if self.unit == "%":

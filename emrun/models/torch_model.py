@@ -24,24 +24,19 @@ from emrun.models.optimizer import (
     optimizer_state,
 )
 from emrun.models.outputs import mean_loss
+from emrun.models.planning import check_length, horizon_of, plan_of
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
 from emrun.models.updates import Traces, all_parameters, clear_gradients, parameters_beside
-from emrun.types import Batch, EpochData, Factory, Form, Horizon, Prefetch
+from emrun.schedule_plan import SchedulePlan, log_plan
+from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import NO_OPTIMIZER
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
 OptimizerForm = Annotated[Factory, Form(keys=("groups",), package="torch.optim", supplied=1)]
 SchedulerForm = Annotated[
-    Factory,
-    Form(
-        keys=("step_on", "metric"),
-        package="torch.optim.lr_scheduler",
-        built_in="emrun.models.schedules",
-        supplied=1,
-        shared="optimizer",
-    ),
+    Factory, Form(("step_on", "metric"), "torch.optim.lr_scheduler", "emrun.models.schedules", 1, shared="optimizer")
 ]
 
 _STATE = {
@@ -139,6 +134,7 @@ class TorchModel(ModuleModel):
         self._main_loop: Loop | None = None
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
         self._check_pending = False
+        self._is_plan_due = False  # whether the plan of the learning rates will be known after the zeroth epoch
         self._trained = False
         self._updated = False
         own = type(self)
@@ -219,8 +215,10 @@ class TorchModel(ModuleModel):
             self._stream, self._check_pending, self._trained = stream, True, True
             self._parameters = all_parameters(module)
             self._others = parameters_beside(self._parameters, self.optimizer)
+            if self._is_plan_due:
+                log_plan(self.schedule_plan())
             if isinstance(self.scheduler, ClosedForm):
-                self.scheduler.begin(self._horizon)
+                self.scheduler.begin(horizon_of(self._main_loop))
             elif self.scheduler is not None and self._main_loop is not None and self._main_loop.has_run:
                 self.scheduler.check_end()  # the replay of a step is not a resume
         if self._is_own_scheme:
@@ -250,9 +248,21 @@ class TorchModel(ModuleModel):
         elif self.optimizer is not None:
             if isinstance(self.scheduler, ClosedForm):
                 with suppress(ArgumentError):  # the first update raises it again, if there is one
-                    self.scheduler.begin(self._horizon)
+                    self.scheduler.begin(horizon_of(self._main_loop))
             values["learning_rate"] = learning_rates(self.optimizer)
         return values
+
+    def schedule_plan(self) -> SchedulePlan | None:
+        """Return the learning rates of the run, as far as its length is known; `run` logs what becomes known later.
+
+        Raises:
+            ArgumentError: the schedule does not fit the length of the run.
+        """
+        self._is_plan_due = self._forms[1] is not None  # also of a lazy module, which has no optimizer yet
+        if self._main_loop is None or self.scheduler is None:
+            return None
+        plan, self._is_plan_due = plan_of(self.scheduler, self._main_loop)
+        return plan
 
     def prefetcher(self) -> Prefetch | None:
         """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
@@ -366,6 +376,7 @@ class TorchModel(ModuleModel):
             raise StateError("model.scheduler was added or removed; a resume cannot change that")
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
+            check_length(self.scheduler, self._main_loop)
         self._trained, self._rates = state["trained"], state.get("rates")
         super().load_state_dict(state)
 
@@ -379,13 +390,6 @@ class TorchModel(ModuleModel):
     def _end_laziness(self) -> None:
         super()._end_laziness()
         self._build_optimizer()
-
-    @property
-    def _horizon(self) -> Horizon:
-        """How long the run will be."""
-        if self._main_loop is None:
-            return Horizon(None, missing="the model does not belong to a main loop")
-        return self._main_loop.horizon
 
     @property
     def _evaluates(self) -> bool:

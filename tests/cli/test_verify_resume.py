@@ -241,7 +241,10 @@ def test_a_killed_run_resumes_from_its_checkpoint_and_long_epochs_are_shortened(
         "{class: my_code.Net}", "{class: torch.nn.Sequential, args: [{class: torch.nn.Linear, in_features: 11, "
         "out_features: 1}, {class: torch.nn.Flatten, start_dim: 0}]}"
     ))  # fmt: skip
-    done = verify("--kill", "--at", "11")
+    schedule = (
+        "{class: Cosine, warmup: 20 updates}"  # which only fits the length that the run has without the shortening
+    )
+    done = verify("--kill", "--at", "11", f"model.scheduler={schedule}")
     assert (done.returncode, done.stderr) == (0, "")
     assert rows(done) == [["the given iteration", "11", "SIGKILL", "9", "exact"]]
     assert "verified with main_loop.fixed_epoch_size=8" in done.stdout

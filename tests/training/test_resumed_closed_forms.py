@@ -4,7 +4,7 @@ import pytest
 from training.resuming import config_of, interrupted, result, resumed, stopped, straight
 
 from emrun import create_training, resume_training
-from emrun.errors import ArgumentError, StateError
+from emrun.errors import StateError
 from emrun.models import schedules
 from emrun.training.create import train
 
@@ -68,12 +68,13 @@ def test_a_longer_run_is_that_of_a_straight_one_where_the_rates_so_far_stay_the_
 @pytest.mark.parametrize("name", ["Linear", "Cosine", "Polynomial", "Exponential"])
 def test_another_length_of_a_schedule_that_depends_on_it_is_refused(project, name):
     directory = stopped(project, scheduled(**{"class": name}), epochs=2)
-    before = (directory / "config.yaml").read_text()
-    training = resume_training(directory, ["hooks.StopAfter.epochs=4"])
-    message = f"{name} was planned for 10 updates, and the run now makes 20: another length changes the rates of the 10"
-    with pytest.raises(ArgumentError, match=message):
-        train(training)
-    assert before
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*.*")}
+    message = f"{name} was planned for 10 updates, and the run now makes 20: this changes the rates of the 10 updates"
+    with pytest.raises(StateError, match=message) as caught:
+        resume_training(directory, ["hooks.StopAfter.epochs=4"])
+    assert "this resume changes hooks.8.StopAfter.epochs: 2 -> 4" in caught.value.__notes__[0]
+    after = {path: path.stat().st_mtime_ns for path in directory.rglob("*.*")}
+    assert {path for path in before if before[path] != after[path]} <= {directory / "train.log"}
 
 
 def test_changed_arguments_win_over_the_saved_plan(project):
