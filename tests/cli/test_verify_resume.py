@@ -235,6 +235,25 @@ def test_a_schedule_of_schedules_is_exact(verify):
     assert [row[-2:] for row in rows(done)] == [["3", "exact"], ["8", "exact"]]
 
 
+OWN_SCHEDULES = (
+    "{class: Constant, warmup: 2 updates, cooldown: 25%}",
+    "{class: Linear, warmup: 10%}",
+    "{class: Cosine, warmup: 1 pass, cycles: 2}",
+    "{class: Polynomial, power: 2.0}",
+    "{class: Exponential, cooldown: 2 updates}",
+    "{class: InverseSqrt, warmup: 2 updates}",
+    "{class: Steps, milestones: [30%, 9 updates]}",
+)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("schedule", OWN_SCHEDULES)
+def test_every_schedule_is_exact_after_a_kill(verify, schedule):
+    done = verify("--kill", f"model.scheduler={schedule}", "hooks.StopAfter.epochs=2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {row[-1] for row in rows(done)} == {"exact"}
+
+
 def test_a_killed_run_resumes_from_its_checkpoint_and_long_epochs_are_shortened(verify, project):
     sample = "{class: Majority, n: 300, batch_size: 10}"
     (project / "config.yaml").write_text(CONFIG.replace("{class: my_code.Data}", sample).replace(
