@@ -11,11 +11,15 @@ from emrun.errors import HookError
 from emrun.fields import optional, record, whole
 from emrun.hook import AbstractHook
 from emrun.types import Horizon
+from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 
 STATE = optional(record({"updates_per_pass": optional(whole(1))}))
 """The state of the horizon in a checkpoint."""
+
+UNITS = ("epochs", "passes", "updates", "iterations")
+"""The units in which hooks declare limits."""
 
 _SAME = {
     "updates": ", as every iteration makes an update",
@@ -89,15 +93,20 @@ class RunLength:
         return Horizon(None, self._pass, "" if is_awaited else missing, is_awaited)
 
     def check(self) -> None:
-        """Check that the limits do not contradict each other, and that passes can be counted.
+        """Check that the limits are numbers that do not contradict each other, and that passes can be counted.
 
         Raises:
-            HookError: a limit has no effect, because another hook ends the run earlier in the same unit, or the passes
-                cannot be counted.
+            HookError: a limit is not a number of a known unit, or has no effect, because another one ends the run
+                earlier in the same unit, or passes cannot be counted.
         """
         same = {"iterations": "updates"}  # every batch makes an update
         if self._epoch is None:
             same["passes"] = "epochs"
+        for index, hook in enumerate(self._hooks):
+            for unit, limit in getattr(hook, "limits", {}).items():
+                if unit not in UNITS or type(limit) is not int or limit < 0:
+                    message = f"limits: {unit!r}: {limit!r} is not a whole number of {listed(UNITS)}"
+                    raise HookError(message, index)
         first: dict[str, tuple[int, str, int]] = {}
         for index, unit, limit in self._declared():
             before, other, earlier = first.setdefault(same.get(unit, unit), (index, unit, limit))
@@ -154,7 +163,8 @@ class RunLength:
             self._pass, self._source = state["updates_per_pass"], "the beginning of the run"
 
     def _declared(self) -> Iterator[tuple[int, str, int]]:
-        """Yield (index of the hook, unit, limit) for all limits that hooks declare."""
+        """Yield (index of the hook, unit, limit) for all limits that hooks declare; `check` reports others."""
         for index, hook in enumerate(self._hooks):
             for unit, limit in getattr(hook, "limits", {}).items():
-                yield index, unit, limit
+                if unit in UNITS and type(limit) is int:
+                    yield index, unit, limit

@@ -113,6 +113,8 @@ def test_what_is_missing_is_named_with_the_ways_out(limits, arguments, missing):
         ),
         ([StopAfter(updates=3, iterations=4)], {}, "iterations: 4 contradicts updates: 3, as every"),
         ([StopAfter(passes=2)], {"fixed_epoch_size": 2}, "an epoch is not a pass, and the number of batches of a pass"),
+        ([Look(minutes=3)], {}, "limits: 'minutes': 3 is not a whole number of epochs, passes, updates, iterations"),
+        ([Look(epochs=2.5)], {}, "limits: 'epochs': 2.5 is not a whole number of"),
     ],
 )
 def test_limits_that_contradict_each_other_or_cannot_be_counted_are_an_error(hooks, arguments, message):
