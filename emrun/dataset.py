@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -97,6 +98,13 @@ def stream_function(dataset: Any, name: str) -> Any:
             f" (its streams: {listed(names)})"
         )
     return function
+
+
+def stream_lengths(dataset: Any) -> dict[str, int]:
+    """Return the number of batches of each stream whose length the dataset knows, from its `num_batches`."""
+    known = getattr(dataset, "num_batches", None)
+    counts = known.items() if isinstance(known, Mapping) else ()
+    return {str(name): int(count) for name, count in counts if count is not None and math.isfinite(count)}
 
 
 def takes_context(function: Any) -> bool:

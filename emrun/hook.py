@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from emrun.model import AbstractModel
-from emrun.types import Batch, EpochData, InsteadOf, Names, Policy, Profile, evaluated
+from emrun.types import Batch, EpochData, Horizon, InsteadOf, Names, Policy, Profile, evaluated
 
 
 class TrainingTerminated(Exception):
@@ -123,7 +123,15 @@ class Loop(Protocol):
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """The number of `epochs` and of `iterations` at which a hook ends the training; the smallest ones declared."""
+        """What hooks end the training at, see `AbstractHook.limits`; the smallest one of each unit."""
+
+    @property
+    def horizon(self) -> Horizon:
+        """How many updates the run will make, as far as this is known."""
+
+    @property
+    def passes_done(self) -> int:
+        """Number of complete passes of the train stream; these are epochs, unless there is a `fixed_epoch_size`."""
 
     @property
     def has_run(self) -> bool:
@@ -251,7 +259,7 @@ class AbstractHook(_NotesNames):
     declare are not checked."""
 
     limits: Mapping[str, int] = {}
-    """What this hook ends the training at: a number of `epochs` or `iterations`, as far as it knows."""
+    """What this hook ends the training at: a number of `epochs`, `passes`, `updates` or `iterations`."""
 
     changes_batches: bool = True
     """Whether `before_batch` may change the batch. A hook that only looks at the batch sets this to False: then the

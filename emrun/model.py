@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from emrun.schedule_plan import SchedulePlan
 from emrun.types import Batch, Prefetch
 
 
@@ -105,6 +106,14 @@ class AbstractModel(ABC):
             was none: numbers, or one-element tensors that the model does not change. A model may leave out either.
         """
         return {}
+
+    def schedule_plan(self) -> SchedulePlan | None:
+        """Return the learning rates that the run will have, before the training; None if the model does not know them.
+
+        Raises:
+            ArgumentError: the schedule does not fit the length of the run.
+        """
+        return None
 
     def prefetcher(self) -> Prefetch | None:
         """Return a function that prepares batches ahead of their turn, or None if that would not save time.

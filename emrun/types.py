@@ -115,6 +115,23 @@ class Interval:
         return f"{self.count:g} {_singular(self.unit) if self.count == 1 else self.unit}"
 
 
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """How many updates a run will make, as far as this is known.
+
+    Args:
+        updates: the smallest limit that hooks declare (`AbstractHook.limits`), in updates; None if it is not known.
+        updates_per_pass: number of updates in a pass of the train stream; None if it is not known.
+        missing: why `updates` will not be known before the first update, and what to do; empty if it will.
+        is_awaited: whether the zeroth epoch will tell `updates_per_pass`.
+    """
+
+    updates: int | None
+    updates_per_pass: int | None = None
+    missing: str = ""
+    is_awaited: bool = False
+
+
 def _singular(unit: str) -> str:
     return unit.removesuffix("es") if unit == "passes" else unit.removesuffix("s")
 
@@ -144,6 +161,7 @@ class Form:
     Args:
         keys: the keys of the form that belong to its owner; they are stored in `Factory.options`.
         package: the package in which a name without a dot is looked up, e.g. `torch.optim`.
+        built_in: a module of emrun in which the name is looked up before that; not by the forms below this one.
         supplied: how many positional arguments its owner supplies.
         shared: the name of an argument, such as `optimizer`, that its owner supplies to the target and to the forms
             among the target's arguments that have a parameter of this name. See `Factory.share`.
@@ -151,6 +169,7 @@ class Form:
 
     keys: tuple[str, ...] = ()
     package: str = ""
+    built_in: str = ""
     supplied: int = 0
     shared: str = ""
 

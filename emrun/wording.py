@@ -68,8 +68,6 @@ _SAME = (
     "l1loss l1 mae meanabsoluteerror",
     "nllloss nll negativeloglikelihood",
     "sgd momentum gradientdescent",
-    "cosineannealinglr cosine cosineannealing cosinedecay",
-    "exponentiallr exponentialdecay exponential",
     "batchsize bs trainbatchsize perdevicetrainbatchsize",
     "weightdecay wd l2 decay",
     "p dropout dropoutrate rate prob",
@@ -85,6 +83,10 @@ _SAME = (
     "seed randomseed rngseed manualseed",
     "keep keeplast savetotallimit maxtokeep numbestcheckpointskept",
     "condition mode objective",
+    "warmup warmupsteps numwarmupsteps warmupratio warmupepochs",
+    "cooldown numdecaysteps decaysteps cooldownepochs",
+    "final minlr minlrratio minlrrate etamin endlr lrend endfactor",
+    "cycles numcycles",
     "variable monitor metric",
 )
 

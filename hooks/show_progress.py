@@ -13,6 +13,7 @@ from tqdm import tqdm
 from emrun.hook import AbstractHook
 
 tqdm.monitor_interval = 0  # no monitor thread
+_EPOCHS = {False: ("epochs", "passes"), True: ("epochs",)}  # units of an epoch, without and with `fixed_epoch_size`
 _SECONDS = 0.25  # between two reads of the loss, which may wait for the device
 
 
@@ -98,9 +99,10 @@ class ShowProgress(AbstractHook):
         loop = self.main_loop
         limits, length = loop.limits, self._totals.get(loop.train_stream_name)
         first, began = self._began or (0, 0.0)
-        left = [limits["iterations"] - loop.iterations_done] if "iterations" in limits else []
-        if "epochs" in limits and length is not None:
-            left.append((limits["epochs"] - loop.training_epochs_done) * length - self._count)
+        left = [limits[unit] - loop.iterations_done for unit in ("updates", "iterations") if unit in limits]
+        epochs = [limits[unit] for unit in _EPOCHS[loop.fixed_epoch_size is not None] if unit in limits]
+        if epochs and length is not None:
+            left.append((min(epochs) - loop.training_epochs_done) * length - self._count)
         if not left or self._began is None or loop.iterations_done == first:
             return None
         return max(0, min(left)) * (self.clock() - began) / (loop.iterations_done - first)

@@ -1,4 +1,4 @@
-"""End the training after a number of epochs, iterations or minutes."""
+"""End the training after a number of epochs, passes, updates, iterations or minutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from emrun.errors import ArgumentError
 from emrun.fields import Kind, optional, record, whole
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.types import EpochData
-from emrun.wording import counted
+from emrun.wording import counted, listed
 
 
 class StopAfter(AbstractHook):
@@ -18,14 +18,20 @@ class StopAfter(AbstractHook):
         hooks:
           - StopAfter: {epochs: 20, minutes: 30}
 
+    The limits, except for `minutes`, also say how long the run will be: schedules of learning rates depend on it. A
+    limit other than `epochs` ends the run at once, in the middle of an epoch if need be.
+
     Args:
         epochs: the number of training epochs; 0 ends the training after the zeroth epoch.
+        passes: the number of passes of the train stream. Without `main_loop.fixed_epoch_size`, these are epochs; with
+            it, the dataset must tell the number of batches of a pass in `num_batches`.
+        updates: the number of updates of the weights.
         iterations: the number of batches of the train stream.
         minutes: the time since the start of the training; in a resumed run, the time before the checkpoint counts too.
         train_stream_name: the stream whose iterations count; by default the train stream of the main loop.
 
     Raises:
-        ArgumentError: no limit is given, or a limit is negative, not a number, or not whole (epochs, iterations).
+        ArgumentError: no limit is given, or a limit is negative, not a number, or not whole (all except minutes).
     """
 
     reads = ()
@@ -34,14 +40,22 @@ class StopAfter(AbstractHook):
     def __init__(
         self,
         epochs: int | None = None,
+        passes: int | None = None,
+        updates: int | None = None,
         iterations: int | None = None,
         minutes: float | None = None,
         train_stream_name: str | None = None,
     ) -> None:
         super().__init__()
-        limits = {"epochs": epochs, "iterations": iterations, "minutes": minutes}
+        limits = {
+            "epochs": epochs,
+            "passes": passes,
+            "updates": updates,
+            "iterations": iterations,
+            "minutes": minutes,
+        }
         if all(limit is None for limit in limits.values()):
-            raise ArgumentError("epochs", "give at least one of epochs, iterations, minutes")
+            raise ArgumentError("epochs", f"give at least one of {listed(list(limits))}")
         for name, limit in limits.items():
             is_number = isinstance(limit, int | float) and not isinstance(limit, bool) and limit >= 0
             if limit is not None and not is_number:
@@ -49,40 +63,47 @@ class StopAfter(AbstractHook):
             if limit is not None and name != "minutes" and limit % 1:
                 raise ArgumentError(name, f"{limit!r} is not a whole number")
         self._epochs = epochs
+        self._passes = passes
+        self._updates = updates
         self._iterations = iterations
         self._minutes = minutes
         self._stream = train_stream_name
-        whole = {"epochs": epochs, "iterations": iterations if train_stream_name is None else None}
-        self.limits = {unit: int(limit) for unit, limit in whole.items() if limit is not None}
+        del limits["minutes"]
+        if train_stream_name is not None:
+            del limits["iterations"]  # another stream may not be part of each epoch
+        self.limits = {unit: int(limit) for unit, limit in limits.items() if limit is not None}
         self._iterations_done = 0
         self._began = 0.0
         self._seconds = 0.0  # that the training took before a resume
-        if iterations is None and minutes is None and type(self).after_batch is StopAfter.after_batch:
+        ends_in_epoch = any(limit is not None for limit in (passes, updates, iterations, minutes))
+        if not ends_in_epoch and type(self).after_batch is StopAfter.after_batch:
             self.after_batch = None  # type: ignore[method-assign, assignment]  # it would do nothing
 
     def before_training(self) -> None:
         """Start the clock; end a resumed run that is at a limit already."""
         self._began = self.clock() - self._seconds
         if self.main_loop.iterations_done:
-            self._check_epochs()
-            self._check_iterations()
+            self._check_counts()
 
     def before_epoch(self, epoch_id: int) -> None:
         """End a run that is at a limit before its first batch, as with `epochs: 0` and no zeroth epoch."""
         if epoch_id > self.main_loop.training_epochs_done:
-            self._check_epochs()
-            self._check_iterations()
+            self._check_counts()
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Count the iteration; end the training if it is at the limit of iterations or minutes."""
-        if self.main_loop.training and stream_name == (self._stream or self.main_loop.train_stream_name):
-            self._iterations_done += 1
-            self._check_iterations()
+        """Count the iteration; end the training if it is at a limit other than epochs."""
+        if self.main_loop.training:
+            if stream_name == (self._stream or self.main_loop.train_stream_name):
+                self._iterations_done += 1
+                self._check_iterations()
+            self._check_updates()
+            self._check_passes()
         self._check_minutes()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """End the training if it is at the limit of epochs."""
+        """End the training if it is at the limit of epochs or passes."""
         self._check_epochs()
+        self._check_passes()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counted iterations and the elapsed seconds."""
@@ -99,10 +120,24 @@ class StopAfter(AbstractHook):
         self._iterations_done = counted or 0
         self._seconds = state.get("seconds", 0.0)
 
+    def _check_counts(self) -> None:
+        self._check_epochs()
+        self._check_passes()
+        self._check_updates()
+        self._check_iterations()
+
     def _check_epochs(self) -> None:
         done = self.main_loop.training_epochs_done
         if self._epochs is not None and done >= self._epochs:
             raise TrainingTerminated(f"{counted(done, 'epoch')} done (StopAfter epochs: {self._epochs})")
+
+    def _check_passes(self) -> None:
+        if self._passes is not None and (done := self.main_loop.passes_done) >= self._passes:
+            raise TrainingTerminated(f"{counted(done, 'pass', 'es')} done (StopAfter passes: {self._passes})")
+
+    def _check_updates(self) -> None:
+        if self._updates is not None and (done := self.main_loop.updates_done) >= self._updates:
+            raise TrainingTerminated(f"{counted(done, 'update')} done (StopAfter updates: {self._updates})")
 
     def _check_iterations(self) -> None:
         if self._iterations is not None and self._iterations_done >= self._iterations:

@@ -116,6 +116,8 @@ def _show(contract: dict[str, Any]) -> None:
         _show_parameters(contract["parameters"])
     if contract["initial_weights"]:
         _show_initial(contract["initial_weights"])
+    if contract["schedule"] is not None:
+        click.echo("\n" + "\n".join(contract["schedule"]["lines"]))
     memory = ", ".join(f"{what} {size_of(size)}" for what, size in contract["memory"].items() if size)
     click.echo(f"\nmemory: {memory}")
     seconds = contract["seconds_per_epoch"]

@@ -33,6 +33,7 @@ PLACES = {
 _OF_NAMES = {"hooks": "hook", "datasets": "dataset", "models": "model"}  # as `names` calls them
 _BASE = "DownloadableDataset"  # has no streams: only classes derived from it can be trained on
 _OPTIMIZERS, _SCHEDULERS, _METRICS = "torch.optim", "torch.optim.lr_scheduler", "emrun.metrics"
+_SCHEDULES = "emrun.models.schedules"
 _NOT_USABLE = {"Optimizer", "LRScheduler", "LBFGS"}  # the bases of the others, and an optimizer that needs a closure
 _EXAMPLES = {
     "LambdaLR": "lr_lambda: {import: my_module.factor}",
@@ -68,7 +69,9 @@ def listing(kind: str) -> list[tuple[str, str]]:
     """
     if kind in ("optimizers", "schedules"):
         package = _OPTIMIZERS if kind == "optimizers" else _SCHEDULERS
-        return [(name, _first_line(_of_torch(f"{package}.{name}"))) for name in _classes(package)]
+        own = _classes(_SCHEDULES) if kind == "schedules" else []
+        rows = [(name, _first_line(_source(f"{_SCHEDULES}.{name}"))) for name in own]
+        return rows + [(name, _first_line(_of_torch(f"{package}.{name}"))) for name in _classes(package)]
     if kind == "metrics":
         return [(name, _first_line(_source(name))) for name in _metrics()]
     one = _OF_NAMES[kind]
@@ -99,6 +102,12 @@ def explanation(name: str) -> str | None:
             short = each.rpartition(".")[2]
             yaml = f"model:\n  metrics:\n    {short}: {{import: {each}, inputs: [{', '.join(needed)}]}}"
             return _explained(metric, yaml, (inspect.getdoc(metric) or "").partition("\n\n")[2])
+    for each in _classes(_SCHEDULES):
+        if wanted in (normalised(each), normalised(f"{_SCHEDULES}.{each}")):
+            schedule = _source(f"{_SCHEDULES}.{each}")
+            known = Sources().parameters(schedule)
+            own = {each: p for each, p in known.named.items() if each != "optimizer"} if known else {}
+            return with_defaults(inspect.getdoc(schedule) or "", own)
     for package in (_OPTIMIZERS, _SCHEDULERS):
         for each in _classes(package):
             if wanted in (normalised(each), normalised(f"{package}.{each}")):

@@ -195,10 +195,12 @@ class _Writer:
             self._definitions[name] = {}  # stops recursion while the schema is being written
             own = {**_OF_FORM, **dict.fromkeys(form.keys, True)}
             calls: dict[str, str] = {}
-            for each in (self._sources.classes(form.package) if form.package else None) or ():
-                source = self._find(f"{form.package}.{each}")
+            packages = [each for each in (form.built_in, form.package) if each]
+            for path in [f"{package}.{each}" for package in packages for each in self._sources.classes(package) or ()]:
+                source = self._find(path)
                 if getattr(source, "__bases__", (object,)) != (object,):  # otherwise it is the base of the others
-                    calls[each] = "-".join((f"{form.package}.{each}", *form.keys))
+                    each = path.rpartition(".")[2]
+                    calls[each] = "-".join((path, *form.keys))
                     self._definitions[calls[each]] = self._arguments(source, own, form=form)
             names = _class(calls) if form.package else _DOTTED
             properties = {**own, "class": names, "import": _IMPORT}
@@ -228,7 +230,7 @@ class _Writer:
             if each.name not in hidden and each.kind is not each.POSITIONAL_ONLY
         }
         if form is not None and form.shared:
-            properties = _referring(properties, self._form(replace(form, keys=()))["$ref"])
+            properties = _referring(properties, self._form(replace(form, keys=(), built_in=""))["$ref"])
         return {"properties": {**properties, **own}, "additionalProperties": parameters.takes_any}
 
     def _argument(self, parameter: inspect.Parameter) -> Schema:

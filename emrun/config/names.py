@@ -17,7 +17,7 @@ _FILES = {"hook": "hooks/[!_]*.py", "dataset": "datasets/[!_]*.py", "model": "mo
 """Kind -> the files of its built-in classes."""
 
 _OWN_HOOK = "a hook of your own can"
-_SCHEDULER = "set model.scheduler, e.g. {class: ExponentialLR, gamma: 0.98}"
+_SCHEDULER = "set model.scheduler, e.g. {class: Cosine, warmup: 5%, final: 0.1}"
 _PLATEAU = "set model.scheduler, e.g. {class: ReduceLROnPlateau, metric: valid/loss/mean}"
 _STOPPING = "use the hook EarlyStopping: {variable: loss, condition: min, patience: 5}"
 _CLIPPING = (
@@ -89,11 +89,30 @@ _KEYS = {
     "fastdevrun numsanityvalsteps": "`emrun check CONFIG` tries a batch of each stream without training",
     "trainloader valloader traindataloader valdataloaders evaldataset traindataset": _STREAMS,
     "monitor metricforbestmodel greaterisbetter": _COMPARED,
+    "warmup warmupsteps numwarmupsteps warmupratio warmupepochs lrwarmup lrscheduler lrschedulertype": _SCHEDULER,
     "predict": "write the settings of a stream under eval, e.g. eval.predict, and use `emrun eval RUN_DIR predict`",
     "shuffle": "the dataset decides the order: `ctx.batches(..., shuffle=True)`",
     "batchsize": "the dataset makes the batches; set `batch_size` under dataset if its class has that argument",
 }
-_TABLES = {"hook": _HOOKS, "key": _KEYS}
+_RESTARTS = "write {class: Cosine, cycles: 3, warmup: 5%}"
+_FINAL = "write {class: Cosine, warmup: 5%, final: 0.1}"
+_SCHEDULES = {
+    "onecycle onecyclepolicy 1cycle": (
+        "write {class: Cosine, warmup: 30%}, which also rises and falls once, or torch's OneCycleLR, step_on: update"
+    ),
+    "wsd warmupstabledecay trapezoidal trapezoid": "write {class: Constant, warmup: 5%, cooldown: 20%}",
+    "constantwithwarmup warmupconstant warmup warmuplr linearwarmup": "write {class: Constant, warmup: 5%}",
+    "linearwithwarmup linearwarmupdecay warmuplinear lineardecay": "write {class: Linear, warmup: 5%}",
+    "cosinewithwarmup cosinewarmup warmupcosine linearwarmupcosineannealing linearwarmupcosineannealinglr": _FINAL,
+    "cosinewithminlr cosinewarmupwithminlr cosinedecay cosineannealing cosinelr cosinelrscheduler": _FINAL,
+    "cosinewithrestarts cosinewithhardrestarts cosinerestarts sgdr": _RESTARTS,
+    "polynomialdecay polynomialwithwarmup poly polylr": "write {class: Polynomial, power: 2.0, warmup: 5%}",
+    "exponentialdecay": "write {class: Exponential, final: 0.01}",
+    "inversesqrtlr inversesquareroot rsqrt noam noamlr": "write {class: InverseSqrt, warmup: 500 updates}",
+    "multistep multisteps piecewiseconstant stepdecay": "write {class: Steps, milestones: [50%, 75%], gamma: 0.1}",
+    "greedy plateau": "write {class: ReduceLROnPlateau, metric: valid/loss/mean}",
+}
+_TABLES = {"hook": _HOOKS, "key": _KEYS, "schedule": _SCHEDULES}
 
 
 def instead(name: str, kind: str) -> str | None:
@@ -101,7 +120,7 @@ def instead(name: str, kind: str) -> str | None:
 
     Args:
         name: the name in the config.
-        kind: `hook` for the class of a hook, `key` for a key of a config.
+        kind: `hook` for the class of a hook, `key` for a key of a config, `schedule` for the class of a scheduler.
     """
     return next((advice for names, advice in _TABLES[kind].items() if normalised(name) in names.split()), None)
 

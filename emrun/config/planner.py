@@ -166,7 +166,8 @@ class Planner:
 
     def _classes(self, form: Form | None) -> list[str]:
         """Return the classes that a name without a dot may mean: of the form's package, by default torch.nn."""
-        return self._finder.classes((form and form.package) or "torch.nn.modules") or []
+        own = self._built_in(form) if form is not None else []
+        return own + (self._finder.classes((form and form.package) or "torch.nn.modules") or [])
 
     def _call(
         self,
@@ -213,7 +214,7 @@ class Planner:
                 return None
             if form.is_by_name(named):
                 first, hidden = 0, (*supplied, form.shared)
-            inner = replace(form, keys=())
+            inner = replace(form, keys=(), built_in="")
             name = str(node.value["class"].value)
             is_known = "." not in name or name.startswith(f"{form.package}.")  # it has no `Factory`
         self.problems += check_call(
@@ -264,6 +265,10 @@ class Planner:
             raise
         return None
 
+    def _built_in(self, form: Form) -> list[str]:
+        """Return emrun's own classes that a name without a dot may mean, beside those of the form's package."""
+        return (self._finder.classes(form.built_in) if form.built_in else None) or []
+
     def _short_name(self, text: str, kind: str, form: Form | None) -> str | None:
         """Return the dotted path that a name without a dot refers to, None where only an import could find it.
 
@@ -274,8 +279,15 @@ class Planner:
             members = self._finder.classes(form.package)
             if members is None:
                 return None
+            own = {normalised(each): each for each in self._built_in(form)}.get(normalised(text))
+            if own is not None:
+                return f"{form.built_in}.{own}"
             found = {normalised(member): member for member in members}.get(normalised(text))
             if found is None:
+                advice = instead(text, "schedule") if form.built_in else None
+                if advice is not None:
+                    raise NotThere(f"neither emrun nor torch has a schedule {text!r}: {advice}")
+                members = [*self._built_in(form), *members]
                 near = nearest_class(text, members)
                 hint = f"; did you mean {near!r}?" if near else f"; it has {listed(sorted(members))}."
                 raise NotThere(f"{form.package} has no class {text!r}{hint} For another class, write its dotted path")

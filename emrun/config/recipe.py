@@ -87,7 +87,9 @@ class Recipe:
 
     def problem(self, error: ArgumentError) -> Problem:
         """Return the problem of an argument, or of a value in an argument: `groups[0].match`."""
-        node = self.node.get(*re.sub(r"\[(\d+)\]", r".\1", error.argument).split("."))
+        keys = re.sub(r"\[(\d+)\]", r".\1", error.argument).split(".")
+        found = (self.node.get(*keys[:count]) for count in range(len(keys), 0, -1))  # the last may be a default
+        node = next((each for each in found if each is not None), None)
         position = node.position if node else self.node.key_position
         return Problem(position, f"{self.key}.{error.argument}", self.node.censored(error.message))
 

@@ -1,9 +1,8 @@
-"""Facts about a model: its parameters, its memory after a step, the time of a step; and the lengths of streams."""
+"""Facts about a model: its parameters, its memory after a step, the time of a step."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import resource
 import sys
 from collections.abc import Iterator, Mapping
@@ -58,13 +57,6 @@ def memory(model: AbstractModel) -> dict[str, int]:
 
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def lengths(dataset: Any) -> dict[str, int]:
-    """Return the number of batches of each stream whose length the dataset knows."""
-    known = getattr(dataset, "num_batches", None)
-    counts = known.items() if isinstance(known, Mapping) else ()
-    return {str(name): int(count) for name, count in counts if count is not None and math.isfinite(count)}
 
 
 def timed_run(model: Any, batch: Batch, train: bool, stream: str) -> tuple[Mapping[str, Any], float]:

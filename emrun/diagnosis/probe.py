@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from emrun.dataset import open_stream
-from emrun.diagnosis.model_facts import lengths
+from emrun.dataset import open_stream, stream_lengths
 from emrun.diagnosis.private_state import forgetful, private_state
 from emrun.diagnosis.recorded_trainings import Job, Point
 from emrun.encoding import GENERATORS, digest, random_state
@@ -71,17 +70,20 @@ def _run(job: Job, record: _Record) -> None:
     if job.resume:
         training = resume_training(job.directory)
     else:
-        training = create_training(job.config, output_dir=job.directory, overrides=job.overrides)
+        training = create_training(
+            job.config, output_dir=job.directory, overrides=job.overrides, checks_schedule=not job.is_shortened
+        )
     if training is None:  # a hook had ended the run, not the signal
         record("final", **_final(job.directory))
         return
     loop = training.main_loop
     name = loop.train_stream_name
-    known_length = loop.stream_sizes.get(name) or lengths(training.dataset).get(name, 0)
+    known_length = loop.stream_sizes.get(name) or stream_lengths(training.dataset).get(name, 0)
     if job.longest is not None and known_length > job.longest:
-        record("long")
+        record("long", updates=loop.horizon.updates)
         return
     probe = Probe(record, job)
+    probe.limits = loop.limits  # the schedules are those of the config
     hooks = [hook for hook in loop.hooks if f"{type(hook).__module__}.{type(hook).__qualname__}" != _STOPS]
     loop.change_hooks([*hooks, probe])
     record("outcome", status=train(training).status)
@@ -166,7 +168,7 @@ class Probe(AbstractHook):
             return
         if job.longest is not None and loop.training_epochs_done == 0 and done > job.longest:
             self.is_too_long = True
-            self._record("long")
+            self._record("long", updates=loop.horizon.updates)
             raise TrainingTerminated("the epoch is too long")
         if self._end is not None and done >= self._end:
             raise TrainingTerminated(f"{done} iterations are recorded")

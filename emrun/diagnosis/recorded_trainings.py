@@ -91,6 +91,7 @@ class Job:
         resume: whether to resume the run or to start it.
         end: the iteration after which the run ends; None for a few iterations into the third epoch.
         longest: the most iterations of an epoch; the run gives up when an epoch is longer.
+        is_shortened: whether the config has shorter epochs than the user's; its schedule need not fit.
         point: where to interrupt the run; None to not interrupt it.
         by: number of the signal; some iterations before SIGKILL, a checkpoint is saved.
     """
@@ -102,6 +103,7 @@ class Job:
     resume: bool = False
     end: int | None = None
     longest: int | None = None
+    is_shortened: bool = False
     point: Point | None = None
     by: int = signal.SIGTERM
 

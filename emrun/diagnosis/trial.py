@@ -15,8 +15,8 @@ from emrun.config.config import Config
 from emrun.config.import_finder import Imported
 from emrun.config.interpolation import unread_vars
 from emrun.config.plan import Plan
-from emrun.dataset import SourceInfo, open_stream, stream_names
-from emrun.diagnosis.model_facts import lengths, memory, parameters, timed_run
+from emrun.dataset import SourceInfo, open_stream, stream_lengths, stream_names
+from emrun.diagnosis.model_facts import memory, parameters, timed_run
 from emrun.diagnosis.round_trip import RoundTrip
 from emrun.diagnosis.samples import sorted_sources
 from emrun.epoch_data import read_by
@@ -31,7 +31,7 @@ from emrun.randomness import preserved_randomness, seed_everything
 from emrun.storage.run import Run
 from emrun.stream_context import StreamContext
 from emrun.temporary import TemporaryFolder
-from emrun.training.build import Training, assemble
+from emrun.training.build import Training, assemble, plan_schedule
 from emrun.types import Batch
 from emrun.wording import meant_of
 
@@ -54,9 +54,9 @@ def try_out(config: Config) -> dict[str, Any]:
     Returns:
         A tree of plain values. `streams`: stream -> {batches, runs, sources: source -> {dtype, shape, range, used_by}};
         `outputs`: output -> {dtype, shape, range}; `parameters`: [{module, class, shapes, count, bytes, trained}];
-        `memory`: what uses it -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length;
-        `initial_weights`: what `init_from` loads, see `AbstractModel.load_initial`, or None; `notes`: warnings about
-        possible mistakes.
+        `schedule`: the plan of the learning rates, see `SchedulePlan`, or None; `memory`: what uses it -> bytes;
+        `seconds_per_epoch`: stream -> seconds, for streams of known length; `initial_weights`: what `init_from` loads,
+        see `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
 
     Raises:
         ConfigError: the config cannot be used.
@@ -69,6 +69,7 @@ def try_out(config: Config) -> dict[str, Any]:
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
         warn_of_no_end(training.hooks)
+        schedule = plan_schedule(training, plan)
         notes.extend(_streams_of_no_dataset(plan, training.dataset))
         switch = DeterministicKernels() if plan.get("deterministic", False) else AbstractHook()
         switch.before_training()
@@ -83,7 +84,8 @@ def try_out(config: Config) -> dict[str, Any]:
             raise ConfigError(plan.model.problem(error)) from error
         finally:
             switch.after_training(success=True)
-        return {**trial.report(), "initial_weights": initial}
+        shown = None if schedule is None else schedule.as_dict()
+        return {**trial.report(), "schedule": shown, "initial_weights": initial}
 
 
 def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping[str, Any] | None]:
@@ -96,8 +98,18 @@ def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping
     supplied = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
     model: AbstractModel = plan.model.build(supplied)
     initial = model.load_initial() if model.load_initial is not None else None
-    name, run = training.main_loop.train_stream_name, training.main_loop.run
-    loop = MainLoop(model, training.dataset, train_stream_name=name, run=run)
+    known = training.main_loop
+    limits = AbstractHook()  # stands for the hooks, for the schedule
+    limits.limits = known.limits
+    loop = MainLoop(
+        model,
+        training.dataset,
+        [limits],
+        train_stream_name=known.train_stream_name,
+        fixed_epoch_size=known.fixed_epoch_size,
+        overfit=known.streams.overfit,
+        run=known.run,
+    )
     loop.checks = training.main_loop.checks
     may_fail = any(map(may_change_batches, (*training.hooks, model)))  # as in a run
     for each in (training.model, model):
@@ -127,7 +139,7 @@ class _Trial:
         self._changers = [each for each in (*training.hooks, model) if may_change_batches(each)]
         self._round_trip = round_trip
         self._notes = notes
-        self._lengths = lengths(training.dataset)
+        self._lengths = stream_lengths(training.dataset)
         self._seconds: dict[str, float] = {}  # for a batch, including reading
         self._streams: dict[str, Any] = {}
         self._outputs: dict[str, SourceInfo] = {}

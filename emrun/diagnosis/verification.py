@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from emrun.config.config import load_config
+from emrun.config.config import Config, load_config
+from emrun.config.names import same_class
+from emrun.config.overrides import hook_entry
 from emrun.diagnosis.differences import PARTS, Causes, Difference, find_difference, varying
 from emrun.diagnosis.recorded_trainings import Job, Point, Recording
 from emrun.errors import UsageError
@@ -101,7 +103,11 @@ def verify(
         straight = job("straight", longest=None if full_epochs else _LONGEST).run()
         if straight.of("long"):  # the run gave up because its epochs are too long
             key = "overfit" if (loaded.get("main_loop") or {}).get("overfit") else "fixed_epoch_size"
-            arguments.append(f"main_loop.{key}={_SHORT}")
+            arguments += [
+                f"main_loop.{key}={_SHORT}",
+                *_same_horizon(loaded, straight.one("long")["updates"]),
+            ]
+            job = partial(job, is_shortened=True)
             notes.append(
                 f"epochs have more than {_LONGEST} iterations: verified with main_loop.{key}={_SHORT}, so "
                 "that the run may not reach the end of a pass; use --full-epochs to verify whole epochs"
@@ -144,6 +150,25 @@ def verify(
                 missed = f"the run ended at iteration {first.end} and did not reach {point.name}"
                 rows.append(Row(point, by.name, None, Difference(missed, "order")))
         return Verification(rows, straight.end, notes)
+
+
+def _same_horizon(config: Config, updates: int | None) -> list[str]:
+    """Return overrides with which the run has its horizon, on which schedules depend, although its epochs are shorter.
+
+    Args:
+        config: the config.
+        updates: the horizon; None if it is not known.
+    """
+    hooks = config.tree.get("hooks")
+    entries = [hook_entry(entry) for entry in (hooks.value if hooks is not None and hooks.value else [])]
+    found = []
+    for index, (name, arguments) in enumerate(entries):
+        if updates is not None and arguments is not None and isinstance(arguments.value, dict):
+            limits = [limit for limit in ("epochs", "passes") if limit in arguments.value]
+            if same_class(name, "StopAfter") and limits:
+                key = f"hooks.{index}.{name}"
+                found += [f"{key}.updates={updates}", *(f"~{key}.{limit}" for limit in limits)]
+    return found
 
 
 def _duration(seconds: float) -> str:

@@ -16,6 +16,7 @@ from emrun.loop.beginnings import Beginnings
 from emrun.loop.dispatch import Events
 from emrun.loop.endings import Endings
 from emrun.loop.failures import Failures
+from emrun.loop.horizon import RunLength
 from emrun.loop.loss_watch import LossWatch
 from emrun.loop.saving import Saving
 from emrun.loop.state import Phase, TrainingState
@@ -47,6 +48,7 @@ class Epochs:
         loss: checks that the loss is finite, at the end of a train stream and of an epoch.
         steps: records the values of each iteration.
         beginnings: takes the checksums of the first batch of each stream.
+        length: the length of the run, which the zeroth epoch may tell.
     """
 
     model: AbstractModel
@@ -62,6 +64,7 @@ class Epochs:
     loss: LossWatch
     steps: StepRecord
     beginnings: Beginnings
+    length: RunLength
     training: bool = field(default=False, init=False)
     """Whether the model is trained on the current stream."""
     current: StreamWrapper | None = field(default=None, init=False)
@@ -186,6 +189,7 @@ class Epochs:
             if self._silence is not None:
                 self._silence.__enter__()
             if train:
+                self.length.fix()
                 self.steps.begin(self.state.iterations_done)
             batches_run = self._run_batches(stream, train)
         finally:
@@ -193,6 +197,7 @@ class Epochs:
             self.training, self.current = before
             if not (train and stream is self.streams.trained.get(stream.name)):  # `Session.end` ends train streams
                 stream.__exit__(None, None, None)
+        self._note_length(stream, batches_run, train=train, is_whole=stream.epoch_ended and not may_be_empty)
         if not (train and stream.epoch_ended):
             self.endings.raise_if_due(in_epoch=True)  # not after the last batch: a resume would begin another pass
         if batches_run == 0 and not may_be_empty:
@@ -202,6 +207,18 @@ class Epochs:
             self.steps.end_chunk()
             self.loss.look(self.state.epochs_done + 1, self.state.iterations_done)
         self.events.notify("after_stream", stream_name=stream.name)
+
+    def _note_length(self, stream: StreamWrapper, batches_run: int, *, train: bool, is_whole: bool) -> None:
+        """Tell the length of the run how many batches an epoch of the train stream or a pass of it had."""
+        if stream.name != self.streams.train_stream_name:
+            return
+        if train and stream.epoch_size > 0:
+            if stream.last_pass is not None:
+                self.length.check_pass(*stream.last_pass)
+        elif train and is_whole:
+            self.length.check_pass(self.state.epochs_done + 1, batches_run)
+        elif is_whole and not self.endings.evaluating:
+            self.length.count_evaluated(batches_run)
 
     def _run_batches(self, stream: StreamWrapper, train: bool) -> int:  # noqa: PLR0915 - calls would cost time
         """Run the model on the batches of a stream; return their number. Each line of the loop costs time per batch."""

@@ -23,6 +23,7 @@ from emrun.loop.endings import Endings
 from emrun.loop.epochs import Epochs
 from emrun.loop.failures import Failures
 from emrun.loop.first_batch import FirstBatch
+from emrun.loop.horizon import RunLength
 from emrun.loop.loss_watch import LossWatch
 from emrun.loop.outcome import Outcome, warn_of_no_end
 from emrun.loop.saving import Saving, check_saved_names
@@ -35,7 +36,7 @@ from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams, StreamLike
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
-from emrun.types import EpochData, InsteadOf, InterruptPolicy, Policy, StartMethod
+from emrun.types import EpochData, Horizon, InsteadOf, InterruptPolicy, Policy, StartMethod
 from emrun.wording import did_you_mean
 
 _LOG = logging.getLogger(__name__)
@@ -150,7 +151,8 @@ class MainLoop:
         )
         self._events = events = Events(model, endings, draws)
         self._steps = steps = StepRecord(model, run.steps if run is not None else None, record_steps)
-        self._state = state = TrainingState(model, events.hooks, streams, run, steps)
+        self._length = length = RunLength(events.hooks, streams, not skip_zeroth_epoch)
+        self._state = state = TrainingState(model, events.hooks, streams, run, steps, length)
         first_saved = partial(run.trace.write, has_checkpoints=True) if run is not None else lambda: None
         self._saving = saving = Saving(
             run.checkpoints if run else None,
@@ -171,7 +173,7 @@ class MainLoop:
         self._failures = failures = Failures(run, model, state, events, endings, saving, draws)
         beginnings = Beginnings(run)
         self.epochs = Epochs(
-            model, seed, run, streams, state, events, endings, saving, checks, failures, loss, steps, beginnings
+            model, seed, run, streams, state, events, endings, saving, checks, failures, loss, steps, beginnings, length
         )
         prefetches = prefetch_to_device and reading.ahead > 0
         self._session = Session(self.epochs, self.first_batch, prefetches, preempt_exit_code)
@@ -229,12 +231,21 @@ class MainLoop:
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """The number of `epochs` and of `iterations` at which a hook ends the training; the smallest ones declared."""
-        found: dict[str, int] = {}
-        for hook in self.hooks:
-            for unit, limit in getattr(hook, "limits", {}).items():
-                found[unit] = min(limit, found.get(unit, limit))
-        return found
+        """What hooks end the training at, see `AbstractHook.limits`; the smallest one of each unit."""
+        return self._length.limits
+
+    @property
+    def horizon(self) -> Horizon:
+        """How many updates the run will make, as far as this is known."""
+        return self._length.horizon
+
+    @property
+    def passes_done(self) -> int:
+        """Number of complete passes of the train stream."""
+        if self.fixed_epoch_size is None:
+            return self.training_epochs_done
+        number, batch = self.get_stream(self.train_stream_name).position
+        return number - 1 + (batch == self._length.updates_per_pass)
 
     @property
     def has_run(self) -> bool:
@@ -332,6 +343,7 @@ class MainLoop:
             check_monitors(self.hooks, None)
         else:
             check_saved_names(self.hooks)
+            self._length.check()
             check_monitors([*self.hooks, self.model], [self.train_stream_name, *self.extra_streams])
 
     def run_training(self) -> Outcome:

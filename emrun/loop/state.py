@@ -14,6 +14,8 @@ from emrun import fields
 from emrun.encoding import RANDOM, encode, random_state, set_random_state
 from emrun.events import may_change_batches
 from emrun.hook import AbstractHook
+from emrun.loop.horizon import STATE as OF_HORIZON
+from emrun.loop.horizon import RunLength
 from emrun.loop.steps import STATE as OF_STEPS
 from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
@@ -64,13 +66,14 @@ STATE = {
     "epoch_began": fields.optional(fields.record({"iterations_done": fields.whole(), "random": RANDOM})),
     "names": fields.optional(NAMES),
     "steps": OF_STEPS,
+    "horizon": OF_HORIZON,
     "metrics": fields.whole(),
     "metrics_digest": fields.SHA256,
     "metrics_first": fields.optional(fields.whole()),
     "random": RANDOM,
 }
 """Field of `state.pt` -> its type."""
-_SINCE = ("epoch_began", "names", "steps", "metrics_digest", "metrics_first")  # fields that old checkpoints do not have
+_SINCE = ("epoch_began", "names", "steps", "horizon", "metrics_digest", "metrics_first")  # old checkpoints lack them
 
 
 class TrainingState:
@@ -84,6 +87,7 @@ class TrainingState:
         streams: the streams, of which the positions in train streams are saved.
         run: the run, whose metrics are cut back when a state is loaded; None without a run, and so without checkpoints.
         steps: the step record, of which the values that are not written yet are saved.
+        length: the length of the run.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class TrainingState:
         streams: DatasetStreams,
         run: Run | None,
         steps: StepRecord,
+        length: RunLength,
     ) -> None:
         self.epochs_done = 0
         self.iterations_done = 0
@@ -102,6 +107,7 @@ class TrainingState:
         self._streams = streams
         self._run = run
         self._steps = steps
+        self._length = length
         self.names: Mapping[str, str] | None = None
         """Name -> directory of all checkpoints at the time when the loaded checkpoint was saved; None if not known."""
         self._copy: dict[str, Any] | None = None
@@ -174,6 +180,7 @@ class TrainingState:
             "streams": streams,
             "epoch_began": self._epoch_began if self.is_in_epoch else None,
             "steps": self._steps.state_dict(),
+            "horizon": self._length.state_dict(),
             **(self._run.metrics_position if self._run is not None else {"metrics": 0}),
             "random": random_state(),
         }
@@ -219,6 +226,7 @@ class TrainingState:
         state, file = load_state(place), place / FILE
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
             fields.record(STATE, may_lack=_SINCE).check(state)
+        self._length.load_state_dict(state.get("horizon"))
         model = self._model
         with fields.reading(f"weights of checkpoint {place}", fields.ANOTHER_CHECKPOINT, model.load):
             model.load(place)

@@ -6,21 +6,22 @@ import copy
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import ConstantLR, LinearLR
 
 from emrun.errors import ArgumentError
 from emrun.fields import ANYTHING, TEXT, mapping_of, record
+from emrun.models.closed_form import ClosedForm
 from emrun.models.optimizer import check_class, is_of_torch, is_raised_by_torch, like
-from emrun.types import EpochData, Factory
+from emrun.models.schedule_ahead import MOST_STEPS, PARTS, Ahead, End, all_in, ends, on_dummy
+from emrun.schedule_plan import SchedulePlan
+from emrun.types import EpochData, Factory, Horizon
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
-_PARTS = "_schedulers"  # where torch's schedulers store their inner schedulers, and the states of these
 
 
 CLASS_AND_STATE = record({"class": TEXT, "configured": ANYTHING, "state": ANYTHING})
@@ -41,8 +42,9 @@ class Scheduler:
         self.on_update = on_update
         self.metric = metric
         self._configured = _plain(scheduler.state_dict())
+        self._at_first = on_dummy(scheduler) if metric is None else None  # None if it cannot be run ahead
         self._is_loaded = False
-        self._ended: list[_End] | None = None  # at the time of loading
+        self._ended: list[End] | None = None  # at the time of loading
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state with its class and configured arguments."""
@@ -62,12 +64,42 @@ class Scheduler:
                 own = {**self._configured, **_plain(self.scheduler.state_dict())}
                 lacks = own.keys() - saved["configured"].keys()
                 like(own, may_lack=lacks).check(saved[part], f"scheduler.{part}")
-        self._is_loaded, self._ended = True, _ends(self.scheduler, saved["state"])
+        self._is_loaded, self._ended = True, ends(self.scheduler, saved["state"])
         old, new = saved["configured"], self._configured
         self.scheduler.load_state_dict(_updated(saved["state"], old, new))
         if old.get("_last_lr") != new.get("_last_lr"):
-            for each in _all_in(self.scheduler):
+            for each in all_in(self.scheduler):
                 each._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
+
+    def shown(self, horizon: Horizon, epochs: int | None) -> SchedulePlan | None:
+        """Return the plan of a run of this length; in a new run, check that the scheduler fits it.
+
+        Args:
+            horizon: the length of the run.
+            epochs: number of epochs of the run; None if it is not known.
+
+        Returns:
+            The plan; None as long as the zeroth epoch may tell the number of steps.
+
+        Raises:
+            ArgumentError: the scheduler does not fit the run.
+        """
+        name = _class_of(self.scheduler)
+        if self.metric is not None:
+            return SchedulePlan(name, horizon.updates, note=f"the rate depends on {self.metric}")
+        steps = horizon.updates if self.on_update else epochs
+        if steps is None:
+            return None if horizon.is_awaited else SchedulePlan(name, note="the length of the run is not known")
+        after = None if self.on_update else steps
+        copied = on_dummy(self._at_first) if self._at_first is not None else None
+        if copied is None or steps > MOST_STEPS:
+            why = f"of more than {MOST_STEPS} steps" if copied is not None else "of your own"
+            return SchedulePlan(name, horizon.updates, after, f"the rates of a schedule {why} are not known in advance")
+        ahead = Ahead(copied, steps, "updates" if self.on_update else "epochs")
+        if not self._is_loaded and steps:
+            ahead.check(horizon.updates)
+        used = [rates[: max(steps, 1)] for rates in ahead.rates]
+        return SchedulePlan(name, horizon.updates, after, rates=used)
 
     def step(self, epoch_data: EpochData | None) -> None:
         """Step the scheduler; with a metric, only after an epoch that evaluated the stream of the metric.
@@ -103,7 +135,7 @@ class Scheduler:
         if not self._is_loaded:
             return
         self._is_loaded = False
-        ended = _ends(self.scheduler, self.scheduler.state_dict())
+        ended = ends(self.scheduler, self.scheduler.state_dict())
         found = ended or self._ended
         if not found:
             return
@@ -128,60 +160,14 @@ class Scheduler:
 
     def _rates_after_a_step(self) -> str | None:
         """Return the learning rates after one more step, or None if a step may have other effects."""
-        if not all(type(each).__module__ == torch.optim.lr_scheduler.__name__ for each in _all_in(self.scheduler)):
+        copied = on_dummy(self.scheduler)
+        if copied is None:
             return None
-        optimizer = self.scheduler.optimizer
-        shared = [optimizer.state, *(parameter for group in optimizer.param_groups for parameter in group["params"])]
-        for each in _all_in(self.scheduler):  # the user's functions may hold anything, so they are not copied
-            shared += [*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None)]
-        copied = copy.deepcopy(self.scheduler, {id(each): each for each in shared})
         copied.step()
         return _rates(copied)
 
 
-class _End(NamedTuple):
-    """A scheduler that has made all its steps, and the key that sets their number."""
-
-    scheduler: Any
-    key: str
-    made: int
-    end: float
-
-
-def _ends(scheduler: Any, state: Mapping[str, Any], key: str = "model.scheduler") -> list[_End] | None:
-    """Return the parts of a scheduler that have ended; None if the scheduler continues or has no end.
-
-    A warm-up that has ended does not count: it has led to the intended rate.
-
-    Args:
-        scheduler: the scheduler.
-        state: its state.
-        key: its key in the config.
-    """
-    parts = getattr(scheduler, _PARTS, None)
-    if parts:
-        inside = [
-            (part, its, f"{key}.schedulers.{index}")
-            for index, (part, its) in enumerate(zip(parts, state[_PARTS], strict=True))
-        ]
-        if "_milestones" in state:
-            is_in_last = all(state["last_epoch"] >= milestone for milestone in state["_milestones"])
-            return _ends(*inside[-1]) if is_in_last else None
-        found = [_ends(*each) for each in inside]
-        return None if None in found else [end for ends in found for end in ends or ()]
-    name = next(
-        (each for each in ("T_max", "total_steps", "total_iters") if isinstance(state.get(each), int | float)), None
-    )
-    made = state.get("last_epoch")
-    if name is None or not isinstance(made, int) or made < state[name]:
-        return None
-    first, last = state.get("start_factor", state.get("factor", 1.0)), state.get("end_factor", 1.0)
-    if name == "total_iters" and last >= first and isinstance(scheduler, LinearLR | ConstantLR):
-        return []
-    return [_End(scheduler, f"{key}.{name}", made, state[name])]
-
-
-def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[..., Any]) -> Scheduler:
+def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[..., Any]) -> Scheduler | ClosedForm:
     """Build the scheduler of an optimizer.
 
     Args:
@@ -209,7 +195,12 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
         if not is_raised_by_torch(error):
             raise
         raise ArgumentError("scheduler", str(error)) from error
-    for each in _all_in(scheduler):
+    if isinstance(scheduler, ClosedForm):
+        for name in options:
+            message = f"{type(scheduler).__name__} steps after each update, and watches nothing; remove {name!r}"
+            raise ArgumentError(f"scheduler.{name}", message)
+        return scheduler
+    for each in all_in(scheduler):
         later = each._schedulers[1:] if isinstance(each, torch.optim.lr_scheduler.SequentialLR) else []
         for part in later:
             if type(part).get_lr is torch.optim.lr_scheduler.LRScheduler.get_lr:
@@ -244,17 +235,10 @@ def _updated(state: Any, old: Any, new: Any) -> Any:
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a scheduler's state that can be saved, at any depth; functions are in the config."""
     return {
-        key: [_plain(part) for part in value] if key == _PARTS and isinstance(value, list) else copy.deepcopy(value)
+        key: [_plain(part) for part in value] if key == PARTS and isinstance(value, list) else copy.deepcopy(value)
         for key, value in state.items()
         if isinstance(value, bool | int | float | str | list | tuple | dict | type(None) | torch.Tensor)
     }
-
-
-def _all_in(scheduler: Any) -> Iterator[Any]:
-    """Yield a scheduler and its inner schedulers, at any depth."""
-    yield scheduler
-    for part in getattr(scheduler, _PARTS, ()):
-        yield from _all_in(part)
 
 
 def _rates(scheduler: Any) -> str:
@@ -265,5 +249,5 @@ def _rates(scheduler: Any) -> str:
 
 def _class_of(scheduler: Any) -> str:
     """Return the name of a scheduler's class, with those of its inner ones: `SequentialLR(LinearLR, StepLR)`."""
-    parts = ", ".join(map(_class_of, getattr(scheduler, _PARTS, ())))
+    parts = ", ".join(map(_class_of, getattr(scheduler, PARTS, ())))
     return f"{type(scheduler).__name__}({parts})" if parts else type(scheduler).__name__

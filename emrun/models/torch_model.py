@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from emrun.errors import ArgumentError, StateError
 from emrun.fields import FLAG, NUMBER, TEXT, optional, record, sequence_of
 from emrun.hook import Loop
 from emrun.models.built_apart import BuiltApart
+from emrun.models.closed_form import ClosedForm
 from emrun.models.init_from import InitFrom, InitFromForm
 from emrun.models.loadable import Loadable
 from emrun.models.module_model import EXTRA, ModuleModel
@@ -25,9 +27,11 @@ from emrun.models.optimizer import (
     optimizer_state,
 )
 from emrun.models.outputs import mean_loss
+from emrun.models.planning import check_length, horizon_of, plan_of
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
 from emrun.models.updates import Traces, all_parameters, clear_gradients, parameters_beside
+from emrun.schedule_plan import SchedulePlan, log_plan
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import NO_OPTIMIZER
 
@@ -35,7 +39,7 @@ LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
 OptimizerForm = Annotated[Factory, Form(keys=("groups",), package="torch.optim", supplied=1)]
 SchedulerForm = Annotated[
-    Factory, Form(keys=("step_on", "metric"), package="torch.optim.lr_scheduler", supplied=1, shared="optimizer")
+    Factory, Form(("step_on", "metric"), "torch.optim.lr_scheduler", "emrun.models.schedules", 1, shared="optimizer")
 ]
 
 _STATE = {
@@ -60,7 +64,7 @@ class TorchModel(ModuleModel):
           metrics:
             accuracy: {import: emrun.metrics.accuracy, inputs: [logits, label]}
           optimizer: {class: AdamW, lr: 1.0e-3}
-          scheduler: {class: CosineAnnealingLR, T_max: 20}
+          scheduler: {class: Cosine, warmup: 5%, final: 0.1}
 
     Inputs become tensors on the model's device: floating-point sources get the module's dtype, integers int64, booleans
     bool. Outputs are detached and stay on the device; nothing is copied to the host, and nothing waits for the device.
@@ -88,11 +92,12 @@ class TorchModel(ModuleModel):
         optimizer: a class from torch.optim or a dotted path, and its arguments. `groups: [{match: REGEX, lr: 0.01}]`
             sets arguments for the parameters whose names match the regular expression (`re.search`); parameters
             without a group get the defaults. Without an optimizer, the model can only be evaluated.
-        scheduler: a class from torch.optim.lr_scheduler or a dotted path, and its arguments. It steps after each
-            training epoch, or, with `step_on: update`, after each update. With `metric: valid/loss/mean`, each step
-            gets that statistic of the epoch; epochs that do not evaluate its stream are skipped. Schedulers that
-            contain schedulers are written in the same way: `{class: SequentialLR, schedulers: [{class: LinearLR},
-            {class: CosineAnnealingLR, T_max: 20}], milestones: [5]}`.
+        scheduler: a schedule of emrun and its arguments, such as `{class: Cosine, warmup: 5%, final: 0.1}`, which
+            follows the length of the run. Or a class from torch.optim.lr_scheduler or a dotted path, and its arguments:
+            it steps after each training epoch, or, with `step_on: update`, after each update. With `metric:
+            valid/loss/mean`, each step gets that statistic of the epoch; epochs that do not evaluate its stream are
+            skipped. Schedulers that contain schedulers are written in the same way: `{class: SequentialLR, schedulers:
+            [{class: LinearLR}, {class: CosineAnnealingLR, T_max: 20}], milestones: [5]}`.
         device: a torch device; `auto` means CUDA or MPS if available, else the CPU.
         init_from: weights to begin with: a run directory (its checkpoint `best`), a checkpoint, a directory with
             `model.safetensors`, such as transformers writes, or a file: safetensors, an index of them, or a state dict.
@@ -105,7 +110,8 @@ class TorchModel(ModuleModel):
     Attributes:
         module: the `torch.nn.Module`, on `device`.
         optimizer: the `torch.optim.Optimizer`; None without an optimizer, or as long as a lazy module has no shapes.
-        scheduler: a wrapper of torch's scheduler, which is `scheduler.scheduler`; None without a scheduler.
+        scheduler: the schedule of emrun, or a wrapper of torch's scheduler, which is `scheduler.scheduler`; None
+            without a scheduler.
         device: the `torch.device` of the module and of the tensors that it gets.
         step_outputs: output name -> value of the current batch, with gradients, in `before_update` and `after_update`;
             None at other times, and if the `train_step` of a subclass does not set it.
@@ -134,13 +140,14 @@ class TorchModel(ModuleModel):
         self._prefetcher: Prefetcher | None = None
         self._forms = optimizer, scheduler
         self.optimizer: torch.optim.Optimizer | None = None
-        self.scheduler: Scheduler | None = None
+        self.scheduler: Scheduler | ClosedForm | None = None
         self._configured: list[dict[str, Any]] = []
         if not self.is_lazy:
             self._build_optimizer()
         self._main_loop: Loop | None = None
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
         self._check_pending = False
+        self._is_plan_due = False  # whether the plan of the learning rates will be known after the zeroth epoch
         self._trained = False
         self._updated = False
         own = type(self)
@@ -223,7 +230,11 @@ class TorchModel(ModuleModel):
             self._stream, self._check_pending, self._trained = stream, True, True
             self._parameters = all_parameters(module)
             self._others = parameters_beside(self._parameters, self.optimizer)
-            if self.scheduler is not None and self._main_loop is not None and self._main_loop.has_run:
+            if self._is_plan_due:
+                log_plan(self.schedule_plan())
+            if isinstance(self.scheduler, ClosedForm):
+                self.scheduler.begin(horizon_of(self._main_loop))
+            elif self.scheduler is not None and self._main_loop is not None and self._main_loop.has_run:
                 self.scheduler.check_end()  # the replay of a step is not a resume
         if self._is_own_scheme:
             self._traces = Traces(self._parameters, self._loadable.pending)
@@ -250,8 +261,23 @@ class TorchModel(ModuleModel):
         if self._rates is not None:
             values["learning_rate"] = self._rates
         elif self.optimizer is not None:
+            if isinstance(self.scheduler, ClosedForm):
+                with suppress(ArgumentError):  # the first update raises it again, if there is one
+                    self.scheduler.begin(horizon_of(self._main_loop))
             values["learning_rate"] = learning_rates(self.optimizer)
         return values
+
+    def schedule_plan(self) -> SchedulePlan | None:
+        """Return the learning rates of the run, as far as its length is known; `run` logs what becomes known later.
+
+        Raises:
+            ArgumentError: the schedule does not fit the length of the run.
+        """
+        self._is_plan_due = self._forms[1] is not None  # also of a lazy module, which has no optimizer yet
+        if self._main_loop is None or self.scheduler is None:
+            return None
+        plan, self._is_plan_due = plan_of(self.scheduler, self._main_loop)
+        return plan
 
     def prefetcher(self) -> Prefetch | None:
         """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
@@ -365,6 +391,7 @@ class TorchModel(ModuleModel):
             raise StateError("model.scheduler was added or removed; a resume cannot change that")
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
+            check_length(self.scheduler, self._main_loop)
         self._trained, self._rates = state["trained"], state.get("rates")
         super().load_state_dict(state)
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from emrun.arguments import check_count
-from emrun.dataset import stream_function
+from emrun.dataset import stream_function, stream_lengths
 from emrun.errors import ArgumentError
 from emrun.streams.extra_streams import read_extra_streams
 from emrun.streams.kept_batches import KeptBatches
@@ -71,7 +71,7 @@ class DatasetStreams:
         self._dataset = dataset
         self.train_stream_name = train_stream_name
         self._reading = reading
-        self._overfit = overfit
+        self.overfit = overfit
         self._kept: KeptBatches | None = None
         self._seed = seed
         self._wrapped = partial(StreamWrapper, seed=seed, interrupted=interrupted)
@@ -95,8 +95,8 @@ class DatasetStreams:
             return self.trained[name] if train else self._evaluated[key]
         source = self.source_of(name)
         function, reading = stream_function(self._dataset, source), self._reading
-        if self._overfit is not None:
-            function, reading = self._kept_batches(self._overfit), replace(reading, workers=0)
+        if self.overfit is not None:
+            function, reading = self._kept_batches(self.overfit), replace(reading, workers=0)
         if source == self.train_stream_name:
             batches = batches or self.fixed_epoch_size
         wrapper = self._wrapped(
@@ -115,12 +115,18 @@ class DatasetStreams:
         return self._kept
 
     @property
+    def pass_length(self) -> int | None:
+        """Number of batches of a pass of the train stream, if the dataset knows it."""
+        length = stream_lengths(self._dataset).get(self.train_stream_name, 0)
+        return (length if self.overfit is None else min(length, self.overfit)) or None
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Stream -> how many batches of it an epoch has at most, if the config says so."""
         sizes = {name: each.batches for name, each in self.extra.items()}
         sizes[self.train_stream_name] = self.fixed_epoch_size
-        if self._overfit is not None:
-            sizes = {name: min(size or self._overfit, self._overfit) for name, size in sizes.items()}
+        if self.overfit is not None:
+            sizes = {name: min(size or self.overfit, self.overfit) for name, size in sizes.items()}
         return {name: size for name, size in sizes.items() if size is not None}
 
     @property

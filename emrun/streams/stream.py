@@ -94,7 +94,7 @@ class StreamWrapper:
         self.training = training
         self._stream_fn = stream_fn
         self._reading = reading or Reading(buffer_size, workers, start_method, timeout, prefetch)
-        self._epoch_size = epoch_size
+        self.epoch_size = epoch_size
         self._seed = seed
         self._interrupted = interrupted
         self._workers: Workers | None = None
@@ -103,6 +103,8 @@ class StreamWrapper:
         self._epoch_batches = 0
         self.epoch_ended = False
         """Whether the epoch reached its end, without an interruption."""
+        self.last_pass: StreamPosition | None = None
+        """The end of the last pass of a training that this wrapper has read to its end."""
         self.different: list[str] = []
         """The sources of the last batch that differed when the stream was restored."""
         self._bookmark = Bookmark()
@@ -129,6 +131,7 @@ class StreamWrapper:
         """Save the state at the end of the pass; a stream that keeps state begins the next pass from there."""
         self._end_of_pass = lambda: None
         if self.training and self._batch:
+            self.last_pass = self.position
             position, bookmark = {"pass": self._pass_number, "batch": self._batch}, self._bookmark
             self._end_of_pass = lambda: {**position, **bookmark.state(self.name)}
 
@@ -228,7 +231,7 @@ class StreamWrapper:
         elif self._to_restore is not None:
             self.restore()
         note = self.profile.setdefault(f"read_batch_{self.name}", array("d")).append
-        left = max(0, self._epoch_size - self._epoch_batches) if self._epoch_size > 0 else -1
+        left = max(0, self.epoch_size - self._epoch_batches) if self.epoch_size > 0 else -1
         self.epoch_ended = False
         while left:
             began = perf_counter()

@@ -20,6 +20,7 @@ from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel, BuiltApart
 from emrun.randomness import seed_everything
+from emrun.schedule_plan import SchedulePlan
 from emrun.slow_start import NamedWhenSlow
 from emrun.storage.run import Run
 
@@ -87,6 +88,18 @@ def assemble(
     except HookError as error:
         raise ConfigError(_hook_problem(error, plan)) from error
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
+
+
+def plan_schedule(training: Training, plan: Plan) -> SchedulePlan | None:
+    """Return the plan of the learning rates; None if the model does not have one.
+
+    Raises:
+        ConfigError: the schedule does not fit the length of the run.
+    """
+    try:
+        return training.model.schedule_plan()
+    except ArgumentError as error:
+        raise ConfigError(plan.model.problem(error)) from error
 
 
 def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any], started: str | None) -> tuple[Any, float]:

@@ -23,8 +23,9 @@ from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
 from emrun.randomness import draw_seed, seed_everything
+from emrun.schedule_plan import log_plan
 from emrun.storage.run import Run, create_run
-from emrun.training.build import Training, assemble
+from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.user_code import record_code
 from emrun.user_modules import find_user_modules
 
@@ -43,6 +44,7 @@ def create_training(
     overrides: Sequence[str] = (),
     command: Sequence[str] = (),
     remove_failed: bool = False,
+    checks_schedule: bool = True,
 ) -> Training:
     """Create a run directory and build all objects that a config describes.
 
@@ -53,6 +55,7 @@ def create_training(
         overrides: `key.path=value` to set a value, `~key.path` to delete a key.
         command: the command line, for the trace.
         remove_failed: whether to delete the run directory if building fails for any reason.
+        checks_schedule: whether to check that the schedule fits the length of the run, and to log its learning rates.
 
     Raises:
         ConfigError: the config cannot be used; nothing is left on disk.
@@ -83,7 +86,9 @@ def create_training(
         with kept_or_removed(run, existed, remove_failed), run.log:
             _LOG.info("run directory: %s", run.directory)
             warn_of(loaded.notes)
-            return assemble(plan, run.directory, run, is_new=True)
+            training = assemble(plan, run.directory, run, is_new=True)
+            log_plan(plan_schedule(training, plan) if checks_schedule else None)
+            return training
     except (ConfigError, UsageError):
         if not had_root:
             with suppress(OSError):  # another run has been created in it

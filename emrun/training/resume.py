@@ -18,6 +18,7 @@ from emrun.config.plan import Plan
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node
 from emrun.errors import StateError, StorageError, UsageError
+from emrun.schedule_plan import log_plan
 from emrun.storage import checkpoints
 from emrun.storage.code_record import copy_code
 from emrun.storage.files import storing, write_atomically
@@ -27,7 +28,7 @@ from emrun.storage.manifest import verify
 from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
-from emrun.training.build import Training, assemble
+from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
 from emrun.training.user_code import record_code
 from emrun.wording import counted, progress
@@ -104,11 +105,10 @@ def resume_training(
             training = assemble(plan, run.directory, run, is_new=place is None)
             if place is not None:
                 place = _restored(training, place, changed)
-                loop = training.main_loop
-                _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))
             else:
                 run.rewind_to_start()
                 _LOG.info("%s has no checkpoint: starting from the beginning", source)
+            log_plan(plan_schedule(training, plan))
             _store(run, config.root, source, changed)
             run.trace.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
             return training
@@ -157,8 +157,11 @@ def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Pa
     """Load a checkpoint; an error names the values that this resume changes."""
     if any(f"{key}.".startswith(_INIT_FROM) for key in changed):
         _LOG.warning("model.init_from is read when a run begins; a resume has the weights of its checkpoint")
+    loop = training.main_loop
     try:
-        return training.main_loop.restore(place)
+        place = loop.restore(place)
+        _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))
+        return place
     except StateError as error:
         if changed:
             values = ", ".join(_shown(changed))

@@ -411,3 +411,32 @@ def test_a_part_of_a_stream_that_is_sorted_is_not_a_fair_sample(tmp_path, emrun)
     (tmp_path / "config.yaml").write_text(config)
     done = emrun("check", "config.yaml")
     assert "is sorted" not in done.stdout + done.stderr
+
+
+def test_check_train_and_resume_show_the_plan_of_the_learning_rates(emrun, tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "seed: 1\ndataset: {class: Majority, n: 20}\nmodel:\n"
+        "  module: {class: torch.nn.Linear, in_features: 11, out_features: 1}\n  inputs: [x]\n  outputs: [logit]\n"
+        "  loss: {class: my_loss.Loss, inputs: [logit, y]}\n  optimizer: {class: SGD, lr: 0.1}\n"
+        "  scheduler: {class: Constant, warmup: 4 updates}\nhooks: [{StopAfter: {updates: 8}}]\n"
+    )
+    (tmp_path / "my_loss.py").write_text(
+        "class Loss:\n    def __call__(self, logit, y):\n        return (logit.flatten() - y).square()\n"
+    )
+    lines = [
+        "learning rate over 8 updates: Constant, warm-up 4 updates",
+        "  0% 0.025, 25% 0.075, 50% 0.1, 75% 0.1, 100% 0.1  ▃▅▇█████",
+    ]
+    checked = emrun("check", "config.yaml", cwd=tmp_path)
+    assert "\n".join(lines) in checked.stdout
+    report = json.loads(emrun("check", "config.yaml", "--json", cwd=tmp_path).stdout)["contract"]["schedule"]
+    assert report["updates"] == 8
+    assert report["rates"] == [pytest.approx([0.025, 0.075, 0.1, 0.1, 0.1])]
+    assert report["lines"] == lines
+    trained = emrun("train", "config.yaml", "--output-dir", "run", cwd=tmp_path)
+    assert all(line in trained.stderr for line in lines)
+    resumed = emrun("resume", "run", "hooks.StopAfter.updates=12", cwd=tmp_path)
+    assert "learning rate over 12 updates: Constant, warm-up 4 updates\n" in resumed.stderr
+    refused = emrun("resume", "run", "hooks.StopAfter.updates=2", "model.scheduler.cooldown=1 update", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "model.scheduler.warmup: 4 updates: the run makes only 2 updates" in refused.stderr

@@ -325,7 +325,7 @@ def test_a_hook_of_ones_own_is_explained(project, emrun):
         ("a b", "'a b' is not a hook, dataset, model, optimizer, schedule or metric (`emrun show` lists them)"),
         ("digit", "did you mean 'Digits'?"),
         ("TorchModle", "did you mean 'TorchModel'?"),
-        ("cosine", "did you mean 'CosineAnnealingLR'?"),
+        ("cosineannealing", "did you mean 'CosineAnnealingLR'?"),
         ("acuracy", "did you mean 'accuracy'?"),
         ("metric", "did you mean 'metrics'?"),
     ],

@@ -244,13 +244,35 @@ def test_a_schedule_of_schedules_is_exact(verify):
     assert [row[-2:] for row in rows(done)] == [["3", "exact"], ["8", "exact"]]
 
 
+OWN_SCHEDULES = (
+    "{class: Constant, warmup: 2 updates, cooldown: 25%}",
+    "{class: Linear, warmup: 10%}",
+    "{class: Cosine, warmup: 1 pass, cycles: 2}",
+    "{class: Polynomial, power: 2.0}",
+    "{class: Exponential, cooldown: 2 updates}",
+    "{class: InverseSqrt, warmup: 2 updates}",
+    "{class: Steps, milestones: [30%, 9 updates]}",
+)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("schedule", OWN_SCHEDULES)
+def test_every_schedule_is_exact_after_a_kill(verify, schedule):
+    done = verify("--kill", f"model.scheduler={schedule}", "hooks.StopAfter.epochs=2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {row[-1] for row in rows(done)} == {"exact"}
+
+
 def test_a_killed_run_resumes_from_its_checkpoint_and_long_epochs_are_shortened(verify, project):
     sample = "{class: Majority, n: 300, batch_size: 10}"
     (project / "config.yaml").write_text(CONFIG.replace("{class: my_code.Data}", sample).replace(
         "{class: my_code.Net}", "{class: torch.nn.Sequential, args: [{class: torch.nn.Linear, in_features: 11, "
         "out_features: 1}, {class: torch.nn.Flatten, start_dim: 0}]}"
     ))  # fmt: skip
-    done = verify("--kill", "--at", "11")
+    schedule = (
+        "{class: Cosine, warmup: 20 updates}"  # which only fits the length that the run has without the shortening
+    )
+    done = verify("--kill", "--at", "11", f"model.scheduler={schedule}")
     assert (done.returncode, done.stderr) == (0, "")
     assert rows(done) == [["the given iteration", "11", "SIGKILL", "9", "exact"]]
     assert "verified with main_loop.fixed_epoch_size=8" in done.stdout

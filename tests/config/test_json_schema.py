@@ -144,6 +144,7 @@ def test_every_optimizer_and_scheduler_is_there_with_all_its_arguments(package, 
     }
     form = f"form.{'-'.join((package.__name__, *keys))}"
     suggested = SCHEMA["$defs"][form]["properties"]["class"]["anyOf"][0]["enum"]
+    suggested = [each for each in suggested if f"emrun.models.schedules.{each}-step_on-metric" not in SCHEMA["$defs"]]
     assert set(suggested) == {name for name, each in classes.items() if each.__module__.startswith(package.__name__)}
     for name in suggested:
         properties = SCHEMA["$defs"]["-".join((f"{package.__name__}.{name}", *keys))]["properties"]
@@ -151,6 +152,21 @@ def test_every_optimizer_and_scheduler_is_there_with_all_its_arguments(package, 
             each for each in inspect.signature(classes[name]).parameters if each not in ("params", "optimizer")
         ]
         assert properties.keys() == {*arguments, *keys, "class", "args"}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "fits"),
+    [
+        ({"class": "Cosine", "warmup": "5%", "final": 0.1}, True),
+        ({"class": "Steps", "milestones": ["50%", "500 updates"]}, True),
+        ({"class": "Cosine", "warmpu": "5%"}, False),
+        ({"class": "ChainedScheduler", "schedulers": [{"class": "ExponentialLR", "gamma": 0.9}]}, True),
+    ],
+)
+def test_schedules_of_emrun_are_completed_and_checked(scheduler, fits):
+    form = SCHEMA["$defs"]["form.torch.optim.lr_scheduler-step_on-metric"]["properties"]["class"]["anyOf"][0]["enum"]
+    assert {"Cosine", "CosineAnnealingLR"} <= set(form)
+    assert VALIDATOR.is_valid(changed(("model", "scheduler"), scheduler)) is fits
 
 
 def test_the_main_loop_has_all_its_arguments():

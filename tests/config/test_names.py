@@ -5,9 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from emrun.config import names
+from emrun.config.config import load_config
 from emrun.config.import_finder import locate
+from emrun.config.plan import check_statically
+from emrun.errors import ConfigError
 from emrun.wording import normalised
 
 ROOT = Path(names.__file__).parents[1]
@@ -73,3 +77,41 @@ def test_former_names_are_written_as_they_are_compared_and_are_free():
         assert written == [normalised(name) for name in written]
         assert len(set(written)) == len(written)
     assert not [name for each in names._HOOKS for name in each.split() if names.dotted_path(name, "hook")]
+
+
+TRANSFORMERS = {  # the names of `transformers.get_scheduler`, and what a config gets for them
+    "linear": "Linear",
+    "cosine": "Cosine",
+    "polynomial": "Polynomial",
+    "constant": "Constant",
+    "inverse_sqrt": "InverseSqrt",
+    "reduce_lr_on_plateau": "ReduceLROnPlateau",
+    "cosine_with_restarts": "{class: Cosine, cycles: 3, warmup: 5%}",
+    "constant_with_warmup": "{class: Constant, warmup: 5%}",
+    "cosine_with_min_lr": "{class: Cosine, warmup: 5%, final: 0.1}",
+    "cosine_warmup_with_min_lr": "{class: Cosine, warmup: 5%, final: 0.1}",
+    "warmup_stable_decay": "{class: Constant, warmup: 5%, cooldown: 20%}",
+    "OneCycle": "{class: Cosine, warmup: 30%}",
+    "WSD": "{class: Constant, warmup: 5%, cooldown: 20%}",
+    "greedy": "{class: ReduceLROnPlateau, metric: valid/loss/mean}",
+    "Noam": "{class: InverseSqrt, warmup: 500 updates}",
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_schedules_of_other_tools_are_found_or_answered_with_what_to_write(name):
+    model = {
+        "module": {"class": "torch.nn.Linear", "in_features": 1, "out_features": 1},
+        "optimizer": {"class": "SGD", "lr": 0.1},
+        "scheduler": {"class": name, "metric": "valid/loss"} if "plateau" in name else {"class": name},
+    }
+    config = load_config({"dataset": {"class": "Digits"}, "model": model, "hooks": []})
+    wanted = TRANSFORMERS[name]
+    if not wanted.startswith("{"):
+        check_statically(config)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_statically(config)
+    assert f"neither emrun nor torch has a schedule {name!r}: write {wanted}" in str(caught.value)
+    arguments = dict(YAML(typ="safe").load(wanted))
+    check_statically(load_config({"dataset": {"class": "Digits"}, "model": {**model, "scheduler": arguments}}))

@@ -66,7 +66,7 @@ def test_it_ends_the_training_after_so_many_iterations(train, iterations):
     assert loop.outcome.reason == f"{counted(iterations, 'iteration')} done (StopAfter iterations: {iterations})"
 
 
-@pytest.mark.parametrize("limits", [{"epochs": 0}, {"iterations": 0}, {"epochs": 0, "iterations": 5}])
+@pytest.mark.parametrize("limits", [{"epochs": 0}, {"passes": 0}, {"updates": 0}, {"epochs": 0, "iterations": 5}])
 @pytest.mark.parametrize("skip_zeroth_epoch", [True, False])
 def test_a_limit_of_nothing_trains_nothing(train, limits, skip_zeroth_epoch):
     loop, trace = train(StopAfter(**limits), skip_zeroth_epoch=skip_zeroth_epoch)
@@ -80,6 +80,33 @@ def test_a_limit_of_nothing_trains_nothing(train, limits, skip_zeroth_epoch):
 def test_the_first_limit_that_is_reached_counts(train, limits, iterations):
     loop, _ = train(StopAfter(**limits))
     assert loop.iterations_done == iterations
+
+
+@pytest.mark.parametrize("updates", [1, 3, 4])
+def test_it_ends_the_training_after_so_many_updates(train, updates):
+    loop, trace = train(StopAfter(updates=updates))
+    assert loop.updates_done == trace.trained == updates
+    assert trace.batches[-1] == ("train", True)
+    assert loop.outcome.reason == f"{counted(updates, 'update')} done (StopAfter updates: {updates})"
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_pass_is_an_epoch_without_a_fixed_size(train, passes):
+    loop, trace = train(StopAfter(passes=passes))
+    assert loop.training_epochs_done == loop.passes_done == passes
+    assert trace.batches[-1] == ("valid", False)
+    assert loop.outcome.reason == f"{counted(passes, 'pass', 'es')} done (StopAfter passes: {passes})"
+
+
+@pytest.mark.parametrize(("size", "epochs"), [(2, 3), (3, 2), (4, 1), (5, 1)])
+def test_with_a_fixed_size_it_ends_the_training_at_the_last_batch_of_a_pass(scripted, numbers, size, epochs):
+    numbers.num_batches = {"train": 3}
+    loop = MainLoop(scripted(), numbers, [StopAfter(passes=2)], fixed_epoch_size=size)
+    loop.run_training()
+    assert (loop.iterations_done, loop.passes_done) == (6, 2)
+    assert loop.training_epochs_done == (epochs - 1 if 6 % size == 0 else epochs)
+    assert tuple(loop.get_stream("train").position) == (2, 3)
+    assert loop.outcome.reason == "2 passes done (StopAfter passes: 2)"
 
 
 def test_batches_of_an_evaluation_do_not_count_as_iterations(train):
@@ -157,7 +184,7 @@ def test_the_clock_is_one_that_never_goes_back():
     assert StopAfter(minutes=1).clock is time.monotonic
 
 
-@pytest.mark.parametrize("limits", [{"epochs": 2}, {"iterations": 6}, {"iterations": 5}])
+@pytest.mark.parametrize("limits", [{"epochs": 2}, {"passes": 2}, {"updates": 5}, {"iterations": 6}])
 def test_a_training_that_reached_a_limit_before_begins_no_epoch(train, limits):
     loop, trace = train(StopAfter(**limits))
     trace.batches.clear()
@@ -235,8 +262,10 @@ def test_it_does_not_end_an_evaluation(scripted, numbers):
 @pytest.mark.parametrize(
     ("arguments", "argument", "message"),
     [
-        ({}, "epochs", "give at least one of epochs, iterations, minutes"),
-        ({"train_stream_name": "train"}, "epochs", "give at least one of epochs, iterations, minutes"),
+        ({}, "epochs", "give at least one of epochs, passes, updates, iterations, minutes"),
+        ({"train_stream_name": "train"}, "epochs", "give at least one of epochs, passes, updates, iterations, minutes"),
+        ({"passes": 1.5}, "passes", "1.5 is not a whole number"),
+        ({"updates": -3}, "updates", "-3 is not a number of at least 0"),
         ({"epochs": -1}, "epochs", "-1 is not a number of at least 0"),
         ({"iterations": "10"}, "iterations", "'10' is not a number of at least 0"),
         ({"minutes": True}, "minutes", "True is not a number of at least 0"),
@@ -254,6 +283,6 @@ def test_wrong_limits_are_refused_at_once(arguments, argument, message):
 
 
 def test_the_loop_knows_the_smallest_limits(scripted, numbers):
-    hooks = [StopAfter(epochs=3, minutes=5), StopAfter(epochs=2, iterations=70), AbstractHook()]
-    assert MainLoop(scripted(), numbers, hooks).limits == {"epochs": 2, "iterations": 70}
+    hooks = [StopAfter(epochs=3, minutes=5), StopAfter(epochs=2, updates=70), AbstractHook()]
+    assert MainLoop(scripted(), numbers, hooks).limits == {"epochs": 2, "updates": 70}
     assert StopAfter(iterations=70, train_stream_name="other").limits == {}

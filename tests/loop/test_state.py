@@ -8,6 +8,7 @@ import torch
 
 from emrun import AbstractHook, AbstractModel
 from emrun.errors import StateError
+from emrun.loop.horizon import RunLength
 from emrun.loop.state import STATE, Phase, TrainingState
 from emrun.loop.steps import StepRecord
 from emrun.storage.run import Run
@@ -71,7 +72,7 @@ def state_of(run=None, hooks=(), data=None):
     """Return a state and its streams."""
     streams = DatasetStreams(data or Data(), "train")
     model = Model()
-    return TrainingState(model, hooks, streams, run, steps_of(model, run)), streams
+    return TrainingState(model, hooks, streams, run, steps_of(model, run), length_of(hooks)), streams
 
 
 def steps_of(model, run=None):
@@ -127,6 +128,10 @@ def test_a_copy_is_what_checkpoints_get_until_it_is_dropped(tmp_path):
     assert [each["loop"]["iterations_done"] for each in (kept, now)] == [0, 2]
 
 
+def length_of(hooks):
+    return RunLength(hooks, DatasetStreams(Data(), "train"), True)
+
+
 def test_without_a_run_no_copy_is_made():
     class Bad(Count):
         def state_dict(self):
@@ -137,7 +142,9 @@ def test_without_a_run_no_copy_is_made():
 
 def test_what_is_staged_for_another_thread_does_not_change_any_more(tmp_path):
     model = Model(in_background=True)
-    write, in_background = TrainingState(model, (), DatasetStreams(Data(), "train"), None, steps_of(model)).snapshot()
+    write, in_background = TrainingState(
+        model, (), DatasetStreams(Data(), "train"), None, steps_of(model), length_of(())
+    ).snapshot()
     model.weights = model.momentum[0] = 5
     write(tmp_path)
     assert in_background
@@ -151,7 +158,7 @@ def test_tensors_that_are_staged_for_another_thread_are_copies(tmp_path, kept):
     model, hook = Model(in_background=True), Count((torch.zeros(2), {"sums": [torch.zeros(1, dtype=torch.float64)]}))
     model.momentum = [torch.zeros(3)]
     run = Run(tmp_path)
-    state = TrainingState(model, [hook], DatasetStreams(Data(), "train"), run, steps_of(model, run))
+    state = TrainingState(model, [hook], DatasetStreams(Data(), "train"), run, steps_of(model, run), length_of([hook]))
     if kept:
         state.keep_copy()
     write, _ = state.snapshot()

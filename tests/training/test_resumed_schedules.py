@@ -100,8 +100,8 @@ ENDS = {  # schedule, of which one epoch of five updates is the whole -> what th
         "step 0.005;",
     ),
     "sequence": (
-        sequence(WARM_UP, {"class": "CosineAnnealingLR", "T_max": 2}, milestones=[3]),
-        "CosineAnnealingLR has made 2 of its 2 steps (model.scheduler.schedulers.1.T_max); the learning rate is 0, ",
+        sequence(WARM_UP, {"class": "CosineAnnealingLR", "T_max": 3}, milestones=[2]),
+        "CosineAnnealingLR has made 3 of its 3 steps (model.scheduler.schedulers.1.T_max); the learning rate is 0, ",
     ),
     "chain": (
         sequence(WARM_UP, {"class": "CosineAnnealingLR", "T_max": 5}, kind="ChainedScheduler"),
@@ -117,10 +117,10 @@ def test_a_resume_that_outlives_its_schedule_warns_once_with_the_rates_and_is_ex
     config["model"]["scheduler"] = {**schedule, "step_on": "update"}
     directory = stopped(project, config)
     caplog.clear()
-    train(resume_training(directory, ["hooks.StopAfter.epochs=3"]))
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
     (warning,) = [each.getMessage() for each in caplog.records if "schedule" in each.getMessage()]
     assert warning.startswith(f"the run continues after the end of its schedule: {message}")
-    train(create_training(config, output_dir=project / "straight", overrides=["hooks.StopAfter.epochs=3"]))
+    train(create_training(config, output_dir=project / "straight", overrides=["hooks.StopAfter.epochs=2"]))
     assert result(directory) == result(project / "straight")
 
 

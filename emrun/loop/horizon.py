@@ -1,0 +1,160 @@
+"""How long the run will be: the limits of the hooks, and the length of the train stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from emrun.errors import HookError
+from emrun.fields import optional, record, whole
+from emrun.hook import AbstractHook
+from emrun.streams.dataset_streams import DatasetStreams
+from emrun.types import Horizon
+from emrun.wording import listed
+
+_LOG = logging.getLogger(__name__)
+
+STATE = optional(record({"updates_per_pass": optional(whole(1))}))
+"""The state of the horizon in a checkpoint."""
+
+UNITS = ("epochs", "passes", "updates", "iterations")
+"""The units in which hooks declare limits."""
+
+_SAME = {
+    "updates": ", as every iteration makes an update",
+    "epochs": ", as every epoch is a pass without main_loop.fixed_epoch_size",
+}
+_LENGTHS = "give StopAfter a number of updates, set main_loop.fixed_epoch_size, or add num_batches to the dataset"
+
+
+class RunLength:
+    """Knows how many updates the run will make, its horizon; the schedules of learning rates depend on it.
+
+    The horizon is the smallest of the limits that hooks declare. An epoch has `fixed_epoch_size` batches, or is a pass.
+    A pass has the number of batches in `num_batches` of the dataset, or else as many as the model got in the zeroth
+    epoch. This number is fixed when the training begins, and kept in the checkpoints. Each batch makes one update.
+
+    Args:
+        hooks: the hooks.
+        streams: the streams, which know the size of an epoch, and the length of a pass if the dataset does.
+        has_zeroth_epoch: whether the train stream is evaluated before the training.
+    """
+
+    def __init__(self, hooks: Sequence[AbstractHook], streams: DatasetStreams, has_zeroth_epoch: bool) -> None:
+        self._hooks = hooks
+        self._stream = streams.train_stream_name
+        self._epoch = streams.fixed_epoch_size
+        self._has_zeroth_epoch = has_zeroth_epoch
+        self._pass: int | None = streams.pass_length
+        self._source = "num_batches of the dataset"
+        self._is_fixed = False
+        self._is_used = False  # whether anything depends on the horizon
+        self._has_warned = False
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The smallest of the limits that hooks declare, in each unit."""
+        found: dict[str, int] = {}
+        for _, unit, limit in self._declared():
+            found[unit] = min(limit, found.get(unit, limit))
+        return found
+
+    @property
+    def updates_per_pass(self) -> int | None:
+        """Number of batches of a pass of the train stream; None if it is not known."""
+        return self._pass
+
+    @property
+    def horizon(self) -> Horizon:
+        """How many updates the run will make."""
+        self._is_used = True
+        limits = self.limits
+        sizes = {"epochs": self._epoch or self._pass, "passes": self._pass, "updates": 1, "iterations": 1}
+        ends = [limit * size for unit, limit in limits.items() if (size := sizes[unit]) is not None]
+        is_awaited = self._pass is None and self._epoch is None and self._has_zeroth_epoch and not self._is_fixed
+        if not limits:
+            missing = "no hook limits the updates of the run; add for example StopAfter: {updates: 1000}"
+            return Horizon(None, self._pass, missing, is_awaited)
+        if len(ends) == len(limits):
+            return Horizon(min(ends), self._pass, "", is_awaited)
+        missing = f"the number of batches of a pass of stream {self._stream!r} is not known; {_LENGTHS}"
+        missing += "" if self._has_zeroth_epoch or self._epoch else ", or do not skip the zeroth epoch"
+        return Horizon(None, self._pass, "" if is_awaited else missing, is_awaited)
+
+    def check(self) -> None:
+        """Check that the limits are numbers that do not contradict each other, and that passes can be counted.
+
+        Raises:
+            HookError: a limit is not a number of a known unit, or has no effect, because another one ends the run
+                earlier in the same unit, or passes cannot be counted.
+        """
+        same = {"iterations": "updates"}  # every batch makes an update
+        if self._epoch is None:
+            same["passes"] = "epochs"
+        for index, hook in enumerate(self._hooks):
+            for unit, limit in getattr(hook, "limits", {}).items():
+                if unit not in UNITS or type(limit) is not int or limit < 0:
+                    message = f"limits: {unit!r}: {limit!r} is not a whole number of {listed(UNITS)}"
+                    raise HookError(message, index)
+        first: dict[str, tuple[int, str, int]] = {}
+        for index, unit, limit in self._declared():
+            before, other, earlier = first.setdefault(same.get(unit, unit), (index, unit, limit))
+            if limit != earlier:
+                whose = f" of {type(self._hooks[before]).__name__}" if before != index else ""
+                reason = "" if unit == other else _SAME[same.get(unit, unit)]
+                message = f"{unit}: {limit} contradicts {other}: {earlier}{whose}{reason}"
+                raise HookError(f"{message}; the larger limit is never reached, remove it", index)
+            if unit == "passes" and self._epoch is not None and self._pass is None:
+                raise HookError(
+                    "passes: with main_loop.fixed_epoch_size, an epoch is not a pass, and the number of batches of a "
+                    f"pass of stream {self._stream!r} is not known; give updates instead, or add num_batches to the "
+                    "dataset",
+                    index,
+                )
+
+    def count_evaluated(self, batches: int) -> None:
+        """Take the number of batches that the model got in the zeroth epoch for the length of a pass, if not known."""
+        if self._epoch is None and self._pass is None and batches and not self._is_fixed:
+            self._pass, self._source = batches, "the zeroth epoch"
+
+    def fix(self) -> None:
+        """Keep the length of a pass from now on, because the training begins."""
+        self._is_fixed = True
+
+    def check_pass(self, number: int, batches: int) -> None:
+        """Warn if a pass had another length than the horizon was made from.
+
+        Args:
+            number: the number of the pass.
+            batches: its number of batches.
+        """
+        counts = "passes" in self.limits or ("epochs" in self.limits and self._epoch is None)
+        if self._pass in (None, batches) or not (self._is_used and counts) or self._has_warned:
+            return
+        self._has_warned = True
+        _LOG.warning(
+            "pass %d of stream %r had %d batches, but the schedule was made for %d (from %s); the schedule does not "
+            "end with the run: give StopAfter a number of updates",
+            number,
+            self._stream,
+            batches,
+            self._pass,
+            self._source,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the length of a pass."""
+        return {"updates_per_pass": self._pass}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restore what `state_dict` returned; None if the checkpoint does not have it."""
+        if state is not None and state["updates_per_pass"] is not None:
+            self._pass, self._source = state["updates_per_pass"], "the beginning of the run"
+
+    def _declared(self) -> Iterator[tuple[int, str, int]]:
+        """Yield (index of the hook, unit, limit) for all limits that hooks declare; `check` reports others."""
+        for index, hook in enumerate(self._hooks):
+            for unit, limit in getattr(hook, "limits", {}).items():
+                if unit in UNITS and type(limit) is int:
+                    yield index, unit, limit

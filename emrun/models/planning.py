@@ -1,0 +1,43 @@
+"""The plan of the learning rates of a model: its schedule, and how long the loop says the run will be."""
+
+from __future__ import annotations
+
+from emrun.errors import StateError
+from emrun.hook import Loop
+from emrun.models.closed_form import ClosedForm
+from emrun.models.schedule import Scheduler
+from emrun.schedule_plan import SchedulePlan
+from emrun.types import Horizon
+
+
+def horizon_of(loop: Loop | None) -> Horizon:
+    """Return how long the run will be; without a loop, this is not known."""
+    return Horizon(None, missing="the model does not belong to a main loop") if loop is None else loop.horizon
+
+
+def plan_of(scheduler: Scheduler | ClosedForm, loop: Loop) -> tuple[SchedulePlan | None, bool]:
+    """Return the plan of a schedule, and whether the zeroth epoch will tell more.
+
+    Raises:
+        ArgumentError: the schedule does not fit the length of the run.
+    """
+    horizon, limits, fixed = loop.horizon, loop.limits, loop.fixed_epoch_size
+    if isinstance(scheduler, ClosedForm):
+        return scheduler.shown(horizon), scheduler.is_awaited(horizon) and not scheduler.plans
+    epochs = [limits[unit] for unit in ("epochs", "passes") if unit in limits and not (fixed and unit == "passes")]
+    epoch = fixed or horizon.updates_per_pass
+    if horizon.updates is not None and epoch is not None:
+        epochs.append(horizon.updates // epoch)
+    plan = scheduler.shown(horizon, min(epochs, default=None))
+    return plan, plan is None
+
+
+def check_length(scheduler: Scheduler | ClosedForm, loop: Loop | None) -> None:
+    """Check that a run with a loaded schedule may have the length that the loop gives it now.
+
+    Raises:
+        StateError: the length has changed, and with it the rates of updates that were made.
+    """
+    refusal = scheduler.refusal(horizon_of(loop)) if isinstance(scheduler, ClosedForm) else None
+    if refusal is not None:
+        raise StateError(f"model.scheduler: {refusal}")
