@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from emrun.dataset import stream_function
 from emrun.epoch_data import check_monitors
 from emrun.errors import ArgumentError, UsageError
 from emrun.hook import AbstractHook, Loop
+from emrun.loop.answers import Answers
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.beginnings import Beginnings
 from emrun.loop.dispatch import Events
@@ -36,13 +36,13 @@ from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams, StreamLike
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
-from emrun.types import EpochData, Horizon, InsteadOf, InterruptPolicy, Policy, StartMethod
+from emrun.types import EpochData, InterruptPolicy, Policy, StartMethod
 from emrun.wording import did_you_mean
 
 _LOG = logging.getLogger(__name__)
 
 
-class MainLoop:
+class MainLoop(Answers):
     """Trains a model on the streams of a dataset, epoch by epoch, until a hook or a signal ends the training.
 
     An epoch is a pass of the train stream, followed by the evaluation of the extra streams. The zeroth epoch, before
@@ -183,119 +183,6 @@ class MainLoop:
         """See `Loop.wait_for_checkpoints`."""
         self.change_hooks(hooks)
         self.notify("register_mainloop", main_loop=self)
-
-    @property
-    def hooks(self) -> tuple[AbstractHook, ...]:
-        """The hooks, in the order in which they are called."""
-        return tuple(self._events.hooks)
-
-    @property
-    def training(self) -> bool:
-        """Whether the model is trained on the current batches, rather than evaluated."""
-        return self.epochs.training
-
-    @property
-    def evaluating(self) -> bool:
-        """Whether the loop only evaluates."""
-        return self._endings.evaluating
-
-    @property
-    def training_epochs_done(self) -> int:
-        """Number of complete training epochs."""
-        return self._state.epochs_done
-
-    @property
-    def iterations_done(self) -> int:
-        """Number of batches that the model was trained on."""
-        return self._state.iterations_done
-
-    @property
-    def updates_done(self) -> int:
-        """Number of updates of the weights; every batch that the model was trained on makes one."""
-        return self._state.iterations_done
-
-    @property
-    def extra_streams(self) -> list[str]:
-        """Names of the streams that are evaluated after the train stream. The train stream is `train_eval` here."""
-        return list(self.streams.extra)
-
-    @property
-    def fixed_epoch_size(self) -> int | None:
-        """Number of batches of the train stream in an epoch; None for a whole pass."""
-        return self.streams.fixed_epoch_size
-
-    @property
-    def stream_sizes(self) -> Mapping[str, int]:
-        """Stream -> how many batches of it an epoch has at most, for streams that the config limits."""
-        return self.streams.sizes
-
-    @property
-    def limits(self) -> Mapping[str, int]:
-        """What hooks end the training at, see `AbstractHook.limits`; the smallest one of each unit."""
-        return self._length.limits
-
-    @property
-    def horizon(self) -> Horizon:
-        """How many updates the run will make, as far as this is known."""
-        return self._length.horizon
-
-    @property
-    def passes_done(self) -> int:
-        """Number of complete passes of the train stream."""
-        if self.fixed_epoch_size is None:
-            return self.training_epochs_done
-        number, batch = self.get_stream(self.train_stream_name).position
-        return number - 1 + (batch == self._length.updates_per_pass)
-
-    @property
-    def has_run(self) -> bool:
-        """Whether there is a run directory for checkpoints and metrics."""
-        return self.run is not None
-
-    @property
-    def metrics(self) -> Sequence[Mapping[str, Any]]:
-        """The lines of `metrics.jsonl` so far, one for each epoch; empty without a run directory."""
-        return self.run.metrics if self.run is not None else ()
-
-    @property
-    def stream_name(self) -> str | None:
-        """The name of the current stream; None between streams."""
-        return self.epochs.current.name if self.epochs.current is not None else None
-
-    @property
-    def batch_length(self) -> int:
-        """Number of examples in the current batch."""
-        return self.checks.batch_length
-
-    @property
-    def epoch_seconds(self) -> float:
-        """Seconds since the current epoch began in this process, evaluations included."""
-        return perf_counter() - self.epochs.began
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """How the training ended; set before `on_error` and `after_training`."""
-        return self._session.outcome
-
-    @property
-    def capsule(self) -> Path | None:
-        """The directory with the batch that made the training fail; None if there is none."""
-        return self._failures.capsule
-
-    def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
-        """Request a checkpoint; see `Loop.request_checkpoint`."""
-        if self._endings.have_effect:
-            self._saving.request(name, on_failure, instead_of)
-            self._endings.take_notice()
-
-    def record(self, name: str, value: Any) -> None:
-        """Add a value of the current iteration to the step record; see `Loop.record`."""
-        if self.epochs.training:
-            self._steps.add(name, value, self._state.iterations_done)
-
-    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
-        """Check the outputs for the first batch of a stream; see `Loop.check_outputs`."""
-        self.checks.check_outputs(outputs)
 
     def get_stream(self, name: str) -> StreamWrapper:
         """Return the wrapper of a stream, made at the first call; see `DatasetStreams.get`."""
