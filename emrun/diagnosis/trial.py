@@ -53,7 +53,8 @@ def try_out(config: Config) -> dict[str, Any]:
 
     Returns:
         A tree of plain values. `streams`: stream -> {batches, runs, sources: source -> {dtype, shape, range, used_by}};
-        `outputs`: output -> {dtype, shape, range}; `parameters`: [{module, class, shapes, count, bytes, trained}];
+        `outputs`: output -> {dtype, shape, range}; `statistics`: stream -> what the model computed of the first batches
+        as of a whole stream; `parameters`: [{module, class, shapes, count, bytes, trained}];
         `memory`: what uses it -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length;
         `notes`: warnings about possible mistakes.
 
@@ -255,6 +256,7 @@ class _Trial:
         return {
             "streams": self._streams,
             "outputs": {name: _seen(info) for name, info in self._outputs.items()},
+            "statistics": {name: dict(found) for name in self._streams if (found := self._model.stream_values(name))},
             "parameters": list(parameters(self._model)),
             "memory": memory(self._model),
             "seconds_per_epoch": {

@@ -332,7 +332,7 @@ class MainLoop:
             HookError: a check failed; the message says what to do. See `check_monitors`, `check_saved_names`.
         """
         if any_stream:
-            check_monitors(self.hooks, None)
+            check_monitors([*self.hooks, self.model], None)
         else:
             check_saved_names(self.hooks)
             check_monitors([*self.hooks, self.model], [self.train_stream_name, *self.extra_streams])
