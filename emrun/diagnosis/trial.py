@@ -28,6 +28,7 @@ from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import warn_of_no_end
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
+from emrun.sources import parts
 from emrun.storage.run import Run
 from emrun.stream_context import StreamContext
 from emrun.temporary import TemporaryFolder
@@ -160,7 +161,7 @@ class _Trial:
             changed = self._change(name, batch) if is_run else batch
             if not changed:
                 continue
-            for source, values in {**batch, **changed}.items():
+            for source, values in parts({**batch, **changed}):
                 sources.setdefault(source, SourceInfo()).add(values)
             if is_run:
                 self._round_trip.batches.append((name, changed))
@@ -239,10 +240,11 @@ class _Trial:
             self._outputs.setdefault(output, SourceInfo()).add(values)
         return seconds
 
-    def _users(self, source: str) -> list[str]:
+    def _users(self, part: str) -> list[str]:
+        source = part.partition(".")[0]  # of a mapping
         in_model = (*self._model.input_names, *self._model.optional_input_names)
-        readers = [type(hook).__name__ for hook in self._hooks if source in (read_by(hook) or ())]
-        users = [*(["model"] if source in in_model else []), *dict.fromkeys(readers)]
+        readers = [type(hook).__name__ for hook in self._hooks if {source, part} & {*(read_by(hook) or ())}]
+        users = [*(["model"] if {source, part} & {*in_model} else []), *dict.fromkeys(readers)]
         able = [type(each).__name__ for each in (*self._hooks, self._model) if may_read_anything(each)]
         return users or [f"{name} (possibly)" for name in dict.fromkeys(able)]
 
