@@ -12,6 +12,7 @@ import numpy as np
 from tabulate import tabulate
 
 from emrun.errors import reason_of
+from emrun.sources import is_nested, parts
 from emrun.stream_context import StreamContext
 from emrun.types import parameters_of
 from emrun.wording import counted, did_you_mean, listed
@@ -59,7 +60,7 @@ def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tu
         count = 0
         try:
             for batch in itertools.islice(open_stream(dataset, name, StreamContext(name, seed=0)), max_batches):
-                for source, values in batch.items():
+                for source, values in parts(batch):
                     sources.setdefault(source, SourceInfo()).add(values)
                 count += 1
         except KeyboardInterrupt:
@@ -133,6 +134,11 @@ class SourceInfo:
 
     def add(self, values: Any) -> None:
         """Add the values of a batch."""
+        if is_nested(values):
+            self.ragged = True
+            for each in values.unbind():
+                self.add(each.unsqueeze(0))
+            return
         dtype = getattr(values, "dtype", None)
         if hasattr(values, "detach"):  # a tensor: NumPy cannot read one with a gradient, on a GPU or in bfloat16
             values = values.detach().cpu()

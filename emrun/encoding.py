@@ -14,6 +14,7 @@ import torch
 
 from emrun.errors import StateError
 from emrun.fields import NUMBER, FieldError, Kind, choice, record, sequence_of, shown, whole
+from emrun.sources import is_nested
 from emrun.types import Batch
 
 _BITS = 2000
@@ -37,6 +38,8 @@ def encode(value: Any, key: str, *, copied: bool = False) -> Any:
         if value == b"" or (type(value) is int and value.bit_length() > _BITS):  # torch cannot read it back
             raise StateError(f"{key} is {'huge' if value else 'empty bytes'}, which cannot be saved; use a string")
         return value
+    if is_nested(value):
+        raise StateError(f"{key} is a nested tensor, which cannot be saved; use a list of tensors")
     if isinstance(value, torch.Tensor):
         there = value.detach().as_subclass(torch.Tensor)
         return there.clone() if copied and there.is_cpu else there.cpu()
@@ -155,7 +158,10 @@ def digest(batch: Any) -> str:
 
 
 def _add(found: Any, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
+    if is_nested(value):
+        found.update(b"nested")
+        _add(found, list(value.detach().unbind()))
+    elif isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()
         found.update(f"{value.dtype}{tuple(value.shape)}".encode())
         if value.numel():
@@ -189,6 +195,9 @@ def pack_all(batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _pack(value: Any, key: str) -> tuple[str, Any]:
     """Return the kind of a value, and its content in types that can be saved; `unpack` restores the value."""
+    if is_nested(value):
+        layout = "jagged" if value.layout is torch.jagged else "strided"
+        return layout, [encode(each, key) for each in value.unbind()]
     if isinstance(value, torch.Tensor):
         return "tensor", encode(value, key)
     if isinstance(value, np.ndarray | np.generic):
@@ -221,17 +230,25 @@ def unpack(packed: Any, key: str) -> Any:
         return value if kind == "tensor" else value.numpy()
     if kind == "list" and isinstance(value, list):
         return _unpack_all(value, key)
+    if kind in ("jagged", "strided") and isinstance(value, list) and _are_tensors(value):
+        return torch.nested.nested_tensor(value, layout=getattr(torch, kind))
     if kind == "mapping" and _are_names_and_values(value):
         return dict(zip(value[0], _unpack_all(value[1], key), strict=True))
     if kind == "text" and isinstance(value, str | list):
         return np.array(value)
     if kind == "plain":
         return value
-    raise FieldError(key, f"is {shown(packed)}", "a pair: a kind (tensor, array, text, plain, list, mapping), a value")
+    raise FieldError(
+        key, f"is {shown(packed)}", "a pair: a kind (tensor, array, text, plain, list, mapping, jagged), a value"
+    )
 
 
 def _unpack_all(values: list[Any], key: str) -> list[Any]:
     return [unpack(each, f"{key}[{index}]") for index, each in enumerate(values)]
+
+
+def _are_tensors(values: list[Any]) -> bool:
+    return all(isinstance(each, torch.Tensor) for each in values) and len({each.dtype for each in values}) == 1
 
 
 def _are_names_and_values(value: Any) -> bool:

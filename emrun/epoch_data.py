@@ -44,7 +44,7 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
     """Check that an earlier hook writes what hooks read from the epoch data, for a stream that is run.
 
     Args:
-        hooks: the hooks in their order, and the model, which may also monitor statistics.
+        hooks: the hooks in their order, and the model, which writes before the hooks and may also monitor statistics.
         streams: the names of the streams that are run, the train stream first; None if any stream may be run. Then only
             variables that are monitored without a stream are checked.
 
@@ -71,12 +71,15 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                 continue  # the loop writes it
             is_meant = _is_of_variable if is_variable else _is_statistic
             writers = [i for i, names in enumerate(writes) if any(is_meant(name, statistic) for name in names)]
+            if any(isinstance(hooks[i], AbstractModel) for i in writers):
+                continue  # `stream_values` of the model come before what hooks write
             if not writers:
                 there = sorted({name.partition("/")[0] for name in everything}) if is_variable else everything
+                near = [*there, *(f"{name}/mean" for name in there if "/" not in name and "/" in statistic)]
                 raise HookError(
                     f"{type(hook).__name__} monitors {address}, but no hook writes {statistic!r}"
-                    f"{did_you_mean(statistic, there)} (hooks write {listed(there)}); add it to ComputeStats, or "
-                    f"declare `writes = [{statistic!r}]` in the hook of yours that writes it",
+                    f"{did_you_mean(statistic, near)} (hooks write {listed(there)}); add it to ComputeStats, "
+                    f"or declare `writes = [{statistic!r}]` in the hook of yours that writes it",
                     index,
                     (*whole, statistic.partition("/")[0]),
                 )
@@ -94,7 +97,7 @@ def read_of_others(hook: Any, hooks: Sequence[Any], stream: str) -> str | None:
 
     Args:
         hook: the hook.
-        hooks: all hooks.
+        hooks: all hooks, and the model.
         stream: the name of the stream.
     """
     written = [name for each in hooks for name in declared(each, "writes") or ()]

@@ -205,6 +205,8 @@ class _NotesNames:
     This is not part of `AbstractHook`, because the signature of `AbstractHook` must be that of its constructor.
     """
 
+    _named_by_arguments: tuple[tuple[str, str], ...] = ()  # (kind, name), see `_named_by`
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         new = super().__new__
         hook = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)

@@ -33,6 +33,9 @@ class AbstractModel(ABC):
     metric_names: Sequence[str] = ()
     """Outputs that measure the quality of the model; `ComputeStats` without arguments computes their means."""
 
+    writes: Sequence[str] = ()
+    """Names of the statistics that `stream_values` returns."""
+
     has_updated: bool | None = None
     """Whether the last `run` with `train=True` changed the weights; None if that is not known."""
 
@@ -114,6 +117,20 @@ class AbstractModel(ABC):
             ArgumentError: the schedule does not fit the length of the run.
         """
         return None
+
+    def stream_values(self, stream: str) -> Mapping[str, Any]:
+        """Return statistics of a stream of the current epoch that are not computed batch by batch.
+
+        The loop adds them to the data of the epoch before the hooks get `after_epoch`. In a resumed run, the streams
+        that had ended before the checkpoint are not run again: their statistics must be in `state_dict`.
+
+        Args:
+            stream: the name of a stream that has ended, with its `after_stream`.
+
+        Returns:
+            Name -> a plain number, or a mapping aggregation -> number; empty if there were no batches.
+        """
+        return {}
 
     def prefetcher(self) -> Prefetch | None:
         """Return a function that prepares batches ahead of their turn, or None if that would not save time.

@@ -29,7 +29,8 @@ class ComputeStats(AbstractHook):
           - ComputeStats: {variables: [loss, {accuracy: [mean, std]}]}
 
     `- ComputeStats` alone computes the mean of `loss` and of each entry of `model.metrics`. The hooks that follow and
-    `metrics.jsonl` have these statistics.
+    `metrics.jsonl` have these statistics. A metric of the whole stream is one number, which the model writes with or
+    without this hook.
 
     `mean`, `sum`, `min`, `max`, `std`, `var`, `count`, `nancount` and `nanfraction` are computed batch by batch, in
     constant memory and double precision. Nothing is copied from the device before the end of the epoch. Any other
@@ -55,18 +56,36 @@ class ComputeStats(AbstractHook):
         super().__init__()
         self._asks_model = variables is None
         self._stats: dict[str, dict[str, RunningStats]] = {}
-        self._set(["loss"] if variables is None else variables)
+        self._set(_read(["loss"] if variables is None else variables))
 
-    def _set(self, variables: Any) -> None:
-        self._aggregations = _read(variables)
+    def _set(self, aggregations: dict[str, list[str]]) -> None:
+        self._aggregations = aggregations
         self.reads = tuple(self._aggregations)
         self.writes = tuple(f"{name}/{each}" for name, names in self._aggregations.items() for each in names)
 
     def register_mainloop(self, main_loop: Loop) -> None:
-        """Take the names of the metrics from the model, if no variables are given."""
+        """Take the names of the metrics from the model, if no variables are given.
+
+        Raises:
+            HookError: another statistic than the mean is wanted of a metric of whole streams.
+        """
         super().register_mainloop(main_loop)
         if self._asks_model:
-            self._set(["loss", *main_loop.model.metric_names])
+            self._set(_read(["loss", *main_loop.model.metric_names]))
+        for name in main_loop.model.writes:
+            self._leave_to_model(name)
+
+    def _leave_to_model(self, name: str) -> None:
+        """Do not compute a statistic of whole streams, which the model writes and no batch has."""
+        others = [each for each in self._aggregations.get(name, ()) if each != "mean"]
+        if others:
+            raise HookError(
+                f"ComputeStats: {name!r} is a metric of the whole stream, one number, so it has no {others[0]!r}; "
+                "write its name alone, or remove it: the model writes it anyway",
+                [each is self for each in self.main_loop.hooks].index(True),
+            )
+        self._set({each: names for each, names in self._aggregations.items() if each != name})
+        self._named_by_arguments = tuple(each for each in self._named_by_arguments if each[1] != name)
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the statistics of the previous epoch."""

@@ -163,6 +163,8 @@ def test_the_stream_info_knows_all_kinds_of_tensors():
                 "learned": torch.tensor([1.5], requires_grad=True),
                 "flag": torch.tensor([True]),
                 "many": [torch.zeros(2), torch.ones(3)],
+                "nested": torch.nested.nested_tensor([[0.5], [1.0, 2.0]], layout=torch.jagged),
+                "tokens": {"ids": torch.tensor([[3, 4]]), "mask": [[True, False]]},
             }
 
     assert table(Tensors()) == {
@@ -170,6 +172,9 @@ def test_the_stream_info_knows_all_kinds_of_tensors():
         ("train", "learned"): ["torch.float32", "()", "1.5 to 1.5"],
         ("train", "flag"): ["torch.bool", "()", "1 to 1"],
         ("train", "many"): ["Tensor", "ragged", ""],
+        ("train", "nested"): ["torch.float32", "ragged", "0.5 to 2"],
+        ("train", "tokens.ids"): ["torch.int64", "(2,)", "3 to 4"],
+        ("train", "tokens.mask"): ["bool", "(2,)", "0 to 1"],
     }
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.encoding import digest, encode, random_state, set_random_state
+from emrun.encoding import digest, encode, pack_all, random_state, set_random_state, unpack
 from emrun.errors import StateError
+from emrun.fields import FieldError
 from emrun.storage.state_file import load_state, save_state
 
 
@@ -79,3 +80,28 @@ def test_the_digest_tells_batches_apart():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.int64, torch.complex64])
 def test_the_digest_takes_tensors_of_any_type(dtype):
     assert digest({"x": torch.ones(2).to(dtype)}) != digest({"x": torch.zeros(2).to(dtype)})
+
+
+def test_mappings_and_nested_tensors_of_a_batch_are_saved_whole(tmp_path):
+    values = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)], layout=torch.jagged)
+    batch = {"tokens": {"ids": np.arange(4).reshape(2, 2), "inner": {"values": values}}, "list": [values]}
+    packed, left_out = pack_all(batch)
+    assert left_out == {}
+    save_state(packed, tmp_path)
+    found = {name: unpack(value, name) for name, value in load_state(tmp_path).items()}
+    assert digest(found) == digest(batch)
+    assert found["tokens"]["inner"]["values"].layout is torch.jagged
+    with pytest.raises(StateError, match=r"state.a is a nested tensor, which cannot be saved; use a list of tensors"):
+        encode({"a": values}, "state")
+    for wrong in ([], [3], [torch.ones(1), torch.ones(1, dtype=torch.int64)]):
+        with pytest.raises(FieldError, match="must be a pair"):
+            unpack(("jagged", wrong), "x")
+
+
+def test_nested_tensors_with_other_values_or_lengths_have_other_checksums():
+    def nested(*entries):
+        return torch.nested.nested_tensor([torch.tensor(each) for each in entries], layout=torch.jagged)
+
+    found = {digest(nested(*each)) for each in ([[1.0], [2.0, 3.0]], [[1.0, 2.0], [3.0]], [[1.0], [2.0, 4.0]])}
+    assert len(found) == 3
+    assert digest(nested([1.0], [2.0, 3.0])) in found

@@ -112,6 +112,8 @@ def _show(contract: dict[str, Any]) -> None:
     click.echo(table(rows, ["stream", "", "source", "dtype", "shape", "range", "used by"]))
     rows = [[name, seen["dtype"], seen["shape"], seen["range"]] for name, seen in contract["outputs"].items()]
     click.echo("\n" + table(rows, ["output", "dtype", "shape", "range"]))
+    for stream, found in contract["statistics"].items():
+        click.echo(f"metrics of the stream {stream!r}, from its first batches: {_numbers(found)}")
     if contract["parameters"]:
         _show_parameters(contract["parameters"])
     if contract["initial_weights"]:
@@ -126,6 +128,12 @@ def _show(contract: dict[str, Any]) -> None:
         click.echo(f"an epoch takes about {sum(seconds.values()):.2g} s, estimated from the first batches: {parts}")
     for note in contract["notes"]:
         click.echo(f"warning: {note}", err=True)
+
+
+def _numbers(found: dict[str, Any]) -> str:
+    from emrun.epoch_data import statistics
+
+    return ", ".join(f"{name} {value:.4g}" for name, value in statistics(found))
 
 
 def _show_parameters(parameters: list[dict[str, Any]]) -> None:

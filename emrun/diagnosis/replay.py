@@ -25,6 +25,8 @@ from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
+from emrun.sources import is_nested, parts
+from emrun.sources import length as length_of
 from emrun.storage.capsules import ANOTHER_CAPSULE, FAILURES, Capsule, find_capsule, kind_of, read_capsule
 from emrun.storage.checkpoints import newest
 from emrun.storage.run import CHECKPOINTS, CONFIG
@@ -253,7 +255,7 @@ def _find_causes(found: Replay, attempt: _Attempt) -> None:
         return error is not None and attempt.is_same(error, exactly=False)
 
     try:
-        length = len(next(iter(batch.values()), ()))
+        length = length_of(next(iter(batch.values()), ()))
         found.causes = halve(list(range(length)), fails, _MOST)
     except (IndexError, TypeError):  # a source without rows
         found.notes.append("the batch cannot be divided into examples")
@@ -263,9 +265,9 @@ def _find_causes(found: Replay, attempt: _Attempt) -> None:
     found.is_every = length > 1 and found.causes == [[index] for index in range(tried)]
     examples = [index for group in found.causes for index in group]
     for index in () if found.is_every else examples[:_MOST]:
-        values = {name: _scalar(_rows(rows, [index])[0]) for name, rows in batch.items()}
+        values = {name: _scalar(_rows(own, [index])[0]) for name, own in parts(batch)}
         found.known_as[index] = {name: value for name, value in values.items() if value is not None}
-    for name, values in batch.items():
+    for name, values in parts(batch):
         rows = [index for index in examples if not _is_finite(_rows(values, [index]))]
         if rows:
             found.not_finite[name] = rows
@@ -293,8 +295,12 @@ def halve(examples: list[int], fails: Callable[[list[int]], bool], most: int) ->
 
 
 def _rows(values: Any, examples: Sequence[int]) -> Any:
+    if isinstance(values, Mapping):
+        return {name: _rows(each, examples) for name, each in values.items()}
     if isinstance(values, list | tuple):
         return [values[index] for index in examples]
+    if is_nested(values):
+        return torch.nested.nested_tensor([values[index] for index in examples], layout=values.layout)
     return values[list(examples)]
 
 
@@ -307,7 +313,7 @@ def _scalar(value: Any) -> int | str | None:
 def _is_finite(values: Any) -> bool:
     """Return whether all numbers of a source are finite; True for values that are not numbers."""
     if isinstance(values, torch.Tensor):
-        return bool(values.isfinite().all())
+        return bool((values.values() if values.is_nested else values).isfinite().all())
     if isinstance(values, Mapping):
         return all(map(_is_finite, values.values()))
     try:

@@ -14,6 +14,7 @@ from emrun.diagnosis.differences import DIGEST, NOT_PERSISTENT, varying
 from emrun.diagnosis.private_state import unsaved_state
 from emrun.encoding import encode
 from emrun.errors import StateError
+from emrun.events import listener
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
@@ -62,13 +63,16 @@ class RoundTrip:
         self.other.load_state_dict(load_state(directory)["model"])
         came_back = encode(self.other.state_dict(), "state of the model", copied=True)
         for stream, batch in dict(reversed(self.batches)).items():  # the first batch of each stream
-            before, after = (_run(each, batch, stream, train=False) for each in (self.trained, self.other))
+            before, after = (
+                {**_run(each, batch, stream, train=False), **_end(each, stream)} for each in (self.trained, self.other)
+            )
             for name, value in before.items():
                 if not _equal(value, after.get(name)):
+                    what = "metric" if name in self.trained.writes else "output"
                     suspects = self._suspects()
                     cause = f". Changed by training, but in no checkpoint: {'; '.join(suspects)}" if suspects else ""
                     raise StateError(
-                        f"a checkpoint does not restore the model exactly: output {name!r} of stream {stream!r} "
+                        f"a checkpoint does not restore the model exactly: {what} {name!r} of stream {stream!r} "
                         "differs after loading; state that save(), load() and state_dict() leave out must be a "
                         f"parameter, a buffer or part of get_extra_state(){cause}"
                     )
@@ -108,6 +112,16 @@ def _run(model: AbstractModel, batch: Batch, stream: str, *, train: bool) -> Map
     with preserved_randomness():
         seed_everything(0, "round trip", stream)
         return model.run(batch, train, stream)
+
+
+def _end(model: AbstractModel, stream: str) -> Mapping[str, Any]:
+    """End a stream of a model that has statistics of whole streams, and return them."""
+    call = listener(model, "after_stream", AbstractModel)
+    if not model.writes or call is None:
+        return {}
+    with preserved_randomness():
+        call(stream_name=stream)
+    return model.stream_values(stream)
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -28,6 +28,7 @@ from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import warn_of_no_end
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
+from emrun.sources import parts
 from emrun.storage.run import Run
 from emrun.stream_context import StreamContext
 from emrun.temporary import TemporaryFolder
@@ -53,10 +54,11 @@ def try_out(config: Config) -> dict[str, Any]:
 
     Returns:
         A tree of plain values. `streams`: stream -> {batches, runs, sources: source -> {dtype, shape, range, used_by}};
-        `outputs`: output -> {dtype, shape, range}; `parameters`: [{module, class, shapes, count, bytes, trained}];
-        `schedule`: the plan of the learning rates, see `SchedulePlan`, or None; `memory`: what uses it -> bytes;
-        `seconds_per_epoch`: stream -> seconds, for streams of known length; `initial_weights`: what `init_from` loads,
-        see `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
+        `outputs`: output -> {dtype, shape, range}; `statistics`: stream -> what the model computed of the first batches
+        as of a whole stream; `parameters`: [{module, class, shapes, count, bytes, trained}]; `schedule`: the plan of
+        the learning rates, see `SchedulePlan`, or None; `memory`: what uses it -> bytes; `seconds_per_epoch`: stream ->
+        seconds, for streams of known length; `initial_weights`: what `init_from` loads, see
+        `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
 
     Raises:
         ConfigError: the config cannot be used.
@@ -177,7 +179,7 @@ class _Trial:
             changed = self._change(name, batch) if is_run else batch
             if not changed:
                 continue
-            for source, values in {**batch, **changed}.items():
+            for source, values in parts({**batch, **changed}):
                 sources.setdefault(source, SourceInfo()).add(values)
             if is_run:
                 self._round_trip.batches.append((name, changed))
@@ -256,10 +258,11 @@ class _Trial:
             self._outputs.setdefault(output, SourceInfo()).add(values)
         return seconds
 
-    def _users(self, source: str) -> list[str]:
+    def _users(self, part: str) -> list[str]:
+        source = part.partition(".")[0]  # of a mapping
         in_model = (*self._model.input_names, *self._model.optional_input_names)
-        readers = [type(hook).__name__ for hook in self._hooks if source in (read_by(hook) or ())]
-        users = [*(["model"] if source in in_model else []), *dict.fromkeys(readers)]
+        readers = [type(hook).__name__ for hook in self._hooks if {source, part} & {*(read_by(hook) or ())}]
+        users = [*(["model"] if {source, part} & {*in_model} else []), *dict.fromkeys(readers)]
         able = [type(each).__name__ for each in (*self._hooks, self._model) if may_read_anything(each)]
         return users or [f"{name} (possibly)" for name in dict.fromkeys(able)]
 
@@ -273,6 +276,7 @@ class _Trial:
         return {
             "streams": self._streams,
             "outputs": {name: _seen(info) for name, info in self._outputs.items()},
+            "statistics": {name: dict(found) for name in self._streams if (found := self._model.stream_values(name))},
             "parameters": list(parameters(self._model)),
             "memory": memory(self._model),
             "seconds_per_epoch": {

@@ -16,6 +16,8 @@ from emrun.errors import StreamError
 from emrun.events import may_read_anything
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
+from emrun.sources import length as length_of
+from emrun.sources import parts
 from emrun.types import Batch, Policy
 from emrun.wording import did_you_mean, listed
 
@@ -97,8 +99,8 @@ class BatchChecks:
             for values in batch.values():
                 try:
                     count = len(values) if type(values) in _SIZED else values.shape[0]
-                except (AttributeError, IndexError, TypeError):  # another type with a length, or no length
-                    count = _length(values)
+                except (AttributeError, IndexError, TypeError, RuntimeError):  # another type with a length, or none
+                    count = length_of(values)
                 if count != length:
                     if length >= 0 or count < 0:
                         raise self._unequal(batch, index)
@@ -219,10 +221,12 @@ class BatchChecks:
             _LOG.warning("stream %r, batch %d: %s", self._stream, index, message)
 
     def _unequal(self, batch: Batch, index: int) -> StreamError:
-        lengths = {name: _length(values) for name, values in batch.items()}
-        without = [name for name, length in lengths.items() if length < 0]
+        found = dict(parts(batch))
+        lengths = {name: length_of(values) for name, values in found.items()}
+        empty = {name: values for name, values in batch.items() if isinstance(values, Mapping) and not values}
+        without = [*empty, *(name for name, length in lengths.items() if length < 0)]
         if without:
-            types = ", ".join(f"{name} ({type(batch[name]).__name__})" for name in without)
+            types = ", ".join(f"{name} ({type({**found, **empty}[name]).__name__})" for name in without)
             return self._error(index, f"sources without a length: {types}; every source needs one entry per example")
         counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
         return self._error(index, f"sources of unequal length: {counts}; every source needs one entry per example")
@@ -231,14 +235,3 @@ class BatchChecks:
         where = f"stream {self._stream!r}, batch {index} of the epoch"
         where += f", after before_batch of {self._changed_by}" if self._changed_by else ""
         return StreamError(f"{where}: {message}", first_batch=index == 0)
-
-
-def _length(values: Any) -> int:
-    """Return the length of a source, -1 if it has none."""
-    shape = getattr(values, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else -1
-    try:
-        return len(values)
-    except TypeError:
-        return -1

@@ -11,6 +11,7 @@ import torch
 
 from emrun.encoding import digest
 from emrun.errors import StorageError
+from emrun.sources import is_nested
 from emrun.storage.run import Run
 from emrun.streams.stream import StreamPosition
 
@@ -77,6 +78,8 @@ def _beginning(values: Any, left: list[int]) -> Any:
         TypeError: a value is of another type.
     """
     left[0] -= _ENTRY
+    if is_nested(values):
+        values = list(values.unbind())
     if isinstance(values, torch.Tensor) or (isinstance(values, np.ndarray) and values.dtype != object):
         first: Any = values
         while first.nbytes > max(left[0], 0) and first.ndim and len(first):

@@ -118,7 +118,7 @@ class Epochs:
             epoch_id: the number of the epoch for the hooks.
 
         Returns:
-            What hooks wrote about the streams: stream -> variable -> a number or a mapping aggregation -> number.
+            What the model and hooks wrote: stream -> variable -> a number or a mapping aggregation -> number.
 
         Raises:
             UsageError: two streams have the same name.
@@ -148,6 +148,8 @@ class Epochs:
             with preserved_randomness():
                 seed_everything(self.seed, "evaluation", stream.name)
                 self._run_stream(stream, train=False)
+        for name in names:
+            epoch_data[name].update(self.model.stream_values(name))
         if not self.endings.evaluating:
             state.end_epoch(trained=bool(train))
             self._add_rates(epoch_data, [stream.name for stream in train] or [self.streams.train_stream_name])

@@ -227,7 +227,7 @@ class MainLoop(Answers):
             HookError: a check failed; the message says what to do. See `check_monitors`, `check_saved_names`.
         """
         if any_stream:
-            check_monitors(self.hooks, None)
+            check_monitors([*self.hooks, self.model], None)
         else:
             check_saved_names(self.hooks)
             self._length.check()

@@ -122,14 +122,14 @@ class Inputs:
         """Return the names of the sources that are needed from a batch."""
         return [*self.required, *(name for name in self.optional if name in batch)]
 
-    def tensors(self, batch: Batch) -> dict[str, Tensor]:
-        """Return source -> tensor on the device, for the sources that are needed.
+    def tensors(self, batch: Batch) -> dict[str, Any]:
+        """Return source -> tensor on the device, or a mapping of tensors, for the sources that are needed.
 
         Raises:
             StreamError: a source cannot become a tensor.
         """
         wanted, device, on_cpu = self._wanted, self._device, self._on_cpu
-        tensors = {}
+        tensors: dict[str, Any] = {}
         for name in [*self._usual, *self.needed(batch)[len(self.required) :]] if self.optional else self._usual:
             value = batch[name]
             if type(value) is Tensor and value.dtype in wanted and (value.is_cpu if on_cpu else value.device == device):
@@ -159,8 +159,13 @@ class Inputs:
             add_inputs(error, what, [describe(name, tensors[name]) for name in names if name in tensors])
             raise
 
-    def read(self, name: str, value: Any) -> tuple[Tensor, torch.dtype]:
+    def read(self, name: str, value: Any, part: str = "") -> tuple[Tensor, torch.dtype]:
         """Return a source as a tensor, not yet on the device, and the dtype that it gets on the device.
+
+        Args:
+            name: the name of the source.
+            value: the source, or a part of a source that is a mapping.
+            part: the key of the part, with a dot, for messages.
 
         Raises:
             StreamError: the source cannot become a tensor.
@@ -170,16 +175,18 @@ class Inputs:
         except (TypeError, ValueError, RuntimeError) as error:
             text = _text_in(value)
             reason = str(error).splitlines()[0] if text is None else f"it has strings, such as {text!r}"
-            message = f"source {name!r} cannot become a tensor: {reason}; the dataset must yield numbers of equal shape"
-            raise StreamError(message) from error
+            message = f"source {name + part!r} cannot become a tensor: {reason}"
+            raise StreamError(f"{message}; the dataset must yield numbers of equal shape") from error
         if name in self._dtypes:
             return tensor, self._dtypes[name] or tensor.dtype
         if tensor.is_floating_point():
             return tensor, self._dtype
         return tensor, tensor.dtype if tensor.dtype is torch.bool or tensor.is_complex() else torch.int64
 
-    def _convert(self, name: str, value: Any) -> Tensor:
-        tensor, dtype = self.read(name, value)
+    def _convert(self, name: str, value: Any, part: str = "") -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._convert(name, each, f"{part}.{key}") for key, each in value.items()}
+        tensor, dtype = self.read(name, value, part)
         return tensor.to(device=self._device, dtype=dtype)
 
 
@@ -209,8 +216,12 @@ def _source(parameter: str, entry: Any) -> tuple[str, Any]:
 
 def describe(name: str, value: Any) -> str:
     """Return an input as messages show it: `x: float32 (32, 10)`."""
+    if isinstance(value, Mapping):
+        return ", ".join(describe(f"{name}.{key}", each) for key, each in value.items())
     if not isinstance(value, Tensor):
         return f"{name}: {type(value).__name__}"
+    if value.is_nested:
+        return f"{name}: {str(value.dtype).removeprefix('torch.')} nested ({value.size(0)}, ...)"
     place = "" if value.is_cpu else f" on {value.device}"
     return f"{name}: {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{place}"
 

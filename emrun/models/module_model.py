@@ -13,11 +13,13 @@ from torch import Tensor
 from emrun.encoding import random_state
 from emrun.errors import ArgumentError
 from emrun.fields import ANOTHER_CHECKPOINT, ANYTHING, mapping_of, reading, record
+from emrun.hook import Loop
 from emrun.model import AbstractModel
 from emrun.models.init_from import InitFrom
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
 from emrun.models.outputs import Outputs
+from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
 from emrun.storage.state_file import FILE, load_state
 from emrun.storage.weights import write_weights
@@ -52,6 +54,9 @@ class ModuleModel(AbstractModel):
         self.module = module.to(self.device)
         own_memory(module)
         self._outputs = Outputs(outputs, loss, metrics, self.device)
+        of_streams = self._outputs.of_streams
+        self._main_loop: Loop | None = None
+        self._stream_metrics = StreamMetrics(of_streams, self.device) if of_streams else None
         self._inputs = Inputs(module, InputNames.read(module, inputs), self._outputs.sources(), self.device)
 
     @property
@@ -75,8 +80,26 @@ class ModuleModel(AbstractModel):
 
     @property
     def metric_names(self) -> Sequence[str]:  # type: ignore[override]
-        """Names of the entries of `model.metrics`."""
+        """Names of the entries of `model.metrics` that are outputs."""
         return self._outputs.metrics
+
+    @property
+    def writes(self) -> Sequence[str]:  # type: ignore[override]
+        """Names of the entries of `model.metrics` that are computed once for each stream."""
+        return list(self._outputs.of_streams)
+
+    def stream_values(self, stream: str) -> Mapping[str, Any]:
+        """Return the metrics of a whole stream."""
+        return self._stream_metrics.values(stream) if self._stream_metrics is not None else {}
+
+    def after_stream(self, stream_name: str) -> None:
+        """Compute the metrics of a whole stream.
+
+        Raises:
+            ArgumentError: a metric is not a number.
+        """
+        if self._stream_metrics is not None:
+            self._stream_metrics.end(stream_name)
 
     @property
     def losses(self) -> Mapping[str, Any]:
@@ -117,13 +140,16 @@ class ModuleModel(AbstractModel):
         return self._outputs.of(self._inputs.call(self.module, inputs), inputs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the module's extra state, which is not in its tensors, and the modes of its parts."""
-        return {"extra": extra_state(self.module), "modes": modes(self.module)}
+        """Return the module's extra state, which is not in its tensors, the modes of its parts, and the metrics."""
+        metrics = self._stream_metrics.state_dict() if self._stream_metrics is not None else None
+        return {"extra": extra_state(self.module), "modes": modes(self.module), "stream_metrics": metrics}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the modes of the module's parts; `load` restores the extra state."""
+        """Restore the modes of the module's parts, and the metrics; `load` restores the extra state."""
         if "modes" in state:
             set_modes(self.module, state["modes"])
+        if self._stream_metrics is not None and state.get("stream_metrics") is not None:
+            self._stream_metrics.load_state_dict(state["stream_metrics"])
 
     def save(self, directory: Path) -> None:
         """Write the weights to `model.safetensors`.
@@ -169,6 +195,13 @@ class ModuleModel(AbstractModel):
         if self.is_lazy and not uninitialised(self.module):
             self._end_laziness()
         return found
+
+    def _measure(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor], train: bool, stream: str) -> None:
+        """Add a batch to the metrics of its stream, unless a hook runs the model on a batch of its own."""
+        loop, metrics = self._main_loop, self._stream_metrics
+        is_of_loop = loop is None or loop.stream_name is None or (loop.stream_name, loop.training) == (stream, train)
+        if metrics is not None and is_of_loop:
+            metrics.add(stream, outputs, inputs)
 
     def _end_laziness(self) -> None:
         """Finish the initialisation of the lazy parts once the module has all shapes."""

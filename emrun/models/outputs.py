@@ -37,7 +37,10 @@ class Outputs:
         self._only = self._named[0] if self._named is not None and len(self._named) == 1 else None
         self._terms = calculations("loss", loss, device)
         self._sums_terms = "loss" not in self._terms and bool(self._terms)
-        self._metrics = calculations("metrics", metrics, device)
+        measured = calculations("metrics", metrics, device)
+        self._metrics = {name: each for name, each in measured.items() if each.metric is None}
+        self.of_streams = {name: each for name, each in measured.items() if each.metric is not None}
+        """The metrics that are computed once for each stream; calling one updates it."""
         self._is_complete = not (self._terms or self._metrics or names)  # nothing is added to what forward returns
 
     @property
@@ -48,7 +51,7 @@ class Outputs:
 
     @property
     def metrics(self) -> list[str]:
-        """The names of the metrics."""
+        """The names of the metrics that are outputs."""
         return list(self._metrics)
 
     @property
@@ -58,7 +61,7 @@ class Outputs:
 
     def sources(self) -> tuple[list[str], list[str]]:
         """Return the sources that losses and metrics need, and the names that may be sources or outputs."""
-        used = [*self._terms.values(), *self._metrics.values()]
+        used = [*self._terms.values(), *self._metrics.values(), *self.of_streams.values()]
         names = list(dict.fromkeys(name for each in used for name in each.inputs))
         if self._named is None:
             return [], names
@@ -67,7 +70,7 @@ class Outputs:
 
     def part_with(self, source: str) -> str | None:
         """Return the key of the first loss or metric that names a source, None if none does."""
-        used = (*self._terms.values(), *self._metrics.values())
+        used = (*self._terms.values(), *self._metrics.values(), *self.of_streams.values())
         return next((f"model.{each.key}" for each in used if source in each.inputs), None)
 
     def of(self, returned: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -138,6 +141,8 @@ def _add(outputs: dict[str, Any], calculations: Calculations, inputs: Mapping[st
 class Calculation:
     """A loss or metric with the names of its inputs.
 
+    A metric with the methods `update`, `compute` and `reset` is of a whole stream: a call updates it.
+
     Args:
         key: the key in the model's section.
         form: returns the object or function; its options are `inputs` and, for a loss, `scale`.
@@ -159,12 +164,21 @@ class Calculation:
         if isinstance(self.scale, bool) or not isinstance(self.scale, int | float):
             raise self._wrong(f"scale {self.scale!r} is not a number")
         function = form()
-        if isinstance(function, torch.nn.Module):
+        self.metric: Any = function if key.startswith("metrics") and is_of_streams(function) else None
+        """The object, if it is a metric of whole streams."""
+        if self.metric is not None:
+            if isinstance(function, type):
+                raise self._wrong(f"{function.__name__} is a class; write class instead of import")
+            if callable(getattr(function, "to", None)):
+                function.to(device)
+            function = function.update
+        elif isinstance(function, torch.nn.Module):
             function = function.to(device)
             if any(parameter.requires_grad for parameter in function.parameters()):
                 raise self._wrong("it has parameters, which would not be trained or saved; make it part of the module")
         if not callable(function):
-            raise self._wrong(f"{type(function).__name__} cannot be called")
+            advice = "" if key.startswith("loss") else ", and does not have the methods update, compute and reset"
+            raise self._wrong(f"{type(function).__name__} cannot be called{advice}")
         self.function = function
 
     def _wrong(self, problem: str) -> ArgumentError:
@@ -186,6 +200,11 @@ class Calculation:
         except Exception as error:
             add_inputs(error, f"model.{self.key}", map(describe, self.inputs, arguments))
             raise
+
+
+def is_of_streams(metric: Any) -> bool:
+    """Return whether a metric is of a whole stream, rather than a function of a batch."""
+    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
 
 
 Calculations = Mapping[str, Calculation]

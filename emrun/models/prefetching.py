@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,33 @@ from emrun.types import Batch
 
 _LOG = logging.getLogger(__name__)
 _WIDENED_THERE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16})
+
+
+Path = tuple[Any, ...]
+"""The name of a source, followed by the keys of a tensor inside, if the source is a mapping."""
+Pinned = dict[Path, tuple[Tensor, torch.dtype]]
+"""Path -> the tensor in page-locked memory, and its dtype on the device."""
+
+
+def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield (path, values) for a source, or for the values in a mapping."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _leaves(each, (*path, key))
+    else:
+        yield path, value
+
+
+def _with_leaves(value: Mapping[Any, Any], tensors: Mapping[Path, Tensor]) -> dict[Any, Any]:
+    """Return a copy of a mapping with other values at some paths."""
+    found = dict(value)
+    deeper: dict[Any, dict[Path, Tensor]] = {}
+    for (key, *rest), tensor in tensors.items():
+        if rest:
+            deeper.setdefault(key, {})[tuple(rest)] = tensor
+        else:
+            found[key] = tensor
+    return found | {key: _with_leaves(value[key], each) for key, each in deeper.items()}
 
 
 def can_prefetch(device: torch.device) -> bool:
@@ -45,7 +72,7 @@ class Prefetcher:
         self._device = device
         self._index = torch.accelerator.current_device_index() if device.index is None else device.index
         self._stream = torch.Stream(device)
-        self._copies: deque[tuple[Batch, dict[str, Tensor], torch.Event]] = deque(maxlen=2)
+        self._copies: deque[tuple[Batch, dict[Path, Tensor], torch.Event]] = deque(maxlen=2)
         self._steps: deque[torch.Event] = deque(maxlen=2)  # the model's stream, when it reached a batch
         self._failed = False
 
@@ -61,16 +88,19 @@ class Prefetcher:
         """
         if self._failed:
             return None
-        pinned: dict[str, tuple[Tensor, torch.dtype]] = {}
+        pinned: Pinned = {}
         try:
             with torch.accelerator.device_index(self._index):  # otherwise, device 0 gets a context
                 for name in self._inputs.needed(batch):
-                    tensor, dtype = self._inputs.read(name, batch[name])
-                    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.requires_grad:
-                        continue
-                    widened = tensor.dtype in _WIDENED_THERE and tensor.dtype.itemsize <= dtype.itemsize
-                    copied_as = tensor.dtype if widened else dtype  # never more bytes, only dtypes known there
-                    pinned[name] = torch.empty_like(tensor, dtype=copied_as, pin_memory=True).copy_(tensor), dtype
+                    for path, value in _leaves(batch[name], (name,)):
+                        tensor, dtype = self._inputs.read(name, value)
+                        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
+                            continue
+                        if tensor.requires_grad:
+                            continue
+                        widened = tensor.dtype in _WIDENED_THERE and tensor.dtype.itemsize <= dtype.itemsize
+                        copied_as = tensor.dtype if widened else dtype  # never more bytes, only dtypes known there
+                        pinned[path] = torch.empty_like(tensor, dtype=copied_as, pin_memory=True).copy_(tensor), dtype
         except (StreamError, KeyError, TypeError):
             return None
         except RuntimeError as error:
@@ -78,8 +108,8 @@ class Prefetcher:
             return None
         return partial(self._copy, batch, pinned) if pinned else None
 
-    def tensors(self, batch: Batch) -> dict[str, Tensor]:
-        """Return source -> tensor on the device, for the sources that are needed.
+    def tensors(self, batch: Batch) -> dict[str, Any]:
+        """Return source -> tensor on the device, or a mapping of tensors, for the sources that are needed.
 
         Raises:
             StreamError: a source cannot become a tensor.
@@ -95,14 +125,14 @@ class Prefetcher:
         stream.wait_event(copied)
         for tensor in tensors.values():
             tensor.record_stream(stream)  # otherwise its memory could be reused before this stream has read it
-        return self._inputs.tensors({**batch, **tensors})
+        return self._inputs.tensors(_with_leaves(batch, tensors))
 
     def clear(self) -> None:
         """Drop the copied batches."""
         self._copies.clear()
         self._steps.clear()
 
-    def _copy(self, batch: Batch, pinned: dict[str, tuple[Tensor, torch.dtype]]) -> None:
+    def _copy(self, batch: Batch, pinned: Pinned) -> None:
         """Start the copy of a batch to the device."""
         if self._failed:
             return
@@ -111,8 +141,8 @@ class Prefetcher:
                 self._steps[0].synchronize()
             with self._stream:
                 tensors = {
-                    name: tensor.to(device=self._device, dtype=dtype, non_blocking=True)
-                    for name, (tensor, dtype) in pinned.items()
+                    path: tensor.to(device=self._device, dtype=dtype, non_blocking=True)
+                    for path, (tensor, dtype) in pinned.items()
                 }
                 self._copies.append((batch, tensors, self._stream.record_event()))
         except RuntimeError as error:  # no memory, or an error of a previous step, which the next step reports

@@ -113,7 +113,10 @@ class Scheduler:
         if epoch_data is not None and self.metric.partition("/")[0] not in epoch_data:
             return
         value: Any = epoch_data
-        for part in self.metric.split("/"):
+        address = self.metric.split("/")
+        for part in address:
+            if not isinstance(value, Mapping) and address[2:] == ["mean"]:
+                break  # a plain number is its own mean
             if not isinstance(value, Mapping) or part not in value:
                 there = listed(list(value)) if isinstance(value, Mapping) else "a number"
                 raise ArgumentError(

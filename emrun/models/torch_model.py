@@ -30,6 +30,7 @@ from emrun.models.outputs import mean_loss
 from emrun.models.planning import check_length, horizon_of, plan_of
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
+from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.updates import Traces, all_parameters, clear_gradients, parameters_beside
 from emrun.schedule_plan import SchedulePlan, log_plan
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
@@ -49,6 +50,7 @@ _STATE = {
     "trained": FLAG,
     "rates": optional(sequence_of(NUMBER)),
     "modes": record({"training": FLAG, "others": sequence_of(TEXT)}),
+    "stream_metrics": optional(STATE_OF_METRICS),
 }
 """The fields of `TorchModel.state_dict`; `optimizer` and `schedule` check the states inside."""
 
@@ -89,6 +91,9 @@ class TorchModel(ModuleModel):
             output `loss`, a scalar or of shape (B, ...). Several losses have names: `{NAME: {class, inputs, scale}}`.
             Each is an output, and `loss` is their scaled sum. Default: `forward` returns an output `loss`.
         metrics: name -> an object or function that is called with `inputs`, without gradients; its result is an output.
+            An object with the methods `update`, `compute` and `reset`, such as those of torchmetrics, is a metric of
+            the whole stream: `update` is called with the `inputs` of each batch, `compute` at the end of the stream.
+            The result, a number or a mapping from names to numbers, is added to the data of the epoch.
         optimizer: a class from torch.optim or a dotted path, and its arguments. `groups: [{match: REGEX, lr: 0.01}]`
             sets arguments for the parameters whose names match the regular expression (`re.search`); parameters
             without a group get the defaults. Without an optimizer, the model can only be evaluated.
@@ -144,7 +149,6 @@ class TorchModel(ModuleModel):
         self._configured: list[dict[str, Any]] = []
         if not self.is_lazy:
             self._build_optimizer()
-        self._main_loop: Loop | None = None
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
         self._check_pending = False
         self._is_plan_due = False  # whether the plan of the learning rates will be known after the zeroth epoch
@@ -203,8 +207,11 @@ class TorchModel(ModuleModel):
             return
         if self._forms[0] is None and self.optimizer is None and type(self).train_step is TorchModel.train_step:
             raise ArgumentError("optimizer", NO_OPTIMIZER)
-        if self._main_loop is not None and self._main_loop.has_run and not self._is_own_saving:
-            self._loadable.check_saving(self.built_apart)
+        if self._main_loop is not None and self._main_loop.has_run:
+            if not self._is_own_saving:
+                self._loadable.check_saving(self.built_apart)
+            if self._stream_metrics is not None:
+                self._stream_metrics.check()
         self.built_apart = None  # its process ends
 
     def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
@@ -225,7 +232,10 @@ class TorchModel(ModuleModel):
         inputs = self._tensors(batch)
         if not train:
             with torch.no_grad():
-                return self.forward(inputs)
+                outputs: Mapping[str, Any] = self.forward(inputs)
+            if self._stream_metrics is not None:
+                self._measure(outputs, inputs, train, stream)
+            return outputs
         if stream is not self._stream:
             self._stream, self._check_pending, self._trained = stream, True, True
             self._parameters = all_parameters(module)
@@ -248,6 +258,8 @@ class TorchModel(ModuleModel):
             self._minimised = detached["loss"] if self._minimised is outputs.get("loss") else self._minimised.detach()
         elif isinstance(loss := detached.get("loss"), Tensor) and not loss.dim():
             self._minimised = loss
+        if self._stream_metrics is not None:
+            self._measure(detached, inputs, train, stream)
         return detached
 
     def step_values(self) -> Mapping[str, Any]:
@@ -348,6 +360,8 @@ class TorchModel(ModuleModel):
 
     def before_epoch(self, epoch_id: int) -> None:
         """Reset what an incomplete epoch has left."""
+        if self._stream_metrics is not None:
+            self._stream_metrics.clear()
         if not self._evaluates:
             self._trained, self._stream = False, None
 
@@ -382,7 +396,7 @@ class TorchModel(ModuleModel):
         Raises:
             StateError: the config has another optimizer or scheduler, or a field has a value that is not allowed.
         """
-        record(_STATE, may_lack=("modes", "rates")).check(state)
+        record(_STATE, may_lack=("modes", "rates", "stream_metrics")).check(state)
         if (self.optimizer is None) is not (state["optimizer"] is None):
             raise StateError("model.optimizer was added or removed; a resume cannot change that")
         if self.optimizer is not None:

@@ -39,7 +39,12 @@ class _Pickler(ForkingPickler):
             memory = _shared_memory(item.nbytes)
             _array(memory, item.dtype, item.shape)[...] = item
             return _array, (memory, item.dtype, item.shape)
-        if kind is torch.Tensor and item.is_cpu and item.layout is torch.strided and not item.is_quantized:
+        if (
+            kind is torch.Tensor
+            and item.is_cpu
+            and item.layout is torch.strided
+            and not (item.is_quantized or item.is_nested)
+        ):
             like = torch.empty_like(item, device="meta")
             memory = _shared_memory(item.numel() * item.element_size())
             tensor = torch.empty(0, dtype=item.dtype).set_(memory, 0, like.shape, like.stride()).copy_(item.detach())

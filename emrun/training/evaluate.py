@@ -149,7 +149,7 @@ def _leave_out(training: Training, stream: str) -> None:
     loop, kept = training.main_loop, []
     for hook in loop.hooks:
         is_own = type(hook).__module__.startswith("emrun.")  # emrun's hooks know what an evaluation lacks
-        address = None if is_own else read_of_others(hook, loop.hooks, stream)
+        address = None if is_own else read_of_others(hook, [*loop.hooks, loop.model], stream)
         if address is None:
             kept.append(hook)
         else:

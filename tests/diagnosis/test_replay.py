@@ -43,6 +43,15 @@ def test_two_examples_are_both_named(fail):
     ]
 
 
+@pytest.mark.parametrize(("kind", "source"), [("mapping", "x.values.others"), ("jagged", "x")])
+def test_examples_of_mappings_and_nested_tensors_are_named(fail, kind, source):
+    fail("dataset.bad=[4]", f"dataset.kind={kind}")
+    assert causes(replay("run")) == [
+        "cause: example 4",
+        f"source {source!r} has values that are not finite in example 4",
+    ]
+
+
 def test_a_batch_norm_needs_two_examples_and_the_source_tells_which(fail):
     fail("dataset.bad=[13]", "model.module.batch_norm=true")
     found = replay("run")

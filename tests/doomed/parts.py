@@ -7,7 +7,8 @@ from emrun import AbstractHook, TorchModel, TrainingAborted
 
 
 class Data:
-    def __init__(self, at=3, bad=(), stream="train", labels=(), raises=None):
+    def __init__(self, at=3, bad=(), stream="train", labels=(), raises=None, kind=None):
+        self.kind = kind
         self.at, self.bad, self.stream, self.labels, self.raises = at, bad, stream, labels, raises
 
     def _stream(self, ctx, name):
@@ -22,7 +23,12 @@ class Data:
                     raise ValueError(self.raises)
                 x[list(self.bad), 2] = np.nan
                 label[list(self.labels)] = 7
-            yield {"x": x, "label": label, "name": [f"{name}-{index}-{row}" for row in range(32)]}
+            yield {"x": self._as_kind(x), "label": label, "name": [f"{name}-{index}-{row}" for row in range(32)]}
+
+    def _as_kind(self, x):
+        if self.kind == "jagged":
+            return torch.nested.nested_tensor([torch.from_numpy(row) for row in x], layout=torch.jagged)
+        return x if self.kind is None else {"values": {"first": x[:, :1], "others": x[:, 1:]}}
 
     def train_stream(self, ctx):
         return self._stream(ctx, "train")
@@ -47,6 +53,10 @@ class Net(torch.nn.Module):
             raise RuntimeError("an unlucky draw of " + " ".join(str(int(each > 0)) for each in kept))
         if label.max() > 2:
             raise RuntimeError(f"a label is {label.max().item()}, with {self.secret}")
+        if isinstance(x, dict):
+            x = torch.cat([x["values"]["first"], x["values"]["others"]], dim=1)
+        elif x.is_nested:
+            x = torch.stack(x.unbind())
         logits = self.layer(self.norm(x)) + 0 * self.embedding(label)
         return {"loss": torch.nn.functional.cross_entropy(logits, label, reduction="none")}
 

@@ -1,7 +1,7 @@
 """The checks of batches before the model gets them."""
 
 import logging
-from collections import UserDict
+from collections import UserDict, UserList
 from types import SimpleNamespace
 
 import numpy as np
@@ -68,7 +68,7 @@ SOURCES = {
     "strings": ["a", "bc", ""],
     "ragged": [[1], [1, 2], []],
     "objects": np.array([None, {}, []], dtype=object),
-    "anything with a length": UserDict({0: 1, 1: 2, 2: 3}),
+    "anything with a length": UserList([1, 2, 3]),
     "anything with a shape": SimpleNamespace(shape=(3, 2)),  # such as a sparse array of SciPy, whose len() is an error
 }
 
@@ -93,6 +93,15 @@ def test_batches_of_a_stream_may_differ_in_length():
     assert [check({"x": [0] * count}) for count in (3, 1, 7)] == [3, 1, 7]
 
 
+def test_the_length_of_a_mapping_is_that_of_its_parts():
+    check = checks_of("x").begin("train")
+    assert check({"x": {"ids": np.zeros((4, 2)), "inner": {"mask": [1] * 4}}}) == 4
+    with pytest.raises(StreamError, match=r"sources without a length: x \(dict\); every"):
+        check({"x": {}})
+    with pytest.raises(StreamError, match=r"sources without a length: x\.task \(int\); every"):
+        check({"x": {"ids": [1], "task": 5}})
+
+
 @pytest.mark.parametrize(
     ("batch", "counts"),
     [
@@ -102,6 +111,8 @@ def test_batches_of_a_stream_may_differ_in_length():
         ({"x": [1], "y": ()}, "x 1, y 0"),
         ({"x": SOURCES["anything with a shape"], "y": [1]}, "x 3, y 1"),
         ({"x": torch.zeros(0, 3), "y": torch.zeros(3, 0)}, "x 0, y 3"),
+        ({"x": {"ids": np.zeros((2, 5)), "mask": [1, 2, 3]}, "y": [1, 2]}, "x.ids 2, x.mask 3, y 2"),
+        ({"x": {"ids": [1, 2]}, "y": torch.nested.nested_tensor([[1.0]], layout=torch.jagged)}, "x.ids 2, y 1"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

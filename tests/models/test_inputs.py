@@ -1,5 +1,7 @@
 """The inputs of a module: the sources that forward, losses and metrics get, and the tensors that they become."""
 
+from collections import UserDict
+
 import numpy as np
 import pytest
 import torch
@@ -348,3 +350,53 @@ def test_parameters_that_go_by_name_only_are_passed_by_name():
     for module, inputs in ((Named(), None), (Named(), ["y", "x"]), (Named(), {"x": "x", "y": "y"})):
         outputs = TorchModel(module, inputs=inputs).run({"x": [1.0, 2.0], "y": [1.0, 3.0]}, False, "valid")
         assert outputs["loss"].tolist() == [0.0, 1.0]
+
+
+class Encoding(UserDict):
+    """A mapping that is not a dict, as a tokenizer returns."""
+
+
+@pytest.mark.parametrize("kind", [dict, Encoding])
+def test_forward_gets_a_mapping_of_tensors_for_a_source_that_is_a_mapping(kind):
+    module = Two()
+    tokens = kind(ids=np.array([[1, 2]], np.int32), inner={"weight": [0.5], "seen": [True]})
+    evaluate(TorchModel(module, inputs={"a": "tokens", "b": "b"}), [{"tokens": tokens, "b": [1.0]}])
+    found = module.called[0]
+    assert {type(found), type(found["inner"])} == {dict}
+    assert [found["ids"].dtype, *(each.dtype for each in found["inner"].values())] == [
+        torch.int64,
+        torch.float32,
+        torch.bool,
+    ]
+
+
+def test_the_dtype_of_a_mapping_is_that_of_all_its_parts():
+    module = Two()
+    source = {"image": np.ones((1, 2), np.uint8), "mask": np.ones(1, np.int16)}
+    evaluate(TorchModel(module, inputs={"a": {"dtype": "keep"}, "b": "b"}), [{"a": source, "b": [1.0]}])
+    assert [each.dtype for each in module.called[0].values()] == [torch.uint8, torch.int16]
+
+
+def test_a_part_of_a_mapping_that_cannot_become_a_tensor_is_named():
+    with pytest.raises(StreamError, match=r"source 'a.inner.text' cannot become a tensor: it has strings, such as 'x'"):
+        evaluate(TorchModel(Two()), [{"a": {"ids": [1], "inner": {"text": ["x"]}}, "b": [1.0]}])
+
+
+def test_an_error_in_forward_describes_the_parts_of_a_mapping_and_nested_tensors():
+    class Breaks(Keep):
+        def forward(self, a, b):
+            raise ValueError
+
+    batch = {"a": {"ids": [[1, 2]]}, "b": torch.nested.nested_tensor([[1.0, 2.0]], layout=torch.jagged)}
+    with pytest.raises(ValueError) as caught:
+        evaluate(TorchModel(Breaks()), [batch])
+    assert "a.ids: int64 (1, 2), b: float32 nested (1, ...)" in "\n".join(caught.value.__notes__)
+
+
+def test_a_nested_tensor_stays_nested_and_gets_the_dtype_of_the_module():
+    module = Two()
+    values = torch.nested.nested_tensor([[1.0], [2.0, 3.0]], dtype=torch.float64, layout=torch.jagged)
+    evaluate(TorchModel(module), [{"a": [1.0, 2.0], "b": values}])
+    found = module.called[1]
+    assert (found.is_nested, found.dtype) == (True, torch.float32)
+    assert [each.tolist() for each in found.unbind()] == [[1.0], [2.0, 3.0]]

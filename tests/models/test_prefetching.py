@@ -158,6 +158,29 @@ def test_what_was_copied_ahead_is_what_the_model_would_have_made_of_it(device, k
     assert all(tensor.is_contiguous() for tensor in device.pinned if tensor.dim() == 1)
 
 
+def test_the_parts_of_a_mapping_are_copied_ahead(device):
+    inputs = inputs_of()
+    mapping = {"ids": np.arange(3), "inner": {"w": np.ones(3), "sparse": torch.ones(3).to_sparse()}}
+    batch = {"x": mapping, "y": torch.ones(3)}
+    prefetcher = Prefetcher(inputs, device.device)
+    prefetcher.pin(batch)()
+    found = prefetcher.tensors(batch)
+    assert device.used == 1
+    assert len(device.pinned) == 3
+    assert batch["x"] is mapping
+    assert found["x"]["ids"].tolist() == [0, 1, 2]
+    assert (found["x"]["inner"]["w"].dtype, found["x"]["inner"]["w"].tolist()) == (torch.float32, [1.0, 1.0, 1.0])
+    assert found["x"]["inner"]["sparse"] is mapping["inner"]["sparse"]
+
+
+def test_nested_tensors_are_left_to_the_model(device):
+    batch = {"x": torch.nested.nested_tensor([[1.0], [1.0, 2.0]], layout=torch.jagged), "y": [1, 2]}
+    prefetcher = Prefetcher(inputs_of(), device.device)
+    prefetcher.pin(batch)()
+    assert prefetcher.tensors(batch)["x"].is_nested
+    assert len(device.pinned) == 1
+
+
 KINDS_AND_DTYPES = [
     *((kind, "keep") for kind in SOURCES),
     *(("float64", "float16"), ("int64", "uint8"), ("uint8", "float64"), ("bool", "float16"), ("list", "float64")),

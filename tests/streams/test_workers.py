@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 
-from emrun.encoding import random_digest
+from emrun.encoding import digest, random_digest
 from emrun.errors import StreamError
 from emrun.randomness import preserved_randomness
 from emrun.streams.stream import StreamWrapper
@@ -242,6 +242,7 @@ def test_containers_and_dtypes_are_sent_unchanged():
         "dates": np.arange(1000).astype("datetime64[s]"),
         "nested": ({"x": [np.zeros(2000)]}, 5),
         "ordered": OrderedDict(x=np.zeros(2000)),
+        "jagged": torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(4000, 3)], layout=torch.jagged),
     }
     with wrap(lambda: [batch], 1) as stream:
         (came,) = stream
@@ -252,6 +253,7 @@ def test_containers_and_dtypes_are_sent_unchanged():
     assert np.array_equal(came["swapped"], batch["swapped"])  # pickled, and so in the byte order of the machine
     assert came["half"].dtype == torch.bfloat16
     assert np.array_equal(came["nested"][0]["x"][0], np.zeros(2000))
+    assert digest(came["jagged"]) == digest(batch["jagged"])
 
 
 def test_an_array_that_is_in_a_batch_twice_is_one_array_in_the_loop_too():

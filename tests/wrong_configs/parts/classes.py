@@ -84,3 +84,23 @@ class Misspelt(AbstractHook):
 class WrongParameter(AbstractHook):
     def after_epoch(self, epoch):
         pass
+
+
+class Median:
+    """A metric of whole streams."""
+
+    def update(self, logit):
+        self.logit = logit
+
+    def compute(self):
+        return float(self.logit.median())
+
+    def reset(self):
+        self.logit = None
+
+
+class Slotted:
+    """One without a `__dict__`."""
+
+    __slots__ = ("logit",)
+    update, compute, reset = Median.update, Median.compute, Median.reset

@@ -1,0 +1,214 @@
+"""Metrics of whole streams: objects that see every batch of a stream and are computed once, at its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emrun.epoch_data import is_rate
+from emrun.errors import ArgumentError, StateError
+from emrun.fields import ANYTHING, NUMBER, TEXT, mapping_of, optional, record
+from emrun.models.object_state import ObjectState
+from emrun.models.outputs import Calculation, Calculations
+from emrun.wording import listed
+
+_LOG = logging.getLogger(__name__)
+
+STATE = record({"open": optional(TEXT), "metrics": mapping_of(ANYTHING), "values": mapping_of(mapping_of(ANYTHING))})
+"""The fields of `StreamMetrics.state_dict`."""
+
+
+class StreamMetrics:
+    """Updates metrics with each batch of a stream and computes them at its end.
+
+    Args:
+        calculations: name -> the metric with its inputs; calling it updates the object `metric`.
+        device: the device of the model.
+
+    Raises:
+        ArgumentError: a metric has a name that is not allowed.
+    """
+
+    def __init__(self, calculations: Calculations, device: torch.device) -> None:
+        taken = next(filter(is_rate, calculations), None)
+        if taken is not None:
+            raise ArgumentError("metrics", f"{taken!r} is the name of a learning rate; choose another name")
+        self._calculations = calculations
+        self._states: dict[str, ObjectState] = {}
+        for name, each in calculations.items():
+            try:
+                self._states[name] = ObjectState(each.key, each.metric, device)
+            except StateError as error:
+                raise ArgumentError("metrics", f"{each.key}: {error}") from error
+        self._open: str | None = None  # the stream of the batches that have been added
+        self._values: dict[str, dict[str, Any]] = {}
+        self._is_saved = False  # whether a checkpoint will need the states
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the metrics."""
+        return list(self._calculations)
+
+    def add(self, stream: str, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> None:
+        """Update the metrics with a batch; the first batch of a stream resets them.
+
+        Args:
+            stream: the name of the stream.
+            outputs: the outputs of the batch, detached.
+            inputs: source name -> tensor on the model's device.
+
+        Raises:
+            ArgumentError: an output or a source has the name of a metric, or the state of a metric cannot be saved.
+            StreamError: a metric needs a name that is neither an output nor a source.
+        """
+        if stream != self._open:
+            self._check_names(outputs, inputs)
+            self._reset()
+            self._open = stream
+        with_gradients = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+        try:
+            for each in self._calculations.values():
+                each(outputs, inputs)
+        finally:
+            torch.set_grad_enabled(with_gradients)
+        if self._is_saved:  # again, now that there is something in the states
+            self._is_saved = False
+            self._take()
+
+    def end(self, stream: str) -> None:
+        """Compute the metrics at the end of a stream, unless it had no batches.
+
+        Raises:
+            ArgumentError: the result of a metric is neither a number nor a mapping from names to numbers.
+        """
+        if stream != self._open:
+            return
+        found = {}
+        with torch.no_grad():
+            for name, each in self._calculations.items():
+                try:
+                    result = each.metric.compute()
+                except Exception as error:
+                    error.add_note(f"in compute() of model.{each.key} for stream {stream!r}")
+                    raise
+                found[name] = _statistic(result, each)
+        self._values[stream] = found
+        self._reset()
+        self._open = None
+
+    def values(self, stream: str) -> Mapping[str, Any]:
+        """Return metric -> a number, or a mapping from names to numbers, of a stream that has ended in this epoch."""
+        return self._values.get(stream, {})
+
+    def clear(self) -> None:
+        """Forget the batches and the results of an epoch."""
+        if self._open is not None:
+            self._reset()
+            self._open = None
+        self._values = {}
+
+    def check(self) -> None:
+        """Check that the states of the metrics can be saved, now and after the next batch.
+
+        Raises:
+            ArgumentError: a state cannot be saved; the message names the attribute.
+        """
+        self._take()
+        self._is_saved = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the metrics, and the results of the streams that have ended in this epoch."""
+        return {
+            "open": self._open,
+            "metrics": self._take(),
+            "values": {stream: dict(found) for stream, found in self._values.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; a metric that was built differently begins anew.
+
+        Raises:
+            FieldError: the state has another form.
+        """
+        STATE.check(state)
+        self._reset()
+        self._open = state["open"]
+        changed = []
+        for name, each in self._states.items():
+            saved = state["metrics"].get(name)
+            if saved is not None and each.fits(saved):
+                each.restore(saved)
+            else:
+                changed.append(name)
+        if changed and self._open is not None:
+            _LOG.warning(
+                "model.metrics: %s is not that of the checkpoint; its value for this epoch covers only the batches "
+                "after the checkpoint",
+                listed(changed),
+            )
+        self._values = {}
+        for stream, found in state["values"].items():
+            for name, value in found.items():
+                (mapping_of(NUMBER) if isinstance(value, Mapping) else NUMBER).check(value, f"values.{stream}.{name}")
+            self._values[stream] = {name: value for name, value in found.items() if name in self._calculations}
+
+    def _take(self) -> dict[str, Any]:
+        try:
+            return {name: each.take() for name, each in self._states.items()}
+        except StateError as error:
+            raise ArgumentError("metrics", str(error)) from error
+
+    def _reset(self) -> None:
+        for each in self._calculations.values():
+            each.metric.reset()
+
+    def _check_names(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> None:
+        for name in self._calculations:
+            if name in outputs or name in inputs:
+                what = "an output" if name in outputs else "a source"
+                raise ArgumentError("metrics", f"there is {what} {name} already; rename one of the two")
+
+
+def _statistic(result: Any, calculation: Calculation) -> Any:
+    """Return the result of a metric as a number, or as a mapping from names to numbers.
+
+    Raises:
+        ArgumentError: the result is something else.
+    """
+    if isinstance(result, Mapping) and result:
+        found = {str(name): _number(value) for name, value in result.items()}
+    else:
+        found = {"": _number(result)}
+    for name, value in found.items():
+        if value is None:
+            what = f"{calculation.key}: compute() of {type(calculation.metric).__name__} returns"
+            wrong = next(each for key, each in result.items() if str(key) == name) if name else result
+            entry = f" for {name!r}" if name else ""
+            raise ArgumentError(
+                "metrics",
+                f"{what} {_described(wrong)}{entry}, not a number; a metric of a whole stream is one number, or a "
+                "mapping from names to numbers: choose an average, or write a class that returns one of them",
+            )
+    return found if isinstance(result, Mapping) else found[""]
+
+
+def _number(value: Any) -> float | int | None:
+    """Return a value with exactly one number as a plain number; None for any other value."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        size = value.numel() if isinstance(value, Tensor) else value.size
+        value = value.item() if size == 1 else None
+    return value + 0 if isinstance(value, bool | int | float) else None
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    kind = type(value).__name__
+    if shape is not None:
+        return f"a {kind} of shape {tuple(shape)}"
+    return repr(value) if value is None or isinstance(value, str) else f"a value of type {kind}"

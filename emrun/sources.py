@@ -1,0 +1,36 @@
+"""The sources of a batch: how many examples they have, and the parts of a source that is a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def length(values: Any) -> int:
+    """Return the number of examples in a source, -1 if it has no length or its parts have different lengths."""
+    if isinstance(values, Mapping):
+        lengths = {length(each) for each in values.values()}
+        return lengths.pop() if len(lengths) == 1 else -1
+    if is_nested(values):
+        return int(values.size(0))
+    shape = getattr(values, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else -1
+    try:
+        return len(values)
+    except TypeError:
+        return -1
+
+
+def is_nested(values: Any) -> bool:
+    """Return whether a source is a nested tensor of torch, whose entries have different shapes."""
+    return getattr(values, "is_nested", False) is True
+
+
+def parts(batch: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (name, values) for each source that is not a mapping, and `source.key` for the parts of mappings."""
+    for name, values in batch.items():
+        if isinstance(values, Mapping):
+            yield from parts(values, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", values
