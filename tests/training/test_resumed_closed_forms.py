@@ -72,7 +72,7 @@ def test_another_length_of_a_schedule_that_depends_on_it_is_refused(project, nam
     message = f"{name} was planned for 10 updates, and the run now makes 20: this changes the rates of the 10 updates"
     with pytest.raises(StateError, match=message) as caught:
         resume_training(directory, ["hooks.StopAfter.epochs=4"])
-    assert "this resume changes hooks.8.StopAfter.epochs: 2 -> 4" in caught.value.__notes__[0]
+    assert "StopAfter.epochs: 2 -> 4" in caught.value.__notes__[0]
     after = {path: path.stat().st_mtime_ns for path in directory.rglob("*.*")}
     assert {path for path in before if before[path] != after[path]} <= {directory / "train.log"}
 
