@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 from collections import Counter
@@ -142,9 +141,9 @@ class Warm:
 
 
 @pytest.fixture(autouse=True)
-def modules_of_one_test():
+def modules_of_one_test(tmp_path_factory):
     """Remove the modules that a test has written and imported: their files are deleted, and names may come again."""
-    before, temporary = set(sys.modules), tempfile.gettempdir()
+    before, temporary = set(sys.modules), str(tmp_path_factory.getbasetemp())
     yield
     for name in sys.modules.keys() - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(temporary):
