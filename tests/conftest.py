@@ -140,6 +140,14 @@ class Warm:
         self._server.wait()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def tests_are_not_recorded():
+    """Count the modules of the tests as installed: all of them are imported, and each run would record all of them."""
+    from emrun.training import user_code
+
+    user_code._INSTALLED = (*user_code._INSTALLED, str(ROOT / "tests").strip(os.sep))
+
+
 @pytest.fixture(autouse=True)
 def modules_of_one_test(tmp_path_factory):
     """Remove the modules that a test has written and imported: their files are deleted, and names may come again."""

@@ -29,7 +29,8 @@ def test_a_machine_with_room_has_neither_problems_nor_warnings(roomy, tmp_path):
     assert (found.problems, found.warnings) == ([], [])
     assert found.facts["emrun"] == metadata.version("emrun")
     assert found.facts["PyTorch"].startswith(torch.__version__)
-    assert found.facts["extra metrics"] == f"scikit-learn {metadata.version('scikit-learn')}"
+    packages = ("scikit-learn", "torchmetrics")
+    assert found.facts["extra metrics"] == ", ".join(f"{name} {metadata.version(name)}" for name in packages)
     assert found.facts["directory"] == f"{tmp_path}, writable, 100 GB free"
     assert not {"extra test", "extra dev", "extra bench"} & set(found.facts)
     assert found.devices[0]["device"] == "cpu"

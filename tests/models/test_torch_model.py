@@ -191,8 +191,9 @@ def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_models", raising=False)
-    hooks = [{"ComputeStats": {"variables": ["loss", "accuracy"]}}, {"StopAfter": {"epochs": 1}}]
+    hooks = [{"ComputeStats": {"variables": ["loss", "accuracy"]}}, {"StopAfter": {"epochs": 3}}]
     config = {
+        "seed": 1,
         "dataset": {"class": "Digits"},
         "model": section,
         "main_loop": {"extra_streams": ["valid"]},

@@ -13,17 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from emrun import AbstractHook, create_training, resume_training
+from emrun import create_training, resume_training
 from emrun.storage.code import read_code
 from emrun.training import user_code
 from emrun.training.create import train
 from emrun.training.evaluate import evaluate
 from tests.training.resuming import DATA, MODEL, config_of
-
-
-class Fails(AbstractHook):
-    def before_training(self):
-        raise ValueError("too early")
 
 
 @pytest.fixture
@@ -339,12 +334,23 @@ def test_a_resumed_run_has_the_first_batches_of_an_uninterrupted_one(project):
     assert len(path.read_text()) >= len(before)
 
 
+FAILS = """
+from emrun import AbstractHook
+
+
+class Fails(AbstractHook):
+    def before_training(self):
+        raise ValueError("too early")
+"""
+
+
 def test_a_start_after_a_failed_start_replaces_its_code(project):
     config = config_of()
-    broken = {**config, "hooks": ["tests.training.test_user_code.Fails"]}
+    (project / "failing_hook.py").write_text(FAILS)
+    broken = {**config, "hooks": ["failing_hook.Fails"]}
     with pytest.raises(ValueError, match="too early"):
         train(create_training(broken, output_dir=project / "run"))
-    assert "tests.training.test_user_code" in read_code(project / "run/code")["modules"]
+    assert "failing_hook" in read_code(project / "run/code")["modules"]
     (project / "run/code/modules/left.py").write_text("")
     train(create_training(config, output_dir=project / "run"))
     assert not (project / "run/code/modules/left.py").exists()
