@@ -12,8 +12,8 @@ from emrun.arguments import check_count
 from emrun.epoch_data import LEARNING_RATE, is_rate, named_rates
 from emrun.errors import HookError
 from emrun.fields import SHA256, optional, record, whole
+from emrun.loop.slots import Slots, read
 from emrun.model import AbstractModel
-from emrun.slots import Slots, read
 from emrun.storage.steps import CHUNK, ITERATION, KEYS, Chunk, StepsFile, read_chunk
 
 CHUNK_LENGTH = 1_000

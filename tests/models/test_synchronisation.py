@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from emrun import create_training, slots
+from emrun import create_training
+from emrun.loop import slots
 from emrun.training.create import train
 
 WAYS = ("cpu", "numpy", "tolist", "__array__", "nonzero")

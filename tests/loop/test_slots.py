@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.slots import Slots, read
+from emrun.loop.slots import Slots, read
 
 
 class Elsewhere(torch.Tensor):
