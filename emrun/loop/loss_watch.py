@@ -70,7 +70,11 @@ class LossWatch:
     def _take(self, what: str, value: Any, epoch: int, iteration: int) -> None:
         try:
             number = float(value)
-        except (TypeError, ValueError, RuntimeError):  # there is no loss, a complex one, or one on the device meta
+        except (
+            TypeError,
+            ValueError,
+            RuntimeError,
+        ):  # no loss, a complex loss, or a loss without a value (device meta)
             return
         self._is_finite = math.isfinite(number)
         if self._is_finite or self._first is not None:

@@ -136,7 +136,7 @@ class ClosedForm(ABC):
         return _ended(warmup, length, between, cooldown, self.final)
 
     def plan(self, horizon: Horizon) -> Factor:
-        """Plan the rates for a horizon, or go on with the plan that was loaded if that still fits.
+        """Plan the rates for a horizon, or continue with the loaded plan if it still fits.
 
         Raises:
             ArgumentError: see `factor`; or the horizon has changed since the run began, and with it the rates of
