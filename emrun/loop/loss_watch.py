@@ -70,11 +70,7 @@ class LossWatch:
     def _take(self, what: str, value: Any, epoch: int, iteration: int) -> None:
         try:
             number = float(value)
-        except (
-            TypeError,
-            ValueError,
-            RuntimeError,
-        ):  # no loss, a complex loss, or a loss without a value (device meta)
+        except (TypeError, ValueError, RuntimeError):  # no loss, a complex loss, or a loss without a value
             return
         self._is_finite = math.isfinite(number)
         if self._is_finite or self._first is not None:
