@@ -8,8 +8,8 @@
             for batch in stream:
                 before_batch(stream_name, batch)            # a hook may change the batch
                 model.run(batch):                           # in the train stream, once for each update:
-                    before_update(model)                    # the gradients are complete
-                    after_update(model)                     # the optimizer has made its step
+                    before_update(model, optimizer)         # the gradients are complete
+                    after_update(model, optimizer)          # the optimizer has made its step
                 after_batch(stream_name, batch_data)        # the sources and outputs of the batch
                 # then: save the requested checkpoints
             after_stream(stream_name)
@@ -295,11 +295,11 @@ class AbstractHook(_NotesNames):
         their order and which the model then gets. The values belong to the stream: do not change them in place.
         """
 
-    def before_update(self, model: Any) -> None:
-        """Called when the gradients of an update are complete, before the optimizer's step."""
+    def before_update(self, model: Any, optimizer: Any) -> None:
+        """Called when the gradients of an update are complete, before the step of `optimizer`."""
 
-    def after_update(self, model: Any) -> None:
-        """Called after the optimizer's step; the gradients are not cleared yet."""
+    def after_update(self, model: Any, optimizer: Any) -> None:
+        """Called after the step of `optimizer`; the gradients are not cleared yet."""
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Called after the model ran on a batch of any stream; `batch_data` holds the sources and the outputs.

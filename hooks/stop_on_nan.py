@@ -85,7 +85,7 @@ class StopOnNaN(AbstractHook):
         self.reads = variables if after_batch else ()
         self.monitors = () if after_batch or variables is None else variables
 
-    def before_update(self, model: Any) -> None:
+    def before_update(self, model: Any, optimizer: Any = None) -> None:
         """Check the outputs and the gradients of the batch before they change the weights."""
         if self._looks_after_batch:
             iteration = self.main_loop.iterations_done + 1  # of this batch, which is not counted yet

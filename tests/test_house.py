@@ -208,6 +208,7 @@ def test_every_file_has_a_test():
         "training/build": "training/test_create",
         "models/fit": "models/test_init_from",
         "models/module_model": "models/test_torch_model",
+        "models/optimization": "models/test_updates",
         "config/yaml_slips": "config/test_yaml_tree",
         "diagnosis/probe": "diagnosis/test_verification",
         "diagnosis/recorded_trainings": "diagnosis/test_verification",

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError, StateError
-from emrun.fields import FLAG, NUMBER, TEXT, optional, record, sequence_of
+from emrun.errors import ArgumentError
+from emrun.fields import FLAG, TEXT, optional, record, sequence_of
 from emrun.hook import Loop
 from emrun.models.built_apart import BuiltApart
 from emrun.models.closed_form import ClosedForm
 from emrun.models.init_from import InitFrom, InitFromForm
 from emrun.models.loadable import Loadable
 from emrun.models.module_model import EXTRA, ModuleModel
-from emrun.models.optimizer import (
-    build_optimizer,
-    configured_arguments,
-    learning_rates,
-    load_optimizer_state,
-    optimizer_state,
-)
+from emrun.models.optimization import STATE as STATE_OF_OPTIMIZATION
+from emrun.models.optimization import Optimization
 from emrun.models.outputs import mean_loss
-from emrun.models.planning import check_length, horizon_of, plan_of
 from emrun.models.prefetching import Prefetcher, can_prefetch
-from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
+from emrun.models.schedule import Scheduler
 from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
-from emrun.models.updates import Traces, all_parameters, clear_gradients, parameters_beside
-from emrun.schedule_plan import SchedulePlan, log_plan
+from emrun.models.updates import Traces
+from emrun.schedule_plan import SchedulePlan
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import NO_OPTIMIZER
 
@@ -44,15 +37,13 @@ SchedulerForm = Annotated[
 ]
 
 _STATE = {
-    "optimizer": optional(CLASS_AND_STATE),
-    "scheduler": optional(CLASS_AND_STATE),
+    **STATE_OF_OPTIMIZATION,
     "extra": EXTRA,
     "trained": FLAG,
-    "rates": optional(sequence_of(NUMBER)),
     "modes": record({"training": FLAG, "others": sequence_of(TEXT)}),
     "stream_metrics": optional(STATE_OF_METRICS),
 }
-"""The fields of `TorchModel.state_dict`; `optimizer` and `schedule` check the states inside."""
+"""The fields of `TorchModel.state_dict`."""
 
 
 class TorchModel(ModuleModel):
@@ -143,26 +134,18 @@ class TorchModel(ModuleModel):
             self.load_initial = partial(self._begin_with, InitFrom.read(init_from))
         self._tensors = self._inputs.tensors
         self._prefetcher: Prefetcher | None = None
-        self._forms = optimizer, scheduler
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.scheduler: Scheduler | ClosedForm | None = None
-        self._configured: list[dict[str, Any]] = []
+        self._optimization = Optimization(self, optimizer, scheduler)
         if not self.is_lazy:
-            self._build_optimizer()
+            self._optimization.build()
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
         self._check_pending = False
-        self._is_plan_due = False  # whether the plan of the learning rates will be known after the zeroth epoch
         self._trained = False
-        self._updated = False
         own = type(self)
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
         self._is_own_saving = own.save is not ModuleModel.save or own.load is not ModuleModel.load
         self._loadable = Loadable(self)
         self._traces: Traces | None = None  # of the last step, if a subclass trains in its own way
-        self._parameters: list[torch.nn.Parameter] = []  # of the module, at the beginning of the stream
-        self._others: list[torch.nn.Parameter] = []  # not in the optimizer, but gradients are cleared
         self._minimised: Tensor | None = None
-        self._rates: list[float | Tensor] | None = None  # of the last update
         self.step_outputs: Mapping[str, Any] | None = None
 
     @classmethod
@@ -172,17 +155,32 @@ class TorchModel(ModuleModel):
         return BuiltApart.begin(builds["module"]) if is_compared else None
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """See the class."""
+        return self._optimization.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
+        self._optimization.optimizer = optimizer
+
+    @property
+    def scheduler(self) -> Scheduler | ClosedForm | None:
+        """See the class."""
+        return self._optimization.scheduler
+
+    @property
     def has_updated(self) -> bool | None:  # type: ignore[override]
         """Whether the last `run` with `train` has made an update, or begun one.
 
         None if it is not known: a subclass trains in its own way, no update was seen, and none of its attributes is an
         optimizer of torch.
         """
-        if self._updated or not self._is_own_scheme:
-            return self._updated
+        if self._optimization.has_updated or not self._is_own_scheme:
+            return self._optimization.has_updated
         if self._traces is not None and self._traces.has_updated():
             return True
-        return False if any(isinstance(each, torch.optim.Optimizer) for each in vars(self).values()) else None
+        own = [self.optimizer, *vars(self).values()]
+        return False if any(isinstance(each, torch.optim.Optimizer) for each in own) else None
 
     def register_mainloop(self, main_loop: Loop) -> None:
         """Store the loop, whose hooks may listen to the updates."""
@@ -194,8 +192,7 @@ class TorchModel(ModuleModel):
     @property
     def monitors(self) -> Sequence[str]:
         """The statistic that the scheduler reads in the epoch's data, if it reads one."""
-        metric = getattr(self._forms[1], "options", {}).get("metric")
-        return () if metric is None else (metric,)
+        return self._optimization.monitors
 
     def before_training(self) -> None:
         """Check that there is an optimizer, unless a subclass trains in its own way, and that the weights can be saved.
@@ -205,7 +202,7 @@ class TorchModel(ModuleModel):
         """
         if self._evaluates:
             return
-        if self._forms[0] is None and self.optimizer is None and type(self).train_step is TorchModel.train_step:
+        if not self._optimization.is_configured and type(self).train_step is TorchModel.train_step:
             raise ArgumentError("optimizer", NO_OPTIMIZER)
         if self._main_loop is not None and self._main_loop.has_run:
             if not self._is_own_saving:
@@ -223,10 +220,10 @@ class TorchModel(ModuleModel):
         Raises:
             StreamError: the batch does not fit the module.
         """
-        module = self.module
+        module, optimization = self.module, self._optimization
         if module.training is not train:
             module.train(train)
-        self._updated = False
+        optimization.has_updated = False
         if self._random_of_lazy is not None:  # if no loop has done so before
             self.materialise(batch)
         inputs = self._tensors(batch)
@@ -238,18 +235,11 @@ class TorchModel(ModuleModel):
             return outputs
         if stream is not self._stream:
             self._stream, self._check_pending, self._trained = stream, True, True
-            self._parameters = all_parameters(module)
-            self._others = parameters_beside(self._parameters, self.optimizer)
-            if self._is_plan_due:
-                log_plan(self.schedule_plan())
-            if isinstance(self.scheduler, ClosedForm):
-                self.scheduler.begin(horizon_of(self._main_loop))
-            elif self.scheduler is not None and self._main_loop is not None and self._main_loop.has_run:
-                self.scheduler.check_end()  # the replay of a step is not a resume
+            optimization.begin_stream()
         if self._is_own_scheme:
-            self._traces = Traces(self._parameters, self._loadable.pending)
+            self._traces = Traces(optimization.parameters, self._loadable.pending)
             self._minimised = None  # a subclass may call `backward` of the loss itself
-        clear_gradients(self.optimizer, self._others)
+        optimization.begin_batch()
         outputs = self.train_step(inputs)
         detached = {}
         for name, value in outputs.items():
@@ -270,13 +260,9 @@ class TorchModel(ModuleModel):
         values: dict[str, Any] = {}
         if self._minimised is not None:
             values["loss"] = self._minimised
-        if self._rates is not None:
-            values["learning_rate"] = self._rates
-        elif self.optimizer is not None:
-            if isinstance(self.scheduler, ClosedForm):
-                with suppress(ArgumentError):  # the first update raises it again, if there is one
-                    self.scheduler.begin(horizon_of(self._main_loop))
-            values["learning_rate"] = learning_rates(self.optimizer)
+        rates = self._optimization.rates()
+        if rates is not None:
+            values["learning_rate"] = rates
         return values
 
     def schedule_plan(self) -> SchedulePlan | None:
@@ -285,11 +271,7 @@ class TorchModel(ModuleModel):
         Raises:
             ArgumentError: the schedule does not fit the length of the run.
         """
-        self._is_plan_due = self._forms[1] is not None  # also of a lazy module, which has no optimizer yet
-        if self._main_loop is None or self.scheduler is None:
-            return None
-        plan, self._is_plan_due = plan_of(self.scheduler, self._main_loop)
-        return plan
+        return self._optimization.plan()
 
     def prefetcher(self) -> Prefetch | None:
         """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
@@ -334,29 +316,11 @@ class TorchModel(ModuleModel):
             ArgumentError: the loss does not depend on any parameter with `requires_grad`.
         """
         self._minimised = loss
-        try:
-            loss.backward()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            if loss.requires_grad:
-                raise
-            message = "the loss does not depend on any parameter with requires_grad; there is nothing to train"
-            raise ArgumentError("loss", message) from error
+        self._optimization.backward(loss)
 
     def update(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Make an update with the current gradients; hooks are called before and after."""
-        if optimizer is None:
-            raise ArgumentError("optimizer", NO_OPTIMIZER)
-        loop = self._main_loop
-        if loop is not None and loop.listens("before_update"):
-            loop.notify("before_update", model=self)
-        self._updated = True
-        if optimizer is self.optimizer:
-            self._rates = learning_rates(optimizer)  # before a hook or the scheduler changes them
-        optimizer.step()
-        if loop is not None and loop.listens("after_update"):
-            loop.notify("after_update", model=self)
-        if self.scheduler is not None and self.scheduler.on_update and optimizer is self.optimizer:
-            self.scheduler.step(None)
+        self._optimization.update(optimizer)
 
     def before_epoch(self, epoch_id: int) -> None:
         """Reset what an incomplete epoch has left."""
@@ -372,8 +336,8 @@ class TorchModel(ModuleModel):
             ArgumentError: a resume could not load the checkpoint.
         """
         self._loadable.check()
-        if self._trained and not self._evaluates and self.scheduler is not None and not self.scheduler.on_update:
-            self.scheduler.step(epoch_data)
+        if self._trained and not self._evaluates:
+            self._optimization.end_epoch(epoch_data)
 
     def after_training(self, success: bool) -> None:
         """Drop the batches that were copied ahead of time."""
@@ -383,10 +347,8 @@ class TorchModel(ModuleModel):
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizer and scheduler, and the module's extra state and modes."""
         return {
-            "optimizer": optimizer_state(self.optimizer, self._configured) if self.optimizer is not None else None,
-            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            **self._optimization.state_dict(),
             "trained": self._trained,
-            "rates": [float(rate) for rate in self._rates] if self._rates is not None else None,
             **super().state_dict(),
         }
 
@@ -397,28 +359,13 @@ class TorchModel(ModuleModel):
             StateError: the config has another optimizer or scheduler, or a field has a value that is not allowed.
         """
         record(_STATE, may_lack=("modes", "rates", "stream_metrics")).check(state)
-        if (self.optimizer is None) is not (state["optimizer"] is None):
-            raise StateError("model.optimizer was added or removed; a resume cannot change that")
-        if self.optimizer is not None:
-            load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
-        if (self.scheduler is None) is not (state["scheduler"] is None):
-            raise StateError("model.scheduler was added or removed; a resume cannot change that")
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-            check_length(self.scheduler, self._main_loop)
-        self._trained, self._rates = state["trained"], state.get("rates")
+        self._optimization.load_state_dict(state)
+        self._trained = state["trained"]
         super().load_state_dict(state)
-
-    def _build_optimizer(self) -> None:
-        """Build optimizer and scheduler from their forms, once all parameters have shapes."""
-        optimizer, scheduler = self._forms
-        self.optimizer = build_optimizer(self.module, optimizer) if optimizer is not None else None
-        self.scheduler = build_scheduler(self.optimizer, scheduler) if scheduler is not None else None
-        self._configured = configured_arguments(self.module, self.optimizer) if self.optimizer is not None else []
 
     def _end_laziness(self) -> None:
         super()._end_laziness()
-        self._build_optimizer()
+        self._optimization.build()
 
     @property
     def _evaluates(self) -> bool:
