@@ -107,7 +107,7 @@ class Loop(Protocol):
 
     @property
     def updates_done(self) -> int:
-        """Number of updates of the weights; every batch that the model was trained on makes one."""
+        """Number of updates of the weights. With `accumulate`, an update has several batches; it counts if skipped."""
 
     @property
     def stream_name(self) -> str | None:

@@ -39,6 +39,13 @@ class AbstractModel(ABC):
     has_updated: bool | None = None
     """Whether the last `run` with `train=True` changed the weights; None if that is not known."""
 
+    iterations_per_update: int = 1
+    """Number of train batches that make an update, a window; the last window of an epoch may be shorter."""
+
+    is_accumulating: bool = False
+    """Whether a window has begun that the last train batch did not end. Checkpoints and the end of the run wait for its
+    end, because the gradients of a window are not saved."""
+
     is_lazy: bool = False
     """Whether the model has parts that take their shapes from the first batch and have not got a batch yet."""
 
@@ -99,6 +106,9 @@ class AbstractModel(ABC):
 
         The loop calls this before the training begins. A model that was loaded has the shapes of its checkpoint.
         """
+
+    def finish_update(self) -> None:  # noqa: B027 - most models have no windows
+        """Make the update of a window that has begun; called after the last train batch of an epoch."""
 
     def step_values(self) -> Mapping[str, Any]:
         """Return values of the last `run` with `train=True`.

@@ -30,6 +30,7 @@ class Every:
         self.is_within_epochs = self.interval.unit != "epochs"
         """Whether something may be due in the middle of an epoch."""
         self._last = 0.0
+        self._is_update_open = False  # whether the last batch did not end its update
 
     def start(self) -> None:
         """Start the clock, for an interval of minutes."""
@@ -48,7 +49,15 @@ class Every:
                 return False
             self._last = now
             return True
-        return unit != "epochs" and done(loop, unit) % count == 0
+        if unit == "updates":
+            self._is_update_open = loop.model.is_accumulating
+            return not self._is_update_open and loop.updates_done % count == 0
+        return unit != "epochs" and loop.iterations_done % count == 0
+
+    def is_stream_due(self, loop: Loop) -> bool:
+        """Return whether something is due after the train stream, because of an update that its end has made."""
+        was_open, self._is_update_open = self._is_update_open, False
+        return was_open and loop.updates_done % self.interval.count == 0
 
 
 def done(loop: Loop, unit: str) -> int:

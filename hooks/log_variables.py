@@ -79,10 +79,19 @@ class LogVariables(AbstractHook):
             return
         self._means.add(loop, batch_data)
         if self._every.is_batch_due(loop):
-            parts = [f"{name} {_readable(value)}" for name, value in self._means.take().items()]
-            parts += self._rates()
-            epoch, iteration = loop.training_epochs_done + 1, loop.iterations_done
-            _LOG.info("epoch %d  iteration %d  %s  %s", epoch, iteration, stream_name, "  ".join(parts))
+            self._log_means(stream_name)
+
+    def after_stream(self, stream_name: str) -> None:
+        """Log the means of the train stream if a line is due with its last update."""
+        if self._every.is_stream_due(self.main_loop):
+            self._log_means(stream_name)
+
+    def _log_means(self, stream_name: str) -> None:
+        """Log the means of the train stream since the last line."""
+        parts = [f"{name} {_readable(value)}" for name, value in self._means.take().items()]
+        parts += self._rates()
+        epoch, iteration = self.main_loop.training_epochs_done + 1, self.main_loop.iterations_done
+        _LOG.info("epoch %d  iteration %d  %s  %s", epoch, iteration, stream_name, "  ".join(parts))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values since the last line."""

@@ -72,6 +72,11 @@ class SaveEvery(SaveLatest):
         if self.main_loop.training and self._every.is_batch_due(self.main_loop):
             self._request(self.main_loop.iterations_done)
 
+    def after_stream(self, stream_name: str) -> None:
+        """Request a checkpoint if one is due with the last update of the train stream."""
+        if self._every.is_stream_due(self.main_loop):
+            self._request(self.main_loop.iterations_done)
+
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Request a checkpoint if one is due by epochs."""
         if self._every.is_epoch_due(epoch_id):

@@ -99,7 +99,9 @@ class ShowProgress(AbstractHook):
         loop = self.main_loop
         limits, length = loop.limits, self._totals.get(loop.train_stream_name)
         first, began = self._began or (0, 0.0)
-        left = [limits[unit] - loop.iterations_done for unit in ("updates", "iterations") if unit in limits]
+        left = [limits["iterations"] - loop.iterations_done] if "iterations" in limits else []
+        if "updates" in limits:
+            left.append((limits["updates"] - loop.updates_done) * loop.model.iterations_per_update)
         epochs = [limits[unit] for unit in _EPOCHS[loop.fixed_epoch_size is not None] if unit in limits]
         if epochs and length is not None:
             left.append((min(epochs) - loop.training_epochs_done) * length - self._count)

@@ -73,6 +73,7 @@ class StopAfter(AbstractHook):
             del limits["iterations"]  # another stream may not be part of each epoch
         self.limits = {unit: int(limit) for unit, limit in limits.items() if limit is not None}
         self._iterations_done = 0
+        self._is_update_open = False  # whether the last batch did not end its update
         self._began = 0.0
         self._seconds = 0.0  # that the training took before a resume
         ends_in_epoch = any(limit is not None for limit in (passes, updates, iterations, minutes))
@@ -96,9 +97,16 @@ class StopAfter(AbstractHook):
             if stream_name == (self._stream or self.main_loop.train_stream_name):
                 self._iterations_done += 1
                 self._check_iterations()
+            self._is_update_open = self.main_loop.model.is_accumulating
             self._check_updates()
             self._check_passes()
         self._check_minutes()
+
+    def after_stream(self, stream_name: str) -> None:
+        """End the training if the last update of the train stream was the last one."""
+        if self._is_update_open:
+            self._is_update_open = False
+            self._check_updates()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """End the training if it is at the limit of epochs or passes."""

@@ -168,17 +168,27 @@ class WriteCSV(AbstractHook):
             return
         self._means.add(loop, batch_data)
         if self._every.is_batch_due(loop):
-            rates = learning_rates(loop.model)
-            if not self._columns:  # there was no zeroth epoch
-                written = written_by(loop.hooks)
-                streams = dict.fromkeys([stream_name, *loop.extra_streams], written)
-                self._columns = self._find_columns({**streams, stream_name: {**rates, **written}})
-            means = {**rates, **self._means.take()}
-            cells = [
-                repr(means[name]) if stream == stream_name and name in means and not aggregation else self._default
-                for stream, name, *aggregation in self._columns
-            ]
-            self._append(self._joined([str(loop.training_epochs_done + 1), str(loop.iterations_done), *cells]))
+            self._write_means(stream_name)
+
+    def after_stream(self, stream_name: str) -> None:
+        """Write the means of the train stream if a line is due with its last update."""
+        if self._every.is_stream_due(self.main_loop):
+            self._write_means(stream_name)
+
+    def _write_means(self, stream_name: str) -> None:
+        """Write a line with the means of the train stream since the last one."""
+        loop = self.main_loop
+        rates = learning_rates(loop.model)
+        if not self._columns:  # there was no zeroth epoch
+            written = written_by(loop.hooks)
+            streams = dict.fromkeys([stream_name, *loop.extra_streams], written)
+            self._columns = self._find_columns({**streams, stream_name: {**rates, **written}})
+        means = {**rates, **self._means.take()}
+        cells = [
+            repr(means[name]) if stream == stream_name and name in means and not aggregation else self._default
+            for stream, name, *aggregation in self._columns
+        ]
+        self._append(self._joined([str(loop.training_epochs_done + 1), str(loop.iterations_done), *cells]))
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Write the line of the epoch, if it is due."""

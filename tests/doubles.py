@@ -45,6 +45,17 @@ class Affine(nn.Module):
         return {"predicted": predicted, "loss": (predicted - y) ** 2}
 
 
+class Push(nn.Module):
+    """Its loss is its weight: with a learning rate of 0.1 each update takes 0.1 away."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return {"loss": self.w * torch.ones_like(x)}
+
+
 SGD = Factory(torch.optim.SGD, lr=0.1)
 XY = [{"x": [1.0, 2.0], "y": [3.0, 5.0]}, {"x": [0.0, -1.0], "y": [1.0, -1.0]}]
 

@@ -24,7 +24,7 @@ _CLIPPING = (
     f"emrun has no gradient clipping yet; {_OWN_HOOK} call "
     "`torch.nn.utils.clip_grad_norm_(model.module.parameters(), 1.0)` in `before_update(self, model)`"
 )
-_ACCUMULATION = "emrun has no gradient accumulation yet; every batch makes an update"
+_ACCUMULATION = "set model.accumulate, the number of batches of an update: 4"
 _PRECISION = "emrun has no mixed precision yet; `forward` of your module can use torch.autocast"
 _AVERAGES = f"emrun has no weight averaging yet; {_OWN_HOOK} keep torch.optim.swa_utils.AveragedModel"
 _SAVING = (

@@ -68,8 +68,8 @@ class Answers:
 
     @property
     def updates_done(self) -> int:
-        """Number of updates of the weights; every batch that the model was trained on makes one."""
-        return self._state.iterations_done
+        """Number of updates of the weights: windows of batches, see `AbstractModel.iterations_per_update`."""
+        return self._state.updates_done
 
     @property
     def extra_streams(self) -> list[str]:
@@ -102,7 +102,7 @@ class Answers:
         if self.fixed_epoch_size is None:
             return self.training_epochs_done
         number, batch = self.streams.get(self.train_stream_name, train=True).position
-        return number - 1 + (batch == self._length.updates_per_pass)
+        return number - 1 + (batch == self._length.batches_per_pass)
 
     @property
     def has_run(self) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from emrun.arguments import check_choice
 from emrun.hook import TrainingTerminated
-from emrun.loop.interrupts import Interrupts
+from emrun.loop.interrupts import Interrupted, Interrupts
 from emrun.types import InterruptPolicy
 
 _LOG = logging.getLogger(__name__)
@@ -20,17 +20,20 @@ _DEFERRED = ("before_batch", "before_update", "after_update", "after_checkpoint"
 class Endings:
     """Collects the signals and terminations that end the training, and decides when it ends.
 
-    A signal ends the training after the batch or the epoch. A termination ends it when all hooks have got the event in
-    which a hook raised the termination; after the batch if the event belongs to an update; after the next batch, or the
-    epoch, if the event is `after_checkpoint`. In an evaluation, terminations have no effect, and a signal ends the
-    evaluation after the batch.
+    A signal ends the training after the update of the batch, or after the epoch. A termination ends it when all hooks
+    have got the event in which a hook raised the termination; after the batch if the event belongs to an update, after
+    the update if it is `after_batch`, and after the next batch, or the epoch, if it is `after_checkpoint`. In an
+    evaluation, terminations have no effect, and a signal ends the evaluation after the batch.
 
     Args:
         on_interrupt: whether the first signal ends the training after the current `batch` or `epoch`.
         wake: called on a signal to end the wait for a batch; must not block.
+        waits: returns whether the run must not end yet, because the model is within the batches of an update.
     """
 
-    def __init__(self, on_interrupt: InterruptPolicy, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, on_interrupt: InterruptPolicy, wake: Callable[[], None], waits: Callable[[], bool] = lambda: False
+    ) -> None:
         check_choice("on_interrupt", on_interrupt, InterruptPolicy)
         self.evaluating = False
         """Whether the loop only evaluates."""
@@ -38,6 +41,7 @@ class Endings:
         """Whether to call `look` after the batch, because of a signal, a termination or a requested checkpoint."""
         self._on_interrupt = on_interrupt
         self._wake_stream = wake
+        self._waits = waits
         self._interrupts = Interrupts(self._wake)
         self._termination: TrainingTerminated | None = None
         self._begins_again = False
@@ -85,7 +89,7 @@ class Endings:
             return
         reasons = "; ".join(dict.fromkeys(error.reason for error in ended))
         termination = ended[0] if len(ended) == 1 else TrainingTerminated(reasons)
-        if event not in _DEFERRED:
+        if event not in _DEFERRED and not (event == "after_batch" and self._waits()):
             raise termination
         self.defer(termination)
         self.news = True
@@ -97,6 +101,15 @@ class Endings:
     def take_notice(self) -> None:
         """Make the loop call `look` after the current batch."""
         self.news = True
+
+    def announce_wait(self) -> None:
+        """Log once that the run does not end before the end of the update."""
+        reason = self._termination
+        if reason is None and self._interrupts.signal is not None and self._on_interrupt == "batch":
+            reason = Interrupted(self._interrupts.signal)
+        if reason is not None and not self._is_announced:
+            self._is_announced = True
+            _LOG.info("%s; the run ends with the last batch of this update", reason)
 
     def look(self) -> bool:
         """Handle the news; return whether the stream ends after this batch."""
@@ -116,7 +129,8 @@ class Endings:
 
     def is_interrupted(self) -> bool:
         """Return whether a signal ends the epoch after the current batch."""
-        return self._interrupts.signal is not None and (self._on_interrupt == "batch" or self.evaluating)
+        is_wanted = self._interrupts.signal is not None and (self._on_interrupt == "batch" or self.evaluating)
+        return is_wanted and (self.evaluating or not self._waits())
 
     def raise_if_due(self, *, in_epoch: bool = False) -> None:
         """Raise what ends the training: a signal, or a termination that was deferred."""

@@ -228,7 +228,8 @@ class Epochs:
         seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
         hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
         stream.profile = self._profile
-        run, state, endings, steps, clock = self.model.run, self.state, self.endings, self.steps, perf_counter
+        model, state, endings, steps, clock = self.model, self.state, self.endings, self.steps, perf_counter
+        run, has_windows = model.run, train and model.iterations_per_update > 1
         checks, changers, draws = self.checks, self.events.changers, self.failures.draws
         check_batch = checks.begin(name, ", ".join(changers))
         announce, report = self.events.begin_stream()
@@ -263,6 +264,8 @@ class Epochs:
                 batches_run += 1
                 if train:
                     state.iterations_done += 1  # here, because a call would cost as much as a hook
+                    if not has_windows or not model.is_accumulating:
+                        state.updates_done += 1
                 try:
                     if report is not None:
                         began = clock()
@@ -273,15 +276,26 @@ class Epochs:
                         steps.take(state.iterations_done)
                 handled = None
                 if endings.news:
+                    if has_windows and model.is_accumulating:
+                        endings.announce_wait()
+                        continue
                     if endings.look():
                         break
                     self._save_requested()
+            if has_windows and model.is_accumulating:
+                self._finish_update()
         except BaseException as error:  # user code may also call sys.exit
             if handled is not None:
                 checks.name_batch(error)
                 self.failures.keep(error, handled, stream, train=train)
             raise
         return batches_run
+
+    def _finish_update(self) -> None:
+        """Make the update of the last window of an epoch, which has fewer batches than the others."""
+        with self.steps.reopened(self.state.iterations_done):
+            self.model.finish_update()
+        self.state.updates_done += 1
 
     def _end_silence(self) -> None:
         """Stop waiting for the first batch of the session: it was run, or there will be none."""

@@ -15,8 +15,13 @@ from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 
-STATE = optional(record({"updates_per_pass": optional(whole(1))}))
-"""The state of the horizon in a checkpoint."""
+STATE = optional(
+    record(
+        {"batches_per_pass": optional(whole(1)), "updates_per_pass": optional(whole(1))},
+        may_lack=("batches_per_pass", "updates_per_pass"),
+    )
+)
+"""The state of the horizon in a checkpoint; old ones have `updates_per_pass`, when each batch made an update."""
 
 UNITS = ("epochs", "passes", "updates", "iterations")
 """The units in which hooks declare limits."""
@@ -33,16 +38,21 @@ class RunLength:
 
     The horizon is the smallest of the limits that hooks declare. An epoch has `fixed_epoch_size` batches, or is a pass.
     A pass has the number of batches in `num_batches` of the dataset, or else as many as the model got in the zeroth
-    epoch. This number is fixed when the training begins, and kept in the checkpoints. Each batch makes one update.
+    epoch. This number is fixed when the training begins, and kept in the checkpoints. A window of batches makes an
+    update; the last window of an epoch may be shorter.
 
     Args:
         hooks: the hooks.
         streams: the streams, which know the size of an epoch, and the length of a pass if the dataset does.
         has_zeroth_epoch: whether the train stream is evaluated before the training.
+        window: the number of batches that make an update.
     """
 
-    def __init__(self, hooks: Sequence[AbstractHook], streams: DatasetStreams, has_zeroth_epoch: bool) -> None:
+    def __init__(
+        self, hooks: Sequence[AbstractHook], streams: DatasetStreams, has_zeroth_epoch: bool, window: int = 1
+    ) -> None:
         self._hooks = hooks
+        self._window = window
         self._stream = streams.train_stream_name
         self._epoch = streams.fixed_epoch_size
         self._has_zeroth_epoch = has_zeroth_epoch
@@ -61,7 +71,7 @@ class RunLength:
         return found
 
     @property
-    def updates_per_pass(self) -> int | None:
+    def batches_per_pass(self) -> int | None:
         """Number of batches of a pass of the train stream; None if it is not known."""
         return self._pass
 
@@ -70,17 +80,20 @@ class RunLength:
         """How many updates the run will make."""
         self._is_used = True
         limits = self.limits
-        sizes = {"epochs": self._epoch or self._pass, "passes": self._pass, "updates": 1, "iterations": 1}
-        ends = [limit * size for unit, limit in limits.items() if (size := sizes[unit]) is not None]
+        epoch = self._epoch or self._pass
+        sizes = {"epochs": epoch, "passes": self._pass, "iterations": 1 if self._window == 1 or epoch else None}
+        ends = [self._updates(limit * size) for unit, limit in limits.items() if (size := sizes.get(unit)) is not None]
+        ends += [limits["updates"]] if "updates" in limits else []
+        of_pass = None if self._pass is None else self._updates(self._pass)
         is_awaited = self._pass is None and self._epoch is None and self._has_zeroth_epoch and not self._is_fixed
         if not limits:
             missing = "no hook limits the updates of the run; add for example StopAfter: {updates: 1000}"
-            return Horizon(None, self._pass, missing, is_awaited)
+            return Horizon(None, of_pass, missing, is_awaited)
         if len(ends) == len(limits):
-            return Horizon(min(ends), self._pass, "", is_awaited)
+            return Horizon(min(ends), of_pass, "", is_awaited)
         missing = f"the number of batches of a pass of stream {self._stream!r} is not known; {_LENGTHS}"
         missing += "" if self._has_zeroth_epoch or self._epoch else ", or do not skip the zeroth epoch"
-        return Horizon(None, self._pass, "" if is_awaited else missing, is_awaited)
+        return Horizon(None, of_pass, "" if is_awaited else missing, is_awaited)
 
     def check(self) -> None:
         """Check that the limits are numbers that do not contradict each other, and that passes can be counted.
@@ -89,7 +102,7 @@ class RunLength:
             HookError: a limit is not a number of a known unit, or has no effect, because another one ends the run
                 earlier in the same unit, or passes cannot be counted.
         """
-        same = {"iterations": "updates"}  # every batch makes an update
+        same = {"iterations": "updates"} if self._window == 1 else {}
         if self._epoch is None:
             same["passes"] = "epochs"
         for index, hook in enumerate(self._hooks):
@@ -145,12 +158,19 @@ class RunLength:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the length of a pass."""
-        return {"updates_per_pass": self._pass}
+        return {"batches_per_pass": self._pass}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore what `state_dict` returned; None if the checkpoint does not have it."""
-        if state is not None and state["updates_per_pass"] is not None:
-            self._pass, self._source = state["updates_per_pass"], "the beginning of the run"
+        known = state and (state.get("batches_per_pass") or state.get("updates_per_pass"))
+        if known:
+            self._pass, self._source = known, "the beginning of the run"
+
+    def _updates(self, batches: int) -> int:
+        """Return the number of updates that the first batches of a run make; a window ends with its epoch."""
+        epochs, rest = divmod(batches, self._epoch or self._pass or max(batches, 1))
+        of_epoch = -(-(self._epoch or self._pass or batches) // self._window)
+        return epochs * of_epoch + -(-rest // self._window)
 
     def _declared(self) -> Iterator[tuple[int, str, int]]:
         """Yield (index of the hook, unit, limit) for all limits that hooks declare; `check` reports others."""

@@ -138,20 +138,25 @@ class MainLoop(Answers):
         self.train_stream_name = train_stream_name
         self._skip_zeroth_epoch = skip_zeroth_epoch
         draws, loss = Draws() if run is not None else None, LossWatch(model)
-        self._endings = endings = Endings(on_interrupt, lambda: self.epochs.wake())  # noqa: PLW0108 - made below
+        self._endings = endings = Endings(
+            on_interrupt,
+            lambda: self.epochs.wake(),  # noqa: PLW0108 - made below
+            lambda: model.is_accumulating,
+        )
         self.streams = streams = DatasetStreams(
             dataset,
             train_stream_name,
             extra_streams,
             reading=reading,
             fixed_epoch_size=fixed_epoch_size,
+            iterations_per_update=model.iterations_per_update,
             overfit=overfit,
             seed=seed,
             interrupted=endings.is_interrupted,
         )
         self._events = events = Events(model, endings, draws)
         self._steps = steps = StepRecord(model, run.steps if run is not None else None, record_steps)
-        self._length = length = RunLength(events.hooks, streams, not skip_zeroth_epoch)
+        self._length = length = RunLength(events.hooks, streams, not skip_zeroth_epoch, model.iterations_per_update)
         self._state = state = TrainingState(model, events.hooks, streams, run, steps, length)
         first_saved = partial(run.trace.write, has_checkpoints=True) if run is not None else lambda: None
         self._saving = saving = Saving(

@@ -55,15 +55,22 @@ STATE = {
         {
             "epochs_done": fields.whole(),
             "iterations_done": fields.whole(),
+            "updates_done": fields.whole(),
             "phase": fields.choice(*(phase.value for phase in Phase)),
-        }
+        },
+        may_lack=("updates_done",),  # in old checkpoints, in which each iteration made an update
     ),
     "model": fields.ANYTHING,  # the model and the hooks check their states themselves
     "hooks": fields.sequence_of(
         fields.record({"class": fields.TEXT, "occurrence": fields.whole(), "state": fields.ANYTHING})
     ),
     "streams": fields.mapping_of(fields.Kind("a mapping", lambda value: isinstance(value, Mapping), _check_position)),
-    "epoch_began": fields.optional(fields.record({"iterations_done": fields.whole(), "random": RANDOM})),
+    "epoch_began": fields.optional(
+        fields.record(
+            {"iterations_done": fields.whole(), "updates_done": fields.whole(), "random": RANDOM},
+            may_lack=("updates_done",),
+        )
+    ),
     "names": fields.optional(NAMES),
     "steps": OF_STEPS,
     "horizon": OF_HORIZON,
@@ -79,7 +86,8 @@ _SINCE = ("epoch_began", "names", "steps", "horizon", "metrics_digest", "metrics
 class TrainingState:
     """Counts epochs and iterations, and collects and restores the states of the model, the hooks and the streams.
 
-    Only this class changes the counters and the phase, except for `iterations_done`, which the loop also counts up.
+    Only this class changes the counters and the phase, except for `iterations_done` and `updates_done`, which the loop
+    also counts up.
 
     Args:
         model: the model, with its weights and its other state.
@@ -101,6 +109,7 @@ class TrainingState:
     ) -> None:
         self.epochs_done = 0
         self.iterations_done = 0
+        self.updates_done = 0
         self.phase = Phase.BEFORE
         self._hooks = hooks
         self._model = model
@@ -127,7 +136,8 @@ class TrainingState:
     def begin_epoch(self) -> None:
         """Record the counters and random states at the beginning of a training epoch, for `resume` in its middle."""
         if self._run is not None:
-            self._epoch_began = {"iterations_done": self.iterations_done, "random": random_state()}
+            done = {"iterations_done": self.iterations_done, "updates_done": self.updates_done}
+            self._epoch_began = {**done, "random": random_state()}
 
     def begin_train_streams(self) -> bool:
         """Enter the train stream of an epoch; return False if the epoch is resumed after the train stream."""
@@ -147,8 +157,9 @@ class TrainingState:
         self._copy = None
 
     def start_from(self, epochs_done: int, iterations_done: int) -> None:
-        """Set the counters to those of a loaded model."""
+        """Set the counters to those of a loaded model; the updates are about right."""
         self.epochs_done, self.iterations_done = epochs_done, iterations_done
+        self.updates_done = iterations_done // self._model.iterations_per_update
         self.phase = Phase.BETWEEN if epochs_done or iterations_done else Phase.BEFORE
 
     def encoded(self, *, copied: bool = False) -> dict[str, Any]:
@@ -173,6 +184,7 @@ class TrainingState:
             "loop": {
                 "epochs_done": self.epochs_done,
                 "iterations_done": self.iterations_done,
+                "updates_done": self.updates_done,
                 "phase": self.phase.value,
             },
             "model": encode(self._model.state_dict(), "state of the model"),
@@ -234,6 +246,7 @@ class TrainingState:
             model.load_state_dict(state["model"])
         loop = state["loop"]
         self.epochs_done, self.iterations_done = loop["epochs_done"], loop["iterations_done"]
+        self.updates_done = loop.get("updates_done", self.iterations_done)
         self.phase = Phase(loop["phase"])
         for (name, occurrence), hook in _occurrences(self._hooks).items():
             found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
@@ -301,14 +314,15 @@ class TrainingState:
 
     def _begin_again(self, before_epoch: Callable[[int], None]) -> None:
         """Begin the current epoch again, with the counters and random states of its first beginning."""
-        iterations_done = self.iterations_done
+        done = self.iterations_done, self.updates_done
         if self._epoch_began is not None:  # old checkpoints do not have it
             self.iterations_done = self._epoch_began["iterations_done"]
+            self.updates_done = self._epoch_began.get("updates_done", self.iterations_done)
             set_random_state(self._epoch_began["random"])
         try:
             before_epoch(self.epochs_done + 1)
         finally:
-            self.iterations_done = iterations_done
+            self.iterations_done, self.updates_done = done
 
 
 @contextmanager

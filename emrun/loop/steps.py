@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
@@ -112,8 +113,23 @@ class StepRecord:
             self._take_given()
         self.due = self._next = iteration + self._step
         if self._next > self._end:
-            self.end_chunk()
             self.due = _following(iteration, self._every)[0]
+            if self._model.is_accumulating:
+                self._next = 0  # the chunk ends with the next step: the window may end before, and add values
+            else:
+                self.end_chunk()
+
+    @contextmanager
+    def reopened(self, iteration: int) -> Iterator[None]:
+        """Add what hooks give in this block to the values of the last iteration, if it was recorded."""
+        due, is_recorded = self.due, self._first + self._step * (len(self._losses) - 1) == iteration and self._losses
+        self.due = iteration if is_recorded else 0
+        try:
+            yield
+        finally:
+            self.due = due
+            if self.given:
+                self._take_given()
 
     def end_chunk(self) -> None:
         """Write the values since the last chunk, if there are any."""
@@ -175,7 +191,7 @@ class StepRecord:
         for name, value in self.given.items():
             values = self._added.setdefault(name, [])
             values += [None] * (before - len(values))
-            values.append(value)
+            values[before:] = [value]
         self.given.clear()
 
     def _pending(self) -> Chunk | None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from emrun.arguments import check_count
 from emrun.errors import ArgumentError, StateError
 from emrun.fields import NUMBER, optional, sequence_of
 from emrun.hook import Loop
@@ -22,7 +23,7 @@ from emrun.models.optimizer import (
 )
 from emrun.models.planning import check_length, horizon_of, plan_of
 from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
-from emrun.models.updates import all_parameters, clear_gradients, parameters_beside
+from emrun.models.updates import all_parameters, clear_gradients, divide_gradients, parameters_beside
 from emrun.schedule_plan import SchedulePlan, log_plan
 from emrun.types import EpochData
 from emrun.wording import NO_OPTIMIZER
@@ -45,14 +46,33 @@ class Trained(Protocol):
 class Optimization:
     """Clears the gradients, makes the updates of an optimizer, and steps its schedule.
 
+    A window is the batches of an update. The gradients of a window are those of the mean loss over its examples: the
+    loss of each batch is multiplied by the weight of the batch, and at the update the gradients are divided by the
+    weight of the window, which nobody needs to know before.
+
     Args:
         model: the model; hooks get it with each update.
         optimizer: the form of the optimizer; None for a model that is only evaluated, or trains in its own way.
         scheduler: the form of the schedule.
+        accumulate: the number of batches of a window.
+
+    Raises:
+        ArgumentError: `accumulate` is not a positive number.
     """
 
-    def __init__(self, model: Trained, optimizer: Any, scheduler: Any) -> None:
+    def __init__(self, model: Trained, optimizer: Any, scheduler: Any, accumulate: int = 1) -> None:
+        check_count("accumulate", accumulate, minimum=1)
         self._model = model
+        self.accumulate = accumulate
+        self.has_windows = accumulate > 1
+        """Whether the gradients of several parts are added up for an update."""
+        self.is_open = False
+        """Whether a window has begun and not ended."""
+        self.weight: float | Tensor = 1.0
+        """The weight of the current part in its window: its number of examples, or the sum of their weights."""
+        self._is_ending = False  # whether the window ends with the current part
+        self._batches = 0  # of the window that have begun
+        self._pending: dict[torch.optim.Optimizer, float | Tensor] = {}  # those to step at the end, and their weights
         self._forms = optimizer, scheduler
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: Scheduler | ClosedForm | None = None
@@ -104,9 +124,40 @@ class Optimization:
         elif self.scheduler is not None and loop is not None and loop.has_run:
             self.scheduler.check_end()  # the replay of a step is not a resume
 
-    def begin_batch(self) -> None:
-        """Prepare for the gradients of a batch."""
+    def clear(self) -> None:
+        """Clear the gradients, and forget a window that has begun."""
         clear_gradients(self.optimizer, self._others)
+        if self.has_windows:
+            self.is_open, self._batches = False, 0
+            self._pending.clear()
+
+    def begin_part(self, examples: int, *, is_last: bool = True) -> None:
+        """Prepare for a part of a window; the first part clears the gradients.
+
+        Args:
+            examples: the number of examples of the part.
+            is_last: whether a batch ends with the part.
+        """
+        if not self.is_open:
+            self.clear()
+            self.is_open = True
+        self._batches += is_last
+        self._is_ending = self._batches == self.accumulate
+        self.weight = float(examples)
+
+    def end_part(self) -> None:
+        """End a part of a window, and with the last one the window."""
+        if self._is_ending:
+            self.finish()
+
+    def finish(self) -> None:
+        """End the window, if one is open: make the updates that are due."""
+        if not self.is_open:
+            return
+        self._is_ending, self.is_open, self._batches = False, False, 0
+        while self._pending:
+            optimizer = next(iter(self._pending))
+            self._step(optimizer, self._pending.pop(optimizer))
 
     def backward(self, loss: Tensor) -> None:
         """Calculate the gradients of a scalar loss and add them to those of the parameters.
@@ -114,6 +165,8 @@ class Optimization:
         Raises:
             ArgumentError: the loss does not depend on any parameter with `requires_grad`.
         """
+        if self.has_windows:
+            loss = loss * self.weight
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -123,13 +176,29 @@ class Optimization:
             raise ArgumentError("loss", message) from error
 
     def update(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Make an update with the current gradients; hooks are called before and after.
+        """Make an update with the gradients, or note that the window makes it at its end.
 
         Raises:
             ArgumentError: there is no optimizer.
         """
         if optimizer is None:
             raise ArgumentError("optimizer", NO_OPTIMIZER)
+        if self.has_windows:
+            self._pending[optimizer] = self._pending.get(optimizer, 0.0) + self.weight
+            if self._is_ending:
+                self._step(optimizer, self._pending.pop(optimizer))
+        else:
+            self._step(optimizer)
+
+    def _step(self, optimizer: torch.optim.Optimizer, weight: float | Tensor | None = None) -> None:
+        """Make an update with the current gradients; hooks are called before and after.
+
+        Args:
+            optimizer: the optimizer.
+            weight: what its gradients are divided by.
+        """
+        if weight is not None:
+            divide_gradients(optimizer, weight)
         model = self._model
         loop = model._main_loop
         if loop is not None and loop.listens("before_update"):
@@ -149,8 +218,8 @@ class Optimization:
             self.scheduler.step(epoch_data)
 
     def rates(self) -> list[float | Tensor] | None:
-        """Return the learning rates of the last update, or of the first one as long as there is none."""
-        if self._rates is None and self.optimizer is not None:
+        """Return the learning rates of the last update; those of the next one within a window, or if there is none."""
+        if (self._rates is None or self.is_open) and self.optimizer is not None:
             if isinstance(self.scheduler, ClosedForm):
                 with suppress(ArgumentError):  # the first update raises it again, if there is one
                     self.scheduler.begin(horizon_of(self._model._main_loop))

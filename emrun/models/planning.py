@@ -25,7 +25,7 @@ def plan_of(scheduler: Scheduler | ClosedForm, loop: Loop) -> tuple[SchedulePlan
     if isinstance(scheduler, ClosedForm):
         return scheduler.shown(horizon), scheduler.is_awaited(horizon) and not scheduler.plans
     epochs = [limits[unit] for unit in ("epochs", "passes") if unit in limits and not (fixed and unit == "passes")]
-    epoch = fixed or horizon.updates_per_pass
+    epoch = -(-fixed // loop.model.iterations_per_update) if fixed else horizon.updates_per_pass
     if horizon.updates is not None and epoch is not None:
         epochs.append(horizon.updates // epoch)
     plan = scheduler.shown(horizon, min(epochs, default=None))

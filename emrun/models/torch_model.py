@@ -26,6 +26,7 @@ from emrun.models.schedule import Scheduler
 from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.updates import Traces
 from emrun.schedule_plan import SchedulePlan
+from emrun.sources import length
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import NO_OPTIMIZER
 
@@ -94,6 +95,11 @@ class TorchModel(ModuleModel):
             valid/loss/mean`, each step gets that statistic of the epoch; epochs that do not evaluate its stream are
             skipped. Schedulers that contain schedulers are written in the same way: `{class: SequentialLR, schedulers:
             [{class: LinearLR}, {class: CosineAnnealingLR, T_max: 20}], milestones: [5]}`.
+        accumulate: the number of batches of an update, its window; the last window of an epoch may be shorter. The
+            update minimises the mean loss over the examples of the window, weighted by `example_weight` if there is
+            that output: `accumulate: 4` with batches of 8 examples is as one batch of 32. Limits, schedules and
+            intervals in updates count windows. Checkpoints, signals and the end of the run wait for the end of the
+            window.
         device: a torch device; `auto` means CUDA or MPS if available, else the CPU.
         init_from: weights to begin with: a run directory (its checkpoint `best`), a checkpoint, a directory with
             `model.safetensors`, such as transformers writes, or a file: safetensors, an index of them, or a state dict.
@@ -126,6 +132,7 @@ class TorchModel(ModuleModel):
         metrics: Mapping[str, MetricForm] | None = None,
         optimizer: OptimizerForm | None = None,
         scheduler: SchedulerForm | None = None,
+        accumulate: int = 1,
         device: str = "auto",
         init_from: str | os.PathLike[str] | InitFromForm | None = None,
     ) -> None:
@@ -134,7 +141,8 @@ class TorchModel(ModuleModel):
             self.load_initial = partial(self._begin_with, InitFrom.read(init_from))
         self._tensors = self._inputs.tensors
         self._prefetcher: Prefetcher | None = None
-        self._optimization = Optimization(self, optimizer, scheduler)
+        self._optimization = Optimization(self, optimizer, scheduler, accumulate)
+        self.iterations_per_update = accumulate
         if not self.is_lazy:
             self._optimization.build()
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
@@ -167,6 +175,11 @@ class TorchModel(ModuleModel):
     def scheduler(self) -> Scheduler | ClosedForm | None:
         """See the class."""
         return self._optimization.scheduler
+
+    @property
+    def is_accumulating(self) -> bool:  # type: ignore[override]
+        """Whether a window has begun that the last train batch did not end."""
+        return self._optimization.is_open
 
     @property
     def has_updated(self) -> bool | None:  # type: ignore[override]
@@ -239,8 +252,13 @@ class TorchModel(ModuleModel):
         if self._is_own_scheme:
             self._traces = Traces(optimization.parameters, self._loadable.pending)
             self._minimised = None  # a subclass may call `backward` of the loss itself
-        optimization.begin_batch()
-        outputs = self.train_step(inputs)
+        if optimization.has_windows:
+            optimization.begin_part(length(next(iter(batch.values()))))
+            outputs = self.train_step(inputs)
+            optimization.end_part()
+        else:
+            optimization.clear()
+            outputs = self.train_step(inputs)
         detached = {}
         for name, value in outputs.items():
             detached[name] = value.detach() if isinstance(value, Tensor) and value.requires_grad else value
@@ -303,6 +321,8 @@ class TorchModel(ModuleModel):
         loss = outputs.get("loss")
         if type(loss) is not Tensor or loss.dim():
             loss = mean_loss(outputs)
+        if self._optimization.has_windows and isinstance(weights := outputs.get("example_weight"), Tensor):
+            self._optimization.weight = weights.detach().sum()
         self.backward(loss)
         self.step_outputs = outputs
         self.update(self.optimizer)
@@ -319,8 +339,15 @@ class TorchModel(ModuleModel):
         self._optimization.backward(loss)
 
     def update(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Make an update with the current gradients; hooks are called before and after."""
+        """Make an update with the current gradients; hooks are called before and after.
+
+        With `accumulate`, the update is made at the end of the window.
+        """
         self._optimization.update(optimizer)
+
+    def finish_update(self) -> None:
+        """Make the update of a window that has fewer batches than `accumulate`."""
+        self._optimization.finish()
 
     def before_epoch(self, epoch_id: int) -> None:
         """Reset what an incomplete epoch has left."""
@@ -328,6 +355,7 @@ class TorchModel(ModuleModel):
             self._stream_metrics.clear()
         if not self._evaluates:
             self._trained, self._stream = False, None
+            self._optimization.clear()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Step the scheduler after a training epoch; after the zeroth, check that a resume could load its checkpoint.

@@ -27,6 +27,21 @@ def clear_gradients(optimizer: torch.optim.Optimizer | None, others: Sequence[to
         parameter.grad = None
 
 
+def divide_gradients(optimizer: torch.optim.Optimizer, divisor: float | torch.Tensor) -> None:
+    """Divide the gradients of an optimizer's parameters in place."""
+    found: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if (gradient := parameter.grad) is None:
+                continue
+            if gradient.layout is torch.strided:
+                found.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+            else:
+                gradient.div_(divisor)  # the operations on lists do not take sparse tensors
+    for gradients in found.values():
+        torch._foreach_div_(gradients, divisor)
+
+
 def all_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Return what `module.parameters()` yields, in a third of the time; a shared parameter may occur twice."""
     parameters = []

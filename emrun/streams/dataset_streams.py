@@ -34,6 +34,7 @@ class DatasetStreams:
         overfit: how many batches every stream has instead of its own: the first ones of pass 1 of the train stream.
         seed: the seed of the streams.
         interrupted: returns whether to stop waiting for a batch.
+        iterations_per_update: the number of batches of an update, for a `fixed_epoch_size` in updates.
 
     Raises:
         ArgumentError: `extra_streams` is not a list of streams or has a stream twice; a number of batches is not one,
@@ -51,6 +52,7 @@ class DatasetStreams:
         overfit: int | None = None,
         seed: int = 0,
         interrupted: Callable[[], bool] = lambda: False,
+        iterations_per_update: int = 1,
     ) -> None:
         reading = reading or Reading()
         if reading.timeout is not None and not reading.ahead:
@@ -63,7 +65,9 @@ class DatasetStreams:
                 raise ArgumentError(
                     "overfit", "overfit and fixed_epoch_size both set the number of batches of an epoch; remove one"
                 )
-        self.fixed_epoch_size = None if fixed_epoch_size is None else _batches_of(fixed_epoch_size)
+        self.fixed_epoch_size = (
+            None if fixed_epoch_size is None else _batches_of(fixed_epoch_size, iterations_per_update)
+        )
         self._evaluated_train = f"{train_stream_name}_eval"
         self.extra = read_extra_streams(extra_streams, train_stream_name, self._evaluated_train)
         """Extra stream -> when it is evaluated, and how much of it. The train stream has another name here, so that
@@ -164,9 +168,10 @@ class DatasetStreams:
             stream.close()
 
 
-def _batches_of(size: int | str) -> int:
+def _batches_of(size: int | str, iterations_per_update: int) -> int:
     """Return the number of batches in `fixed_epoch_size`, a number or an interval such as `200 updates`."""
     if isinstance(size, str):
-        return int(Interval.parse("fixed_epoch_size", size, ("updates", "iterations")).count)
+        interval = Interval.parse("fixed_epoch_size", size, ("updates", "iterations"))
+        return int(interval.count) * (iterations_per_update if interval.unit == "updates" else 1)
     check_count("fixed_epoch_size", size, minimum=1)
     return size

@@ -11,6 +11,7 @@ from doubles import (
     SGD,
     XY,
     Affine,
+    Push,
     Streams,
     X,
     Y,
@@ -124,17 +125,6 @@ class Watch(AbstractHook):
 
     def after_batch(self):
         self.note("after_batch")
-
-
-class Push(nn.Module):
-    """Its loss is its weight: with a learning rate of 0.1 each update takes 0.1 away."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(()))
-
-    def forward(self, x):
-        return {"loss": self.w * torch.ones_like(x)}
 
 
 def test_after_update_sees_the_changed_weights():
