@@ -209,6 +209,7 @@ def test_every_file_has_a_test():
         "models/fit": "models/test_init_from",
         "models/module_model": "models/test_torch_model",
         "models/optimization": "models/test_updates",
+        "models/patterns": "models/test_parameter_groups",
         "config/yaml_slips": "config/test_yaml_tree",
         "diagnosis/probe": "diagnosis/test_verification",
         "diagnosis/recorded_trainings": "diagnosis/test_verification",

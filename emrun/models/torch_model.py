@@ -32,7 +32,7 @@ from emrun.wording import NO_OPTIMIZER
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
-OptimizerForm = Annotated[Factory, Form(keys=("groups",), package="torch.optim", supplied=1)]
+OptimizerForm = Annotated[Factory, Form(keys=("groups", "no_decay", "match"), package="torch.optim", supplied=1)]
 SchedulerForm = Annotated[
     Factory, Form(("step_on", "metric"), "torch.optim.lr_scheduler", "emrun.models.schedules", 1, shared="optimizer")
 ]
@@ -87,8 +87,11 @@ class TorchModel(ModuleModel):
             the whole stream: `update` is called with the `inputs` of each batch, `compute` at the end of the stream.
             The result, a number or a mapping from names to numbers, is added to the data of the epoch.
         optimizer: a class from torch.optim or a dotted path, and its arguments. `groups: [{match: REGEX, lr: 0.01}]`
-            sets arguments for the parameters whose names match the regular expression (`re.search`); parameters
-            without a group get the defaults. Without an optimizer, the model can only be evaluated.
+            sets arguments for the parameters whose names match a regular expression, or one of a list (`re.search`);
+            `groups: {import: my_models.groups}` is a function that gets the module and returns groups as torch has
+            them. Parameters without a group get the defaults. `no_decay: biases_and_norms` sets `weight_decay: 0` for
+            biases and layers of normalisation, except in groups with a `weight_decay`. `match: REGEX` selects the
+            parameters that are trained. Without an optimizer, the model can only be evaluated.
         scheduler: a schedule of emrun and its arguments, such as `{class: Cosine, warmup: 5%, final: 0.1}`, which
             follows the length of the run. Or a class from torch.optim.lr_scheduler or a dotted path, and its arguments:
             it steps after each training epoch, or, with `step_on: update`, after each update. With `metric:
