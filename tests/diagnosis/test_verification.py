@@ -264,7 +264,7 @@ def test_a_recording_is_plain_json():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "most", "more"), [({}, 12, 9), ({"full_epochs": True}, 11, 9), ({"at": [3, 7]}, 7, 5)], ids=str
+    ("arguments", "most", "more"), [({}, 13, 9), ({"full_epochs": True}, 12, 9), ({"at": [3, 7]}, 7, 5)], ids=str
 )
 def test_the_number_of_runs_is_told_before_the_first_and_the_time_after_it(
     arguments, most, more, tmp_path, monkeypatch, caplog
