@@ -80,7 +80,7 @@ def _run(job: Job, record: _Record) -> None:
     name = loop.train_stream_name
     known_length = loop.stream_sizes.get(name) or stream_lengths(training.dataset).get(name, 0)
     if job.longest is not None and known_length > job.longest:
-        record("long", updates=loop.horizon.updates)
+        record("long", updates=loop.horizon.updates, window=loop.model.iterations_per_update)
         return
     probe = Probe(record, job)
     probe.limits = loop.limits  # the schedules are those of the config
@@ -117,7 +117,8 @@ class Probe(AbstractHook):
     def before_training(self) -> None:
         """Record where the run begins."""
         loop = self.main_loop
-        self._record("begin", iteration=loop.iterations_done, epochs=loop.training_epochs_done)
+        window = loop.model.iterations_per_update
+        self._record("begin", iteration=loop.iterations_done, epochs=loop.training_epochs_done, window=window)
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Note the batch and the random states before the model runs."""
@@ -168,7 +169,7 @@ class Probe(AbstractHook):
             return
         if job.longest is not None and loop.training_epochs_done == 0 and done > job.longest:
             self.is_too_long = True
-            self._record("long", updates=loop.horizon.updates)
+            self._record("long", updates=loop.horizon.updates, window=loop.model.iterations_per_update)
             raise TrainingTerminated("the epoch is too long")
         if self._end is not None and done >= self._end:
             raise TrainingTerminated(f"{done} iterations are recorded")

@@ -128,6 +128,8 @@ class _Attempt:
             notes.append(f"the weights could not be read from the device; instead they are those of {name}")
         if self._weights is not None:
             self._model.load_initial = None  # a new model begins with other weights
+        if capsule.step.train and self._model.iterations_per_update > 1:
+            notes.append("the batch makes an update alone; the gradients of the others of its update were not saved")
         self._random = dict(capsule.state["random"])
         if capsule.step.event != "before_batch":
             self._model.before_batch = None  # the batch was saved after this event
@@ -163,6 +165,8 @@ class _Attempt:
         def only_batch() -> Iterator[Batch]:
             set_random_state(self._random)
             yield dict(batch)
+            if step.train:
+                self._model.finish_update()
             raise _WentThroughError  # whatever follows is not part of the step
 
         stream = StreamWrapper(only_batch, name=step.stream, training=step.train, seed=self._seed)

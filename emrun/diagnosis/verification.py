@@ -24,8 +24,8 @@ from emrun.wording import counted
 _LOG = logging.getLogger(__name__)
 
 _LONGEST = 20  # iterations; longer epochs are shortened
-_SHORT = 8  # iterations of a shortened epoch
-_MOST_POINTS = 4  # at which runs are interrupted by default
+_SHORT = 8  # iterations of a shortened epoch, which has at least two updates
+_MOST_POINTS = 5  # at which runs are interrupted by default
 _MAY_VARY = ("hooks", "metrics")  # may contain times; values that differ between two uninterrupted runs are left out
 
 
@@ -83,8 +83,8 @@ def verify(
         config: a file, or a directory with a `config.yaml`.
         overrides: `key.path=value`, or `~key.path` to delete a key.
         kill: interrupt by SIGKILL, two iterations after a checkpoint, instead of by SIGTERM.
-        at: iterations after which to interrupt; by default in the middle of an epoch, at its end, in an evaluation
-            and, with `fixed_epoch_size`, at the end of a pass.
+        at: iterations after which to interrupt; by default in the middle of an epoch, at its end, in an evaluation,
+            with `fixed_epoch_size` at the end of a pass, and with `accumulate` in the middle of an update.
         full_epochs: do not shorten epochs of more than 20 iterations.
 
     Raises:
@@ -103,13 +103,12 @@ def verify(
         straight = job("straight", longest=None if full_epochs else _LONGEST).run()
         if straight.of("long"):  # the run gave up because its epochs are too long
             key = "overfit" if (loaded.get("main_loop") or {}).get("overfit") else "fixed_epoch_size"
-            arguments += [
-                f"main_loop.{key}={_SHORT}",
-                *_same_horizon(loaded, straight.one("long")["updates"]),
-            ]
+            long = straight.one("long")
+            short = max(_SHORT, 2 * long["window"])
+            arguments += [f"main_loop.{key}={short}", *_same_horizon(loaded, long["updates"])]
             job = partial(job, is_shortened=True)
             notes.append(
-                f"epochs have more than {_LONGEST} iterations: verified with main_loop.{key}={_SHORT}, so "
+                f"epochs have more than {_LONGEST} iterations: verified with main_loop.{key}={short}, so "
                 "that the run may not reach the end of a pass; use --full-epochs to verify whole epochs"
             )
             started = time.monotonic()
@@ -178,15 +177,19 @@ def _duration(seconds: float) -> str:
 
 def _usual(straight: Recording) -> Iterator[Point]:
     """Yield the points at which runs are interrupted by default."""
-    ends = straight.epoch_ends
+    ends, window = straight.epoch_ends, straight.one("begin").get("window", 1)
     batches = [event for event in straight.of("batch") if event["training"]]
     stream = batches[0]["stream"] if batches else ""
     pairs = itertools.pairwise(batches)
     passes = [one["iteration"] for one, next_one in pairs if one["pass"] != next_one["pass"]]
     for first, last in ((*ends, straight.end)[:2], (0, ends[0])):
         inside = [iteration for iteration in range(first + 1, last) if iteration not in passes]
-        if inside:
-            yield Point("the middle of an epoch", inside[(len(inside) - 1) // 2], stream)
+        whole = [iteration for iteration in inside if (iteration - first) % window == 0] or inside
+        if whole:
+            yield Point("the middle of an epoch", whole[(len(whole) - 1) // 2], stream)
+        if within := [iteration for iteration in inside if (iteration - first) % window]:
+            yield Point("the middle of an update", within[len(within) // 2], stream)
+        if whole:
             break
     within = [iteration for iteration in passes if iteration not in ends]
     if within:

@@ -283,7 +283,9 @@ class Epochs:
                         break
                     self._save_requested()
             if has_windows and model.is_accumulating:
+                handled = batch
                 self._finish_update()
+                handled = None
         except BaseException as error:  # user code may also call sys.exit
             if handled is not None:
                 checks.name_batch(error)

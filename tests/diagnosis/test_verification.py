@@ -151,6 +151,16 @@ def test_without_evaluations_and_with_whole_passes_two_points_are_left():
     ]
 
 
+def test_an_update_of_several_batches_is_interrupted_in_its_middle():
+    found = straight(epoch=6, end=14, evaluated=())
+    windows = Recording([{"kind": "begin", "window": 2}, *found.events], 0)
+    assert [(point.name, point.iteration) for point in _usual(windows)] == [
+        ("the middle of an epoch", 8),
+        ("the middle of an update", 9),
+        ("the last batch of an epoch", 6),
+    ]
+
+
 def test_a_run_that_ends_in_its_first_epoch_is_interrupted_there():
     assert list(_usual(straight(epoch=8, end=5))) == [Point("the middle of an epoch", 2, "train")]
     assert list(_usual(straight(epoch=8, end=1))) == []
@@ -254,7 +264,7 @@ def test_a_recording_is_plain_json():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "most", "more"), [({}, 11, 9), ({"full_epochs": True}, 10, 9), ({"at": [3, 7]}, 7, 5)], ids=str
+    ("arguments", "most", "more"), [({}, 13, 9), ({"full_epochs": True}, 12, 9), ({"at": [3, 7]}, 7, 5)], ids=str
 )
 def test_the_number_of_runs_is_told_before_the_first_and_the_time_after_it(
     arguments, most, more, tmp_path, monkeypatch, caplog

@@ -1,12 +1,16 @@
 """A run whose updates have several batches, ended by a signal at any event and resumed."""
 
 import shutil
+import sys
 
 import numpy as np
+import pytest
 import torch
 from training.resuming import config_of, interrupted, result, resumed, train_with
 
 from emrun import AbstractHook, create_training, read_steps
+from emrun.diagnosis.replay import replay
+from emrun.training.create import train
 
 
 def config_with_windows():
@@ -58,3 +62,23 @@ def test_the_rows_of_a_window_have_its_learning_rate_and_the_last_one_what_hooks
     assert steps["learning_rate"][5] < 0.05
     given = [None if np.isnan(value) else value for value in steps["norm"]]
     assert given == [None, 0, None, 100, 200, None, 300, None, 400, 500]
+
+
+class FailsAtAnUpdate(AbstractHook):
+    def before_update(self, model, optimizer):
+        if optimizer.state:  # not the first one
+            raise RuntimeError("no more updates")
+
+
+def test_a_failure_in_the_update_of_a_window_is_replayed(project):
+    (project / "fails.py").write_text("from tests_of_windows import FailsAtAnUpdate  # noqa: F401\n")
+    sys.modules["tests_of_windows"] = sys.modules[__name__]
+    config = config_with_windows()
+    config["hooks"] = [{"fails.FailsAtAnUpdate": {}}, {"StopAfter": {"epochs": 1}}]
+    training = create_training(config, output_dir=project / "run")
+    with pytest.raises(RuntimeError, match="no more updates"):
+        train(training)
+    found = replay(project / "run")
+    del sys.modules["tests_of_windows"]
+    assert any("the batch makes an update alone" in note for note in found.notes)
+    assert found.reproduced
