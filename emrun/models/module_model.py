@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,13 +158,15 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: the file cannot be written.
         """
-        write_weights(*collect_weights(self.module), directory)
+        with self._evaluation_weights():
+            write_weights(*collect_weights(self.module), directory)
 
     def stage(self) -> Callable[[Path], None] | None:
         """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`."""
         if getattr(self.save, "__func__", None) is not ModuleModel.save:
             return None
-        return partial(write_weights, *collect_weights(self.module, copied=True))
+        with self._evaluation_weights():
+            return partial(write_weights, *collect_weights(self.module, copied=True))
 
     def load(self, directory: Path) -> None:
         """Read the weights from `model.safetensors`, and the module's extra state from `state.pt`.
@@ -171,6 +174,7 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: a file cannot be read, or does not fit this module.
         """
+        self._forget_training()
         load_weights(self.module, directory)
         self.built_apart = None  # not needed any more: the weights fit
         if self.is_lazy:
@@ -202,6 +206,13 @@ class ModuleModel(AbstractModel):
         is_of_loop = loop is None or loop.stream_name is None or (loop.stream_name, loop.training) == (stream, train)
         if metrics is not None and is_of_loop:
             metrics.add(stream, outputs, inputs)
+
+    def _evaluation_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the module has the weights that evaluations use."""
+        return nullcontext()
+
+    def _forget_training(self) -> None:
+        """Prepare for weights that are loaded."""
 
     def _end_laziness(self) -> None:
         """Finish the initialisation of the lazy parts once the module has all shapes."""

@@ -55,6 +55,11 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any], key: str 
     return optimizer
 
 
+def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[torch.nn.Parameter]:
+    """Return the parameters of an optimizer, in their order."""
+    return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
+
+
 def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Return the arguments of each parameter group as the config sets them, with the names of its parameters.
 
