@@ -25,6 +25,7 @@ from emrun.storage.manifest import Manifest, verify
 from emrun.storage.run import CHECKPOINTS, CONFIG, create_evaluation, holds_run, no_run
 from emrun.training.build import Training, assemble
 from emrun.training.create import kept_or_removed, refuse_ranks, warn_of
+from emrun.training.user_code import log_code_directory, warn_of_changed_code
 from emrun.types import EpochData
 from emrun.wording import did_you_mean, listed, progress
 
@@ -101,7 +102,9 @@ def evaluate(
         raise
     with kept_or_removed(run, existed=False), run.log:
         warn_of(copies_left(laid_over.root, merged.root, unread=("vars", "eval")))
+        log_code_directory(plan)
         training = assemble(plan, run.directory, run, is_evaluation=True)
+        warn_of_changed_code(plan, directory, run.censor)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
             raise _unknown_stream(training.dataset, stream)
         *others, last = checkpoints.DEFAULTS

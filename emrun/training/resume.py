@@ -30,7 +30,7 @@ from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
-from emrun.training.user_code import record_code
+from emrun.training.user_code import log_code_directory, record_code
 from emrun.wording import counted, progress
 
 _LOG = logging.getLogger(__name__)
@@ -102,6 +102,7 @@ def resume_training(
         record_code(plan, run)
         with run.log:
             warn_of(config.notes)
+            log_code_directory(plan)
             training = assemble(plan, run.directory, run, is_new=place is None)
             if place is not None:
                 place = _restored(training, place, changed)

@@ -200,7 +200,8 @@ def test_what_torch_could_not_read_again_is_not_saved(value):
         encode(value, "key")
 
 
-def test_the_code_of_a_run_comes_before_that_of_the_current_directory(project, monkeypatch):
+def test_the_code_of_a_run_comes_before_that_of_the_current_directory(project, monkeypatch, caplog):
+    caplog.set_level("INFO")
     (project / "here").mkdir()
     (project / "there").mkdir()
     for place, width in (("here", 4), ("there", 8)):
@@ -214,6 +215,16 @@ def test_the_code_of_a_run_comes_before_that_of_the_current_directory(project, m
     training = create_training(config, output_dir=project / "run")
     assert training.model.module.width == 8
     training.main_loop.run.release()
+    there, here = project / "there", project / "here"
+    assert f"imported from code_directory {there}: placed_net" in caplog.messages
+    assert (
+        f"not used: placed_net in the current directory, because the config has another code_directory, {there}; to "
+        f"use the modules here, add code_directory={here}"
+    ) in caplog.messages
+    caplog.clear()
+    monkeypatch.chdir(there)
+    create_training(config, output_dir=project / "second").main_loop.run.release()
+    assert not [each for each in caplog.messages if "code_directory" in each]
 
 
 # forks
