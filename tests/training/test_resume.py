@@ -295,6 +295,16 @@ def test_a_finished_run_says_how_to_train_longer(project, caplog):
         "nothing to do: the run is finished: 1 epoch done (StopAfter epochs: 1)",
         "to train longer, resume with a later end, such as hooks.StopAfter.epochs=20",
     ]
+    trace = directory / "trace.yaml"
+    before = trace.read_text()
+    for reason, way in {
+        "valid/loss/mean is 3 (Check)": "other arguments of Check, or without it: '~hooks.Check'",
+        "no (EarlyStopping patience: 3)": "other arguments of EarlyStopping, or without it: '~hooks.EarlyStopping'",
+        "enough": "other arguments of the hook that ended it",
+    }.items():
+        trace.write_text(before.replace("1 epoch done (StopAfter epochs: 1)", reason))
+        assert resume_training(directory) is None
+        assert caplog.messages[-1] == f"to train longer, resume with {way}"
 
 
 def test_another_architecture_is_refused_with_the_values_that_the_resume_changes(project):
