@@ -171,7 +171,8 @@ def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Pa
         _LOG.warning("model.init_from is read when a run begins; a resume has the weights of its checkpoint")
     loop = training.main_loop
     try:
-        place = loop.restore(place)
+        of_data = {key: pair for key, pair in changed.items() if key.split(".")[0] in ("dataset", "seed", "vars")}
+        place = loop.restore(place, _shown(of_data))
         _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))
         _name_what_stays(training, place.parent, changed)
         return place
