@@ -290,7 +290,7 @@ class TrainingState:
     def _why_different(self, name: str, sources: list[str]) -> str:
         """Return the possible reasons why a stream differs from that before the resume, in these sources."""
         if self.changed:
-            what = f"gives other values of {listed([repr(source) for source in sources])}" if sources else "differs"
+            what = f"gives other values of {listed(list(map(repr, sources)))}" if sources else "has other batches"
             return f"stream {name!r} {what} than before, as this resume changes {listed(self.changed)}"
         if not sources:
             return f"stream {name!r} has another length than before, or draws global random numbers during read-ahead"

@@ -84,16 +84,21 @@ def create_training(
     record_code(plan, run)
     try:
         with kept_or_removed(run, existed, remove_failed), run.log:
-            _LOG.info("run directory: %s", run.directory)
             warn_of(loaded.notes)
             log_code_directory(plan)
             training = assemble(plan, run.directory, run, is_new=True)
-            log_plan(plan_schedule(training, plan) if checks_schedule else None)
+            schedule = plan_schedule(training, plan) if checks_schedule else None
+            _LOG.info("run directory: %s", run.directory)  # not before a mistake in the config, which deletes it
+            log_plan(schedule)
             return training
     except (ConfigError, UsageError):
         if not had_root:
             with suppress(OSError):  # another run has been created in it
                 run.directory.parent.rmdir()
+        raise
+    except BaseException:
+        if run.directory.exists():
+            _LOG.info("run directory: %s", run.directory)
         raise
 
 

@@ -38,6 +38,7 @@ from emrun.wording import counted, listed, progress
 _LOG = logging.getLogger(__name__)
 
 _INIT_FROM = "model.init_from."
+_OF_DATA = ("dataset.", "seed.", "vars.", "main_loop.overfit.")  # keys that may change the batches
 
 
 def resume_training(
@@ -171,7 +172,7 @@ def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Pa
         _LOG.warning("model.init_from is read when a run begins; a resume has the weights of its checkpoint")
     loop = training.main_loop
     try:
-        of_data = {key: pair for key, pair in changed.items() if key.split(".")[0] in ("dataset", "seed", "vars")}
+        of_data = {key: pair for key, pair in changed.items() if f"{key}.".startswith(_OF_DATA)}
         place = loop.restore(place, _shown(of_data))
         _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))
         _name_what_stays(training, place.parent, changed)
