@@ -292,8 +292,11 @@ class Planner:
                     raise NotThere(f"neither emrun nor torch has a schedule {text!r}: {advice}")
                 members = [*self._built_in(form), *members]
                 near = nearest_class(text, members)
-                hint = f"; did you mean {near!r}?" if near else f"; it has {listed(sorted(members))}."
-                raise NotThere(f"{form.package} has no class {text!r}{hint} For another class, write its dotted path")
+                none, there = f"{form.package} has no", "it has"
+                if form.built_in:
+                    none, there = f"neither emrun nor {form.package} has a", "they have"
+                hint = f"; did you mean {near!r}?" if near else f"; {there} {listed(sorted(members))}."
+                raise NotThere(f"{none} class {text!r}{hint} For another class, write its dotted path")
             return f"{form.package}.{found}"
         path = dotted_path(text, kind)
         if path is not None:

@@ -167,6 +167,10 @@ class DatasetStreams:
 def _batches_of(size: int | str) -> int:
     """Return the number of batches in `fixed_epoch_size`, a number or an interval such as `200 updates`."""
     if isinstance(size, str):
-        return int(Interval.parse("fixed_epoch_size", size, ("updates", "iterations")).count)
+        try:
+            return int(Interval.parse("fixed_epoch_size", size, ("updates", "iterations")).count)
+        except ArgumentError as error:
+            message = f"{size!r} is not a number of batches; write for example 200, '200 updates' or '200 iterations'"
+            raise ArgumentError("fixed_epoch_size", message) from error
     check_count("fixed_epoch_size", size, minimum=1)
     return size
