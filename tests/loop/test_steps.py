@@ -34,6 +34,7 @@ class Loop:
 
     def __init__(self, directory, every=1, model=None):
         (directory / "config.yaml").touch()
+        (directory / "trace.yaml").touch()
         self.directory = directory
         self.model = model or Model()
         self.record = StepRecord(self.model, StepsFile(directory / "steps.jsonl"), every)
