@@ -78,9 +78,10 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
             if not writers:
                 there = sorted({name.partition("/")[0] for name in everything}) if is_variable else everything
                 near = [*there, *(f"{name}/mean" for name in there if "/" not in name and "/" in statistic)]
+                meant = did_you_mean(statistic, near)
                 raise HookError(
-                    f"{type(hook).__name__} monitors {address}, but no hook writes {statistic!r}"
-                    f"{did_you_mean(statistic, near)} (hooks write {listed(there)}); add it to ComputeStats, "
+                    f"{type(hook).__name__} monitors {address}, but no hook writes {statistic!r}{meant} "
+                    f"(hooks write {listed(there)}); add it to ComputeStats{'' if meant else _example(statistic)}, "
                     f"or declare `writes = [{statistic!r}]` in the hook of yours that writes it",
                     index,
                     (*whole, statistic.partition("/")[0]),
@@ -92,6 +93,14 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                     f"{writer}",
                     index,
                 )
+
+
+def _example(statistic: str) -> str:
+    """Return how the variables of ComputeStats are written with a statistic, for a message."""
+    variable, _, aggregation = statistic.partition("/")
+    entry = variable if aggregation in ("", "mean") else f"{{{variable}: {aggregation}}}"
+    others = [] if variable == "loss" else ["loss"]
+    return f" (variables: [{listed([*others, entry])}])"
 
 
 def read_of_others(hook: Any, hooks: Sequence[Any], stream: str) -> str | None:

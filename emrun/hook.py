@@ -103,7 +103,7 @@ class Loop(Protocol):
 
     @property
     def iterations_done(self) -> int:
-        """Number of batches that the model was trained on."""
+        """Number of batches that the model was trained on; the current batch counts from `after_batch` on."""
 
     @property
     def updates_done(self) -> int:
@@ -144,15 +144,17 @@ class Loop(Protocol):
     def record(self, name: str, value: Any) -> None:
         """Add a value of the current iteration, such as the norm of the gradients, to the step record `steps.jsonl`.
 
-        To be called in any event from `before_batch` to `after_batch`. The last value counts. In evaluations, without a
-        run directory, and in iterations that are not recorded (`main_loop.record_steps`), the value is ignored.
+        To be called in `before_batch`, `before_update`, `after_update` or `after_batch`. The last value counts. The
+        value is ignored in batches that are evaluated, in `emrun eval`, without a run directory, and in iterations that
+        are not recorded (`main_loop.record_steps`).
 
         Args:
             name: the name of the column.
             value: a number, or a tensor with one element, which is not read from its device before the chunk ends.
 
         Raises:
-            HookError: the value is not a number, or the loop itself records something under the name.
+            HookError: this is called outside of the batches of a stream, the value is not a number, or the loop itself
+                records something under the name.
         """
 
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from emrun.wording import counted
+
 _LOG = logging.getLogger(__name__)
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -41,12 +43,12 @@ class SchedulePlan:
 
     def lines(self) -> list[str]:
         """Return the plan as text: a line about the schedule, and a line for each sort of parameter groups."""
-        length = [f"{self.updates} updates"] if self.updates is not None else []
-        length += [f"{self.steps} epochs"] if self.steps is not None else []
+        length = [counted(self.updates, "update")] if self.updates is not None else []
+        length += [counted(self.steps, "epoch")] if self.steps is not None else []
         of = f" of {self.optimizer}" * bool(self.optimizer)
         first = f"learning rate{of}{' over ' if length else ''}{', '.join(length)}: {self.name}"
         lines = [f"{first}; {self.note}" if self.note else first]
-        for name, rates in self._by_group():
+        for name, rates in self._by_group() if self.updates != 0 else ():
             points = ", ".join(f"{share:.0%} {at(rates, share):.3g}" for share in SHARES)
             lines.append(f"  {name}{points}  {curve(rates)}")
         return [*lines, *(line for each in self.others for line in each.lines())]

@@ -105,7 +105,10 @@ class Interval:
         count = float(match.group(1)) if match else 0.0
         if unit is not None and unit != "minutes" and not count.is_integer():
             raise ArgumentError(argument, f"{value!r} is not an interval; write a whole number of {unit}")
-        if unit is None or count <= 0:
+        if unit is not None and count <= 0:
+            example = f"write for example '5 {unit}', a number above 0"
+            raise ArgumentError(argument, f"{value!r} is not an interval; {example}")
+        if unit is None:
             more = f"; the units here are {listed(units)}" if len(units) > 1 else ""
             raise ArgumentError(argument, f"{value!r} is not an interval; write for example '5 {units[0]}'{more}")
         return cls(count, unit)

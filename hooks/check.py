@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from emrun.arguments import check_count
-from emrun.errors import ArgumentError
-from emrun.hook import AbstractHook, TrainingAborted, TrainingTerminated
+from emrun.errors import ArgumentError, HookError
+from emrun.hook import AbstractHook, Loop, TrainingAborted, TrainingTerminated
 from emrun.hooks._statistic import Statistic
 from emrun.types import EpochData
+from emrun.wording import counted
 
 
 class Check(AbstractHook):
@@ -18,7 +19,8 @@ class Check(AbstractHook):
           - ComputeStats: {variables: [accuracy]}
           - Check: {variable: accuracy, required_min_value: 0.93, max_epoch: 10}
 
-    This is a test of a model: it must exceed 0.93 within ten epochs.
+    This is a test of a model: it must exceed 0.93 within ten epochs. `StopAfter: {epochs: 9}` next to it would be an
+    error, because the run would end as a success before the test is decided.
 
     Args:
         variable: the variable, of which an earlier hook writes the mean or a plain number.
@@ -28,7 +30,7 @@ class Check(AbstractHook):
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
-        HookError: the statistic is missing or not a number.
+        HookError: the statistic is missing or not a number, or the run ends after fewer epochs than `max_epoch`.
         TrainingAborted: the value was not exceeded in time.
     """
 
@@ -44,6 +46,17 @@ class Check(AbstractHook):
         self._required = required_min_value
         self._max_epoch = max_epoch
         self.monitors = (self._statistic.address,)
+
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Keep the main loop; check that no hook ends the run after fewer epochs."""
+        super().register_mainloop(main_loop)
+        epochs = main_loop.limits.get("epochs")
+        if epochs is not None and epochs < self._max_epoch:
+            raise HookError(
+                f"max_epoch: {self._max_epoch} is never reached, because the run ends after {counted(epochs, 'epoch')} "
+                "(StopAfter or another hook); lower max_epoch, or leave Check out of a shorter run: '~hooks.Check'",
+                list(main_loop.hooks).index(self),
+            )
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """End the training if the value is exceeded, or if this was the last epoch for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from emrun.arguments import check_count, safe_component
@@ -13,6 +13,7 @@ from emrun.fields import ANYTHING, NUMBER, mapping_of, optional, record, sequenc
 from emrun.hooks._statistic import Condition, Statistic
 from emrun.hooks.save_latest import SaveLatest
 from emrun.types import EpochData, Policy
+from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 
@@ -119,8 +120,8 @@ class SaveBest(SaveLatest):
                 best.kept = [(each["value"], each["epoch"]) for each in saved["kept"][: best.keep]]
             elif saved is not None:
                 _LOG.warning(
-                    "SaveBest now compares another statistic, %s (%s); its next value counts as the best",
-                    *(statistic.address, statistic.condition),
+                    "SaveBest now compares another statistic, %s (%s); its next value counts as the best%s",
+                    *(statistic.address, statistic.condition, best.loses(saved["kept"])),
                 )
             else:
                 _LOG.warning(
@@ -167,6 +168,13 @@ class _Best:
         if rank == 0:
             _LOG.info("new best %s: %g", self.statistic.address, value)
         return [self.name] * (rank == 0) + [f"{self.name}-{epoch_id}"] * (self.keep > 1)
+
+    def loses(self, before: Sequence[Mapping[str, Any]]) -> str:
+        """Return what happens to the checkpoints of another statistic, whose values these were, for a message."""
+        if self.keep == 1 or not before:
+            return f", and its checkpoint replaces {self.name}"
+        names = [f"{self.name}-{each['epoch']}" for each in before]
+        return f", and the checkpoints {listed(names)} are deleted then"
 
     def superfluous(self, names: Iterable[str]) -> list[str]:
         """Return the names of checkpoints that are not among the best any more."""

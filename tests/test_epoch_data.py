@@ -82,7 +82,7 @@ def test_the_learning_rate_of_the_train_stream_may_be_monitored(address):
         ([Writes("loss/mean"), Monitors("valid/loss")], "no hook writes 'loss'; did you mean 'loss/mean'?"),
         (
             [AbstractHook(), Monitors("valid/loss")],
-            "(hooks write nothing); add it to ComputeStats, or declare",
+            "(hooks write nothing); add it to ComputeStats (variables: [loss]), or declare",
         ),
         ([AbstractHook(), Monitors("loss")], "monitors loss, but no hook writes 'loss' (hooks write nothing)"),
         (

@@ -22,6 +22,11 @@ def test_groups_with_the_same_rates_have_one_line():
     ]
 
 
+def test_a_run_without_updates_has_no_rates():
+    assert SchedulePlan("Cosine", 0, rates=[[0.1]]).lines() == ["learning rate over 0 updates: Cosine"]
+    assert SchedulePlan("StepLR", 1, 1).lines() == ["learning rate over 1 update, 1 epoch: StepLR"]
+
+
 def test_what_is_not_known_is_noted_instead():
     assert SchedulePlan("Linear", note="why").lines() == ["learning rate: Linear; why"]
 

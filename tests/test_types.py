@@ -49,6 +49,11 @@ def test_any_other_interval_is_an_error_with_an_example(value):
         Interval.parse("every", value, UNITS)
 
 
+def test_an_interval_of_nothing_is_an_error_in_its_unit():
+    with pytest.raises(ArgumentError, match=r"'0 iterations' is not an .* '5 iterations', a number above 0"):
+        Interval.parse("every", "0 iterations", UNITS)
+
+
 def test_a_part_of_an_epoch_is_not_an_interval():
     with pytest.raises(ArgumentError, match=r"'1\.5 epochs' is not an interval; write a whole number of epochs"):
         Interval.parse("every", "1.5 epochs", UNITS)

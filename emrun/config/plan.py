@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from emrun.arguments import expanded
@@ -57,7 +58,7 @@ class Plan:
         if made["dataset"] is not None:
             planner.problems += _check_streams(tree, made["dataset"].target, finder)
         if planner.problems:
-            raise ConfigError(planner.problems)
+            raise ConfigError([*planner.problems, *(_missing_directory(tree) if planner.lacks_module else ())])
         return cls(tree, made["dataset"], made["model"], made["hooks"])
 
     @classmethod
@@ -136,6 +137,15 @@ def code_directories(config: Node) -> list[str]:
     """Return the `code_directory` of a config in a list, an empty list when the config has none."""
     node = config.get("code_directory")
     return [str(expanded(node.value))] if node is not None and isinstance(node.value, str) else []
+
+
+def _missing_directory(config: Node) -> list[Problem]:
+    """Return a problem if the directory of the modules, such as that where a run was started, is not there."""
+    node = config.get("code_directory")
+    if node is None or all(Path(each).is_dir() for each in code_directories(config)):
+        return []
+    message = f"there is no directory {node.shown()!r}, in which the modules are looked for first; set code_directory"
+    return [Problem(node.position, "code_directory", node.censored(message))]
 
 
 def named_streams(config: Node) -> list[tuple[str, Node]]:

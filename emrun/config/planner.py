@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from emrun.config.calls import Elsewhere, check_call, nowhere
 from emrun.config.import_finder import Imported
-from emrun.config.names import NotThere, beside_config, dotted_path, instead, nearest_class, short_names
+from emrun.config.names import NoModule, NotThere, beside_config, dotted_path, instead, nearest_class, short_names
 from emrun.config.overrides import hook_entry
 from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, SUPPLIED_TO_LOOP, check_main_loop
@@ -39,6 +39,8 @@ class Planner:
     def __init__(self, finder: Imported, elsewhere: Elsewhere = nowhere) -> None:
         self.problems: list[Problem] = []
         self.defaults: list[tuple[str, Any, str]] = []
+        self.lacks_module = False
+        """Whether a module was not found."""
         self.places: set[tuple[str, str]] = set()
         """All arguments that a config may have: (key of the call, name of the argument)."""
         self._finder = finder
@@ -259,6 +261,7 @@ class Planner:
             path = path if "." in path else self._short_name(path, kind, form)
             return self._finder.find(path) if path is not None else None
         except NotThere as error:
+            self.lacks_module = self.lacks_module or isinstance(error, NoModule)
             message = f"{error}{beside_config(error, name.position.source)}"
             whole = name.spelling is None or "." not in str(path)  # otherwise a part may be secret
             self._problem(name, key, message if whole else f"{name.spelling} does not name an existing class or object")
@@ -293,8 +296,11 @@ class Planner:
                     raise NotThere(f"neither emrun nor torch has a schedule {text!r}: {advice}")
                 members = [*self._built_in(form), *members]
                 near = nearest_class(text, members)
-                hint = f"; did you mean {near!r}?" if near else f"; it has {listed(sorted(members))}."
-                raise NotThere(f"{form.package} has no class {text!r}{hint} For another class, write its dotted path")
+                none, there = f"{form.package} has no", "it has"
+                if form.built_in:
+                    none, there = f"neither emrun nor {form.package} has a", "they have"
+                hint = f"; did you mean {near!r}?" if near else f"; {there} {listed(sorted(members))}."
+                raise NotThere(f"{none} class {text!r}{hint} For another class, write its dotted path")
             return f"{form.package}.{found}"
         path = dotted_path(text, kind)
         if path is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from emrun.errors import HookError
 from emrun.hook import AbstractHook
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.dispatch import Events
@@ -149,6 +150,11 @@ class Answers:
         """Add a value of the current iteration to the step record; see `Loop.record`."""
         if self.epochs.training:
             self._steps.add(name, value, self._state.iterations_done)
+        elif self.epochs.current is None and not self._endings.evaluating:
+            raise HookError(
+                f"record({name!r}, ...) was called outside of the batches of a stream, so that the value belongs to no "
+                "iteration; call it in before_batch, before_update, after_update or after_batch of the train stream"
+            )
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
         """Check the outputs for the first batch of a stream; see `Loop.check_outputs`."""

@@ -198,7 +198,7 @@ class MainLoop(Answers):
         self._state.start_from(epochs_done, iterations_done)
         self._endings.evaluating = evaluating
 
-    def restore(self, place: Path) -> Path:
+    def restore(self, place: Path, changed: Sequence[str] = ()) -> Path:
         """Load a checkpoint: weights and state of the model, states of the hooks, counters, positions of the streams.
 
         Random states are restored when the training continues, after `before_training`; see `TrainingState.resume`.
@@ -206,6 +206,7 @@ class MainLoop(Answers):
         Args:
             place: the directory of the checkpoint, or a link with its name. The directory must exist until the
                 training continues.
+            changed: what this resume changes in the data, for the warning that it is not exact.
 
         Returns:
             The directory of the checkpoint. It has been moved if it had the name of a checkpoint instead of a link, as
@@ -216,6 +217,7 @@ class MainLoop(Answers):
             StorageError: the checkpoint cannot be read.
         """
         place = place.resolve()
+        self._state.changed = changed
         self._state.load(place)
         place = self._saving.rewind(place, *self._state.point, self._state.names)
         self._state.is_now_in(place)

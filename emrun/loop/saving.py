@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -275,6 +275,12 @@ def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
                     what = f"save under conflicting names, {other!r} and {name!r}"
                     what += " (the same name on disk)" if _as_saved(name) == _as_saved(other) else ""
                 raise HookError(f"{who} {what}; give one of the hooks another model_name", index)
+
+
+def left_alone(names: Iterable[str], hooks: Sequence[AbstractHook]) -> list[str]:
+    """Return the names of checkpoints under which no hook saves, so that nothing will replace or delete them."""
+    saved = [_as_saved(each) for hook in hooks for each in declared(hook, "saves") or ()]
+    return [name for name in sorted(names) if name != _LATEST and not any(_may_be_one(name, each) for each in saved)]
 
 
 def _as_saved(name: str) -> str:

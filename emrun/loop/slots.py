@@ -41,8 +41,10 @@ class Slots:
                 raise TypeError(f"is {value!r:.80}, not a number")
             try:
                 return float(value)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise TypeError(f"is {type(value).__name__}, not a number ({error})") from error
+            except OverflowError as error:
+                raise TypeError("is a number that is too large") from error
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"is {value if value is None else type(value).__name__}, not a number") from error
         if value.numel() != 1 or value.is_complex() or value.is_meta:
             raise TypeError(f"is a tensor of shape {tuple(value.shape)} and {value.dtype}, not one real number")
         if _is_on_cpu(value):

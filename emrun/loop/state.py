@@ -119,6 +119,8 @@ class TrainingState:
         self._length = length
         self.names: Mapping[str, str] | None = None
         """Name -> directory of all checkpoints at the time when the loaded checkpoint was saved; None if not known."""
+        self.changed: Sequence[str] = ()
+        """What a resume changes in the data, for messages."""
         self._copy: dict[str, Any] | None = None
         self._epoch_began: dict[str, Any] | None = None  # iterations done and random states at that time
         self._loaded: tuple[Path, dict[str, Any]] | None = None  # until `resume`: the checkpoint, its random states
@@ -300,6 +302,9 @@ class TrainingState:
 
     def _why_different(self, name: str, sources: list[str]) -> str:
         """Return the possible reasons why a stream differs from that before the resume, in these sources."""
+        if self.changed:
+            what = f"gives other values of {listed(list(map(repr, sources)))}" if sources else "has other batches"
+            return f"stream {name!r} {what} than before, as this resume changes {listed(self.changed)}"
         if not sources:
             return f"stream {name!r} has another length than before, or draws global random numbers during read-ahead"
         changers = [type(each).__name__ for each in (*self._hooks, self._model) if may_change_batches(each)]

@@ -127,6 +127,22 @@ def code_records(run_directory: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
+def changed_since(run_directory: Path, code: Code) -> tuple[list[str], Path]:
+    """Return the modules and versions that differ from the newest record of a run, in words, and the record's path.
+
+    Args:
+        run_directory: the run directory; without a readable record in it, nothing differs.
+        code: what there is now, censored.
+
+    Raises:
+        StorageError: the record cannot be read.
+    """
+    written = [path for _, path in code_records(run_directory) if (path / RECORD).exists()]
+    place = written[-1] if written else run_directory / "code"
+    before = read_code(place)
+    return ([], place) if before is None else (_first(changes(before, code.record())[0]), place)
+
+
 def copy_code(source: Path, target: Path) -> None:
     """Copy the directories `code`, `code-2`, ... of a run to another one."""
     for _, path in code_records(source):

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emrun.arguments import expanded
+from emrun.errors import UsageError
 from emrun.storage.files import storing
 from emrun.storage.run import holds_run, no_run
 from emrun.storage.steps import FORMAT, ITERATION, STEPS, Chunk, format_of, read_chunk
+from emrun.storage.trace import TRACE
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ def read_steps(run: str | Path) -> dict[str, NDArray[Any]]:
     directory = expanded(run)
     if not holds_run(directory):
         raise no_run(directory)
+    if not any((directory / name).exists() for name in (TRACE, STEPS)):  # of a project, perhaps
+        raise UsageError(f"{directory} is not a run directory: it has neither {TRACE} nor {STEPS}")
     chunks = _chunks_of(directory / STEPS)
     names = dict.fromkeys(name for chunk in chunks for name in chunk.columns)
     empty = np.empty(0, np.int64)

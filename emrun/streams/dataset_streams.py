@@ -171,7 +171,11 @@ class DatasetStreams:
 def _batches_of(size: int | str, iterations_per_update: int) -> int:
     """Return the number of batches in `fixed_epoch_size`, a number or an interval such as `200 updates`."""
     if isinstance(size, str):
-        interval = Interval.parse("fixed_epoch_size", size, ("updates", "iterations"))
+        try:
+            interval = Interval.parse("fixed_epoch_size", size, ("updates", "iterations"))
+        except ArgumentError as error:
+            message = f"{size!r} is not a number of batches; write for example 200, '200 updates' or '200 iterations'"
+            raise ArgumentError("fixed_epoch_size", message) from error
         return int(interval.count) * (iterations_per_update if interval.unit == "updates" else 1)
     check_count("fixed_epoch_size", size, minimum=1)
     return size

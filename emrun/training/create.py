@@ -26,7 +26,7 @@ from emrun.randomness import draw_seed, seed_everything
 from emrun.schedule_plan import log_plan
 from emrun.storage.run import Run, create_run
 from emrun.training.build import Training, assemble, plan_schedule
-from emrun.training.user_code import record_code
+from emrun.training.user_code import log_code_directory, record_code
 from emrun.user_modules import find_user_modules
 
 _LOG = logging.getLogger(__name__)
@@ -84,15 +84,21 @@ def create_training(
     record_code(plan, run)
     try:
         with kept_or_removed(run, existed, remove_failed), run.log:
-            _LOG.info("run directory: %s", run.directory)
             warn_of(loaded.notes)
+            log_code_directory(plan)
             training = assemble(plan, run.directory, run, is_new=True)
-            log_plan(plan_schedule(training, plan) if checks_schedule else None)
+            schedule = plan_schedule(training, plan) if checks_schedule else None
+            _LOG.info("run directory: %s", run.directory)  # not before a mistake in the config, which deletes it
+            log_plan(schedule)
             return training
     except (ConfigError, UsageError):
         if not had_root:
             with suppress(OSError):  # another run has been created in it
                 run.directory.parent.rmdir()
+        raise
+    except BaseException:
+        if run.directory.exists():
+            _LOG.info("run directory: %s", run.directory)
         raise
 
 

@@ -25,8 +25,9 @@ from emrun.storage.manifest import Manifest, verify
 from emrun.storage.run import CHECKPOINTS, CONFIG, create_evaluation, holds_run, no_run
 from emrun.training.build import Training, assemble
 from emrun.training.create import kept_or_removed, refuse_ranks, warn_of
+from emrun.training.user_code import log_code_directory, warn_of_changed_code
 from emrun.types import EpochData
-from emrun.wording import did_you_mean, listed, progress
+from emrun.wording import counted, did_you_mean, listed, progress
 
 _LOG = logging.getLogger(__name__)
 
@@ -101,7 +102,9 @@ def evaluate(
         raise
     with kept_or_removed(run, existed=False), run.log:
         warn_of(copies_left(laid_over.root, merged.root, unread=("vars", "eval")))
+        log_code_directory(plan)
         training = assemble(plan, run.directory, run, is_evaluation=True)
+        warn_of_changed_code(plan, directory, run.censor)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
             raise _unknown_stream(training.dataset, stream)
         *others, last = checkpoints.DEFAULTS
@@ -111,6 +114,7 @@ def evaluate(
         run.trace.write(checkpoint={"name": name, **where})
         done = progress(manifest.epoch, manifest.iteration)
         _LOG.info("checkpoint %s (%s): %s; results in %s", name, place.name, done, run.directory)
+        _name_size(training, stream)
         _leave_out(training, stream)
         try:
             return training.main_loop.run_evaluation(stream)
@@ -142,6 +146,14 @@ def _load(training: Training, root: Path, name: str | None) -> tuple[Path, Manif
             if checkpoints.find(root, name) == place:
                 checkpoints.note_intact(error, root)
                 raise
+
+
+def _name_size(training: Training, stream: str) -> None:
+    """Log that the whole stream is read, if the training evaluates a part of it."""
+    size = training.main_loop.stream_sizes.get(stream)
+    if size is not None:
+        part = counted(size, "batch", "es")
+        _LOG.info("stream %r is read whole; the training evaluates its first %s", stream, part)
 
 
 def _leave_out(training: Training, stream: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from emrun.config.plan import Plan
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node
 from emrun.errors import StateError, StorageError, UsageError
+from emrun.loop.saving import left_alone
 from emrun.schedule_plan import log_plan
 from emrun.storage import checkpoints
 from emrun.storage.code_record import copy_code
@@ -30,12 +32,13 @@ from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
-from emrun.training.user_code import record_code
-from emrun.wording import counted, progress
+from emrun.training.user_code import log_code_directory, record_code
+from emrun.wording import counted, listed, progress
 
 _LOG = logging.getLogger(__name__)
 
 _INIT_FROM = "model.init_from."
+_OF_DATA = ("dataset.", "seed.", "vars.", "main_loop.overfit.")  # keys that may change the batches
 
 
 def resume_training(
@@ -86,7 +89,7 @@ def resume_training(
         trace = read_trace(source)
         if trace.get("status") == "finished" and not changed and checkpoint_name is None and run is not None:
             _LOG.info("nothing to do: the run is finished: %s", trace.get("reason"))
-            _LOG.info("to train longer, resume with a later end, such as hooks.StopAfter.epochs=20")
+            _LOG.info("to train longer, resume with %s", _way_on(str(trace.get("reason"))))
             run.release()
             return None
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
@@ -102,6 +105,7 @@ def resume_training(
         record_code(plan, run)
         with run.log:
             warn_of(config.notes)
+            log_code_directory(plan)
             training = assemble(plan, run.directory, run, is_new=place is None)
             if place is not None:
                 place = _restored(training, place, changed)
@@ -118,6 +122,15 @@ def resume_training(
             if fork is not None:
                 run.remove()  # the directory was missing or empty before
         raise
+
+
+def _way_on(reason: str) -> str:
+    """Return what changes let a run continue that ended for this reason."""
+    match = re.search(r"\((\w+)(?: \w+: [^()]*)?\)$", reason)  # emrun's hooks name themselves there
+    name = match[1] if match is not None else "the hook that ended it"
+    if name == "StopAfter":
+        return "a later end, such as hooks.StopAfter.epochs=20"
+    return f"other arguments of {name}" + (f", or without it: '~hooks.{name}'" if match is not None else "")
 
 
 def _fork_of(source: Path, fork: Path, *, seed: int, command: Sequence[str], censor: Censor) -> Run:
@@ -159,14 +172,24 @@ def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Pa
         _LOG.warning("model.init_from is read when a run begins; a resume has the weights of its checkpoint")
     loop = training.main_loop
     try:
-        place = loop.restore(place)
+        of_data = {key: pair for key, pair in changed.items() if f"{key}.".startswith(_OF_DATA)}
+        place = loop.restore(place, _shown(of_data))
         _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))
+        _name_what_stays(training, place.parent, changed)
         return place
     except StateError as error:
         if changed:
             values = ", ".join(_shown(changed))
             error.add_note(f"this resume changes {values}; undo that, or train anew with `emrun train`")
         raise
+
+
+def _name_what_stays(training: Training, root: Path, changed: Mapping[str, Any]) -> None:
+    """Log which checkpoints no hook replaces or deletes any more, if this resume changes hooks."""
+    if any(key.split(".")[0] == "hooks" for key in changed):
+        names = [path.name for path in root.iterdir() if path.is_symlink()]
+        if left := left_alone(names, training.main_loop.hooks):
+            _LOG.info("no hook saves these checkpoints any more, they stay as they are: %s", listed(left))
 
 
 def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
@@ -225,9 +248,24 @@ def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any]) -> 
 
 
 def _shown(changed: Mapping[str, Any]) -> list[str]:
-    """Return changes for a message: `model.optimizer.lr: 0.1 -> 0.01`; a missing value and null are `not set`."""
-    texts = {key: ["not set" if value is None else repr(value) for value in pair] for key, pair in changed.items()}
-    return [f"{key}: {old} -> {new}" for key, (old, new) in texts.items()]
+    """Return changes for a message: `model.optimizer.lr: 0.1 -> 0.01`; a missing value and null are `not set`.
+
+    Of a list with more or fewer items, only these are shown: `hooks: added 'ShowProgress'`.
+    """
+    return [f"{key}: {_shown_items(*pair) or ' -> '.join(map(_shown_value, pair))}" for key, pair in changed.items()]
+
+
+def _shown_value(value: Any) -> str:
+    return "not set" if value is None else repr(value)
+
+
+def _shown_items(old: Any, new: Any) -> str:
+    """Return the items that only one of two lists has; nothing if these are not lists, or have the same items."""
+    if not isinstance(old, list) or not isinstance(new, list):
+        return ""
+    lost, gained = [each for each in old if each not in new], [each for each in new if each not in old]
+    parts = [("removed", lost), ("added", gained)]
+    return ", ".join(f"{word} {listed(list(map(repr, items)))}" for word, items in parts if items)
 
 
 def _changes(old: Any, new: Any, key: str = "") -> dict[str, list[Any]]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import platform
 import re
+import shlex
 import stat
 import struct
 import sys
 import sysconfig
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.machinery import SOURCE_SUFFIXES, SourceFileLoader
 from pathlib import Path
@@ -20,14 +23,17 @@ from time import monotonic
 from typing import Any
 
 from emrun.arguments import expanded
+from emrun.censor import Censor
 from emrun.config.plan import Plan, code_directories
 from emrun.errors import reason_of
 from emrun.storage.code import Code, Module, Repository
-from emrun.storage.code_record import CodeRecord
+from emrun.storage.code_record import CodeRecord, changed_since
 from emrun.storage.git import Git, GitError
 from emrun.storage.run import Run
 from emrun.user_modules import user_directories
-from emrun.wording import size_of
+from emrun.wording import listed, size_of
+
+_LOG = logging.getLogger(__name__)
 
 _LONGEST = 5.0  # seconds
 _MOST = 5_000_000  # bytes of all sources, of a patch, and of a list of files
@@ -44,6 +50,65 @@ def record_code(plan: Plan, run: Run) -> None:
     run.code = CodeRecord(run.directory, run.censor, partial(gather, directories, run.directory))
 
 
+def log_code_directory(plan: Plan) -> None:
+    """Log which modules were imported from the config's `code_directory`, if this is not the current directory.
+
+    A module of the same name in the current directory, which is not used, is a warning.
+    """
+    here = Path.cwd()
+    for directory in map(Path, code_directories(plan.config)):
+        names = set() if directory.resolve() == here.resolve() else _modules_in(directory.absolute())
+        if not names:
+            continue
+        hidden = [name for name in names if (here / f"{name}.py").is_file() or any((here / name).glob("*.py"))]
+        _LOG.info("imported from code_directory %s: %s", directory, listed(sorted(names)), extra={"once": True})
+        if hidden:
+            _LOG.warning(
+                "not used: %s in the current directory, because the config has another code_directory, %s; to use the "
+                "modules here, add %s",
+                listed(sorted(hidden)),
+                directory,
+                shlex.quote(f"code_directory={here}"),
+                extra={"once": True},
+            )
+
+
+def _modules_in(directory: Path) -> set[str]:
+    """Return the top-level names of the user's modules that were imported from files in a directory."""
+    found = set()
+    for name, module in list(sys.modules.items()):
+        (file,), top = _attributes(module, "__file__"), name.partition(".")[0]
+        own = (f"{directory}{os.sep}{top}.py", f"{directory}{os.sep}{top}{os.sep}")
+        if top != "emrun" and isinstance(file, str) and file.startswith(own):
+            found.add(top)
+    return found
+
+
+def warn_of_changed_code(plan: Plan, run_directory: Path, censor: Censor) -> None:
+    """Log a warning if modules, or versions of packages, are not those that a run has recorded; git is not asked.
+
+    Args:
+        plan: the plan, whose classes have been imported.
+        run_directory: the directory of the run.
+        censor: removes values of the environment, as for the record.
+    """
+    directories = [Path(each) for each in code_directories(plan.config)]
+    try:
+        code = gather(directories, run_directory, everything=False)
+        found = _directories_of_packages(_own(directories))
+        changed, place = changed_since(run_directory, replace(code, packages=_packages(list(found))).censored(censor))
+    except OSError as error:
+        _LOG.warning("the code is not compared with that of the run: %s", reason_of(error))
+        return
+    if changed:
+        text = "the code is not that of the run: %s; %s has the code of the run"
+        _LOG.warning(text, listed(changed), place, extra={"once": True})
+
+
+def _own(directories: Sequence[Path]) -> set[Path]:
+    return {path.absolute() for path in (*directories, *map(Path, user_directories()))}
+
+
 def gather(directories: Sequence[Path], run: Path, skipped: Container[str] = (), everything: bool = True) -> Code:
     """Return what this process's run is made from; it takes five seconds at most.
 
@@ -55,8 +120,7 @@ def gather(directories: Sequence[Path], run: Path, skipped: Container[str] = (),
     """
     ends = monotonic() + _LONGEST
     problems: list[str] = []
-    own = {path.absolute() for path in (*directories, *map(Path, user_directories()))}
-    installed = list(_directories_of_packages(own))
+    installed = list(_directories_of_packages(_own(directories)))
     modules = _read_modules(dict(_user_modules(installed, skipped)), ends, problems)
     python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     if not everything:

@@ -382,6 +382,9 @@ def test_a_module_beside_the_config_is_suggested_from_another_directory(emrun, t
     )
     done = emrun("check", "--static", "project/c.yaml", f"code_directory={project}")
     assert "no module" not in done.stderr
+    done = emrun("check", "--static", "project/c.yaml", "code_directory=gone")
+    gone = "there is no directory 'gone', in which the modules are looked for first; set code_directory"
+    assert f"override 'code_directory=gone': code_directory: {gone}\n" in done.stderr
 
 
 SORTED = """

@@ -2,13 +2,13 @@
 
 import pytest
 
-from emrun import MainLoop, TrainingAborted
-from emrun.errors import ArgumentError
+from emrun import MainLoop, TrainingAborted, create_training
+from emrun.errors import ArgumentError, ConfigError
 from emrun.hooks import Check
 
 
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
-    training = train_digits([*in_docstring(Check), {"StopAfter": {"epochs": 9}}])
+    training = train_digits([*in_docstring(Check), {"StopAfter": {"epochs": 10}}])
     assert "more than 0.93" in training.main_loop.outcome.reason
 
 
@@ -55,3 +55,11 @@ def test_wrong_arguments_are_refused_at_once(arguments, argument):
     with pytest.raises(ArgumentError) as caught:
         Check("accuracy", **arguments)
     assert caught.value.argument == argument
+
+
+def test_a_run_that_ends_before_the_check_is_decided_is_an_error_at_its_line(tmp_path, digits_config):
+    check = {"Check": {"variable": "accuracy", "required_min_value": 0.9, "max_epoch": 10}}
+    config = digits_config(["ComputeStats", check, {"StopAfter": {"epochs": 3}}])
+    with pytest.raises(ConfigError, match=r"hooks\[1\].Check: max_epoch: 10 is never reached, .* after 3 epochs"):
+        create_training(config, output_root=tmp_path / "log")
+    assert not (tmp_path / "log").exists()

@@ -217,8 +217,22 @@ def test_another_name_or_another_condition_begins_anew_and_says_which(caplog):
         assert next(iter(hook.state_dict().values()))["kept"] == []
     assert [record.getMessage() for record in caplog.records] == [
         "SaveBest has not saved checkpoints named top before; the next valid/score/mean counts as the best",
-        "SaveBest now compares another statistic, valid/score/mean (max); its next value counts as the best",
+        "SaveBest now compares another statistic, valid/score/mean (max); its next value counts as the best, and its "
+        "checkpoint replaces best",
     ]
+
+
+def test_a_resume_names_the_hook_it_removes_and_checkpoints_that_stay_or_go(tmp_path, digits_config, caplog):
+    caplog.set_level(logging.INFO)
+    hooks = ["ComputeStats", {"SaveBest": {"keep": 3}}, {"StopAfter": {"epochs": 2}}]
+    train(create_training(digits_config(hooks), output_dir=tmp_path / "run"))
+    for overrides in (["hooks.SaveBest.condition=max"], ["hooks.SaveBest.keep=1"], ["~hooks.SaveBest"]):
+        resume_training(tmp_path / "run", [*overrides, "hooks.StopAfter.epochs=3"]).main_loop.run.release()
+    assert "changed: hooks: removed {'SaveBest': {'keep': 1, 'condition': 'max'}}" in caplog.messages
+    told = [each for each in caplog.messages if "SaveBest now" in each or "any more" in each]
+    assert told[0].endswith("counts as the best, and the checkpoints best-2, best-1, best-0 are deleted then")
+    stays = "no hook saves these checkpoints any more, they stay as they are: "
+    assert told[2:] == [f"{stays}best-0, best-1, best-2", f"{stays}best, best-0, best-1, best-2"]
 
 
 def test_it_continues_from_the_best_value_of_its_state(scripted, numbers, write, run):

@@ -34,6 +34,7 @@ class Loop:
 
     def __init__(self, directory, every=1, model=None):
         (directory / "config.yaml").touch()
+        (directory / "trace.yaml").touch()
         self.directory = directory
         self.model = model or Model()
         self.record = StepRecord(self.model, StepsFile(directory / "steps.jsonl"), every)
@@ -298,9 +299,6 @@ class Adds(AbstractHook):
         if self.main_loop.training:
             self.losses.append(float(batch_data["loss"].mean()))
 
-    def after_stream(self, stream_name):
-        self.main_loop.record("never", 1)
-
 
 XY = [{"x": [n, 2.0], "y": [3.0, 5.0]} for n in (1.0, 2.0, 3.0)]
 
@@ -336,6 +334,26 @@ def test_without_a_run_values_are_ignored():
     hook = Adds()
     with MainLoop(TorchModel(Affine(), optimizer=SGD), Streams(train=XY), [hook], on_unused_sources="ignore") as loop:
         loop.epoch(["train"])
+
+
+class AddsIn(AbstractHook):
+    """Adds a value in one event, of the training or of an evaluation."""
+
+    def __init__(self, event, evaluates=False):
+        super().__init__()
+        setattr(self, event, lambda: self.main_loop.evaluating == evaluates and self.main_loop.record("lost", 1))
+
+
+@pytest.mark.parametrize("event", ["before_training", "before_epoch", "after_stream", "after_epoch", "after_training"])
+def test_a_value_that_belongs_to_no_iteration_is_an_error(tmp_path, event):
+    with pytest.raises(HookError, match=r"record\('lost', ...\) was called outside of .*before_batch, before_update"):
+        train(AddsIn(event), tmp_path)
+
+
+@pytest.mark.parametrize("event", ["before_epoch", "after_stream", "after_epoch"])
+def test_values_are_ignored_in_an_evaluation(event):
+    hook = AddsIn(event, evaluates=True)
+    MainLoop(LossOfOne(), Streams(train=XY, valid=XY), [hook], on_unused_sources="ignore").run_evaluation("valid")
 
 
 @pytest.mark.parametrize("name", ["loss", "learning_rate", "learning_rate_foo", "iteration", "from", "every", 3])

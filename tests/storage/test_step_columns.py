@@ -53,8 +53,15 @@ def test_a_line_that_cannot_be_read_is_reported_and_left_out(write, caplog, line
     assert (directory / "steps.jsonl").read_bytes() == before
 
 
+def test_a_project_with_a_config_is_not_a_run(tmp_path):
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(UsageError, match=r"is not a run directory: it has neither trace.yaml nor steps.jsonl$"):
+        read_steps(tmp_path)
+
+
 def test_a_run_without_a_step_record_has_no_steps(tmp_path):
     (tmp_path / "config.yaml").write_text("")
+    (tmp_path / "trace.yaml").write_text("")
     steps = read_steps(str(tmp_path))
     assert list(steps) == ["iteration"]
     assert steps["iteration"].shape == (0,)

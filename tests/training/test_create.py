@@ -167,7 +167,8 @@ def test_a_training_that_no_hook_ends_logs_a_warning(tmp_path, caplog):
         (["dataset.batch_size=0"], "dataset.batch_size: 0 is not a whole number of at least 1"),
         (["main_loop.extra_streams=[vaild]"], "no stream 'vaild'; did you mean 'valid'?"),
         (["main_loop.buffer=-1"], "main_loop.buffer: -1 is not a whole number of at least 0"),
-        (["hooks.SaveBest.variable=accuracy"], "no hook writes 'accuracy/mean'"),
+        (["hooks.SaveBest.variable=accuracy"], "add it to ComputeStats (variables: [loss, accuracy])"),
+        (["hooks.SaveBest.aggregation=std"], "add it to ComputeStats (variables: [{loss: std}])"),
         (["hooks.SaveBest.stream=test"], "stream 'test' is not run"),
         (["hooks.SaveBest.condition=most"], "'most' is not one of min, max"),
         (["hooks.ComputeStats.variables=[{loss: [maen]}]"], "'maen' is not an aggregation; did you mean 'mean'?"),
@@ -176,11 +177,13 @@ def test_a_training_that_no_hook_ends_logs_a_warning(tmp_path, caplog):
         (["seed=-1"], "must be 0 or greater, not -1"),
     ],
 )
-def test_a_config_that_cannot_be_used_leaves_nothing_behind(tmp_path, overrides, message):
+def test_a_config_that_cannot_be_used_leaves_nothing_behind(tmp_path, caplog, overrides, message):
+    caplog.set_level("INFO")
     with pytest.raises(ConfigError) as caught:
         create_training(CONFIG, tmp_path / "log", overrides=overrides)
     assert message in str(caught.value)
     assert not list(tmp_path.glob("log/*"))
+    assert "run directory" not in caplog.text
 
 
 def test_all_problems_are_reported_together(tmp_path):
@@ -196,7 +199,8 @@ def test_the_error_for_hooks_in_the_wrong_order_says_which_to_move(tmp_path):
         create_training({**CONFIG, "hooks": CONFIG["hooks"][::-1]}, tmp_path)
 
 
-def test_a_dataset_that_fails_is_recorded_in_trace_and_log(tmp_path, monkeypatch):
+def test_a_dataset_that_fails_is_recorded_in_trace_and_log(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
     (tmp_path / "failing_data.py").write_text(
         "class Broken:\n    train_stream = None\n\n    def __init__(self):\n        1 / 0\n"
     )
@@ -205,6 +209,7 @@ def test_a_dataset_that_fails_is_recorded_in_trace_and_log(tmp_path, monkeypatch
         create_training({**CONFIG, "dataset": {"class": "failing_data.Broken"}, "main_loop": {}}, tmp_path / "log")
     assert any("while building dataset" in note for note in caught.value.__notes__)
     (directory,) = (tmp_path / "log").iterdir()
+    assert f"run directory: {directory}" in caplog.messages
     assert trace(directory)["status"] == "failed"
     assert trace(directory)["reason"] == "ZeroDivisionError: division by zero"
     assert "1 / 0" in (directory / "train.log").read_text()

@@ -45,11 +45,13 @@ def test_some_batches_of_an_extra_stream_are_the_first_ones_each_time(tmp_path):
     assert weights(training) == weights(trained(tmp_path / "straight", config=SMALL))
 
 
-def test_an_evaluation_by_hand_and_by_the_command_reads_all(tmp_path):
+def test_an_evaluation_by_hand_and_by_the_command_reads_all(tmp_path, caplog):
+    caplog.set_level("INFO")
     config = {**SMALL, "main_loop": {"extra_streams": [{"valid": {"batches": 2}}]}}
     training = trained(tmp_path / "part", config=config)
     part = metrics(training)[-1]["streams"]["valid"]
     whole = evaluate(training.output_dir, "valid", checkpoint_name="latest")
+    assert "stream 'valid' is read whole; the training evaluates its first 2 batches" in caplog.messages
     by_hand = training.main_loop.run_evaluation("valid")
     assert by_hand == whole != {"valid": part}
 

@@ -200,7 +200,8 @@ def test_what_torch_could_not_read_again_is_not_saved(value):
         encode(value, "key")
 
 
-def test_the_code_of_a_run_comes_before_that_of_the_current_directory(project, monkeypatch):
+def test_the_code_of_a_run_comes_before_that_of_the_current_directory(project, monkeypatch, caplog):
+    caplog.set_level("INFO")
     (project / "here").mkdir()
     (project / "there").mkdir()
     for place, width in (("here", 4), ("there", 8)):
@@ -214,6 +215,16 @@ def test_the_code_of_a_run_comes_before_that_of_the_current_directory(project, m
     training = create_training(config, output_dir=project / "run")
     assert training.model.module.width == 8
     training.main_loop.run.release()
+    there, here = project / "there", project / "here"
+    assert f"imported from code_directory {there}: placed_net" in caplog.messages
+    assert (
+        f"not used: placed_net in the current directory, because the config has another code_directory, {there}; to "
+        f"use the modules here, add code_directory={here}"
+    ) in caplog.messages
+    caplog.clear()
+    monkeypatch.chdir(there)
+    create_training(config, output_dir=project / "second").main_loop.run.release()
+    assert not [each for each in caplog.messages if "code_directory" in each]
 
 
 # forks
@@ -284,6 +295,16 @@ def test_a_finished_run_says_how_to_train_longer(project, caplog):
         "nothing to do: the run is finished: 1 epoch done (StopAfter epochs: 1)",
         "to train longer, resume with a later end, such as hooks.StopAfter.epochs=20",
     ]
+    trace = directory / "trace.yaml"
+    before = trace.read_text()
+    for reason, way in {
+        "valid/loss/mean is 3 (Check)": "other arguments of Check, or without it: '~hooks.Check'",
+        "no (EarlyStopping patience: 3)": "other arguments of EarlyStopping, or without it: '~hooks.EarlyStopping'",
+        "enough": "other arguments of the hook that ended it",
+    }.items():
+        trace.write_text(before.replace("1 epoch done (StopAfter epochs: 1)", reason))
+        assert resume_training(directory) is None
+        assert caplog.messages[-1] == f"to train longer, resume with {way}"
 
 
 def test_another_architecture_is_refused_with_the_values_that_the_resume_changes(project):

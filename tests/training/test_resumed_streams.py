@@ -6,6 +6,7 @@ import pytest
 from training.resuming import DATA, config_of, interrupted, result, resumed, stopped
 
 from emrun import create_training, resume_training
+from emrun.config.config import read_config
 from emrun.training.create import train
 
 
@@ -20,6 +21,14 @@ def test_a_stream_that_cannot_be_repeated_logs_a_warning(project, caplog):
     interrupted(config, project / "run", events.index("before_epoch 1") + 8)
     resumed(project / "run")
     assert "this resume is not exact: stream 'train'" in caplog.text
+
+
+def test_a_changed_value_is_named_as_the_cause(project, caplog):
+    train(create_training(config_of(), output_dir=project / "run", overrides=["hooks.StopAfter.iterations=3"]))
+    seed = int(read_config(project / "run")["seed"])
+    train(resume_training(project / "run", [f"seed={seed + 1}", "~hooks.StopAfter.iterations"]))
+    what = "stream 'train' gives other values of 'x', 'y' than before, as this resume changes seed: "
+    assert f"this resume is not exact: {what}{seed} -> {seed + 1}" in caplog.messages
 
 
 MEMORY = '''

@@ -320,6 +320,14 @@ def test_a_run_a_resume_and_a_fork_record_their_code(project, monkeypatch, caplo
     assert "module resume_model, uncommitted changes; see" in line
     assert line in (project / "fork/train.log").read_text().replace("\n", "")
     assert not (project / "run/code-2").exists()
+    caplog.clear()
+    evaluate(project / "run", "valid")
+    code = project / "run/code"
+    told = f"the code is not that of the run: module resume_model; {code} has the code of the run"
+    assert [each for each in caplog.messages if "the code" in each] == [told]
+    caplog.clear()
+    evaluate(project / "fork", "valid")  # has recorded this code
+    assert not [each for each in caplog.messages if "the code" in each]
 
 
 def test_a_resumed_run_has_the_first_batches_of_an_uninterrupted_one(project):

@@ -1,0 +1,152 @@
+"""Every key that changes how a step is computed, alone and with another: a resume of the run is exact.
+
+`make test` has the keys alone and some pairs; `make campaign` has all pairs. `docs/mechanics.md` has the table.
+"""
+
+import copy
+import itertools
+import shutil
+
+import pytest
+from training.resuming import Interrupt, config_of, result, resumed, train_with
+
+from emrun import AbstractHook, create_training
+
+PARTS = '''
+import torch
+
+
+class Hits:
+    """A metric of a whole stream: the share of correct predictions."""
+
+    def __init__(self):
+        self.reset()
+
+    def update(self, loss, label):
+        self.found += ((loss < 0.7) & (label >= 0)).sum()
+        self.seen += len(label)
+
+    def compute(self):
+        return self.found / self.seen
+
+    def reset(self):
+        self.found, self.seen = torch.zeros(()), 0
+'''
+
+MECHANICS = {
+    "accumulate": {"accumulate": 2},
+    "schedule": {"scheduler": {"class": "Cosine", "warmup": "2 updates", "final": 0.1}},
+    "torch's schedule": {"scheduler": {"class": "OneCycleLR", "max_lr": 0.05, "total_steps": 10, "step_on": "update"}},
+    "groups": {"optimizer": {"class": "AdamW", "lr": 0.05, "groups": [{"match": "bias$", "weight_decay": 0.0}]}},
+    "metric of a stream": {"metrics": {"hits": {"class": "mechanics_parts.Hits", "inputs": ["loss", "y"]}}},
+}
+"""Name -> the keys of the section `model`."""
+
+PAIRS = [
+    ("accumulate", "schedule"),
+    ("accumulate", "torch's schedule"),
+    ("accumulate", "groups"),
+    ("accumulate", "metric of a stream"),
+    ("schedule", "groups"),
+]
+"""The pairs of `make test`; two of which both set a key cannot be combined."""
+
+
+KILLS = (14, 19, 23)
+"""The batches, those of evaluations included, after which a run is killed: in the evaluation of an epoch, in the middle
+of an update of the next one, in the evaluation of the last one."""
+
+
+class InterruptByKill(AbstractHook):
+    """Copies the run directory at events, which is what a kill leaves."""
+
+    def __init__(self, directory, at):
+        super().__init__()
+        self.directory, self.at, self.count = directory, at, 0
+
+    def copy(self):
+        self.count += 1
+        if self.count in self.at:
+            self.main_loop.wait_for_checkpoints()
+            shutil.copytree(self.directory, f"{self.directory}-{self.count}", symlinks=True)
+
+    def after_batch(self):
+        self.copy()
+
+
+def config_with(*names):
+    config = copy.deepcopy(config_of())
+    del config["model"]["scheduler"]
+    for name in names:
+        config["model"] |= copy.deepcopy(MECHANICS[name])
+    return config
+
+
+def run(config, directory, at=None):
+    """Train until the n-th event; return the events."""
+    training = create_training(config, output_dir=directory)
+    hook = Interrupt(at)
+    train_with(training, hook)
+    return hook.events
+
+
+def check(project, *names, kills=KILLS, places=("an update", "an epoch", "the end of an epoch", "an evaluation")):
+    """Compare runs that are interrupted, or killed, with one that is not.
+
+    Args:
+        project: the directory.
+        names: the keys of `MECHANICS`.
+        kills: after which batches the run is killed.
+        places: within what it is interrupted by a signal.
+    """
+    (project / "mechanics_parts.py").write_text(PARTS)
+    config = config_with(*names)
+    training = create_training(config, output_dir=project / "straight")
+    seen = Interrupt()
+    train_with(training, seen, InterruptByKill(project / "straight", kills))
+    expected = result(project / "straight")
+    trained, evaluated = (
+        [number for number, event in enumerate(seen.events, 1) if event == f"after_batch {stream}"]
+        for stream in ("train", "valid")
+    )
+    events = {  # five train batches and three of valid in an epoch; the zeroth evaluates both
+        "an epoch": trained[11],
+        "an update": trained[12],
+        "the end of an epoch": trained[9],
+        "an evaluation": evaluated[4],
+    }
+    for place in places:
+        run(config, project / "run", events[place])
+        resumed(project / "run")
+        assert result(project / "run") == expected, place
+        shutil.rmtree(project / "run")
+    for killed in sorted(project.glob("straight-*")):
+        resumed(killed)
+        assert result(killed) == expected, f"killed: {killed.name}"
+
+
+def test_without_any(project):
+    check(project)
+
+
+@pytest.mark.parametrize("name", MECHANICS)
+def test_alone(project, name):
+    check(project, name)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
+def test_in_a_pair(project, pair):
+    check(project, *pair, kills=KILLS[1:2], places=("an update", "an evaluation"))
+
+
+OTHERS = [
+    pair
+    for pair in itertools.combinations(MECHANICS, 2)
+    if pair not in PAIRS and MECHANICS[pair[0]].keys().isdisjoint(MECHANICS[pair[1]])
+]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("pair", OTHERS, ids=" + ".join)
+def test_in_any_other_pair(project, pair):
+    check(project, *pair)
