@@ -36,10 +36,10 @@ def parameters(model: AbstractModel) -> Iterator[dict[str, Any]]:
 
 
 def optimizers(model: AbstractModel) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers of a model: `optimizer`, or their names with `optimizer` before them."""
+    """Return the optimizers of a model by name; the only one is named `optimizer`."""
     found = getattr(model, "optimizers", {"optimizer": getattr(model, "optimizer", None)})
     return {
-        name if name == "optimizer" else f"optimizer {name}": each
+        name: each
         for name, each in (found.items() if isinstance(found, Mapping) else ())
         if isinstance(each, torch.optim.Optimizer)
     }
@@ -77,7 +77,9 @@ def memory(model: AbstractModel) -> dict[str, int]:
         found["gradients"] = sum(_bytes(each.grad) for each in parameters if each.grad is not None)
     for name, optimizer in optimizers(model).items():
         states = itertools.chain.from_iterable(state.values() for state in optimizer.state.values())
-        found[name] = sum(_bytes(each) for each in states if isinstance(each, torch.Tensor))
+        found["optimizer" if name == "optimizer" else f"optimizer {name}"] = sum(
+            _bytes(each) for each in states if isinstance(each, torch.Tensor)
+        )
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["peak on the GPU (of two models)"] = torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
