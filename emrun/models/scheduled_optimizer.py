@@ -108,6 +108,8 @@ class ScheduledOptimizer:
         if scheduler is not None:
             with self.errors():
                 self.scheduler = build_scheduler(self.optimizer, scheduler)
+            if isinstance(self.scheduler, Scheduler):
+                self.scheduler.key = f"model.{self._scheduler_key}"
         self._configured = configured_arguments(module, self.optimizer) if self.optimizer is not None else []
 
     @contextmanager
@@ -207,6 +209,7 @@ class ScheduledOptimizer:
         if (self.optimizer is None) is not (state["optimizer"] is None):
             raise StateError("model.optimizer was added or removed; a resume cannot change that")
         if self.optimizer is not None:
+            self.forget_training()
             kept = state.get("training_weights")
             shapes = [tuple(each.shape) for each in parameters_of(self.optimizer)]
             if kept is not None and [tuple(each.shape) for each in kept] != shapes:

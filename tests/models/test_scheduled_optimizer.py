@@ -210,3 +210,14 @@ def test_evaluations_use_the_weights_of_the_mode_and_leave_those_of_the_training
     assert model.module.w.item() == -4.0
     assert model.stage() is not None
     assert model.module.w.item() == -4.0
+
+
+def test_a_loaded_model_continues_with_the_weights_of_the_training():
+    model, again = (TorchModel(Weight(), optimizer=Factory(Averaging, lr=1.0), device="cpu") for _ in range(2))
+    batch = {"x": [1.0]}
+    for _ in range(2):
+        model.run(batch, True, "train")
+    again.run(batch, True, "train")
+    again.load_state_dict(model.state_dict())
+    again.run(batch, True, "train")
+    assert (model.module.w.item(), again.module.w.item()) == (-2.0, -3.0)
