@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from emrun.errors import ArgumentError
 from emrun.fields import ANOTHER_CHECKPOINT, ANYTHING, mapping_of, reading, record
 from emrun.hook import Loop
 from emrun.model import AbstractModel
+from emrun.models.evaluation_weights import EvaluationWeights
 from emrun.models.init_from import InitFrom
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
@@ -22,7 +24,8 @@ from emrun.models.outputs import Outputs
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
 from emrun.storage.state_file import FILE, load_state
-from emrun.storage.weights import write_weights
+from emrun.storage.weights import FILE as FILE_OF_WEIGHTS
+from emrun.storage.weights import TRAINED, write_weights
 from emrun.types import Batch
 
 EXTRA = mapping_of(ANYTHING)
@@ -56,6 +59,10 @@ class ModuleModel(AbstractModel):
         self._outputs = Outputs(outputs, loss, metrics, self.device)
         of_streams = self._outputs.of_streams
         self._main_loop: Loop | None = None
+        self._evaluation_weights: EvaluationWeights | None = None
+        self.restored_weights: Mapping[str, Tensor] | None = None
+        """After the load of a checkpoint: the weights that evaluations used, if they are not those being trained."""
+        self._loaded_from: Path | None = None
         self._stream_metrics = StreamMetrics(of_streams, self.device) if of_streams else None
         self._inputs = Inputs(module, InputNames.read(module, inputs), self._outputs.sources(), self.device)
 
@@ -100,6 +107,8 @@ class ModuleModel(AbstractModel):
         """
         if self._stream_metrics is not None:
             self._stream_metrics.end(stream_name)
+        if self._evaluation_weights is not None:
+            self._evaluation_weights.use(False)
 
     @property
     def losses(self) -> Mapping[str, Any]:
@@ -145,7 +154,12 @@ class ModuleModel(AbstractModel):
         return {"extra": extra_state(self.module), "modes": modes(self.module), "stream_metrics": metrics}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the modes of the module's parts, and the metrics; `load` restores the extra state."""
+        """Restore the weights that are trained, the modes of the module's parts, and the metrics."""
+        trained = self._loaded_from / TRAINED if self._loaded_from is not None else None
+        if trained is not None and trained.exists():
+            tensors = chain(self.module.named_parameters(), self.module.named_buffers())
+            self.restored_weights = {name: tensor.detach().clone() for name, tensor in tensors}
+            load_weights(self.module, trained.parent, TRAINED)
         if "modes" in state:
             set_modes(self.module, state["modes"])
         if self._stream_metrics is not None and state.get("stream_metrics") is not None:
@@ -157,13 +171,49 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: the file cannot be written.
         """
-        write_weights(*collect_weights(self.module), directory)
+        for write in self._writers(copied=False):
+            write(directory)
 
     def stage(self) -> Callable[[Path], None] | None:
         """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`."""
         if getattr(self.save, "__func__", None) is not ModuleModel.save:
             return None
-        return partial(write_weights, *collect_weights(self.module, copied=True))
+        writers = self._writers(copied=True)
+
+        def write_all(directory: Path) -> None:
+            for write in writers:
+                write(directory)
+
+        return write_all
+
+    def _writers(self, *, copied: bool) -> list[Callable[[Path], None]]:
+        """Return functions that write the weights of evaluations, and those of the training if they are others."""
+        others, module = self._evaluation_weights, self.module
+        if others is None:
+            return [partial(write_weights, *collect_weights(module, copied=copied))]
+        of_both = (
+            (FILE_OF_WEIGHTS, others.replaced(evaluation=True)),
+            (TRAINED, others.replaced(evaluation=False)),
+        )
+        return [
+            partial(write_weights, *collect_weights(module, copied=copied, replaced=replaced), name=name)
+            for name, replaced in of_both
+        ]
+
+    @property
+    def evaluation_weights(self) -> Mapping[str, Tensor] | None:
+        """Name of a parameter or buffer -> the tensor that evaluations use instead; None without such weights.
+
+        A hook sets this, for example to averages, and changes the tensors after updates. `model.safetensors` in a
+        checkpoint has these weights, `training.safetensors` those that are trained.
+        """
+        return None if self._evaluation_weights is None else self._evaluation_weights.others
+
+    @evaluation_weights.setter
+    def evaluation_weights(self, weights: Mapping[str, Tensor] | None) -> None:
+        if self._evaluation_weights is not None:
+            self._evaluation_weights.use(False)
+        self._evaluation_weights = None if weights is None else EvaluationWeights(self.module, weights)
 
     def load(self, directory: Path) -> None:
         """Read the weights from `model.safetensors`, and the module's extra state from `state.pt`.
@@ -171,6 +221,8 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: a file cannot be read, or does not fit this module.
         """
+        self.evaluation_weights = self.restored_weights = None
+        self._loaded_from = directory
         load_weights(self.module, directory)
         self.built_apart = None  # not needed any more: the weights fit
         if self.is_lazy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -29,6 +30,8 @@ from emrun.schedule_plan import SchedulePlan
 from emrun.sources import length
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import NO_OPTIMIZER
+
+_LOG = logging.getLogger(__name__)
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
@@ -223,6 +226,9 @@ class TorchModel(ModuleModel):
             if self._stream_metrics is not None:
                 self._stream_metrics.check()
         self.built_apart = None  # its process ends
+        if self.restored_weights is not None:
+            self.restored_weights = None
+            _LOG.warning("the averages of the weights in the checkpoint are not used: no hook averages any more")
 
     def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
         """Run the module on a batch and, when `train` is true, make an update.
@@ -240,6 +246,8 @@ class TorchModel(ModuleModel):
         if self._random_of_lazy is not None:  # if no loop has done so before
             self.materialise(batch)
         inputs = self._tensors(batch)
+        if self._evaluation_weights is not None:
+            self._evaluation_weights.use(not train)
         if not train:
             with torch.no_grad():
                 outputs: Mapping[str, Any] = self.forward(inputs)
@@ -351,6 +359,8 @@ class TorchModel(ModuleModel):
 
     def before_epoch(self, epoch_id: int) -> None:
         """Reset what an incomplete epoch has left."""
+        if self._evaluation_weights is not None:
+            self._evaluation_weights.use(False)
         if self._stream_metrics is not None:
             self._stream_metrics.clear()
         if not self._evaluates:
