@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from emrun.models.module_model import EXTRA, ModuleModel
 from emrun.models.optimization import STATE as STATE_OF_OPTIMIZATION
 from emrun.models.optimization import Optimization
 from emrun.models.outputs import mean_loss
-from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import Scheduler
 from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.updates import Traces
@@ -111,6 +110,10 @@ class TorchModel(ModuleModel):
             file (`re.sub`), and skips what does not fit, which is an error by default. A new run loads them when it
             begins, before the hooks are built; a resume and an evaluation load their checkpoint only. A model that is
             built in Python loads them when it is given to a `MainLoop`.
+        compile: true, or arguments of torch.compile, such as `{dynamic: true}`: the module is compiled, in place.
+        recompute: a regular expression for names of parts of the module, a list of them (`re.search`), or `{match:
+            ...}`: their activations are computed again for the gradients instead of kept, which saves memory.
+        memory_format: `channels_last` or `channels_last_3d`, for weights and inputs of 4 or 5 dimensions.
 
     Attributes:
         module: the `torch.nn.Module`, on `device`.
@@ -138,12 +141,14 @@ class TorchModel(ModuleModel):
         accumulate: int = 1,
         device: str = "auto",
         init_from: str | os.PathLike[str] | InitFromForm | None = None,
+        compile: bool | Mapping[str, Any] | None = None,
+        recompute: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
     ) -> None:
-        super().__init__(module, inputs, outputs, loss, metrics, device)
+        more = {"compile": compile, "recompute": recompute, "memory_format": memory_format}
+        super().__init__(module, inputs, outputs, loss, metrics, device, **more)
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read(init_from))
-        self._tensors = self._inputs.tensors
-        self._prefetcher: Prefetcher | None = None
         self._optimization = Optimization(self, optimizer, scheduler, accumulate)
         self.iterations_per_update = accumulate
         if not self.is_lazy:
@@ -301,12 +306,7 @@ class TorchModel(ModuleModel):
 
     def prefetcher(self) -> Prefetch | None:
         """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
-        if type(self).run is not TorchModel.run or self.is_lazy or not can_prefetch(self.device):
-            return None
-        if self._prefetcher is None:
-            self._prefetcher = Prefetcher(self._inputs, self.device)
-            self._tensors = self._prefetcher.tensors
-        return self._prefetcher.pin
+        return self._prefetch() if type(self).run is TorchModel.run else None
 
     def train_step(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Run the module forward and backward and make an update; a subclass may override it to train in another way.
@@ -376,11 +376,6 @@ class TorchModel(ModuleModel):
         self._loadable.check()
         if self._trained and not self._evaluates:
             self._optimization.end_epoch(epoch_data)
-
-    def after_training(self, success: bool) -> None:
-        """Drop the batches that were copied ahead of time."""
-        if self._prefetcher is not None:
-            self._prefetcher.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizer and scheduler, and the module's extra state and modes."""
