@@ -38,6 +38,8 @@ MECHANICS = {
     "schedule": {"scheduler": {"class": "Cosine", "warmup": "2 updates", "final": 0.1}},
     "torch's schedule": {"scheduler": {"class": "OneCycleLR", "max_lr": 0.05, "total_steps": 10, "step_on": "update"}},
     "groups": {"optimizer": {"class": "AdamW", "lr": 0.05, "groups": [{"match": "bias$", "weight_decay": 0.0}]}},
+    "compile": {"compile": {"backend": "aot_eager"}},
+    "recompute": {"recompute": "layers"},
     "metric of a stream": {"metrics": {"hits": {"class": "mechanics_parts.Hits", "inputs": ["loss", "y"]}}},
 }
 """Name -> the keys of the section `model`."""
@@ -47,6 +49,9 @@ PAIRS = [
     ("accumulate", "torch's schedule"),
     ("accumulate", "groups"),
     ("accumulate", "metric of a stream"),
+    ("accumulate", "compile"),
+    ("accumulate", "recompute"),
+    ("compile", "recompute"),
     ("schedule", "groups"),
 ]
 """The pairs of `make test`; two of which both set a key cannot be combined."""
