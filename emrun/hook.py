@@ -328,10 +328,11 @@ class AbstractHook(_NotesNames):
         Checkpoints are written by a thread. The loop calls this event after the first batch or epoch that ends after
         the commit, before the next commit begins, and before `after_training`. Random states are restored afterwards.
 
-        A hook must not change the training here, because the time of the commit differs from run to run. A process
-        that is killed may not get to the call: a hook that copies checkpoints elsewhere compares both sides when it is
-        resumed. `directory` must not be changed, and is deleted when a later checkpoint takes its last name: a hook
-        that reads it in another thread makes a copy with hard links first.
+        A hook must not change the training here, because the time of the commit differs from run to run. A process that
+        is killed may not get to the call: a hook that copies checkpoints elsewhere compares both sides when it is
+        resumed. An error ends the run as failed; the checkpoint stays. `directory` must not be changed, and is deleted
+        when a later checkpoint takes its last name: a hook that reads it in another thread makes a copy with hard links
+        first.
         """
 
     def on_error(self, error: BaseException) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from emrun.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from emrun.hooks.average_weights import AverageWeights as AverageWeights
     from emrun.hooks.check import Check as Check
     from emrun.hooks.compute_stats import ComputeStats as ComputeStats
     from emrun.hooks.early_stopping import EarlyStopping as EarlyStopping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(
     "emrun.hooks",
     {
+        "AverageWeights": "average_weights",
         "Check": "check",
         "ComputeStats": "compute_stats",
         "EarlyStopping": "early_stopping",

@@ -41,7 +41,7 @@ class LogVariables(AbstractHook):
         on_unknown_type: what to do if a value is not a number: `error`, `warn`, `str` (log the value as a string) or
             `ignore`.
         every: how often lines are logged: `5 epochs` for fewer lines; `50 updates`, `500 iterations` or `5 minutes` for
-            more, of the variables that the batches have.
+            more, of the variables that the batches have. A number without a unit means epochs.
 
     Raises:
         ArgumentError: `variables` is not a list of names, `every` is not an interval, or `on_unknown_type` has another

@@ -28,8 +28,8 @@ class SaveEvery(SaveLatest):
         keep: how many of these checkpoints to keep; older ones are deleted. null keeps all.
         model_name: the first part of the names; null means `epoch` or `iteration`.
         on_failure: what to do if a checkpoint cannot be saved, for whatever reason: `error`, `warn` or `ignore`.
-        every: the interval with its unit: `10 epochs`, `500 updates`, `500 iterations` or `30 minutes`. Minutes are
-            counted from the start of the process.
+        every: the interval with its unit: `10 epochs`, `500 updates`, `500 iterations` or `30 minutes`. A number
+            without a unit means epochs. Minutes are counted from the start of the process.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed, or both `n_epochs` and `every` are given.

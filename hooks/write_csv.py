@@ -58,7 +58,8 @@ class WriteCSV(AbstractHook):
 
     With `every: 50 updates`, there is also a line after every 50 updates. It has the means of the train stream since
     the last line, for the variables that the batches have, and `default_value` in the columns of other streams and
-    aggregations. The second column is then `iteration`:
+    aggregations. The second column is then `iteration`. The end of an epoch always has its own line, with the means of
+    the whole epoch, so that two lines have the same iteration if an interval ends there, too:
 
         - WriteCSV: {output_file: curves.csv, every: 50 updates}
 
@@ -76,7 +77,7 @@ class WriteCSV(AbstractHook):
         on_missing_variable: what to do if a stream of the epoch lacks a variable: `error`, `warn` or `default`, as
             above.
         every: how often lines are written: `5 epochs` for fewer lines; `50 updates`, `500 iterations` or `5 minutes`
-            for lines between epochs too.
+            for lines between epochs too. A number without a unit means epochs.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.

@@ -26,7 +26,7 @@ _CLIPPING = (
 )
 _ACCUMULATION = "set model.accumulate, the number of batches of an update: 4"
 _PRECISION = "emrun has no mixed precision yet; `forward` of your module can use torch.autocast"
-_AVERAGES = f"emrun has no weight averaging yet; {_OWN_HOOK} keep torch.optim.swa_utils.AveragedModel"
+_AVERAGES = "use the hook AverageWeights: {half_life: 500 updates}, or {decay: 0.999}, or {kind: swa}"
 _SAVING = (
     "SaveBest saves the best checkpoint or the best few, SaveEvery one every few epochs or updates; "
     "SaveLatest is always active"
@@ -54,7 +54,7 @@ _HOOKS = {
     "earlystoppingcallback earlystoppinghook finishifnoimprovementafter thresholdearlystopping": _STOPPING,
     "clipgradients gradientclipping gradnormclip gradvalueclip": _CLIPPING,
     "gradientaccumulation gradientaccumulationscheduler": _ACCUMULATION,
-    "averageweights ema emahook emacallback weightaveraging swa stochasticweightaveraging": _AVERAGES,
+    "ema emahook emacallback weightaveraging swa stochasticweightaveraging": _AVERAGES,
     "modelcheckpoint checkpoint checkpointhook checkpointsaver checkpointer modelsaver": _SAVING,
     "modeliterationcheckpoint trackthebest": _SAVING,
     "learningratemonitor lrmonitor": _RATE,

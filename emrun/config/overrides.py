@@ -178,7 +178,8 @@ class _Overriding:
                 raise self._error(where, f"there is no item {part}; the list {holds}")
             return int(part)
         if above != ("hooks",):
-            raise self._error(where, f"{part!r} is not an index; the list has length {len(items)}, indices begin at 0")
+            holds = f"the list has length {len(items)}, indices begin at 0"
+            raise self._error(where, f"{part!r} is not an index; {holds}; to replace the list, write {where}=[...]")
         names = [str(hook_entry(item)[0]) for item in items]
         indices = [index for index, name in enumerate(names) if _is_hook(part, name)]
         if len(indices) > 1:

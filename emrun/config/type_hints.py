@@ -50,9 +50,17 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty) -> s
         hint_to_fix = "; write the number without quotes"
     elif isinstance(value, int | float) and not isinstance(value, bool) and takes_text:
         hint_to_fix = "; write it in quotes"
+    elif isinstance(value, dict) and any(_takes_mappings(each) for each in alternatives(hint)):
+        hint_to_fix = f"; write a list: [{', '.join(f'{key}: ...' for key in value)}]"
     shown = node.shown()
     kind = "this mapping" if isinstance(shown, dict) else "this list" if isinstance(shown, list) else repr(shown)
     return f"{kind} is not {allowed}{hint_to_fix}"
+
+
+def _takes_mappings(alternative: tuple[str, Any, tuple[Any, ...]]) -> bool:
+    """Return whether an alternative is a list whose items may be mappings."""
+    sort, _, arguments = alternative
+    return sort == "sequence" and bool(arguments) and any(each[0] == "mapping" for each in alternatives(arguments[0]))
 
 
 def contradicts(default: Any, hint: Any) -> bool:
@@ -138,7 +146,8 @@ def _described(sort: str, kind: Any, arguments: tuple[Any, ...]) -> str:
         case "path":
             return "a path"
         case "mapping":
-            return "a mapping" + (f" whose values are {_plural(arguments[1])}" if len(arguments) == 2 else "")
+            values = arguments[1] if len(arguments) == 2 else Any
+            return "a mapping" + (f" whose values are {_plural(values)}" if values is not Any else "")
         case "tuple":
             return f"a list of {len(arguments)} values: {', '.join(map(_describe, arguments))}"
         case "sequence":
@@ -149,9 +158,11 @@ def _described(sort: str, kind: Any, arguments: tuple[Any, ...]) -> str:
 
 
 def _plural(hint: Any) -> str:
-    described = _describe(hint)
-    is_counted = described.startswith("a ") and described in _WORDS.values()
-    return f"{described.removeprefix('a ')}s" if is_counted else described
+    parts = []
+    for described in _describe(hint).split(" or "):
+        is_counted = described.startswith("a ") and described in (*_WORDS.values(), "a mapping", "a list")
+        parts.append(f"{described.removeprefix('a ')}s" if is_counted else described)
+    return " or ".join(parts)
 
 
 def _is_number(text: str) -> bool:

@@ -199,7 +199,8 @@ def _final(directory: Path) -> dict[str, Any]:
     weights: dict[str, str] = {}
     for path in sorted(place.iterdir()):
         if path.suffix == _WEIGHTS:
-            weights |= {name: digest(value) for name, value in load_file(path).items()}
+            kind = "" if path.stem == "model" else f"{path.stem}: "
+            weights |= {f"{kind}{name}": digest(value) for name, value in load_file(path).items()}
         elif path.name not in (FILE, "manifest.json"):
             weights[path.name] = digest(np.fromfile(path, dtype=np.uint8))
     hooks = {}

@@ -206,7 +206,8 @@ class BatchChecks:
         unused = [name for name in names if name not in used and name not in self._warned]
         if unused and self._on_unused_sources != "ignore":
             message = (
-                f"neither the model nor a hook reads the sources {listed(unused)} (see main_loop.on_unused_sources)"
+                f"neither the model nor a hook reads the source{'s' * (len(unused) > 1)} {listed(unused)}; if this is "
+                "right, set main_loop.on_unused_sources: ignore"
             )
             if self._on_unused_sources == "error":
                 raise self._error(index, message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,21 @@ from emrun.errors import ArgumentError
 from emrun.fields import ANOTHER_CHECKPOINT, ANYTHING, mapping_of, reading, record
 from emrun.hook import Loop
 from emrun.model import AbstractModel
+from emrun.models.compilation import Compilation
+from emrun.models.evaluation_weights import EvaluationWeights
 from emrun.models.init_from import InitFrom
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
+from emrun.models.memory_format import MemoryFormat
 from emrun.models.outputs import Outputs
+from emrun.models.prefetching import Prefetcher, can_prefetch
+from emrun.models.recomputation import recompute as make_recompute
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
 from emrun.storage.state_file import FILE, load_state
-from emrun.storage.weights import write_weights
-from emrun.types import Batch
+from emrun.storage.weights import FILE as FILE_OF_WEIGHTS
+from emrun.storage.weights import TRAINED, write_weights
+from emrun.types import Batch, Prefetch
 
 EXTRA = mapping_of(ANYTHING)
 """The field `extra` of `state_dict`."""
@@ -45,6 +52,10 @@ class ModuleModel(AbstractModel):
         loss: Any,
         metrics: Any,
         device: str,
+        *,
+        compile: Any = None,
+        recompute: Any = None,
+        memory_format: Any = None,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(
@@ -54,11 +65,30 @@ class ModuleModel(AbstractModel):
         self._random_of_lazy = random_state() if uninitialised(module) else None  # for its first values
         self.module = module.to(self.device)
         own_memory(module)
+        if recompute is not None:
+            make_recompute(module, recompute)
+        self._memory_format = MemoryFormat(memory_format) if memory_format is not None else None
+        if self._memory_format is not None and self._random_of_lazy is None:
+            self._memory_format.apply(module)
         self._outputs = Outputs(outputs, loss, metrics, self.device)
         of_streams = self._outputs.of_streams
         self._main_loop: Loop | None = None
+        self._evaluation_weights: EvaluationWeights | None = None
+        self.restored_weights: Mapping[str, Tensor] | None = None
+        """After the load of a checkpoint: the weights that evaluations used, if they are not those being trained."""
+        self._loaded_from: Path | None = None
         self._stream_metrics = StreamMetrics(of_streams, self.device) if of_streams else None
         self._inputs = Inputs(module, InputNames.read(module, inputs), self._outputs.sources(), self.device)
+        self._prefetcher: Prefetcher | None = None
+        self._tensors = self._formatted(self._inputs.tensors)
+        self._call: Callable[[torch.nn.Module, Mapping[str, Tensor]], Any] = self._inputs.call
+        self._compilation: Compilation | None = None
+        if compile is not None and compile is not False:
+            self._compilation = Compilation(compile, module, self.device)
+            self._call = partial(self._compilation.call, self._inputs.call)
+            self.clock = self._compilation.clock
+            if self._random_of_lazy is None:
+                self._compilation.begin(module)
 
     @property
     def input_names(self) -> Sequence[str]:
@@ -94,13 +124,17 @@ class ModuleModel(AbstractModel):
         return self._stream_metrics.values(stream) if self._stream_metrics is not None else {}
 
     def after_stream(self, stream_name: str) -> None:
-        """Compute the metrics of a whole stream.
+        """Compute the metrics of a whole stream; warn once if the module was not called compiled.
 
         Raises:
             ArgumentError: a metric is not a number.
         """
+        if self._compilation is not None:
+            self._compilation.check_use(self.module)
         if self._stream_metrics is not None:
             self._stream_metrics.end(stream_name)
+        if self._evaluation_weights is not None:
+            self._evaluation_weights.use(False)
 
     @property
     def losses(self) -> Mapping[str, Any]:
@@ -138,7 +172,12 @@ class ModuleModel(AbstractModel):
         Returns:
             Output name -> value, with gradients where they are enabled.
         """
-        return self._outputs.of(self._inputs.call(self.module, inputs), inputs)
+        return self._outputs.of(self._call(self.module, inputs), inputs)
+
+    def after_training(self, success: bool) -> None:
+        """Drop the batches that were copied ahead of time."""
+        if self._prefetcher is not None:
+            self._prefetcher.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the module's extra state, which is not in its tensors, the modes of its parts, and the metrics."""
@@ -146,7 +185,12 @@ class ModuleModel(AbstractModel):
         return {"extra": extra_state(self.module), "modes": modes(self.module), "stream_metrics": metrics}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the modes of the module's parts, and the metrics; `load` restores the extra state."""
+        """Restore the weights that are trained, the modes of the module's parts, and the metrics."""
+        trained = self._loaded_from / TRAINED if self._loaded_from is not None else None
+        if trained is not None and trained.exists():
+            tensors = chain(self.module.named_parameters(), self.module.named_buffers())
+            self.restored_weights = {name: tensor.detach().clone() for name, tensor in tensors}
+            load_weights(self.module, trained.parent, TRAINED)
         if "modes" in state:
             set_modes(self.module, state["modes"])
         if self._stream_metrics is not None and state.get("stream_metrics") is not None:
@@ -158,15 +202,54 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: the file cannot be written.
         """
-        with self._evaluation_weights():
-            write_weights(*collect_weights(self.module), directory)
+        with self._mode_of_evaluations():
+            for write in self._writers(copied=False):
+                write(directory)
 
     def stage(self) -> Callable[[Path], None] | None:
         """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`."""
         if getattr(self.save, "__func__", None) is not ModuleModel.save:
             return None
-        with self._evaluation_weights():
-            return partial(write_weights, *collect_weights(self.module, copied=True))
+        with self._mode_of_evaluations():
+            writers = self._writers(copied=True)
+
+        def write_all(directory: Path) -> None:
+            for write in writers:
+                write(directory)
+
+        return write_all
+
+    def _writers(self, *, copied: bool) -> list[Callable[[Path], None]]:
+        """Return functions that write the weights of evaluations, and those of the training if they are others."""
+        others, module = self._evaluation_weights, self.module
+        if others is None:
+            return [partial(write_weights, *collect_weights(module, copied=copied))]
+        of_both = (
+            (FILE_OF_WEIGHTS, others.replaced(evaluation=True)),
+            (TRAINED, others.replaced(evaluation=False)),
+        )
+        return [
+            partial(write_weights, *collect_weights(module, copied=copied, replaced=replaced), name=name)
+            for name, replaced in of_both
+        ]
+
+    @property
+    def evaluation_weights(self) -> Mapping[str, Tensor] | None:
+        """Name of a parameter or buffer -> the tensor that evaluations use instead; None without such weights.
+
+        A hook sets this, for example to averages, and changes the tensors after updates. `model.safetensors` in a
+        checkpoint has these weights, `training.safetensors` those that are trained.
+        """
+        return None if self._evaluation_weights is None else self._evaluation_weights.others
+
+    @evaluation_weights.setter
+    def evaluation_weights(self, weights: Mapping[str, Tensor] | None) -> None:
+        if weights is not None and self._has_modes:
+            message = "has other weights for evaluations already; nothing else can replace them, e.g. AverageWeights"
+            raise ArgumentError("optimizer", message)
+        if self._evaluation_weights is not None:
+            self._evaluation_weights.use(False)
+        self._evaluation_weights = None if weights is None else EvaluationWeights(self.module, weights)
 
     def load(self, directory: Path) -> None:
         """Read the weights from `model.safetensors`, and the module's extra state from `state.pt`.
@@ -175,6 +258,8 @@ class ModuleModel(AbstractModel):
             StorageError: a file cannot be read, or does not fit this module.
         """
         self._forget_training()
+        self.evaluation_weights = self.restored_weights = None
+        self._loaded_from = directory
         load_weights(self.module, directory)
         self.built_apart = None  # not needed any more: the weights fit
         if self.is_lazy:
@@ -207,8 +292,13 @@ class ModuleModel(AbstractModel):
         if metrics is not None and is_of_loop:
             metrics.add(stream, outputs, inputs)
 
-    def _evaluation_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the module has the weights that evaluations use."""
+    @property
+    def _has_modes(self) -> bool:
+        """Whether an optimizer puts other weights into the module for evaluations."""
+        return False
+
+    def _mode_of_evaluations(self) -> AbstractContextManager[None]:
+        """Return a context in which such an optimizer has put its weights for evaluations into the module."""
         return nullcontext()
 
     def _forget_training(self) -> None:
@@ -219,6 +309,23 @@ class ModuleModel(AbstractModel):
         self._random_of_lazy = None
         end_laziness(self.module)
         own_memory(self.module)
+        if self._memory_format is not None:
+            self._memory_format.apply(self.module)
+        if self._compilation is not None:
+            self._compilation.begin(self.module)
+
+    def _formatted(self, tensors: Callable[[Batch], dict[str, Any]]) -> Callable[[Batch], dict[str, Any]]:
+        """Return a function that also changes the memory format of what a function makes of a batch."""
+        return tensors if self._memory_format is None else partial(self._memory_format.tensors, tensors)
+
+    def _prefetch(self) -> Prefetch | None:
+        """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
+        if self.is_lazy or not can_prefetch(self.device):
+            return None
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(self._inputs, self.device)
+            self._tensors = self._formatted(self._prefetcher.tensors)
+        return self._prefetcher.pin
 
 
 def _find_device(name: str) -> torch.device:

@@ -161,7 +161,7 @@ class Optimization:
             each.set_mode(train=train)
 
     @contextmanager
-    def evaluation_weights(self) -> Iterator[None]:
+    def mode_of_evaluations(self) -> Iterator[None]:
         """Have the weights for evaluations in the module, to save them."""
         trained = [each for each in self.members if each.is_training]
         self.set_mode(train=False)

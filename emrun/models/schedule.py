@@ -187,11 +187,11 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
     if optimizer is None:
         raise ArgumentError("scheduler", "there is no optimizer whose learning rate the scheduler could set")
     if step_on not in ("epoch", "update"):
-        raise ArgumentError("scheduler", f"step_on: {step_on!r} is neither epoch nor update")
+        raise ArgumentError("scheduler.step_on", f"{step_on!r} is neither epoch nor update")
     if metric is not None and (not isinstance(metric, str) or not 1 <= metric.count("/") <= 2):
-        raise ArgumentError("scheduler", f"metric: {metric!r} is not an address stream/variable/aggregation")
+        raise ArgumentError("scheduler.metric", f"{metric!r} is not an address stream/variable/aggregation")
     if metric is not None and step_on == "update":
-        raise ArgumentError("scheduler", "metric: statistics exist only after an epoch; remove `step_on: update`")
+        raise ArgumentError("scheduler.metric", "statistics exist only after an epoch; remove `step_on: update`")
     try:
         with warnings.catch_warnings():  # a chain that is the first part of a sequence steps while it is built
             warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
@@ -215,7 +215,7 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
     if needs_metric and metric is None:
         raise ArgumentError("scheduler", "ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean")
     if metric is not None and not needs_metric and "metrics" not in inspect.signature(scheduler.step).parameters:
-        raise ArgumentError("scheduler", f"{type(scheduler).__name__} does not take a metric; remove `metric`")
+        raise ArgumentError("scheduler.metric", f"{type(scheduler).__name__} does not take a metric; remove `metric`")
     return Scheduler(scheduler, step_on == "update", metric)
 
 

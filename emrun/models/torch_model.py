@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +23,6 @@ from emrun.models.module_model import EXTRA, ModuleModel
 from emrun.models.optimization import MAY_LACK, Optimization
 from emrun.models.optimization import STATE as STATE_OF_OPTIMIZATION
 from emrun.models.outputs import mean_loss
-from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import Scheduler
 from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.updates import Traces
@@ -30,6 +30,8 @@ from emrun.schedule_plan import SchedulePlan
 from emrun.sources import length
 from emrun.types import Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import NO_OPTIMIZER
+
+_LOG = logging.getLogger(__name__)
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
@@ -114,6 +116,10 @@ class TorchModel(ModuleModel):
             file (`re.sub`), and skips what does not fit, which is an error by default. A new run loads them when it
             begins, before the hooks are built; a resume and an evaluation load their checkpoint only. A model that is
             built in Python loads them when it is given to a `MainLoop`.
+        compile: true, or arguments of torch.compile, such as `{dynamic: true}`: the module is compiled, in place.
+        recompute: a regular expression for names of parts of the module, a list of them (`re.search`), or `{match:
+            ...}`: their activations are computed again for the gradients instead of kept, which saves memory.
+        memory_format: `channels_last` or `channels_last_3d`, for weights and inputs of 4 or 5 dimensions.
 
     Attributes:
         module: the `torch.nn.Module`, on `device`.
@@ -144,12 +150,14 @@ class TorchModel(ModuleModel):
         accumulate: int = 1,
         device: str = "auto",
         init_from: str | os.PathLike[str] | InitFromForm | None = None,
+        compile: bool | Mapping[str, Any] | None = None,
+        recompute: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
     ) -> None:
-        super().__init__(module, inputs, outputs, loss, metrics, device)
+        more = {"compile": compile, "recompute": recompute, "memory_format": memory_format}
+        super().__init__(module, inputs, outputs, loss, metrics, device, **more)
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read(init_from))
-        self._tensors = self._inputs.tensors
-        self._prefetcher: Prefetcher | None = None
         self._optimization = Optimization(self, optimizer, scheduler, accumulate)
         self.iterations_per_update = accumulate
         if not self.is_lazy:
@@ -242,6 +250,9 @@ class TorchModel(ModuleModel):
             if self._stream_metrics is not None:
                 self._stream_metrics.check()
         self.built_apart = None  # its process ends
+        if self.restored_weights is not None:
+            self.restored_weights = None
+            _LOG.warning("the averages of the weights in the checkpoint are not used: no hook averages any more")
 
     def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
         """Run the module on a batch and, when `train` is true, make an update.
@@ -261,6 +272,8 @@ class TorchModel(ModuleModel):
         if self._random_of_lazy is not None:  # if no loop has done so before
             self.materialise(batch)
         inputs = self._tensors(batch)
+        if self._evaluation_weights is not None:
+            self._evaluation_weights.use(not train)
         if not train:
             with torch.no_grad():
                 outputs: Mapping[str, Any] = self.forward(inputs)
@@ -314,12 +327,7 @@ class TorchModel(ModuleModel):
 
     def prefetcher(self) -> Prefetch | None:
         """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
-        if type(self).run is not TorchModel.run or self.is_lazy or not can_prefetch(self.device):
-            return None
-        if self._prefetcher is None:
-            self._prefetcher = Prefetcher(self._inputs, self.device)
-            self._tensors = self._prefetcher.tensors
-        return self._prefetcher.pin
+        return self._prefetch() if type(self).run is TorchModel.run else None
 
     def train_step(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Run the module forward and backward and make an update; a subclass may override it to train in another way.
@@ -383,6 +391,8 @@ class TorchModel(ModuleModel):
 
     def before_epoch(self, epoch_id: int) -> None:
         """Reset what an incomplete epoch has left."""
+        if self._evaluation_weights is not None:
+            self._evaluation_weights.use(False)
         if self._stream_metrics is not None:
             self._stream_metrics.clear()
         if not self._evaluates:
@@ -398,11 +408,6 @@ class TorchModel(ModuleModel):
         self._loadable.check()
         if self._trained and not self._evaluates:
             self._optimization.end_epoch(epoch_data)
-
-    def after_training(self, success: bool) -> None:
-        """Drop the batches that were copied ahead of time."""
-        if self._prefetcher is not None:
-            self._prefetcher.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizers and schedulers, and the module's extra state and modes."""
@@ -423,8 +428,12 @@ class TorchModel(ModuleModel):
         self._trained = state["trained"]
         super().load_state_dict(state)
 
-    def _evaluation_weights(self) -> AbstractContextManager[None]:
-        return self._optimization.evaluation_weights()
+    @property
+    def _has_modes(self) -> bool:
+        return self._optimization.has_modes
+
+    def _mode_of_evaluations(self) -> AbstractContextManager[None]:
+        return self._optimization.mode_of_evaluations()
 
     def _forget_training(self) -> None:
         self._optimization.forget_training()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,15 @@ def _is_extra(name: str, value: Any) -> bool:
     return name.rpartition(".")[2] == "_extra_state" or not isinstance(value, Tensor)
 
 
-def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+def collect_weights(
+    module: torch.nn.Module, *, copied: bool = False, replaced: Mapping[int, Tensor] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return a module's parameters and buffers, tied tensors once, and the names of the others; see `write_weights`.
 
     Args:
         module: the module.
         copied: copy the tensors, so that later changes of the module do not change them.
+        replaced: id of a parameter or buffer -> the tensor to collect instead.
 
     Raises:
         StateError: a lazy module has not seen a batch.
@@ -49,7 +54,12 @@ def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> tuple[d
     tied: dict[str, str] = {}
     first_at: dict[tuple[object, ...], str] = {}
     storages: set[int] = set()
-    for name, tensor in own_tensors(module).items():
+    found = own_tensors(module)
+    if replaced:
+        names = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+        others = {name: replaced[id(each)] for name, each in chain(*names) if id(each) in replaced}
+        found |= {name: tensor for name, tensor in others.items() if name in found}
+    for name, tensor in found.items():
         own_storage = tensor.untyped_storage().data_ptr()
         place = own_storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
         if tensor.numel() and place in first_at:
@@ -64,27 +74,27 @@ def collect_weights(module: torch.nn.Module, *, copied: bool = False) -> tuple[d
     return weights, tied
 
 
-def load_weights(module: torch.nn.Module, directory: Path) -> None:
+def load_weights(module: torch.nn.Module, directory: Path, name: str = FILE) -> None:
     """Read the weights that `write_weights` wrote into a module of the same structure.
 
     Raises:
         StorageError: the file cannot be read.
         StateError: the names or shapes in the file are not those of the module.
     """
-    state = read_weights(directory)
+    state = read_weights(directory, name)
     expected = own_tensors(module)
     missing = sorted(expected.keys() - state.keys())
     extra = sorted(state.keys() - expected.keys())
     wrong = [
-        f"{name} is {tuple(state[name].shape)} in the checkpoint, {tuple(tensor.shape)} in the module"
-        for name, tensor in expected.items()
-        if name in state and not is_lazy(tensor) and state[name].shape != tensor.shape
+        f"{each} is {tuple(state[each].shape)} in the checkpoint, {tuple(tensor.shape)} in the module"
+        for each, tensor in expected.items()
+        if each in state and not is_lazy(tensor) and state[each].shape != tensor.shape
     ]
     lists = (("", wrong), ("only in the module: ", missing), ("only in the checkpoint: ", extra))
     found = [f"{head}{listed(names[:_MOST])}{', ...' * (len(names) > _MOST)}" for head, names in lists if names]
     if found:
         raise StateError(
-            f"{directory / FILE} does not fit the module: {'; '.join(found)}. Weights can only be loaded into the "
+            f"{directory / name} does not fit the module: {'; '.join(found)}. Weights can only be loaded into the "
             "architecture that they were saved from"
         )
     own_memory(module)

@@ -16,21 +16,27 @@ from emrun.errors import StorageError, reason_of
 from emrun.storage.files import refuse_timeout, storing
 
 FILE = "model.safetensors"
+"""The weights that evaluations use."""
+
+TRAINED = "training.safetensors"
+"""The weights that are trained, if evaluations use others."""
+
 _TIED = "tied"  # the only key of the metadata: safetensors writes several in random order, and files would differ
 
 
-def write_weights(weights: Mapping[str, Tensor], tied: Mapping[str, str], directory: Path) -> None:
-    """Write weights to `model.safetensors`.
+def write_weights(weights: Mapping[str, Tensor], tied: Mapping[str, str], directory: Path, name: str = FILE) -> None:
+    """Write weights to a file, `model.safetensors`.
 
     Args:
         weights: a module's parameters and buffers on the CPU.
         tied: name of a tied weight -> the name in `weights` with the same tensor.
         directory: the directory of the file.
+        name: the name of the file.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    path = directory / FILE
+    path = directory / name
     metadata = {_TIED: json.dumps(tied, sort_keys=True)} if tied else None
     with suppress(OSError):  # `save_file` reports the reason
         path.touch()
@@ -48,13 +54,13 @@ def write_weights(weights: Mapping[str, Tensor], tied: Mapping[str, str], direct
         raise StorageError(code, f"cannot write {path}: {'the disk is full' if full else error}") from error
 
 
-def read_weights(directory: Path) -> dict[str, Tensor]:
+def read_weights(directory: Path, name: str = FILE) -> dict[str, Tensor]:
     """Return the weights that `write_weights` wrote; a tied weight is returned under each of its names.
 
     Raises:
         StorageError: the file cannot be read.
     """
-    return read_safetensors(directory / FILE)
+    return read_safetensors(directory / name)
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -64,6 +64,13 @@ WRONG = [
     ([1, "a"], Shape, "this list is not a whole number or a list of 2 values: a whole number, a whole number"),
     ({"a": "b"}, dict[str, int], "this mapping is not a mapping whose values are whole numbers"),
     ([1], dict, "this list is not a mapping"),
+    ([1], Mapping[str, Any], "this list is not a mapping"),
+    (3, list[str | dict[str, Any]], "3 is not a list of strings or mappings"),
+    (
+        {"a": 1, "b": 2},
+        Sequence[str | Mapping[str, Any]],
+        "this mapping is not a list of strings or mappings; write a list: [a: ..., b: ...]",
+    ),
     ({"a": 1}, Sequence[int], "this mapping is not a list of whole numbers"),
     (3, Path, "3 is not a path"),
     ("abc", float | torch.Tensor, "'abc' is not a number"),

@@ -255,7 +255,7 @@ def test_a_source_that_goes_missing_from_one_mapping_that_is_used_again_is_an_er
 
 def test_unused_sources_are_an_error_if_wanted():
     checks = checks_of("x", unused="error")
-    message = r"neither the model nor a hook reads the sources y, z \(see main_loop.on_unused_sources\)"
+    message = r"neither the model nor a hook reads the sources y, z; if this is right, set main_loop.on_unused_sources"
     with pytest.raises(StreamError, match=message):
         checks.begin("train")({"x": [1], "y": [1], "z": [1]})
 
@@ -267,10 +267,11 @@ def test_unused_sources_are_warned_of_once_however_many_batches_and_streams(capl
         for _ in range(3):
             check({"x": [1], "y": [1]})
     assert messages(caplog) == [
-        "stream 'train': neither the model nor a hook reads the sources y (see main_loop.on_unused_sources)",
+        "stream 'train': neither the model nor a hook reads the source y; if this is right, set "
+        "main_loop.on_unused_sources: ignore",
     ]
     checks.begin("test")({"x": [1], "y": [1], "z": [1]})
-    assert "stream 'test': neither the model nor a hook reads the sources z " in messages(caplog)[1]
+    assert "stream 'test': neither the model nor a hook reads the source z;" in messages(caplog)[1]
 
 
 def test_unused_sources_can_be_ignored(caplog):

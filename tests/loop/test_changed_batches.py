@@ -305,7 +305,7 @@ def test_a_batch_that_hooks_leave_empty_is_an_empty_batch():
 def test_a_source_is_unused_unless_a_hook_that_gets_the_batches_may_read_it(methods, count, caplog):
     caplog.set_level(logging.WARNING)
     run([{"x": [1], "id": [2]}], type("Hook", (AbstractHook,), methods)())
-    assert caplog.text.count("neither the model nor a hook reads the sources id") == count
+    assert caplog.text.count("neither the model nor a hook reads the source id") == count
 
 
 def test_a_guard_that_looks_at_all_variables_reads_all(caplog):
@@ -314,7 +314,7 @@ def test_a_guard_that_looks_at_all_variables_reads_all(caplog):
     run([{"x": [1], "id": [2]}], StopOnNaN(after_batch=True))
     assert "neither the model nor a hook reads" not in caplog.text
     run([{"x": [1], "id": [2]}], StopOnNaN(), ShowProgress())
-    assert "neither the model nor a hook reads the sources id" in caplog.text
+    assert "neither the model nor a hook reads the source id" in caplog.text
     assert SaveEvery.reads == ()
 
 

@@ -33,8 +33,8 @@ class Loop:
     """Calls a step record as the training loop does."""
 
     def __init__(self, directory, every=1, model=None):
-        (directory / "config.yaml").touch()
-        (directory / "trace.yaml").touch()
+        for name in ("config.yaml", "trace.yaml"):
+            (directory / name).touch()
         self.directory = directory
         self.model = model or Model()
         self.record = StepRecord(self.model, StepsFile(directory / "steps.jsonl"), every)

@@ -227,21 +227,20 @@ def test_a_metric_of_a_stream_that_is_not_run_is_an_error_before_any_batch():
 @pytest.mark.parametrize(
     ("scheduler", "options", "message"),
     [
-        (PLATEAU, {}, "ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean"),
-        (PLATEAU, {"metric": "valid/loss/mean", "step_on": "update"}, "remove `step_on: update`"),
-        (PLATEAU, {"metric": "loss"}, "metric: 'loss' is not an address stream/variable/aggregation"),
-        (PLATEAU, {"metric": "a/b/c/d"}, "metric: 'a/b/c/d' is not an address"),
-        (PLATEAU, {"metric": 3}, "metric: 3 is not an address"),
-        (EXPONENTIAL, {"metric": "valid/loss/mean"}, "ExponentialLR does not take a metric"),
-        (EXPONENTIAL, {"step_on": "batch"}, "step_on: 'batch' is neither epoch nor update"),
+        (PLATEAU, {}, "scheduler: ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean"),
+        (PLATEAU, {"metric": "valid/loss/mean", "step_on": "update"}, "scheduler.metric: statistics exist only"),
+        (PLATEAU, {"metric": "loss"}, "scheduler.metric: 'loss' is not an address stream/variable/aggregation"),
+        (PLATEAU, {"metric": "a/b/c/d"}, "scheduler.metric: 'a/b/c/d' is not an address"),
+        (PLATEAU, {"metric": 3}, "scheduler.metric: 3 is not an address"),
+        (EXPONENTIAL, {"metric": "valid/loss/mean"}, "scheduler.metric: ExponentialLR does not take a metric"),
+        (EXPONENTIAL, {"step_on": "batch"}, "scheduler.step_on: 'batch' is neither epoch nor update"),
     ],
 )
 def test_wrong_options_of_a_scheduler_are_refused(scheduler, options, message):
     optimizer = build_optimizer(Net(), sgd())
     with pytest.raises(ArgumentError) as caught:
         build_scheduler(optimizer, scheduled(scheduler, **options))
-    assert caught.value.argument == "scheduler"
-    assert message in str(caught.value)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_scheduler_without_an_optimizer_is_refused():

@@ -130,7 +130,7 @@ def test_what_does_not_fit_several_optimizers_is_refused():
     groups = [{"match": "tail"}]
     assert "optimizer.judge.groups[0].match: 'tail' matches none" in refused(optimizer=forms(groups=groups))
     wrong = {"judge": Factory(torch.optim.lr_scheduler.StepLR, step_size=1, options={"step_on": "day"})}
-    assert "scheduler.judge: step_on: 'day' is neither" in refused(optimizer=forms(), scheduler=wrong)
+    assert "scheduler.judge.step_on: 'day' is neither" in refused(optimizer=forms(), scheduler=wrong)
 
 
 def test_an_unknown_optimizer_is_named_where_it_is_used():

@@ -45,6 +45,8 @@ MECHANICS = {
         }
     },
     "optimizer of two modes": {"optimizer": {"class": "schedulefree.AdamWScheduleFree", "lr": 0.05, "warmup_steps": 2}},
+    "compile": {"compile": {"backend": "aot_eager"}},
+    "recompute": {"recompute": "layers"},
     "metric of a stream": {"metrics": {"hits": {"class": "mechanics_parts.Hits", "inputs": ["loss", "y"]}}},
 }
 """Name -> the keys of the section `model`."""
@@ -54,6 +56,9 @@ PAIRS = [
     ("accumulate", "torch's schedule"),
     ("accumulate", "groups"),
     ("accumulate", "metric of a stream"),
+    ("accumulate", "compile"),
+    ("accumulate", "recompute"),
+    ("compile", "recompute"),
     ("schedule", "groups"),
     ("accumulate", "several optimizers"),
     ("schedule", "several optimizers"),

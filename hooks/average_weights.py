@@ -1,0 +1,179 @@
+"""AverageWeights: evaluates averages of the weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
+
+from emrun import AbstractHook
+from emrun.arguments import check_choice
+from emrun.errors import ArgumentError, HookError
+from emrun.fields import record, whole
+from emrun.types import Interval, Units
+
+_LOG = logging.getLogger(__name__)
+
+Kind = Literal["ema", "swa"]
+_STATE = record({"averaged": whole()})
+
+
+class AverageWeights(AbstractHook):
+    """Averages the weights over the updates; evaluations use the averages instead of the weights.
+
+        hooks:
+          - AverageWeights: {half_life: 500 updates}
+
+    An average often has a better loss than the last weights. The training itself does not change. `best`, `emrun eval`
+    and `init_from` use the averages, without this hook: `model.safetensors` of a checkpoint has them. The weights that
+    are trained are in `training.safetensors`, which a resume reads.
+
+    An exponential average (`ema`) of each parameter follows `average += (1 - decay) * (weight - average)` after each
+    update; after the half-life, older weights count half. The first average is the first weights that are averaged.
+    `kind: swa` is the mean of all weights since `not_before` (https://arxiv.org/abs/1803.05407). The functions are
+    those of `torch.optim.swa_utils`. Floating-point buffers, such as the statistics of BatchNorm, are averaged in the
+    same way; other buffers are copied.
+
+    Args:
+        half_life: of an exponential average: `500 updates`.
+        decay: the same as a factor: 0.999; `half_life: H updates` is `decay: 0.5 ** (n / H)` with `every: n updates`.
+        kind: `ema`, or `swa` for the mean with equal weights.
+        every: how often the weights are averaged: `1 updates`, or `1 epochs`, after the train stream of an epoch.
+        not_before: the first weights that are averaged are those after this interval: `500 updates` or `5 epochs`.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed, or arguments exclude each other.
+        HookError: the model is not a `TorchModel`, or its optimizer averages the weights itself.
+    """
+
+    reads = ()
+
+    def __init__(
+        self,
+        half_life: Annotated[int | str, Units(("updates",))] | None = None,
+        decay: float | None = None,
+        kind: Kind = "ema",
+        every: Annotated[int | str, Units(("updates", "epochs"))] = "1 updates",
+        not_before: Annotated[int | str, Units(("updates", "epochs"))] | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("kind", kind, Kind)
+        self._every = Interval.parse("every", every, ("updates", "epochs"))
+        begin = None if not_before is None else Interval.parse("not_before", not_before, ("updates", "epochs"))
+        self._not_before = begin
+        self._average = self._function(half_life, decay, kind)
+        self._averaged = 0
+        self._averages: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        self._others: list[tuple[Tensor, Tensor]] = []  # buffers that are copied, such as counters
+
+    def _function(self, half_life: object, decay: float | None, kind: Kind) -> Callable[..., Any]:
+        given = [name for name, value in (("half_life", half_life), ("decay", decay)) if value is not None]
+        if kind == "swa":
+            if given:
+                raise ArgumentError(given[0], f"kind: swa weights all averaged weights equally; remove {given[0]}")
+            return get_swa_multi_avg_fn()  # type: ignore[no-any-return, no-untyped-call]
+        if len(given) != 1:
+            problem = "half_life and decay are both given; remove one" if given else "give half_life or decay"
+            raise ArgumentError(given[0] if given else "half_life", f"{problem}, e.g. half_life: 500 updates")
+        if half_life is not None:
+            if self._every.unit != "updates":
+                raise ArgumentError("half_life", f"is in updates, but every: {self._every}; give decay instead")
+            decay = 0.5 ** (self._every.count / Interval.parse("half_life", half_life, ("updates",)).count)
+        is_number = isinstance(decay, int | float) and not isinstance(decay, bool)
+        if not is_number or not 0 < float(decay or 0) < 1:
+            raise ArgumentError("decay", f"{decay!r} is not a number between 0 and 1, e.g. 0.999")
+        return get_ema_multi_avg_fn(float(decay or 0))  # type: ignore[no-any-return, no-untyped-call]
+
+    def before_training(self) -> None:
+        """Check that the model has weights to average, and an optimizer that does not average them."""
+        model: Any = self.main_loop.model
+        if not hasattr(model, "evaluation_weights"):
+            raise HookError(f"AverageWeights needs a TorchModel, not {type(model).__name__}")
+        for optimizer in getattr(model, "optimizers", {}).values():
+            if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+                raise HookError(f"{type(optimizer).__name__} averages the weights itself; remove AverageWeights")
+
+    def after_update(self, model: Any, optimizer: Any) -> None:
+        """Average the weights, if it is time."""
+        loop = self.main_loop
+        if self._every.unit == "updates" and optimizer is self._last_optimizer(model):
+            done = loop.updates_done + 1  # this update is counted after the batch
+            if done % self._every.count == 0 and self._has_begun(done):
+                self._add(model)
+
+    def after_stream(self, stream_name: str) -> None:
+        """Average the weights after the train stream of an epoch, if it is time."""
+        loop = self.main_loop
+        if self._every.unit == "epochs" and stream_name == loop.train_stream_name and not loop.evaluating:
+            done = loop.training_epochs_done + 1
+            if loop.iterations_done and done % self._every.count == 0 and self._has_begun(loop.updates_done):
+                self._add(loop.model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how often the weights were averaged; the averages are in the weights of the checkpoint."""
+        return {"averaged": self._averaged}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the averages that the model has loaded."""
+        _STATE.check(state)
+        self._averaged, self._averages = state["averaged"], []
+        if self.main_loop.evaluating or not self._averaged:
+            return
+        model: Any = self.main_loop.model
+        restored, model.restored_weights = model.restored_weights, None
+        if restored is None:
+            _LOG.warning("AverageWeights: the checkpoint has no averages; they begin anew")
+            self._averaged = 0
+            return
+        self._begin(model, restored)
+
+    def _last_optimizer(self, model: Any) -> Any:
+        several = getattr(model, "optimizers", None)
+        return list(several.values())[-1] if several else model.optimizer
+
+    def _has_begun(self, updates: int) -> bool:
+        if self._not_before is None:
+            return True
+        done = updates if self._not_before.unit == "updates" else self.main_loop.training_epochs_done
+        return done >= self._not_before.count
+
+    def _begin(self, model: Any, values: dict[str, Tensor]) -> None:
+        """Give the model tensors for evaluations, with these values."""
+        module = model.module
+        saved = module.state_dict().keys()
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        own = {name: tensor for name, tensor in own.items() if name in saved}
+        others = {name: values[name].detach().clone() for name in own}
+        model.evaluation_weights = others
+        is_averaged = {name: tensor.is_floating_point() or tensor.is_complex() for name, tensor in own.items()}
+        self._weights = [tensor for name, tensor in own.items() if is_averaged[name]]
+        self._averages = [others[name] for name in own if is_averaged[name]]
+        self._others = [(others[name], tensor) for name, tensor in own.items() if not is_averaged[name]]
+
+    def _add(self, model: Any) -> None:
+        """Add the current weights to the averages."""
+        with torch.no_grad():
+            if not self._averages:
+                names = {**dict(model.module.named_parameters()), **dict(model.module.named_buffers())}
+                self._begin(model, names)
+            else:
+                for averages, weights in _by_kind(self._averages, self._weights):
+                    self._average(averages, weights, self._averaged)
+                for other, tensor in self._others:
+                    other.copy_(tensor)
+        self._averaged += 1
+
+
+def _by_kind(averages: list[Tensor], weights: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Return the tensors in groups of one device and dtype, as the functions of torch need them."""
+    groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for average, weight in zip(averages, weights, strict=True):
+        group = groups.setdefault((average.device, average.dtype), ([], []))
+        group[0].append(average)
+        group[1].append(weight)
+    return list(groups.values())

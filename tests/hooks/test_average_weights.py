@@ -1,0 +1,137 @@
+"""AverageWeights: the averages equal torch's, and evaluations use them wherever a run is interrupted."""
+
+import numpy as np
+import pytest
+import torch
+from doubles import SGD, Push, Streams, run
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
+
+from emrun import AbstractHook, Factory, MainLoop, TorchModel
+from emrun.errors import ArgumentError, HookError
+from emrun.hooks import AverageWeights
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def forward(self, x):
+        return {"loss": self.layers(x).squeeze(1) ** 2}
+
+
+def batches(count=6):
+    rng = np.random.default_rng(0)
+    return [{"x": rng.random((4, 3), np.float32)} for _ in range(count)]
+
+
+class Averaged(AbstractHook):
+    """Averages as a script would, with torch's class."""
+
+    def __init__(self, function, every=1, from_update=1):
+        super().__init__()
+        self.function, self.every, self.first = function, every, from_update
+        self.model = None
+        self.count = 0
+
+    def after_update(self, model):
+        if self.model is None:
+            self.model = AveragedModel(model.module, multi_avg_fn=self.function)
+            self.statistics = []
+        done = self.main_loop.updates_done + 1
+        if done % self.every == 0 and done >= self.first:
+            self.model.update_parameters(model.module)
+            now = model.module.layers[1].running_mean
+            if self.statistics:
+                self.function(self.statistics, [now], self.count)
+            else:
+                self.statistics = [now.clone()]
+            self.count += 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "function", "every", "first"),
+    [
+        ({"decay": 0.9}, get_ema_multi_avg_fn(0.9), 1, 1),
+        ({"half_life": "3 updates"}, get_ema_multi_avg_fn(0.5 ** (1 / 3)), 1, 1),
+        ({"half_life": "3 updates", "every": "2 updates"}, get_ema_multi_avg_fn(0.5 ** (2 / 3)), 2, 1),
+        ({"kind": "swa"}, get_swa_multi_avg_fn(), 1, 1),
+        ({"kind": "swa", "not_before": "3 updates"}, get_swa_multi_avg_fn(), 1, 3),
+    ],
+    ids=["decay", "half-life", "every", "swa", "not before"],
+)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_averages_equal_those_of_torch_to_the_last_bit(arguments, function, every, first, accumulate):
+    torch.manual_seed(0)
+    own, theirs = AverageWeights(**arguments), Averaged(function, every, first)
+    optimizer = Factory(torch.optim.SGD, lr=0.1, momentum=0.9)
+    model = TorchModel(Net(), optimizer=optimizer, accumulate=accumulate, device="cpu")
+    run(model, batches(), own, theirs, epochs=2)
+    own_values = model.evaluation_weights
+    assert own_values.keys() == model.module.state_dict().keys()
+    for name, value in theirs.model.module.named_parameters():
+        assert torch.equal(own_values[name], value), name
+    assert torch.equal(own_values["layers.1.running_mean"], theirs.statistics[0])
+    assert own_values["layers.1.num_batches_tracked"] <= 12
+
+
+def test_an_evaluation_uses_the_averages_and_the_training_does_not_change():
+    class Watch(AbstractHook):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def after_batch(self, stream_name):
+            self.seen.append((stream_name, round(self.main_loop.model.module.w.item(), 4)))
+
+        def after_epoch(self):
+            self.seen.append(("epoch", round(self.main_loop.model.module.w.item(), 4)))
+
+    watch = Watch()
+    data = Streams(train=[{"x": [0.0]}] * 2, valid=[{"x": [0.0]}])
+    loop = MainLoop(TorchModel(Push(), optimizer=SGD), data, [AverageWeights(kind="swa"), watch])
+    with loop:
+        loop.epoch(["train"], ["valid"])
+        loop.epoch(["train"], ["valid"])
+    assert watch.seen == [
+        ("train", 0.9), ("train", 0.8), ("valid", 0.85), ("epoch", 0.8),
+        ("train", 0.7), ("train", 0.6), ("valid", 0.75), ("epoch", 0.6),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument", "message"),
+    [
+        ({}, "half_life", "give half_life or decay"),
+        ({"decay": 0.9, "half_life": "5 updates"}, "half_life", "both given"),
+        ({"decay": 1.0}, "decay", "1.0 is not a number between 0 and 1"),
+        ({"decay": True}, "decay", "True is not a number between 0 and 1"),
+        ({"half_life": "5 epochs"}, "half_life", "'5 epochs' is not an interval"),
+        ({"half_life": "5 updates", "every": "1 epochs"}, "half_life", "give decay instead"),
+        ({"kind": "swa", "decay": 0.9}, "decay", "remove decay"),
+        ({"kind": "sma"}, "kind", "'sma'"),
+        ({"decay": 0.9, "every": "5 minutes"}, "every", "'5 minutes' is not an interval"),
+    ],
+)
+def test_wrong_arguments(arguments, argument, message):
+    with pytest.raises(ArgumentError) as caught:
+        AverageWeights(**arguments)
+    assert caught.value.argument == argument
+    assert message in str(caught.value)
+
+
+def test_an_optimizer_that_averages_itself_is_an_error():
+    class Free(torch.optim.SGD):
+        def train(self): ...
+
+        def eval(self): ...
+
+    with pytest.raises(HookError, match="Free averages the weights itself"):
+        run(TorchModel(Push(), optimizer=Factory(Free, lr=0.1)), [{"x": [0.0]}], AverageWeights(decay=0.9))
+
+
+@pytest.mark.parametrize("wrong", [{"b": torch.ones(())}, {"w": torch.ones(2)}, {"w": torch.ones((), dtype=torch.int)}])
+def test_weights_that_do_not_fit_are_an_error(wrong):
+    with pytest.raises(ArgumentError, match=r"'b'|'w' is"):
+        TorchModel(Push(), optimizer=SGD).evaluation_weights = wrong
