@@ -82,6 +82,15 @@ def test_the_standard_step_makes_one_backward_and_updates_all():
     assert equal(by_hand(net, [(both, "loss")]), model.module)
 
 
+def test_two_optimizers_in_a_window_update_as_for_one_batch():
+    whole = [{"x": [row for batch in FACTORS for row in batch["x"]]}]
+    arguments = {"outputs": ["loss"], "optimizer": forms(), "device": "cpu"}
+    parts, one = TorchModel(Game(), accumulate=3, **arguments), TorchModel(Game(), **arguments)
+    run(parts, FACTORS, epochs=2), run(one, whole, epochs=2)
+    for pair in zip(parts.module.parameters(), one.module.parameters(), strict=True):
+        torch.testing.assert_close(*pair)  # the gradients are added in another order
+
+
 def test_a_backward_for_an_optimizer_leaves_other_gradients_alone():
     model = TorchModel(Game(), optimizer=forms(), device="cpu")
     outputs = model.forward({"x": torch.ones(2, 2)})
