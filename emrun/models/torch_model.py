@@ -243,7 +243,7 @@ class TorchModel(ModuleModel):
             if self._is_plan_due:
                 log_plan(self.schedule_plan())
             if isinstance(self.scheduler, ClosedForm):
-                self.scheduler.begin(horizon_of(self._main_loop))
+                self.scheduler.begin(horizon_of(self._main_loop), self._main_loop)
             elif self.scheduler is not None and self._main_loop is not None and self._main_loop.has_run:
                 self.scheduler.check_end()  # the replay of a step is not a resume
         if self._is_own_scheme:
