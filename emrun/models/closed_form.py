@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +12,8 @@ import torch
 from emrun.errors import ArgumentError
 from emrun.fields import ANYTHING, NUMBER, choice, mapping_of, optional, record, sequence_of, whole
 from emrun.hook import Loop
-from emrun.models import extension
-from emrun.models.extension import Factor
+from emrun.models import extension, factors
+from emrun.models.factors import Factor
 from emrun.models.lengths import Length
 from emrun.models.optimizer import check_class
 from emrun.schedule_plan import BEFORE_COOLDOWN, SchedulePlan
@@ -21,11 +21,10 @@ from emrun.types import Horizon
 from emrun.wording import counted
 
 _NOMINAL = 10_000  # updates of a run whose length is not known yet
-_POINTS = 400  # of the curve in a plan; a multiple of 4
-
 _PLAN = {"began": whole(), "updates": optional(whole()), "updates_per_pass": optional(whole(1))}
-_EXTENDED = {"on_extend": choice(*extension.CHOICES), "rate": NUMBER}  # of a plan that extends the one before it
-_STATE = {"updates_done": whole(), "plans": sequence_of(record(_PLAN | _EXTENDED, may_lack=tuple(_EXTENDED)))}
+_STATE = {"updates_done": whole(), "plans": sequence_of(record(_PLAN))}
+_EXTENDED = record({"on_extend": choice(*extension.CHOICES), "rate": NUMBER, "updates": whole()})
+"""The fields of a plan that extends the one before it."""
 
 
 class ClosedForm(ABC):
@@ -133,7 +132,7 @@ class ClosedForm(ABC):
             if self.needs_horizon:
                 message = f"{name} needs the number of updates of the run, which is not known: {horizon.missing}"
                 raise ArgumentError("scheduler", message)
-            return _joined(warmup, self.between(horizon, warmup, 0))
+            return factors.joined(warmup, self.between(horizon, warmup, 0))
         cooldown = self.cooldown.updates(horizon) if self.cooldown is not None else 0
         if warmup > total:
             message = f"{self.warmup}: the run makes only {total} updates; make the warm-up shorter, or the run longer"
@@ -143,10 +142,10 @@ class ClosedForm(ABC):
             message = f"{self.cooldown}: the run makes only {total} updates, fewer than {both}"
             raise ArgumentError("scheduler.cooldown", message)
         length = total - warmup - cooldown
-        between = self.between(horizon, warmup, length) if length else _full
+        between = self.between(horizon, warmup, length) if length else factors.full
         if not cooldown and not self.depends_on_end:
-            return _joined(warmup, between)
-        return _ended(warmup, length, between, cooldown, self.final)
+            return factors.joined(warmup, between)
+        return factors.ended(warmup, length, between, cooldown, self.final)
 
     def plan(self, horizon: Horizon) -> Factor:
         """Plan the rates for a horizon, or continue with the loaded plan if it still fits.
@@ -178,16 +177,26 @@ class ClosedForm(ABC):
     def refusal(self, horizon: Horizon) -> str | None:
         """Return why the run cannot have another horizon than the loaded plan; None if it can.
 
-        It can if the rates of the updates that were made stay the same, if the arguments have changed too, or if it is
-        longer and `on_extend` says how it continues.
+        It can if the rates of the updates that were made stay the same, if the arguments have changed too, so that the
+        schedule is another one, or if it is longer and `on_extend` says how it continues.
 
         Raises:
             ArgumentError: see `factor`.
         """
         known, name = self.plans[-1] if self.plans else None, type(self).__name__
-        if known is None or horizon.updates is None or self._is_changed or self._keeps_rates(known, horizon):
+        if known is None or known["updates"] is None or horizon.updates is None:
             return None
         updates = known["updates"], horizon.updates
+        if self._is_changed:
+            if updates[1] <= updates[0] or self._on_extend in (None, "replan"):
+                return None
+            return (
+                f"on_extend={self._on_extend} continues the schedule that the run had, but this resume changes "
+                "arguments of the schedule too; make the changes in two resumes, or remove on_extend to get the new "
+                "schedule over the whole run"
+            )
+        if self._keeps_rates(known, horizon):
+            return None
         if horizon.updates > known["updates"] and self._on_extend is not None:
             plan = self._extension(horizon, self._on_extend)
             if self._on_extend == "hold" and plan["rate"] == 0:
@@ -271,7 +280,7 @@ class ClosedForm(ABC):
                 return SchedulePlan(name, note=note)
             total = _NOMINAL
             factor = self.factor(Horizon(total))
-            return SchedulePlan(name, note=note, rates=_sampled(factor, total, bases))
+            return SchedulePlan(name, note=note, rates=factors.sampled(factor, total, bases))
         factor, last = self.plan(horizon), self.plans[-1]
         for each in self.lengths() if last.get("on_extend") != "hold" else ():
             name += f", {each.name} {counted(each.updates(extension.horizon_of(last)), 'update')}"
@@ -284,8 +293,10 @@ class ClosedForm(ABC):
         for before, after in reversed(list(pairwise(self.plans))):
             if "on_extend" not in after:
                 break
-            factor = extension.joined_at(after["began"], self._factor_of(before), factor)
-        return SchedulePlan(name, last["updates"], note=note, rates=_sampled(factor, max(last["updates"], 1), bases))
+            factor = factors.joined_at(after["began"], self._factor_of(before), factor)
+        return SchedulePlan(
+            name, last["updates"], note=note, rates=factors.sampled(factor, max(last["updates"], 1), bases)
+        )
 
     def begin(self, horizon: Horizon, loop: Loop | None = None) -> None:
         """Set the rates of the next update; called before the first update of each epoch.
@@ -337,17 +348,13 @@ class ClosedForm(ABC):
         """
         check_class(saved, "scheduler", type(self).__name__)
         record({"configured": mapping_of(ANYTHING), "state": record(_STATE)}).check(saved, "scheduler")
+        for index, plan in enumerate(saved["state"]["plans"]):
+            if "on_extend" in plan:
+                _EXTENDED.check(plan, f"scheduler.state.plans[{index}]")
         self.updates_done = saved["state"]["updates_done"]
         self.plans = [dict(plan) for plan in saved["state"]["plans"]]
         self._is_changed = saved["configured"] != self._configured
         self._factor = None
-
-
-def _sampled(factor: Factor, total: int, bases: Sequence[float]) -> list[list[float]]:
-    """Return the rates of some updates, evenly spread from the first to the last one, for each base rate."""
-    count = min(total, _POINTS + 1)
-    factors = [factor(round(index * (total - 1) / max(count - 1, 1))) for index in range(count)]
-    return [[base * each for each in factors] for base in bases]
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:
@@ -356,41 +363,3 @@ def _set_rate(group: dict[str, Any], rate: float) -> None:
         group["lr"].fill_(rate)
     else:
         group["lr"] = rate
-
-
-def _full(done: int) -> float:
-    return 1.0
-
-
-def _joined(warmup: int, between: Factor) -> Factor:
-    """Return the rates of a schedule without an end."""
-
-    def factor(done: int) -> float:
-        return (done + 1) / warmup if done < warmup else between(done - warmup)
-
-    return factor
-
-
-def _ended(warmup: int, length: int, between: Factor, cooldown: int, final: float) -> Factor:
-    """Return the rates of a schedule with an end.
-
-    Args:
-        warmup: number of updates of the warm-up.
-        length: number of updates between warm-up and cool-down.
-        between: the rates of these.
-        cooldown: number of updates of the cool-down.
-        final: the rate at the end of the cool-down.
-    """
-    cools = warmup + length
-    last = between(length)
-
-    def factor(done: int) -> float:
-        if done < warmup:
-            return (done + 1) / warmup
-        if done < cools:
-            return between(done - warmup)
-        if not cooldown:
-            return last
-        return last + (final - last) * min(done - cools, cooldown) / cooldown
-
-    return factor

@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from emrun.errors import ArgumentError
+from emrun.models.factors import Factor, rewarmed
 from emrun.types import Horizon
-
-Factor = Callable[[int], float]
-"""Updates done -> the share of each parameter group's own rate that the next update has."""
 
 OnExtend = Literal["replan", "hold", "rewarm"]
 CHOICES: tuple[OnExtend, ...] = get_args(OnExtend)
@@ -46,22 +44,7 @@ def factor_of(plan: Mapping[str, Any], factor: Callable[[Horizon], Factor], warm
         rate = plan["rate"]
         return lambda done: rate
     curve = factor(horizon_of(plan))
-    return _rewarmed(plan["began"], plan["rate"], warmup, curve) if choice == "rewarm" else curve
-
-
-def _rewarmed(began: int, rate: float, warmup: int, curve: Factor) -> Factor:
-    """Return the rates of a schedule that begins again, with a warm-up from the present rate."""
-
-    def factor(done: int) -> float:
-        since = done - began
-        return rate + (1 - rate) * (since + 1) / warmup if since < warmup else curve(since)
-
-    return factor
-
-
-def joined_at(began: int, before: Factor, after: Factor) -> Factor:
-    """Return the rates of one plan before an update, and of another from this update on."""
-    return lambda done: before(done) if done < began else after(done)
+    return rewarmed(plan["began"], plan["rate"], warmup, curve) if choice == "rewarm" else curve
 
 
 def described(

@@ -11,7 +11,8 @@ import torch
 from emrun.arguments import check_count
 from emrun.errors import ArgumentError
 from emrun.models.closed_form import ClosedForm
-from emrun.models.extension import Factor, OnExtend
+from emrun.models.extension import OnExtend
+from emrun.models.factors import Factor
 from emrun.models.lengths import Length
 from emrun.types import Horizon
 

@@ -174,3 +174,14 @@ def test_groups_of_different_rates_are_shown_apart(project):
     )
     with pytest.raises(StateError, match=r"hold    group 0: 0.01, 0.01, 0.01; group 1: 0.1, 0.1, 0.1\n"):
         resume_training(directory, ["hooks.StopAfter.epochs=2"])
+
+
+def test_a_longer_run_of_another_schedule_is_not_an_extension(project):
+    directory, _ = trained(project, {"class": "Linear"})
+    message = (
+        "on_extend=hold continues the schedule that the run had, but this resume changes arguments of the schedule"
+    )
+    with pytest.raises(StateError, match=message):
+        resume_training(directory, [*LONGER, "model.scheduler.on_extend=hold", "model.scheduler.final=0.5"])
+    rates = longer(directory, "model.scheduler.final=0.5")
+    assert rates[10:] == pytest.approx([RATE * (1 - 0.5 * done / 20) for done in range(10, 20)])
