@@ -120,7 +120,7 @@ class Optimization:
         if self._is_plan_due:
             log_plan(self.plan())
         if isinstance(self.scheduler, ClosedForm):
-            self.scheduler.begin(horizon_of(loop))
+            self.scheduler.begin(horizon_of(loop), loop)
         elif self.scheduler is not None and loop is not None and loop.has_run:
             self.scheduler.check_end()  # the replay of a step is not a resume
 
@@ -220,9 +220,10 @@ class Optimization:
     def rates(self) -> list[float | Tensor] | None:
         """Return the learning rates of the last update; those of the next one within a window, or if there is none."""
         if (self._rates is None or self.is_open) and self.optimizer is not None:
-            if isinstance(self.scheduler, ClosedForm):
+            if self._rates is None and isinstance(self.scheduler, ClosedForm):
+                loop = self._model._main_loop
                 with suppress(ArgumentError):  # the first update raises it again, if there is one
-                    self.scheduler.begin(horizon_of(self._model._main_loop))
+                    self.scheduler.begin(horizon_of(loop), loop)
             return learning_rates(self.optimizer)
         return self._rates
 
