@@ -189,7 +189,8 @@ def _shown(value: Any) -> str | None:
 
 
 def _learning_rates(model: Any) -> list[str]:
-    groups = getattr(getattr(model, "optimizer", None), "param_groups", ())
+    optimizers = getattr(model, "optimizers", {"optimizer": getattr(model, "optimizer", None)})
+    groups = [group for each in optimizers.values() for group in getattr(each, "param_groups", ())]
     return [repr(float(group["lr"])) for group in groups if "lr" in group]
 
 

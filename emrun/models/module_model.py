@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -201,14 +202,16 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: the file cannot be written.
         """
-        for write in self._writers(copied=False):
-            write(directory)
+        with self._mode_of_evaluations():
+            for write in self._writers(copied=False):
+                write(directory)
 
     def stage(self) -> Callable[[Path], None] | None:
         """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`."""
         if getattr(self.save, "__func__", None) is not ModuleModel.save:
             return None
-        writers = self._writers(copied=True)
+        with self._mode_of_evaluations():
+            writers = self._writers(copied=True)
 
         def write_all(directory: Path) -> None:
             for write in writers:
@@ -241,6 +244,9 @@ class ModuleModel(AbstractModel):
 
     @evaluation_weights.setter
     def evaluation_weights(self, weights: Mapping[str, Tensor] | None) -> None:
+        if weights is not None and self._has_modes:
+            message = "has other weights for evaluations already; nothing else can replace them, e.g. AverageWeights"
+            raise ArgumentError("optimizer", message)
         if self._evaluation_weights is not None:
             self._evaluation_weights.use(False)
         self._evaluation_weights = None if weights is None else EvaluationWeights(self.module, weights)
@@ -251,6 +257,7 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: a file cannot be read, or does not fit this module.
         """
+        self._forget_training()
         self.evaluation_weights = self.restored_weights = None
         self._loaded_from = directory
         load_weights(self.module, directory)
@@ -284,6 +291,18 @@ class ModuleModel(AbstractModel):
         is_of_loop = loop is None or loop.stream_name is None or (loop.stream_name, loop.training) == (stream, train)
         if metrics is not None and is_of_loop:
             metrics.add(stream, outputs, inputs)
+
+    @property
+    def _has_modes(self) -> bool:
+        """Whether an optimizer puts other weights into the module for evaluations."""
+        return False
+
+    def _mode_of_evaluations(self) -> AbstractContextManager[None]:
+        """Return a context in which such an optimizer has put its weights for evaluations into the module."""
+        return nullcontext()
+
+    def _forget_training(self) -> None:
+        """Prepare for weights that are loaded."""
 
     def _end_laziness(self) -> None:
         """Finish the initialisation of the lazy parts once the module has all shapes."""
