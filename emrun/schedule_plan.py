@@ -14,6 +14,9 @@ _LOG = logging.getLogger(__name__)
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The parts of the run at which the plan shows the rates: of the first update, of the last one, and between them."""
 
+BEFORE_COOLDOWN = "before-cooldown"
+"""The name of the checkpoint that a schedule requests at the last update before its cool-down."""
+
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 30  # characters of the curve
 

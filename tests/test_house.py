@@ -208,6 +208,8 @@ def test_every_file_has_a_test():
         "model": "loop/test_main_loop",
         "training/build": "training/test_create",
         "models/evaluation_weights": "hooks/test_average_weights",
+        "models/extension": "training/test_longer_runs",
+        "models/factors": "models/test_schedules",
         "models/fit": "models/test_init_from",
         "models/module_model": "models/test_torch_model",
         "models/optimization": "models/test_updates",

@@ -131,7 +131,7 @@ class ScheduledOptimizer:
         """
         with self.errors():
             if isinstance(self.scheduler, ClosedForm):
-                self.scheduler.begin(horizon_of(loop))
+                self.scheduler.begin(horizon_of(loop), loop)
             elif self.scheduler is not None and loop is not None and loop.has_run:
                 self.scheduler.check_end()  # the replay of a step is not a resume
 
@@ -156,9 +156,9 @@ class ScheduledOptimizer:
 
     def next_rates(self, loop: Loop | None) -> list[float | Tensor]:
         """Return the learning rates of the next update."""
-        if isinstance(self.scheduler, ClosedForm):
+        if self.rates is None and isinstance(self.scheduler, ClosedForm):
             with suppress(ArgumentError):  # the first update raises it again, if there is one
-                self.scheduler.begin(horizon_of(loop))
+                self.scheduler.begin(horizon_of(loop), loop)
         return learning_rates(self.optimizer) if self.optimizer is not None else []
 
     def set_mode(self, *, train: bool) -> None:
