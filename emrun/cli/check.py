@@ -116,6 +116,8 @@ def _show(contract: dict[str, Any]) -> None:
         click.echo(f"metrics of the stream {stream!r}, from its first batches: {_numbers(found)}")
     if contract["parameters"]:
         _show_parameters(contract["parameters"])
+    if contract["precision"] not in (None, 32):
+        click.echo(f"\nprecision: {contract['precision']}")
     if contract["initial_weights"]:
         _show_initial(contract["initial_weights"])
     if contract["schedule"] is not None:

@@ -12,13 +12,28 @@ from torch import Tensor
 
 from emrun.encoding import random_state
 from emrun.errors import ArgumentError
-from emrun.fields import ANOTHER_CHECKPOINT, ANYTHING, mapping_of, reading, record
+from emrun.fields import (
+    ANOTHER_CHECKPOINT,
+    ANYTHING,
+    FLAG,
+    TEXT,
+    mapping_of,
+    optional,
+    reading,
+    record,
+    sequence_of,
+)
 from emrun.hook import Loop
 from emrun.model import AbstractModel
 from emrun.models.init_from import InitFrom
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
+from emrun.models.loss_scale import LossScale
 from emrun.models.outputs import Outputs
+from emrun.models.precision import TF32, Autocast, Precision, in_float32
+from emrun.models.skipped_updates import NAME as SKIPPED
+from emrun.models.skipped_updates import SkippedUpdates
+from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
 from emrun.storage.state_file import FILE, load_state
@@ -26,7 +41,12 @@ from emrun.storage.weights import write_weights
 from emrun.types import Batch
 
 EXTRA = mapping_of(ANYTHING)
-"""The field `extra` of `state_dict`."""
+STATE = {
+    "extra": EXTRA,
+    "modes": record({"training": FLAG, "others": sequence_of(TEXT)}),
+    "stream_metrics": optional(STATE_OF_METRICS),
+}
+"""The fields of `ModuleModel.state_dict`."""
 
 
 class ModuleModel(AbstractModel):
@@ -44,6 +64,7 @@ class ModuleModel(AbstractModel):
         loss: Any,
         metrics: Any,
         device: str,
+        precision: Precision = 32,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(
@@ -53,6 +74,11 @@ class ModuleModel(AbstractModel):
         self._random_of_lazy = random_state() if uninitialised(module) else None  # for its first values
         self.module = module.to(self.device)
         own_memory(module)
+        self.precision = precision
+        self._autocast = Autocast.of(precision, module, self.device)
+        self._scale = LossScale(self.device) if precision == "fp16" else None
+        self._skipped = SkippedUpdates(self._scale)
+        self._tf32 = TF32(self.device) if precision == "tf32" else None
         self._outputs = Outputs(outputs, loss, metrics, self.device)
         of_streams = self._outputs.of_streams
         self._main_loop: Loop | None = None
@@ -85,12 +111,23 @@ class ModuleModel(AbstractModel):
 
     @property
     def writes(self) -> Sequence[str]:  # type: ignore[override]
-        """Names of the entries of `model.metrics` that are computed once for each stream."""
-        return list(self._outputs.of_streams)
+        """Names of the entries of `model.metrics` that are computed once for each stream; fp16 adds a count."""
+        return [*self._outputs.of_streams, *([SKIPPED] if self._scale is not None else [])]
 
     def stream_values(self, stream: str) -> Mapping[str, Any]:
-        """Return the metrics of a whole stream."""
-        return self._stream_metrics.values(stream) if self._stream_metrics is not None else {}
+        """Return the metrics of a whole stream, and of a train stream the number of `skipped_updates`."""
+        metrics = self._stream_metrics.values(stream) if self._stream_metrics is not None else {}
+        return {**metrics, **self._skipped.values(stream)}
+
+    def before_training(self) -> None:
+        """Change the settings of torch, for TF32."""
+        if self._tf32 is not None:
+            self._tf32.begin()
+
+    def after_training(self, success: bool) -> None:
+        """Restore the settings of torch."""
+        if self._tf32 is not None:
+            self._tf32.end()
 
     def after_stream(self, stream_name: str) -> None:
         """Compute the metrics of a whole stream.
@@ -135,9 +172,15 @@ class ModuleModel(AbstractModel):
             inputs: source name -> tensor on the model's device.
 
         Returns:
-            Output name -> value, with gradients where they are enabled.
+            Output name -> value, with gradients where they are enabled. Values of 16 bits become float32.
         """
-        return self._outputs.of(self._inputs.call(self.module, inputs), inputs)
+        autocast = self._autocast
+        if autocast is None:
+            return self._outputs.of(self._inputs.call(self.module, inputs), inputs)
+        with autocast.on():
+            returned = self._inputs.call(self.module, inputs)
+        with autocast.off():  # the train_step of a subclass runs with autocast as a whole
+            return self._outputs.of(in_float32(returned), inputs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the module's extra state, which is not in its tensors, the modes of its parts, and the metrics."""
@@ -202,6 +245,10 @@ class ModuleModel(AbstractModel):
         is_of_loop = loop is None or loop.stream_name is None or (loop.stream_name, loop.training) == (stream, train)
         if metrics is not None and is_of_loop:
             metrics.add(stream, outputs, inputs)
+
+    @property
+    def _evaluates(self) -> bool:
+        return self._main_loop is not None and self._main_loop.evaluating
 
     def _end_laziness(self) -> None:
         """Finish the initialisation of the lazy parts once the module has all shapes."""

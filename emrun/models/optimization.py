@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -12,8 +13,10 @@ from torch import Tensor
 from emrun.arguments import check_count
 from emrun.errors import ArgumentError, StateError
 from emrun.fields import NUMBER, optional, sequence_of
-from emrun.hook import Loop
+from emrun.hook import Loop, UpdateSkipped
 from emrun.models.closed_form import ClosedForm
+from emrun.models.loss_scale import STATE as STATE_OF_SCALE
+from emrun.models.loss_scale import LossScale
 from emrun.models.optimizer import (
     build_optimizer,
     configured_arguments,
@@ -22,7 +25,10 @@ from emrun.models.optimizer import (
     optimizer_state,
 )
 from emrun.models.planning import check_length, horizon_of, plan_of
+from emrun.models.precision import Autocast, in_float32
 from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
+from emrun.models.skipped_updates import STATE as STATE_OF_SKIPPED
+from emrun.models.skipped_updates import SkippedUpdates
 from emrun.models.updates import all_parameters, clear_gradients, divide_gradients, parameters_beside
 from emrun.schedule_plan import SchedulePlan, log_plan
 from emrun.types import EpochData
@@ -32,8 +38,14 @@ STATE = {
     "optimizer": optional(CLASS_AND_STATE),
     "scheduler": optional(CLASS_AND_STATE),
     "rates": optional(sequence_of(NUMBER)),
+    "loss_scale": optional(STATE_OF_SCALE),
+    "skipped_updates": STATE_OF_SKIPPED,
 }
 """The fields of `Optimization.state_dict`; `optimizer` and `schedule` check the states inside."""
+
+
+_LOG = logging.getLogger(__name__)
+_NOT_FINITE = "gradients in float16 are not finite, so the scale of the loss is reduced"
 
 
 class Trained(Protocol):
@@ -41,6 +53,8 @@ class Trained(Protocol):
 
     module: torch.nn.Module
     _main_loop: Loop | None
+    _scale: LossScale | None
+    _skipped: SkippedUpdates
 
 
 class Optimization:
@@ -76,6 +90,13 @@ class Optimization:
         self._forms = optimizer, scheduler
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: Scheduler | ClosedForm | None = None
+        self.autocast: Autocast | None = None
+        """The autocast that the model runs `train_step` in, which is left for gradients and updates."""
+        self.scale = model._scale
+        """The scale of the loss in float16."""
+        self.skipped = model._skipped
+        self.is_skipping = False
+        """Whether the last update is skipped because its gradients in float16 are not finite."""
         self.has_updated = False
         """Whether an update was made, or begun, since this was last set to False."""
         self.parameters: list[torch.nn.Parameter] = []
@@ -108,13 +129,19 @@ class Optimization:
         self.scheduler = build_scheduler(self.optimizer, scheduler) if scheduler is not None else None
         self._configured = configured_arguments(module, self.optimizer) if self.optimizer is not None else []
 
-    def begin_stream(self) -> None:
+    def begin_epoch(self) -> None:
+        """Reset what an incomplete epoch has left."""
+        self.clear()
+        self.skipped.begin_epoch()
+
+    def begin_stream(self, stream: str) -> None:
         """Prepare for the batches of a train stream.
 
         Raises:
             ArgumentError: the schedule does not fit the length of the run.
         """
         loop = self._model._main_loop
+        self.skipped.begin_stream(stream)
         self.parameters = all_parameters(self._model.module)
         self._others = parameters_beside(self.parameters, self.optimizer)
         if self._is_plan_due:
@@ -127,6 +154,8 @@ class Optimization:
     def clear(self) -> None:
         """Clear the gradients, and forget a window that has begun."""
         clear_gradients(self.optimizer, self._others)
+        if self.scale is not None:
+            self.scale.clear()
         if self.has_windows:
             self.is_open, self._batches = False, 0
             self._pending.clear()
@@ -158,6 +187,21 @@ class Optimization:
         while self._pending:
             optimizer = next(iter(self._pending))
             self._step(optimizer, self._pending.pop(optimizer))
+        if self.scale is not None:
+            self.scale.end()
+
+    def run_own(self, model: Any, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Call the `train_step` of a subclass in 16 bits, except for gradients and updates.
+
+        Raises:
+            ArgumentError: it made an update with gradients that are still scaled.
+        """
+        assert self.autocast is not None
+        outputs = self.autocast.call(model.train_step, inputs)
+        if self.scale is not None and self.scale.is_pending and model.has_updated:
+            message = "fp16 scales the loss: train_step must call self.update(optimizer) instead of optimizer.step()"
+            raise ArgumentError("precision", message)
+        return outputs
 
     def backward(self, loss: Tensor) -> None:
         """Calculate the gradients of a scalar loss and add them to those of the parameters.
@@ -165,8 +209,19 @@ class Optimization:
         Raises:
             ArgumentError: the loss does not depend on any parameter with `requires_grad`.
         """
+        if self.autocast is not None:
+            with self.autocast.off():
+                self._backward(in_float32(loss))
+            torch.clear_autocast_cache()
+        else:
+            self._backward(loss)
+
+    def _backward(self, loss: Tensor) -> None:
+        scale = self.scale
         if self.has_windows:
-            loss = loss * self.weight
+            loss = loss * self.weight if scale is None else scale.weighted(loss, self.weight)
+        if scale is not None:
+            loss = scale.scaled(loss)
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -183,6 +238,14 @@ class Optimization:
         """
         if optimizer is None:
             raise ArgumentError("optimizer", NO_OPTIMIZER)
+        if self.autocast is not None:
+            with self.autocast.off():
+                self._update(optimizer)
+            torch.clear_autocast_cache()  # which has the weights as they were
+        else:
+            self._update(optimizer)
+
+    def _update(self, optimizer: torch.optim.Optimizer) -> None:
         if self.has_windows:
             self._pending[optimizer] = self._pending.get(optimizer, 0.0) + self.weight
             if self._is_ending:
@@ -197,23 +260,36 @@ class Optimization:
             optimizer: the optimizer.
             weight: what its gradients are divided by.
         """
+        if self.scale is not None:
+            self.is_skipping = not self.scale.unscale(optimizer)
         if weight is not None:
-            divide_gradients(optimizer, weight)
+            unit = self.scale.unit if self.scale is not None else None
+            divide_gradients(optimizer, weight if unit is None else weight / unit)
+        reason = _NOT_FINITE if self.is_skipping else None
         model = self._model
         loop = model._main_loop
         if loop is not None and loop.listens("before_update"):
-            loop.notify("before_update", model=model, optimizer=optimizer)
-        self.has_updated = True
+            try:
+                loop.notify("before_update", model=model, optimizer=optimizer)
+            except UpdateSkipped as error:
+                reason = reason or error.reason
         if optimizer is self.optimizer:
             self._rates = learning_rates(optimizer)  # before a hook or the scheduler changes them
-        optimizer.step()
-        if loop is not None and loop.listens("after_update"):
-            loop.notify("after_update", model=model, optimizer=optimizer)
+        if reason is not None:
+            self.skipped.add(reason, loop.updates_done + 1 if loop is not None else None)
+            clear_gradients(optimizer)
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # otherwise schedulers of torch warn
+        else:
+            self.has_updated = True
+            optimizer.step()
+            if loop is not None and loop.listens("after_update"):
+                loop.notify("after_update", model=model, optimizer=optimizer)
         if self.scheduler is not None and self.scheduler.on_update and optimizer is self.optimizer:
             self.scheduler.step(None)
 
     def end_epoch(self, epoch_data: EpochData) -> None:
-        """Step a scheduler that steps after each training epoch."""
+        """Step a scheduler that steps after each training epoch; log how many updates were skipped."""
+        self.skipped.report()
         if self.scheduler is not None and not self.scheduler.on_update:
             self.scheduler.step(epoch_data)
 
@@ -245,6 +321,8 @@ class Optimization:
             "optimizer": optimizer_state(self.optimizer, self._configured) if self.optimizer is not None else None,
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
             "rates": [float(rate) for rate in self._rates] if self._rates is not None else None,
+            "loss_scale": self.scale.state_dict() if self.scale is not None else None,
+            "skipped_updates": self.skipped.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -263,3 +341,9 @@ class Optimization:
             self.scheduler.load_state_dict(state["scheduler"])
             check_length(self.scheduler, self._model._main_loop)
         self._rates = state.get("rates")
+        if "skipped_updates" in state:
+            self.skipped.load_state_dict(state["skipped_updates"])
+        if self.scale is not None and state.get("loss_scale") is not None:
+            self.scale.load_state_dict(state["loss_scale"])
+        elif self.scale is not None:
+            _LOG.warning("the checkpoint has no scale of the loss, which fp16 needs: the scale begins anew")

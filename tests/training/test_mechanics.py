@@ -38,6 +38,12 @@ MECHANICS = {
     "schedule": {"scheduler": {"class": "Cosine", "warmup": "2 updates", "final": 0.1}},
     "torch's schedule": {"scheduler": {"class": "OneCycleLR", "max_lr": 0.05, "total_steps": 10, "step_on": "update"}},
     "groups": {"optimizer": {"class": "AdamW", "lr": 0.05, "groups": [{"match": "bias$", "weight_decay": 0.0}]}},
+    "bf16": {"precision": "bf16"},
+    "fp16": {
+        "precision": "fp16",
+        "outputs": ["scalar", "accuracy"],
+        "loss": {"large": {"class": "torch.nn.Identity", "inputs": ["scalar"], "scale": 30.0}},  # skips updates
+    },
     "metric of a stream": {"metrics": {"hits": {"class": "mechanics_parts.Hits", "inputs": ["loss", "y"]}}},
 }
 """Name -> the keys of the section `model`."""
@@ -48,6 +54,8 @@ PAIRS = [
     ("accumulate", "groups"),
     ("accumulate", "metric of a stream"),
     ("schedule", "groups"),
+    ("accumulate", "fp16"),
+    ("torch's schedule", "fp16"),
 ]
 """The pairs of `make test`; two of which both set a key cannot be combined."""
 
