@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from emrun.hook import AbstractHook as AbstractHook
     from emrun.hook import TrainingAborted as TrainingAborted
     from emrun.hook import TrainingTerminated as TrainingTerminated
+    from emrun.hook import UpdateSkipped as UpdateSkipped
     from emrun.loop.main_loop import MainLoop as MainLoop
     from emrun.model import AbstractModel as AbstractModel
     from emrun.models.torch_model import TorchModel as TorchModel
@@ -38,6 +39,7 @@ __getattr__, __dir__ = lazy_names(
         "Training": "training.build",
         "TrainingAborted": "hook",
         "TrainingTerminated": "hook",
+        "UpdateSkipped": "hook",
         "create_dataset": "training.create",
         "create_hooks": "training.create",
         "create_model": "training.create",

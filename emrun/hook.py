@@ -58,6 +58,18 @@ class TrainingAborted(Exception):
         super().__init__(reason)
 
 
+class UpdateSkipped(Exception):
+    """Raised by a hook in `before_update` to skip the update.
+
+    The other hooks still get the event. Then the gradients are dropped: the optimizer makes no step, and there is no
+    `after_update`. The update counts for limits and schedules, and for `skipped_updates` in the data of the epoch.
+    """
+
+    def __init__(self, reason: str = "a hook skipped it") -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
 class Loop(Protocol):
     """What hooks and models may use of the main loop they are registered in; `emrun.MainLoop` implements it."""
 
@@ -191,6 +203,7 @@ class Loop(Protocol):
 
         Raises:
             TrainingTerminated: at least one hook ended the training. All hooks have got the event.
+            UpdateSkipped: at least one hook skips the update, in `before_update`. All hooks have got the event.
         """
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
@@ -298,10 +311,14 @@ class AbstractHook(_NotesNames):
         """
 
     def before_update(self, model: Any, optimizer: Any) -> None:
-        """Called when the gradients of an update are complete, before the step of `optimizer`."""
+        """Called when the gradients of an update are complete, before the step of `optimizer`.
+
+        A hook may raise `UpdateSkipped` to drop the gradients. With `precision: fp16`, the gradients are unscaled; if
+        some are not finite, `model.is_skipping` is true, and the update will be skipped.
+        """
 
     def after_update(self, model: Any, optimizer: Any) -> None:
-        """Called after the step of `optimizer`; the gradients are not cleared yet."""
+        """Called after the step of `optimizer`, unless it was skipped; the gradients are not cleared yet."""
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Called after the model ran on a batch of any stream; `batch_data` holds the sources and the outputs.

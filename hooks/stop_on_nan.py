@@ -92,7 +92,7 @@ class StopOnNaN(AbstractHook):
             stream = str(self.main_loop.stream_name)
             self._check(stream, getattr(model, "step_outputs", None) or {}, iteration)
             module = getattr(model, "module", None)
-            if isinstance(module, torch.nn.Module):
+            if isinstance(module, torch.nn.Module) and not getattr(model, "is_skipping", False):
                 self._check_gradients(stream, module, iteration)
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:

@@ -119,6 +119,8 @@ def _show(contract: dict[str, Any]) -> None:
         _show_parameters(contract["parameters"])
     if contract["parameter_groups"]:
         _show_groups(contract["parameter_groups"])
+    if contract["precision"] not in (None, 32):
+        click.echo(f"\nprecision: {contract['precision']}")
     if contract["initial_weights"]:
         _show_initial(contract["initial_weights"])
     if contract["schedule"] is not None:

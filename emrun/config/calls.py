@@ -94,7 +94,7 @@ def check_type(value: Node, parameter: inspect.Parameter | None, where: str) -> 
     """Return the problems of a value of the wrong type for its parameter; `where` is its key in the config."""
     if parameter is None or form_in(parameter.annotation) is not None:
         return []
-    wrong = mismatch(value, parameter.annotation, parameter.default)
+    wrong = mismatch(value, parameter.annotation, parameter.default, parameter.name)
     if wrong is None:
         return []
     inner = values_of_mapping(parameter.annotation)

@@ -25,7 +25,7 @@ _CLIPPING = (
     "`torch.nn.utils.clip_grad_norm_(model.module.parameters(), 1.0)` in `before_update(self, model)`"
 )
 _ACCUMULATION = "set model.accumulate, the number of batches of an update: 4"
-_PRECISION = "emrun has no mixed precision yet; `forward` of your module can use torch.autocast"
+_PRECISION = "set model.precision: bf16, fp16 or tf32"
 _AVERAGES = "use the hook AverageWeights: {half_life: 500 updates}, or {decay: 0.999}, or {kind: swa}"
 _SAVING = (
     "SaveBest saves the best checkpoint or the best few, SaveEvery one every few epochs or updates; "
@@ -70,7 +70,7 @@ _HOOKS = {
 _KEYS = {
     "accumulategradbatches gradientaccumulationsteps gradaccumsteps accumulate accumulation": _ACCUMULATION,
     "gradientclipval gradientclipalgorithm maxgradnorm clipgradnorm gradclip clipgradients gradclipnorm": _CLIPPING,
-    "precision mixedprecision amp fp16 bf16 useamp autocast": _PRECISION,
+    "mixedprecision amp fp16 bf16 tf32 useamp autocast allowtf32": _PRECISION,
     "earlystopping patience earlystoppingpatience": _STOPPING,
     "ema emadecay swa": _AVERAGES,
     "devices gpus ngpus numgpus numnodes strategy ddp distributed": _ONE_DEVICE,
@@ -112,7 +112,15 @@ _SCHEDULES = {
     "multistep multisteps piecewiseconstant stepdecay": "write {class: Steps, milestones: [50%, 75%], gamma: 0.1}",
     "greedy plateau": "write {class: ReduceLROnPlateau, metric: valid/loss/mean}",
 }
-_TABLES = {"hook": _HOOKS, "key": _KEYS, "schedule": _SCHEDULES}
+_PRECISIONS = {
+    "16 16-mixed fp16-mixed 16-true half float16": "write fp16, which scales the loss, or bf16, which does not need to",
+    "bf16-mixed bf16-true bfloat16": "write bf16",
+    "mixed amp auto true": "write bf16 or fp16",
+    "32": "write it without quotes",
+    "fp32 float32 32-true single full no": "write 32",
+    "64 64-true fp64 float64 double": "write 32, and make the module one of float64: self.double() in its constructor",
+}
+_TABLES = {"hook": _HOOKS, "key": _KEYS, "schedule": _SCHEDULES, "precision": _PRECISIONS}
 
 
 def instead(name: str, kind: str) -> str | None:
@@ -120,9 +128,11 @@ def instead(name: str, kind: str) -> str | None:
 
     Args:
         name: the name in the config.
-        kind: `hook` for the class of a hook, `key` for a key of a config, `schedule` for the class of a scheduler.
+        kind: `hook` for the class of a hook, `key` for a key of a config, `schedule` for the class of a scheduler,
+            or an argument, for its value.
     """
-    return next((advice for names, advice in _TABLES[kind].items() if normalised(name) in names.split()), None)
+    table = _TABLES.get(kind, {})
+    return next((advice for names, advice in table.items() if normalised(name) in names.split()), None)
 
 
 def nearest_class(name: str, members: Iterable[str]) -> str | None:

@@ -10,11 +10,12 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from emrun.config.names import instead
 from emrun.config.signatures import UNREAD
 from emrun.config.yaml_tree import Node, node_of
 from emrun.errors import ArgumentError, Position
 from emrun.types import Factory, Form, Interval, Units
-from emrun.wording import listed
+from emrun.wording import did_you_mean, listed
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", str: "a string"}
 _WORDS |= {float: "a number", complex: "a number", type(None): "null", None: "null"}
@@ -22,7 +23,7 @@ _NO_TEXT = frozenset(("torch.Tensor", "torch.nn.modules.module.Module", "numpy.n
 _SEQUENCES = (list, tuple, set, frozenset, collections.abc.Iterable, collections.abc.Collection)
 
 
-def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty) -> str | None:
+def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name: str = "") -> str | None:
     """Return why a value does not have the type of its parameter, None when it may have the type.
 
     Types that a config cannot write, such as `torch.device`, accept every value.
@@ -31,6 +32,7 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty) -> s
         node: the value.
         hint: the type of the parameter; None or `UNREAD` when it is not known.
         default: the parameter's default; a hint that contradicts the default is ignored.
+        name: the name of the parameter, for advice.
     """
     value, units = node.value, _units_in(hint)
     if units is not None and isinstance(value, str | int | float) and not isinstance(value, bool):
@@ -43,7 +45,7 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty) -> s
         return None
     allowed = _describe(hint)
     if allowed.startswith("one of "):
-        return f"{node.shown()!r} is not {allowed}"
+        return f"{node.shown()!r} is not {allowed}{_meant(value, hint, name)}"
     hint_to_fix = ""
     takes_text = any(kind is str for _, kind, _ in alternatives(hint))
     if isinstance(value, str) and not takes_text and _is_number(value):
@@ -61,6 +63,14 @@ def _takes_mappings(alternative: tuple[str, Any, tuple[Any, ...]]) -> bool:
     """Return whether an alternative is a list whose items may be mappings."""
     sort, _, arguments = alternative
     return sort == "sequence" and bool(arguments) and any(each[0] == "mapping" for each in alternatives(arguments[0]))
+
+
+def _meant(value: Any, hint: Any, name: str) -> str:
+    """Return advice about a value that is none of those that a hint lists."""
+    advice = instead(str(value), name)
+    if advice is not None or not isinstance(value, str):
+        return f"; {advice}" if advice else ""
+    return did_you_mean(value, [str(each) for _, _, values in alternatives(hint) for each in values])
 
 
 def contradicts(default: Any, hint: Any) -> bool:

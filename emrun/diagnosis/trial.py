@@ -56,10 +56,10 @@ def try_out(config: Config) -> dict[str, Any]:
         A tree of plain values. `streams`: stream -> {batches, runs, sources: source -> {dtype, shape, range, used_by}};
         `outputs`: output -> {dtype, shape, range}; `statistics`: stream -> what the model computed of the first batches
         as of a whole stream; `parameters`: [{module, class, shapes, count, bytes, trained}];
-        `parameter_groups`: [{optimizer, class, group, lr, weight_decay, parameters, count}]; `schedule`: the plan of
-        the learning rates, see `SchedulePlan`, or None; `memory`: what uses it -> bytes; `seconds_per_epoch`: stream ->
-        seconds, for streams of known length; `initial_weights`: what `init_from` loads, see
-        `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
+        `parameter_groups`: [{optimizer, class, group, lr, weight_decay, parameters, count}]; `precision`: that of the
+        model, or None; `schedule`: the plan of the learning rates, see `SchedulePlan`, or None; `memory`: what uses it
+        -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length; `initial_weights`: what
+        `init_from` loads, see `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
 
     Raises:
         ConfigError: the config cannot be used.
@@ -76,6 +76,7 @@ def try_out(config: Config) -> dict[str, Any]:
         notes.extend(_streams_of_no_dataset(plan, training.dataset))
         switch = DeterministicKernels() if plan.get("deterministic", False) else AbstractHook()
         switch.before_training()
+        copy: AbstractModel | None = None
         try:
             copy, initial = _build_model(plan, training)
             round_trip = RoundTrip(copy, training.model)
@@ -86,6 +87,8 @@ def try_out(config: Config) -> dict[str, Any]:
         except ArgumentError as error:
             raise ConfigError(plan.model.problem(error)) from error
         finally:
+            if copy is not None:
+                _call(copy, "after_training", success=True)
             switch.after_training(success=True)
         shown = None if schedule is None else schedule.as_dict()
         return {**trial.report(), "schedule": shown, "initial_weights": initial}
@@ -280,6 +283,7 @@ class _Trial:
             "statistics": {name: dict(found) for name in self._streams if (found := self._model.stream_values(name))},
             "parameters": list(parameters(self._model)),
             "parameter_groups": list(parameter_groups(self._model)),
+            "precision": getattr(self._model, "precision", None),
             "memory": memory(self._model),
             "seconds_per_epoch": {
                 name: seconds * lengths[name] / (extra[name].every or 1 if name in extra else 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from emrun.errors import HookError, has_exit_status
 from emrun.events import check_events, listener, may_change_batches
-from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated
+from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated, UpdateSkipped
 from emrun.loop.endings import Endings
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness
@@ -71,19 +71,29 @@ class Events:
 
         Raises:
             TrainingTerminated: at least one hook ended the training. All hooks have got the event.
+            UpdateSkipped: at least one hook skips the update. All hooks have got the event.
+            HookError: a hook skips an update in another event than `before_update`.
         """
         ended: list[TrainingTerminated] = []
+        skipped: list[UpdateSkipped] = []
         for call in self.listeners[event]:
             try:
                 call(**arguments)
             except TrainingTerminated as error:
                 ended.append(error)
+            except UpdateSkipped as error:
+                if event != "before_update":
+                    self._failed = event, self.listeners[event].index(call)
+                    raise self._misplaced(event) from error
+                skipped.append(error)
             except BaseException as error:
                 self._failed = event, self.listeners[event].index(call)
                 self._name_hook(error, arguments)
                 raise
         if ended:
             self._endings.take(event, ended)
+        if skipped:
+            raise skipped[0] if len(skipped) == 1 else UpdateSkipped("; ".join(each.reason for each in skipped))
 
     def notify_all(self, event: str, **arguments: Any) -> BaseException | None:
         """Call an event of all hooks and the model, also after an error; return the first error, log the others."""
@@ -121,6 +131,12 @@ class Events:
         event, index = self._failed or (None, 0)
         listening = [hook for hook in self.hooks if event is not None and listener(hook, event) is not None]
         return event, listening[index] if index < len(listening) else None
+
+    def _misplaced(self, event: str) -> HookError:
+        """Return the error for an update that is skipped in an event of no update."""
+        hook = self.failed_call()[1]
+        name = type(self._model if hook is None else hook).__name__
+        return HookError(f"{name} raised UpdateSkipped in {event}; an update can only be skipped in before_update")
 
     def _name_hook(self, error: BaseException, arguments: Mapping[str, Any]) -> None:
         """Add notes to an exception of a hook or the model that is not emrun's: who raised it, in which event."""

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from emrun.encoding import random_state
 from emrun.errors import ArgumentError
-from emrun.fields import ANOTHER_CHECKPOINT, ANYTHING, mapping_of, reading, record
+from emrun.fields import (
+    ANOTHER_CHECKPOINT,
+    ANYTHING,
+    FLAG,
+    TEXT,
+    mapping_of,
+    optional,
+    reading,
+    record,
+    sequence_of,
+)
 from emrun.hook import Loop
 from emrun.model import AbstractModel
 from emrun.models.compilation import Compilation
@@ -22,10 +32,15 @@ from emrun.models.evaluation_weights import EvaluationWeights
 from emrun.models.init_from import InitFrom
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
+from emrun.models.loss_scale import LossScale
 from emrun.models.memory_format import MemoryFormat
 from emrun.models.outputs import Outputs
+from emrun.models.precision import TF32, Autocast, Precision, in_float32
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.recomputation import recompute as make_recompute
+from emrun.models.skipped_updates import NAME as SKIPPED
+from emrun.models.skipped_updates import SkippedUpdates
+from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
 from emrun.storage.state_file import FILE, load_state
@@ -34,7 +49,12 @@ from emrun.storage.weights import TRAINED, write_weights
 from emrun.types import Batch, Prefetch
 
 EXTRA = mapping_of(ANYTHING)
-"""The field `extra` of `state_dict`."""
+STATE = {
+    "extra": EXTRA,
+    "modes": record({"training": FLAG, "others": sequence_of(TEXT)}),
+    "stream_metrics": optional(STATE_OF_METRICS),
+}
+"""The fields of `ModuleModel.state_dict`."""
 
 
 class ModuleModel(AbstractModel):
@@ -52,6 +72,7 @@ class ModuleModel(AbstractModel):
         loss: Any,
         metrics: Any,
         device: str,
+        precision: Precision = 32,
         *,
         compile: Any = None,
         recompute: Any = None,
@@ -70,6 +91,11 @@ class ModuleModel(AbstractModel):
         self._memory_format = MemoryFormat(memory_format) if memory_format is not None else None
         if self._memory_format is not None and self._random_of_lazy is None:
             self._memory_format.apply(module)
+        self.precision = precision
+        self._autocast = Autocast.of(precision, module, self.device)
+        self._scale = LossScale(self.device) if precision == "fp16" else None
+        self._skipped = SkippedUpdates(self._scale)
+        self._tf32 = TF32(self.device) if precision == "tf32" else None
         self._outputs = Outputs(outputs, loss, metrics, self.device)
         of_streams = self._outputs.of_streams
         self._main_loop: Loop | None = None
@@ -116,12 +142,25 @@ class ModuleModel(AbstractModel):
 
     @property
     def writes(self) -> Sequence[str]:  # type: ignore[override]
-        """Names of the entries of `model.metrics` that are computed once for each stream."""
-        return list(self._outputs.of_streams)
+        """Names of the entries of `model.metrics` that are computed once for each stream; fp16 adds a count."""
+        return [*self._outputs.of_streams, *([SKIPPED] if self._scale is not None else [])]
 
     def stream_values(self, stream: str) -> Mapping[str, Any]:
-        """Return the metrics of a whole stream."""
-        return self._stream_metrics.values(stream) if self._stream_metrics is not None else {}
+        """Return the metrics of a whole stream, and of a train stream the number of `skipped_updates`."""
+        metrics = self._stream_metrics.values(stream) if self._stream_metrics is not None else {}
+        return {**metrics, **self._skipped.values(stream)}
+
+    def before_training(self) -> None:
+        """Change the settings of torch, for TF32."""
+        if self._tf32 is not None:
+            self._tf32.begin()
+
+    def after_training(self, success: bool) -> None:
+        """Drop the batches that were copied ahead of time, and restore the settings of torch."""
+        if self._prefetcher is not None:
+            self._prefetcher.clear()
+        if self._tf32 is not None:
+            self._tf32.end()
 
     def after_stream(self, stream_name: str) -> None:
         """Compute the metrics of a whole stream; warn once if the module was not called compiled.
@@ -170,14 +209,15 @@ class ModuleModel(AbstractModel):
             inputs: source name -> tensor on the model's device.
 
         Returns:
-            Output name -> value, with gradients where they are enabled.
+            Output name -> value, with gradients where they are enabled. Values of 16 bits become float32.
         """
-        return self._outputs.of(self._call(self.module, inputs), inputs)
-
-    def after_training(self, success: bool) -> None:
-        """Drop the batches that were copied ahead of time."""
-        if self._prefetcher is not None:
-            self._prefetcher.clear()
+        autocast = self._autocast
+        if autocast is None:
+            return self._outputs.of(self._call(self.module, inputs), inputs)
+        with autocast.on():
+            returned = self._call(self.module, inputs)
+        with autocast.off():  # the train_step of a subclass runs with autocast as a whole
+            return self._outputs.of(in_float32(returned), inputs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the module's extra state, which is not in its tensors, the modes of its parts, and the metrics."""
@@ -303,6 +343,10 @@ class ModuleModel(AbstractModel):
 
     def _forget_training(self) -> None:
         """Prepare for weights that are loaded."""
+
+    @property
+    def _evaluates(self) -> bool:
+        return self._main_loop is not None and self._main_loop.evaluating
 
     def _end_laziness(self) -> None:
         """Finish the initialisation of the lazy parts once the module has all shapes."""

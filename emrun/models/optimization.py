@@ -14,26 +14,38 @@ from torch import Tensor
 from emrun.arguments import check_count
 from emrun.errors import ArgumentError, StateError
 from emrun.fields import mapping_of, optional, record
-from emrun.hook import Loop
+from emrun.hook import Loop, UpdateSkipped
 from emrun.models.closed_form import ClosedForm
+from emrun.models.loss_scale import STATE as STATE_OF_SCALE
+from emrun.models.loss_scale import LossScale
 from emrun.models.optimizer import learning_rates, parameters_of
 from emrun.models.planning import plan_of
+from emrun.models.precision import Autocast, in_float32
 from emrun.models.schedule import Scheduler
 from emrun.models.scheduled_optimizer import MAY_LACK as MAY_LACK_OF_ONE
 from emrun.models.scheduled_optimizer import STATE as STATE_OF_ONE
 from emrun.models.scheduled_optimizer import check_apart, named, optimizers_of
+from emrun.models.skipped_updates import STATE as STATE_OF_SKIPPED
+from emrun.models.skipped_updates import SkippedUpdates
 from emrun.models.updates import all_parameters, clear_gradients, divide_gradients, parameters_beside
 from emrun.schedule_plan import SchedulePlan, log_plan
 from emrun.types import EpochData
 from emrun.wording import NO_OPTIMIZER, did_you_mean, listed
 
-_LOG = logging.getLogger(__name__)
-
-STATE = {**STATE_OF_ONE, "optimizers": optional(mapping_of(record(STATE_OF_ONE, MAY_LACK_OF_ONE)))}
+STATE = {
+    **STATE_OF_ONE,
+    "optimizers": optional(mapping_of(record(STATE_OF_ONE, MAY_LACK_OF_ONE))),
+    "loss_scale": optional(STATE_OF_SCALE),
+    "skipped_updates": STATE_OF_SKIPPED,
+}
 """The fields of `Optimization.state_dict`."""
 
-MAY_LACK = (*MAY_LACK_OF_ONE, "optimizers")
+MAY_LACK = (*MAY_LACK_OF_ONE, "optimizers", "loss_scale", "skipped_updates")
 """Those that may be missing."""
+
+
+_LOG = logging.getLogger(__name__)
+_NOT_FINITE = "gradients in float16 are not finite, so the scale of the loss is reduced"
 
 
 class Trained(Protocol):
@@ -41,6 +53,8 @@ class Trained(Protocol):
 
     module: torch.nn.Module
     _main_loop: Loop | None
+    _scale: LossScale | None
+    _skipped: SkippedUpdates
 
 
 class Optimization:
@@ -78,6 +92,13 @@ class Optimization:
         """The optimizers with their schedules, in the order of the config; an empty one if the config has none."""
         self._further = self.members[1:]
         self._is_one = not self.members[0].name
+        self.autocast: Autocast | None = None
+        """The autocast that the model runs `train_step` in, which is left for gradients and updates."""
+        self.scale = model._scale
+        """The scale of the loss in float16."""
+        self.skipped = model._skipped
+        self.is_skipping = False
+        """Whether the last update is skipped because its gradients in float16 are not finite."""
         self.has_updated = False
         """Whether an update was made, or begun, since this was last set to False."""
         self.has_modes = False
@@ -131,12 +152,18 @@ class Optimization:
         check_apart(self._model.module, self.members)
         self.has_modes = any(each.has_modes for each in self.members)
 
-    def begin_stream(self) -> None:
+    def begin_epoch(self) -> None:
+        """Reset what an incomplete epoch has left."""
+        self.clear()
+        self.skipped.begin_epoch()
+
+    def begin_stream(self, stream: str) -> None:
         """Prepare for the batches of a train stream.
 
         Raises:
             ArgumentError: the schedule does not fit the length of the run.
         """
+        self.skipped.begin_stream(stream)
         self.parameters = all_parameters(self._model.module)
         self._others = parameters_beside(self.parameters, *self.optimizers.values())
         self._look_for_untrained()
@@ -181,6 +208,8 @@ class Optimization:
         clear_gradients(self.members[0].optimizer, self._others)
         for each in self._further:
             clear_gradients(each.optimizer)
+        if self.scale is not None:
+            self.scale.clear()
         if self.has_windows:
             self.is_open, self._batches = False, 0
             self._pending.clear()
@@ -212,6 +241,21 @@ class Optimization:
         while self._pending:
             optimizer = next(iter(self._pending))
             self._step(optimizer, self._pending.pop(optimizer))
+        if self.scale is not None:
+            self.scale.end()
+
+    def run_own(self, model: Any, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Call the `train_step` of a subclass in 16 bits, except for gradients and updates.
+
+        Raises:
+            ArgumentError: it made an update with gradients that are still scaled.
+        """
+        assert self.autocast is not None
+        outputs = self.autocast.call(model.train_step, inputs)
+        if self.scale is not None and self.scale.is_pending and model.has_updated:
+            message = "fp16 scales the loss: train_step must call self.update(optimizer) instead of optimizer.step()"
+            raise ArgumentError("precision", message)
+        return outputs
 
     def named(self, optimizer: torch.optim.Optimizer | str) -> torch.optim.Optimizer:
         """Return an optimizer by its name, or as it is.
@@ -240,8 +284,19 @@ class Optimization:
         of = None if optimizer is None else [p for p in parameters_of(self.named(optimizer)) if p.requires_grad]
         if of == []:
             raise ArgumentError("optimizer", "none of its parameters has requires_grad; there is nothing to train")
+        if self.autocast is not None:
+            with self.autocast.off():
+                self._backward(in_float32(loss), of)
+            torch.clear_autocast_cache()
+        else:
+            self._backward(loss, of)
+
+    def _backward(self, loss: Tensor, of: list[torch.nn.Parameter] | None) -> None:
+        scale = self.scale
         if self.has_windows:
-            loss = loss * self.weight
+            loss = loss * self.weight if scale is None else scale.weighted(loss, self.weight)
+        if scale is not None:
+            loss = scale.scaled(loss)
         try:
             loss.backward(inputs=of)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -261,6 +316,14 @@ class Optimization:
             raise ArgumentError("optimizer", NO_OPTIMIZER if self._is_one else f"name one of the optimizers: {names}")
         if isinstance(optimizer, str):
             optimizer = self.named(optimizer)
+        if self.autocast is not None:
+            with self.autocast.off():
+                self._update(optimizer)
+            torch.clear_autocast_cache()  # which has the weights as they were
+        else:
+            self._update(optimizer)
+
+    def _update(self, optimizer: torch.optim.Optimizer) -> None:
         if self.has_windows:
             self._pending[optimizer] = self._pending.get(optimizer, 0.0) + self.weight
             if self._is_ending:
@@ -275,8 +338,12 @@ class Optimization:
             optimizer: the optimizer.
             weight: what its gradients are divided by.
         """
+        if self.scale is not None:
+            self.is_skipping = not self.scale.unscale(optimizer)
         if weight is not None:
-            divide_gradients(optimizer, weight)
+            unit = self.scale.unit if self.scale is not None else None
+            divide_gradients(optimizer, weight if unit is None else weight / unit)
+        reason = _NOT_FINITE if self.is_skipping else None
         model = self._model
         loop = model._main_loop
         own = None
@@ -286,18 +353,27 @@ class Optimization:
         if own is not None and not own.has_stepped:
             own.begin_first_update(model.module)
         if loop is not None and loop.listens("before_update"):
-            loop.notify("before_update", model=model, optimizer=optimizer)
-        self.has_updated = True
+            try:
+                loop.notify("before_update", model=model, optimizer=optimizer)
+            except UpdateSkipped as error:
+                reason = reason or error.reason
         if own is not None:
             own.rates = learning_rates(optimizer)  # before a hook or the scheduler changes them
-        optimizer.step()
-        if loop is not None and loop.listens("after_update"):
-            loop.notify("after_update", model=model, optimizer=optimizer)
+        if reason is not None:
+            self.skipped.add(reason, loop.updates_done + 1 if loop is not None else None)
+            clear_gradients(optimizer)
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # otherwise schedulers of torch warn
+        else:
+            self.has_updated = True
+            optimizer.step()
+            if loop is not None and loop.listens("after_update"):
+                loop.notify("after_update", model=model, optimizer=optimizer)
         if own is not None and own.scheduler is not None and own.scheduler.on_update:
             own.scheduler.step(None)
 
     def end_epoch(self, epoch_data: EpochData) -> None:
-        """Step schedulers that step after each training epoch."""
+        """Step schedulers that step after each training epoch; log how many updates were skipped."""
+        self.skipped.report()
         for each in self.members:
             each.end_epoch(epoch_data)
 
@@ -342,11 +418,15 @@ class Optimization:
         return replace(found[0], others=found[1:]) if found else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of optimizers and schedulers, and the learning rates of the last updates."""
+        """Return the states of optimizers and schedulers, the last learning rates, and what was skipped."""
+        of_all = {
+            "loss_scale": self.scale.state_dict() if self.scale is not None else None,
+            "skipped_updates": self.skipped.state_dict(),
+        }
         if self._is_one:
-            return self.members[0].state_dict()
+            return {**self.members[0].state_dict(), **of_all}
         several = {each.name: each.state_dict() for each in self.members}
-        return {"optimizer": None, "scheduler": None, "rates": None, "optimizers": several}
+        return {"optimizer": None, "scheduler": None, "rates": None, "optimizers": several, **of_all}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
@@ -366,3 +446,9 @@ class Optimization:
                 if not each.name:
                     raise
                 raise StateError(f"optimizer {each.name!r}: {error}") from error
+        if "skipped_updates" in state:
+            self.skipped.load_state_dict(state["skipped_updates"])
+        if self.scale is not None and state.get("loss_scale") is not None:
+            self.scale.load_state_dict(state["loss_scale"])
+        elif self.scale is not None:
+            _LOG.warning("the checkpoint has no scale of the loss, which fp16 needs: the scale begins anew")

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor
 
 from emrun.errors import ArgumentError
-from emrun.fields import FLAG, TEXT, optional, record, sequence_of
+from emrun.fields import FLAG, record
 from emrun.hook import Loop
 from emrun.models.built_apart import BuiltApart
 from emrun.models.closed_form import ClosedForm
 from emrun.models.init_from import InitFrom, InitFromForm
 from emrun.models.loadable import Loadable
-from emrun.models.module_model import EXTRA, ModuleModel
+from emrun.models.module_model import STATE as STATE_OF_MODULE
+from emrun.models.module_model import ModuleModel
 from emrun.models.optimization import MAY_LACK, Optimization
 from emrun.models.optimization import STATE as STATE_OF_OPTIMIZATION
 from emrun.models.outputs import mean_loss
+from emrun.models.precision import Precision
 from emrun.models.schedule import Scheduler
-from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.updates import Traces
 from emrun.schedule_plan import SchedulePlan
 from emrun.sources import length
@@ -40,13 +41,7 @@ SchedulerForm = Annotated[
     Factory, Form(("step_on", "metric"), "torch.optim.lr_scheduler", "emrun.models.schedules", 1, shared="optimizer")
 ]
 
-_STATE = {
-    **STATE_OF_OPTIMIZATION,
-    "extra": EXTRA,
-    "trained": FLAG,
-    "modes": record({"training": FLAG, "others": sequence_of(TEXT)}),
-    "stream_metrics": optional(STATE_OF_METRICS),
-}
+_STATE = {**STATE_OF_OPTIMIZATION, **STATE_OF_MODULE, "trained": FLAG}
 """The fields of `TorchModel.state_dict`."""
 
 
@@ -108,6 +103,9 @@ class TorchModel(ModuleModel):
             that output: `accumulate: 4` with batches of 8 examples is as one batch of 32. Limits, schedules and
             intervals in updates count windows. Checkpoints, signals and the end of the run wait for the end of the
             window.
+        precision: `bf16` and `fp16` run forward in bfloat16 or float16, by `torch.autocast`; the weights, the outputs,
+            losses and metrics are float32. fp16 scales the loss and skips updates with gradients that are not finite.
+            `tf32` lets a GPU multiply matrices in TF32. By default, 32, the settings of torch apply.
         device: a torch device; `auto` means CUDA or MPS if available, else the CPU.
         init_from: weights to begin with: a run directory (its checkpoint `best`), a checkpoint, a directory with
             `model.safetensors`, such as transformers writes, or a file: safetensors, an index of them, or a state dict.
@@ -148,6 +146,7 @@ class TorchModel(ModuleModel):
         optimizer: OptimizerForm | Mapping[str, OptimizerForm] | None = None,
         scheduler: SchedulerForm | Mapping[str, SchedulerForm] | None = None,
         accumulate: int = 1,
+        precision: Precision = 32,
         device: str = "auto",
         init_from: str | os.PathLike[str] | InitFromForm | None = None,
         compile: bool | Mapping[str, Any] | None = None,
@@ -155,7 +154,7 @@ class TorchModel(ModuleModel):
         memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
     ) -> None:
         more = {"compile": compile, "recompute": recompute, "memory_format": memory_format}
-        super().__init__(module, inputs, outputs, loss, metrics, device, **more)
+        super().__init__(module, inputs, outputs, loss, metrics, device, precision, **more)
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read(init_from))
         self._optimization = Optimization(self, optimizer, scheduler, accumulate)
@@ -167,6 +166,9 @@ class TorchModel(ModuleModel):
         self._trained = False
         own = type(self)
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
+        if self._is_own_scheme:
+            self._optimization.autocast = self._autocast
+        self._cast = self._autocast if own.forward is not ModuleModel.forward else None
         self._is_own_saving = own.save is not ModuleModel.save or own.load is not ModuleModel.load
         self._loadable = Loadable(self)
         self._traces: Traces | None = None  # of the last step, if a subclass trains in its own way
@@ -209,6 +211,11 @@ class TorchModel(ModuleModel):
         return self._optimization.is_open
 
     @property
+    def is_skipping(self) -> bool:
+        """Whether the current update is skipped because its gradients in float16 are not finite; in `before_update`."""
+        return self._optimization.is_skipping
+
+    @property
     def has_updated(self) -> bool | None:  # type: ignore[override]
         """Whether the last `run` with `train` has made an update, or begun one.
 
@@ -240,6 +247,7 @@ class TorchModel(ModuleModel):
         Raises:
             ArgumentError: there is no optimizer, or a resume could not load the weights.
         """
+        super().before_training()
         if self._evaluates:
             return
         if not self._optimization.is_configured and type(self).train_step is TorchModel.train_step:
@@ -276,23 +284,27 @@ class TorchModel(ModuleModel):
             self._evaluation_weights.use(not train)
         if not train:
             with torch.no_grad():
-                outputs: Mapping[str, Any] = self.forward(inputs)
+                forward = self.forward if self._cast is None else partial(self._cast.call, self.forward)
+                outputs: Mapping[str, Any] = forward(inputs)
             if self._stream_metrics is not None:
                 self._measure(outputs, inputs, train, stream)
             return outputs
         if stream is not self._stream:
             self._stream, self._check_pending, self._trained = stream, True, True
-            optimization.begin_stream()
+            optimization.begin_stream(stream)
         if self._is_own_scheme:
             self._traces = Traces(optimization.parameters, self._loadable.pending)
             self._minimised = None  # a subclass may call `backward` of the loss itself
+        step = self.train_step if optimization.autocast is None else partial(optimization.run_own, self)
         if optimization.has_windows:
             optimization.begin_part(length(next(iter(batch.values()))))
-            outputs = self.train_step(inputs)
+            outputs = step(inputs)
             optimization.end_part()
         else:
             optimization.clear()
-            outputs = self.train_step(inputs)
+            outputs = step(inputs)
+            if optimization.scale is not None:
+                optimization.scale.end()
         detached = {}
         for name, value in outputs.items():
             detached[name] = value.detach() if isinstance(value, Tensor) and value.requires_grad else value
@@ -341,7 +353,7 @@ class TorchModel(ModuleModel):
         Returns:
             Output name -> value.
         """
-        outputs = self.forward(inputs)
+        outputs = self.forward(inputs) if self._cast is None else self._cast.call(self.forward, inputs)
         if self._check_pending:
             self._check_pending = False
             if self._main_loop is not None:
@@ -397,7 +409,7 @@ class TorchModel(ModuleModel):
             self._stream_metrics.clear()
         if not self._evaluates:
             self._trained, self._stream = False, None
-            self._optimization.clear()
+            self._optimization.begin_epoch()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Step the scheduler after a training epoch; after the zeroth, check that a resume could load its checkpoint.
@@ -441,7 +453,3 @@ class TorchModel(ModuleModel):
     def _end_laziness(self) -> None:
         super()._end_laziness()
         self._optimization.build()
-
-    @property
-    def _evaluates(self) -> bool:
-        return self._main_loop is not None and self._main_loop.evaluating

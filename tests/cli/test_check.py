@@ -443,3 +443,9 @@ def test_check_train_and_resume_show_the_plan_of_the_learning_rates(emrun, tmp_p
     refused = emrun("resume", "run", "hooks.StopAfter.updates=2", "model.scheduler.cooldown=1 update", cwd=tmp_path)
     assert refused.returncode == 2
     assert "model.scheduler.warmup: 4 updates: the run makes only 2 updates" in refused.stderr
+
+
+def test_the_precision_is_shown_unless_it_is_the_usual_one(emrun, tmp_path):
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    assert "\nprecision: bf16\n" in emrun("check", "config.yaml", "model.precision=bf16").stdout
+    assert json.loads(emrun("check", "--json", "config.yaml").stdout)["contract"]["precision"] == 32

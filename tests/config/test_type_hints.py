@@ -55,7 +55,7 @@ WRONG = [
     ("yes", bool, "'yes' is not true or false"),
     (1, bool, "1 is not true or false"),
     (None, int, "None is not a whole number"),
-    ("mim", Literal["min", "max"], "'mim' is not one of min, max"),
+    ("mim", Literal["min", "max"], "'mim' is not one of min, max; did you mean 'min'?"),
     (1, Literal[True], "1 is not one of True"),
     (3, list[int], "3 is not a list of whole numbers"),
     (["a"], list[int], "this list is not a list of whole numbers"),

@@ -47,6 +47,12 @@ MECHANICS = {
     "optimizer of two modes": {"optimizer": {"class": "schedulefree.AdamWScheduleFree", "lr": 0.05, "warmup_steps": 2}},
     "compile": {"compile": {"backend": "aot_eager"}},
     "recompute": {"recompute": "layers"},
+    "bf16": {"precision": "bf16"},
+    "fp16": {
+        "precision": "fp16",
+        "outputs": ["scalar", "accuracy"],
+        "loss": {"large": {"class": "torch.nn.Identity", "inputs": ["scalar"], "scale": 30.0}},  # skips updates
+    },
     "metric of a stream": {"metrics": {"hits": {"class": "mechanics_parts.Hits", "inputs": ["loss", "y"]}}},
 }
 """Name -> the keys of the section `model`."""
@@ -63,6 +69,8 @@ PAIRS = [
     ("accumulate", "several optimizers"),
     ("schedule", "several optimizers"),
     ("accumulate", "optimizer of two modes"),
+    ("accumulate", "fp16"),
+    ("torch's schedule", "fp16"),
 ]
 """The pairs of `make test`; two of which both set a key cannot be combined."""
 

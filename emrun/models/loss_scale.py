@@ -1,0 +1,110 @@
+"""The scale of the loss in float16, without which small gradients would become zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emrun.errors import ArgumentError
+from emrun.fields import Kind, record, whole
+
+_FINITE = Kind("a finite number of at least 0", lambda value: type(value) is float and 0 <= value < float("inf"))
+STATE = record(
+    {
+        "scale": _FINITE,
+        "growth_tracker": whole(most=2**31 - 1),
+    }
+)
+"""The state of a `LossScale`."""
+
+
+class LossScale:
+    """Scales losses, unscales gradients and follows their range, with a `torch.amp.GradScaler`.
+
+    Several optimizers have one scale, which changes at the end of a window, when no gradients are scaled.
+
+    Args:
+        device: the device of the model.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._scaler = torch.amp.GradScaler(device.type)
+        self._is_scaled = False  # whether there are gradients of scaled losses
+        self._found: Tensor | None = None  # the last check of torch's scaler
+        self.unit: Tensor | None = None
+        """The weights of a window are divided by this power of two, the largest one in that of its first part."""
+        self._overflows = False  # whether any check in this window has found a gradient that is not finite
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether gradients were scaled that no update has unscaled, in this window."""
+        return self._is_scaled and self._found is None
+
+    def weighted(self, loss: Tensor, weight: float | Tensor) -> Tensor:
+        """Return the loss of a part of a window, multiplied by its weight and divided by `unit`.
+
+        Otherwise a weight such as a number of tokens would use up the range of float16.
+        """
+        if self.unit is None:
+            weights = torch.as_tensor(weight, dtype=torch.float32)
+            self.unit = weights.clamp_min(1.0).log2().floor().exp2()
+        return loss * (weight / self.unit.to(loss.device))
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return a loss, multiplied by the scale."""
+        self._is_scaled = True
+        return self._scaler.scale(loss)
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Divide the gradients of an optimizer by the scale; waits for the device.
+
+        Returns:
+            Whether all gradients are finite.
+
+        Raises:
+            ArgumentError: the gradients were not scaled.
+        """
+        if not self._is_scaled:
+            message = "fp16 scales the loss: train_step must call self.backward(loss) before self.update(optimizer)"
+            raise ArgumentError("precision", message)
+        states = self._scaler._per_optimizer_states
+        states.pop(id(optimizer), None)  # if it makes several updates in a window
+        self._scaler.unscale_(optimizer)
+        found = list(states[id(optimizer)]["found_inf_per_device"].values())
+        if not found:  # no gradients
+            return True
+        self._found = found[-1]
+        overflows = any(each.item() for each in found)
+        self._overflows |= overflows
+        return not overflows
+
+    def end(self) -> None:
+        """End a window: change the scale."""
+        if self._found is not None:
+            if self._overflows:
+                self._found.fill_(1.0)  # the scaler knows only the last check of each optimizer
+            self._scaler.update()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget a window that has begun."""
+        self._is_scaled, self._found, self._overflows, self.unit = False, None, False, None
+        self._scaler._per_optimizer_states.clear()
+
+    @property
+    def value(self) -> float:
+        """The scale; waits for the device."""
+        return self._scaler.get_scale()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale, and the number of updates since it was changed."""
+        state = self._scaler.state_dict()
+        return {"scale": float(state["scale"]), "growth_tracker": int(state["_growth_tracker"])}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        own = self._scaler.state_dict()
+        self._scaler.load_state_dict({**own, "scale": state["scale"], "_growth_tracker": state["growth_tracker"]})

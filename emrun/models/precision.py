@@ -1,0 +1,122 @@
+"""The precision that a module calculates in: autocast to bfloat16 or float16, and TF32."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from emrun.arguments import check_choice
+from emrun.errors import ArgumentError
+
+_LOG = logging.getLogger(__name__)
+
+Precision = Literal[32, "tf32", "bf16", "fp16"]
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Autocast:
+    """Runs parts of a model in 16 bits, by `torch.autocast`; the weights keep their dtype.
+
+    Args:
+        dtype: bfloat16 or float16.
+        device: the device of the model.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device.type
+
+    @classmethod
+    def of(cls, precision: Precision, module: torch.nn.Module, device: torch.device) -> Autocast | None:
+        """Return the autocast of a precision; None if it has none.
+
+        Raises:
+            ArgumentError: there is no such precision, or the device or the module does not have it.
+        """
+        check_choice("precision", precision, Precision)
+        dtype = _DTYPES.get(str(precision))
+        if dtype is None:
+            return None
+        try:
+            with warnings.catch_warnings(action="error"), torch.autocast(device.type, dtype):
+                pass
+        except (RuntimeError, UserWarning) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            message = f"{precision} cannot be used on the device {str(device)!r}: {reason}; use 32"
+            raise ArgumentError("precision", message) from error
+        floats = [each.dtype for each in module.parameters() if each.is_floating_point()]
+        refused = torch.float16 if precision == "fp16" else torch.float64
+        if refused in floats or (floats and floats[0] is torch.float64):
+            shown = str(refused if refused in floats else floats[0]).removeprefix("torch.")
+            message = f"{precision} needs a module with weights of float32, but it has parameters of {shown}"
+            raise ArgumentError("precision", message)
+        return cls(dtype, device)
+
+    def on(self) -> AbstractContextManager[Any]:
+        """Return the context in which operations run in 16 bits, as far as autocast allows it."""
+        return torch.autocast(self._device, self._dtype)
+
+    def off(self) -> AbstractContextManager[Any]:
+        """Return the context in which operations run in the dtype of their inputs."""
+        return torch.autocast(self._device, enabled=False)
+
+    def call(self, function: Callable[[Any], Mapping[str, Any]], inputs: Any) -> Mapping[str, Any]:
+        """Call a function in 16 bits; return the outputs in float32."""
+        with self.on():
+            outputs = function(inputs)
+        return {name: in_float32(value) for name, value in outputs.items()}
+
+
+def in_float32(value: Any) -> Any:
+    """Return a tensor of 16 bits in float32, also in mappings, lists and tuples; other values are unchanged."""
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    if isinstance(value, Mapping):
+        return {name: in_float32(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_float32(each) for each in value]
+    return value
+
+
+class TF32:
+    """Lets a GPU multiply matrices and convolve in TF32, from the beginning to the end of a run.
+
+    The settings of torch are those of the process. They are restored afterwards.
+
+    Args:
+        device: the device of the model; without TF32 there, a warning is logged.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before: list[tuple[Any, str]] = []
+
+    def begin(self) -> None:
+        """Change the settings."""
+        if not has_tf32(self._device):
+            _LOG.warning(
+                "precision: tf32 has no effect on the device %r, which calculates in float32: only GPUs of NVIDIA have "
+                "TF32, since Ampere",
+                str(self._device),
+            )
+        elif not self._before:
+            backends: Any = torch.backends
+            for each in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+                self._before.append((each, each.fp32_precision))
+                each.fp32_precision = "tf32"
+
+    def end(self) -> None:
+        """Restore the settings."""
+        while self._before:
+            each, before = self._before.pop()
+            each.fp32_precision = before
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Return whether a device can calculate in TF32."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8
