@@ -209,7 +209,7 @@ def test_every_file_has_a_test():
         "training/build": "training/test_create",
         "models/fit": "models/test_init_from",
         "models/module_model": "models/test_torch_model",
-        "models/patterns": "models/test_parameter_groups",
+        "models/patterns": "models/test_init_from",
         "models/optimization": "models/test_updates",
         "config/yaml_slips": "config/test_yaml_tree",
         "diagnosis/probe": "diagnosis/test_verification",

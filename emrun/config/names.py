@@ -25,6 +25,8 @@ _CLIPPING = (
     "`torch.nn.utils.clip_grad_norm_(model.module.parameters(), 1.0)` in `before_update(self, model)`"
 )
 _ACCUMULATION = "set model.accumulate, the number of batches of an update: 4"
+_COMPILE = "set model.compile: true, or arguments of torch.compile: {dynamic: true}"
+_RECOMPUTE = "set model.recompute, a regular expression for the names of the parts that are computed again"
 _PRECISION = "emrun has no mixed precision yet; `forward` of your module can use torch.autocast"
 _AVERAGES = f"emrun has no weight averaging yet; {_OWN_HOOK} keep torch.optim.swa_utils.AveragedModel"
 _SAVING = (
@@ -71,6 +73,9 @@ _KEYS = {
     "accumulategradbatches gradientaccumulationsteps gradaccumsteps accumulate accumulation": _ACCUMULATION,
     "gradientclipval gradientclipalgorithm maxgradnorm clipgradnorm gradclip clipgradients gradclipnorm": _CLIPPING,
     "precision mixedprecision amp fp16 bf16 useamp autocast": _PRECISION,
+    "torchcompile compilemodel jitcompile torchcompilebackend torchcompilemode": _COMPILE,
+    "gradientcheckpointing activationcheckpointing usecheckpoint": _RECOMPUTE,
+    "channelslast": "set model.memory_format: channels_last",
     "earlystopping patience earlystoppingpatience": _STOPPING,
     "ema emadecay swa": _AVERAGES,
     "devices gpus ngpus numgpus numnodes strategy ddp distributed": _ONE_DEVICE,

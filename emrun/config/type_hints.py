@@ -138,7 +138,8 @@ def _described(sort: str, kind: Any, arguments: tuple[Any, ...]) -> str:
         case "path":
             return "a path"
         case "mapping":
-            return "a mapping" + (f" whose values are {_plural(arguments[1])}" if len(arguments) == 2 else "")
+            of_values = len(arguments) == 2 and arguments[1] is not Any
+            return "a mapping" + (f" whose values are {_plural(arguments[1])}" if of_values else "")
         case "tuple":
             return f"a list of {len(arguments)} values: {', '.join(map(_describe, arguments))}"
         case "sequence":

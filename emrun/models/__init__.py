@@ -6,6 +6,7 @@ Read `torch_model`, which trains, and `module_model`, which runs the module. The
 updates, learning rates; with `updates`, `optimizer` and `schedule`). `laziness` and `weights` are about the module
 itself; `loadable` checks whether a resume could load the weights, for which `built_apart` builds the module a second
 time. `init_from` loads other weights to begin with; `fit` says which of them fit.
+`compilation`, `recomputation` and `memory_format` change how the module is called and what it keeps.
 The engine finds models by name and does not import this package.
 
 May import: the root of emrun, `storage`.
