@@ -25,6 +25,8 @@ _CLIPPING = (
     "`torch.nn.utils.clip_grad_norm_(model.module.parameters(), 1.0)` in `before_update(self, model)`"
 )
 _ACCUMULATION = "set model.accumulate, the number of batches of an update: 4"
+_COMPILE = "set model.compile: true, or arguments of torch.compile: {dynamic: true}"
+_RECOMPUTE = "set model.recompute, a regular expression for the names of the parts that are computed again"
 _PRECISION = "set model.precision: bf16, fp16 or tf32"
 _AVERAGES = "use the hook AverageWeights: {half_life: 500 updates}, or {decay: 0.999}, or {kind: swa}"
 _SAVING = (
@@ -71,6 +73,9 @@ _KEYS = {
     "accumulategradbatches gradientaccumulationsteps gradaccumsteps accumulate accumulation": _ACCUMULATION,
     "gradientclipval gradientclipalgorithm maxgradnorm clipgradnorm gradclip clipgradients gradclipnorm": _CLIPPING,
     "mixedprecision amp fp16 bf16 tf32 useamp autocast allowtf32": _PRECISION,
+    "torchcompile compilemodel jitcompile torchcompilebackend torchcompilemode": _COMPILE,
+    "gradientcheckpointing activationcheckpointing usecheckpoint": _RECOMPUTE,
+    "channelslast": "set model.memory_format: channels_last",
     "earlystopping patience earlystoppingpatience": _STOPPING,
     "ema emadecay swa": _AVERAGES,
     "devices gpus ngpus numgpus numnodes strategy ddp distributed": _ONE_DEVICE,

@@ -193,6 +193,7 @@ def test_random_states_are_those_of_the_plain_module():
     assert states[0] == states[1]
 
 
+@pytest.mark.campaign  # compiling takes half a minute if nothing is in the caches of torch
 def test_the_default_backend_trains_to_nearly_the_same_weights():
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), nn.Flatten(0))
     found = []
