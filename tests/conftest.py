@@ -174,6 +174,14 @@ def warm_with_sklearn():
     process.close()
 
 
+@pytest.fixture(scope="session")
+def warm_with_transformers():
+    """Return a `Warm` for commands with models of transformers, whose import takes most of them."""
+    process = Warm("sklearn.datasets", "transformers.models.bert.modeling_bert", "peft")
+    yield process
+    process.close()
+
+
 @pytest.fixture
 def emrun(tmp_path, warm):
     """Run the installed command in `tmp_path`, or in `cwd`; return the finished process with its output as text."""
