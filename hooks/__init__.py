@@ -7,6 +7,7 @@ from emrun.lazy import lazy_names
 if TYPE_CHECKING:
     from emrun.hooks.average_weights import AverageWeights as AverageWeights
     from emrun.hooks.check import Check as Check
+    from emrun.hooks.clip_gradients import ClipGradients as ClipGradients
     from emrun.hooks.compute_stats import ComputeStats as ComputeStats
     from emrun.hooks.early_stopping import EarlyStopping as EarlyStopping
     from emrun.hooks.log_variables import LogVariables as LogVariables
@@ -25,6 +26,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "AverageWeights": "average_weights",
         "Check": "check",
+        "ClipGradients": "clip_gradients",
         "ComputeStats": "compute_stats",
         "EarlyStopping": "early_stopping",
         "LogVariables": "log_variables",

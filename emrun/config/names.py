@@ -20,10 +20,7 @@ _OWN_HOOK = "a hook of your own can"
 _SCHEDULER = "set model.scheduler, e.g. {class: Cosine, warmup: 5%, final: 0.1}"
 _PLATEAU = "set model.scheduler, e.g. {class: ReduceLROnPlateau, metric: valid/loss/mean}"
 _STOPPING = "use the hook EarlyStopping: {variable: loss, condition: min, patience: 5}"
-_CLIPPING = (
-    f"emrun has no gradient clipping yet; {_OWN_HOOK} call "
-    "`torch.nn.utils.clip_grad_norm_(model.module.parameters(), 1.0)` in `before_update(self, model)`"
-)
+_CLIPPING = "use the hook ClipGradients: {norm: 1.0}, or {value: 0.5}"
 _ACCUMULATION = "set model.accumulate, the number of batches of an update: 4"
 _PRECISION = "emrun has no mixed precision yet; `forward` of your module can use torch.autocast"
 _AVERAGES = "use the hook AverageWeights: {half_life: 500 updates}, or {decay: 0.999}, or {kind: swa}"
@@ -52,7 +49,7 @@ _HOOKS = {
     "decaylr lrscheduler learningratescheduler": _SCHEDULER,
     "decaylronplateau reducelronplateau": _PLATEAU,
     "earlystoppingcallback earlystoppinghook finishifnoimprovementafter thresholdearlystopping": _STOPPING,
-    "clipgradients gradientclipping gradnormclip gradvalueclip": _CLIPPING,
+    "gradientclipping gradnormclip gradvalueclip gradientclip clipgradnorm clipgradvalue stepclipping": _CLIPPING,
     "gradientaccumulation gradientaccumulationscheduler": _ACCUMULATION,
     "ema emahook emacallback weightaveraging swa stochasticweightaveraging": _AVERAGES,
     "modelcheckpoint checkpoint checkpointhook checkpointsaver checkpointer modelsaver": _SAVING,
