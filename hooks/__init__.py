@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from emrun.hooks.compute_stats import ComputeStats as ComputeStats
     from emrun.hooks.early_stopping import EarlyStopping as EarlyStopping
     from emrun.hooks.freeze import Freeze as Freeze
+    from emrun.hooks.log_norms import LogNorms as LogNorms
     from emrun.hooks.log_variables import LogVariables as LogVariables
     from emrun.hooks.on_plateau import OnPlateau as OnPlateau
     from emrun.hooks.save_best import SaveBest as SaveBest
@@ -31,6 +32,7 @@ __getattr__, __dir__ = lazy_names(
         "ComputeStats": "compute_stats",
         "EarlyStopping": "early_stopping",
         "Freeze": "freeze",
+        "LogNorms": "log_norms",
         "LogVariables": "log_variables",
         "OnPlateau": "on_plateau",
         "SaveBest": "save_best",

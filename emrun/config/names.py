@@ -24,6 +24,7 @@ _CLIPPING = "use the hook ClipGradients: {norm: 1.0}, or {value: 0.5}"
 _ACCUMULATION = "set model.accumulate, the number of batches of an update: 4"
 _PRECISION = "emrun has no mixed precision yet; `forward` of your module can use torch.autocast"
 _FREEZING = "use the hook Freeze: {match: REGEX, until: 2 epochs}; without until, always"
+_NORMS = "use the hook LogNorms: {every: 10 updates}"
 _AVERAGES = "use the hook AverageWeights: {half_life: 500 updates}, or {decay: 0.999}, or {kind: swa}"
 _SAVING = (
     "SaveBest saves the best checkpoint or the best few, SaveEvery one every few epochs or updates; "
@@ -52,6 +53,7 @@ _HOOKS = {
     "earlystoppingcallback earlystoppinghook finishifnoimprovementafter thresholdearlystopping": _STOPPING,
     "gradientclipping gradnormclip gradvalueclip gradientclip clipgradnorm clipgradvalue stepclipping": _CLIPPING,
     "gradientaccumulation gradientaccumulationscheduler": _ACCUMULATION,
+    "gradnormlogger loggradnorm logparamnorm gradientnorm weightnorm": _NORMS,
     "freezelayers freezeparameters basefinetuning backbonefinetuning finetuning": _FREEZING,
     "ema emahook emacallback weightaveraging swa stochasticweightaveraging": _AVERAGES,
     "modelcheckpoint checkpoint checkpointhook checkpointsaver checkpointer modelsaver": _SAVING,
@@ -72,6 +74,7 @@ _KEYS = {
     "precision mixedprecision amp fp16 bf16 useamp autocast": _PRECISION,
     "earlystopping patience earlystoppingpatience": _STOPPING,
     "ema emadecay swa": _AVERAGES,
+    "loggradnorm loggradientnorm logparamnorm trackgradnorm": _NORMS,
     "freeze frozen freezelayers freezeencoder freezebackbone": _FREEZING,
     "devices gpus ngpus numgpus numnodes strategy ddp distributed": _ONE_DEVICE,
     "resume resumefrom resumefromcheckpoint": _RESUME,

@@ -6,6 +6,7 @@ import pytest
 from training.resuming import config_of, interrupted, result, resumed
 
 HOOKS = {
+    "norms": {"LogNorms": {"match": ["^layers.0", "bias"], "every": "2 updates"}},
     "clip": {"ClipGradients": {"norm": 0.5}},
     "freeze": {"Freeze": {"match": "^layers.[01]", "until": "4 updates"}},
 }
