@@ -14,7 +14,9 @@ LEARNING_RATE = "learning_rate"
 
 
 def named_rates(rates: Iterable[Any]) -> dict[str, Any]:
-    """Return the learning rates of parameter groups by name: `learning_rate`, `learning_rate_1`, ... in order."""
+    """Return learning rates by name: `learning_rate`, `learning_rate_1`, ... in order; of a mapping, by its names."""
+    if isinstance(rates, Mapping):
+        return {f"{LEARNING_RATE}_{name}": rate for name, rate in rates.items()}
     return {f"{LEARNING_RATE}_{index}" if index else LEARNING_RATE: rate for index, rate in enumerate(rates)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol
 
 from emrun.schedule_plan import SchedulePlan
@@ -45,6 +46,9 @@ class AbstractModel(ABC):
     is_accumulating: bool = False
     """Whether a window has begun that the last train batch did not end. Checkpoints and the end of the run wait for its
     end, because the gradients of a window are not saved."""
+
+    clock: Callable[[], float] = staticmethod(perf_counter)
+    """The time in seconds, from which the loop gets how long `run` takes; a model may leave out what it does once."""
 
     is_lazy: bool = False
     """Whether the model has parts that take their shapes from the first batch and have not got a batch yet."""
@@ -116,7 +120,9 @@ class AbstractModel(ABC):
         Returns:
             `loss`: the scalar that was minimised, a number or a one-element tensor that stays on its device;
             `learning_rate`: the learning rate of each parameter group in the last update, or in the next one if there
-            was none: numbers, or one-element tensors that the model does not change. A model may leave out either.
+            was none: numbers, or one-element tensors that the model does not change; a list, which becomes
+            `learning_rate`, `learning_rate_1`, ..., or a mapping name -> rate, which becomes `learning_rate_NAME`. A
+            model may leave out either.
         """
         return {}
 

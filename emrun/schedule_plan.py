@@ -14,6 +14,9 @@ _LOG = logging.getLogger(__name__)
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The parts of the run at which the plan shows the rates: of the first update, of the last one, and between them."""
 
+BEFORE_COOLDOWN = "before-cooldown"
+"""The name of the checkpoint that a schedule requests at the last update before its cool-down."""
+
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 30  # characters of the curve
 
@@ -29,6 +32,8 @@ class SchedulePlan:
         note: what is not known, and why; empty if nothing is.
         rates: for each parameter group, the learning rates at points that are evenly spread over the run: that of the
             first update, ..., that of the last one; empty if they are not known.
+        optimizer: the name of the optimizer; empty if there is only one without a name.
+        others: the plans of further optimizers.
     """
 
     name: str
@@ -36,26 +41,31 @@ class SchedulePlan:
     steps: int | None = None
     note: str = ""
     rates: Sequence[Sequence[float]] = ()
+    optimizer: str = ""
+    others: Sequence[SchedulePlan] = ()
 
     def lines(self) -> list[str]:
         """Return the plan as text: a line about the schedule, and a line for each sort of parameter groups."""
         length = [counted(self.updates, "update")] if self.updates is not None else []
         length += [counted(self.steps, "epoch")] if self.steps is not None else []
-        first = f"learning rate{' over ' if length else ''}{', '.join(length)}: {self.name}"
+        of = f" of {self.optimizer}" * bool(self.optimizer)
+        first = f"learning rate{of}{' over ' if length else ''}{', '.join(length)}: {self.name}"
         lines = [f"{first}; {self.note}" if self.note else first]
         for name, rates in self._by_group() if self.updates != 0 else ():
             points = ", ".join(f"{share:.0%} {at(rates, share):.3g}" for share in SHARES)
             lines.append(f"  {name}{points}  {curve(rates)}")
-        return lines
+        return [*lines, *(line for each in self.others for line in each.lines())]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain values.
 
         `rates` has those at 0, 25, 50, 75 and 100 % of the run, for each parameter group; `lines` is the plan as text.
+        With several optimizers, `optimizer` is the name of the first, and `others` has the plans of the others.
         """
         rates = [[at(each, share) for share in SHARES] for each in self.rates]
         known = {"name": self.name, "updates": self.updates, "epochs": self.steps, "note": self.note, "rates": rates}
-        return {**known, "lines": self.lines()}
+        several = {"optimizer": self.optimizer, "others": [each.as_dict() for each in self.others]}
+        return {**known, **(several if self.optimizer else {}), "lines": self.lines()}
 
     def _by_group(self) -> list[tuple[str, Sequence[float]]]:
         """Return the different rates with the numbers of the groups that have them."""

@@ -101,6 +101,11 @@ def counted(count: int, noun: str, ending: str = "s") -> str:
     return f"{count} {noun}{ending * (count != 1)}"
 
 
+def duration(seconds: float) -> str:
+    """Return a time for a message: `40 seconds`, `3 minutes`."""
+    return counted(round(seconds / 60), "minute") if seconds >= 90 else counted(max(1, round(seconds)), "second")
+
+
 def progress(epochs: int, iterations: int) -> str:
     """Return the progress of a run: `1 epoch, 20 iterations done`."""
     return f"{counted(epochs, 'epoch')}, {counted(iterations, 'iteration')} done"

@@ -94,9 +94,9 @@ class AverageWeights(AbstractHook):
         model: Any = self.main_loop.model
         if not hasattr(model, "evaluation_weights"):
             raise HookError(f"AverageWeights needs a TorchModel, not {type(model).__name__}")
-        optimizer = getattr(model, "optimizer", None)
-        if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
-            raise HookError(f"{type(optimizer).__name__} averages the weights itself; remove AverageWeights")
+        for optimizer in getattr(model, "optimizers", {}).values():
+            if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+                raise HookError(f"{type(optimizer).__name__} averages the weights itself; remove AverageWeights")
 
     def after_update(self, model: Any, optimizer: Any) -> None:
         """Average the weights, if it is time."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +33,6 @@ class ShowProgress(AbstractHook):
     """
 
     reads = ()
-    clock = staticmethod(time.monotonic)
 
     def __init__(self, dataset: Any = None) -> None:
         super().__init__(dataset=dataset)
@@ -61,7 +59,7 @@ class ShowProgress(AbstractHook):
         if self._bar is None:
             self._count = 0
             if self._began is None and self.main_loop.training:
-                self._began = self.main_loop.iterations_done, self.clock()
+                self._began = self.main_loop.iterations_done, self.main_loop.model.clock()
             self._bar = _Bar(
                 tell=self._state if self.main_loop.training else None,
                 total=self._totals.get(stream_name),
@@ -107,7 +105,7 @@ class ShowProgress(AbstractHook):
             left.append((min(epochs) - loop.training_epochs_done) * length - self._count)
         if not left or self._began is None or loop.iterations_done == first:
             return None
-        return max(0, min(left)) * (self.clock() - began) / (loop.iterations_done - first)
+        return max(0, min(left)) * (loop.model.clock() - began) / (loop.iterations_done - first)
 
     def _close(self) -> None:
         if self._bar is not None:

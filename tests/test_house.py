@@ -29,7 +29,8 @@ MAY_IMPORT = {
 """The packages whose modules a package may import, besides its own."""
 ONLY = {("cli", "loop"): {"emrun.loop.interrupts"}}
 """The only modules that a package may import from another package."""
-LATE = {"stream_context", "names", "init_from"}  # these import torch, entry points or tabulate only when needed
+LATE = {"stream_context", "names", "init_from", "compilation"}
+"""Modules that import torch, its compiler, entry points or tabulate only when needed."""
 
 
 def house(root):
@@ -207,9 +208,12 @@ def test_every_file_has_a_test():
         "model": "loop/test_main_loop",
         "training/build": "training/test_create",
         "models/evaluation_weights": "hooks/test_average_weights",
+        "models/extension": "training/test_longer_runs",
+        "models/factors": "models/test_schedules",
         "models/fit": "models/test_init_from",
         "models/module_model": "models/test_torch_model",
         "models/optimization": "models/test_updates",
+        "models/patterns": "models/test_parameter_groups",
         "config/yaml_slips": "config/test_yaml_tree",
         "diagnosis/probe": "diagnosis/test_verification",
         "diagnosis/recorded_trainings": "diagnosis/test_verification",

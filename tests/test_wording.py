@@ -2,7 +2,7 @@
 
 import pytest
 
-from emrun.wording import counted, did_you_mean, listed, progress
+from emrun.wording import counted, did_you_mean, duration, listed, progress
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,10 @@ def test_a_count_has_the_right_number_of_its_noun():
 def test_the_only_name_with_this_beginning_is_suggested():
     assert did_you_mean("acc", ["accuracy", "errors"]) == "; did you mean 'accuracy'?"
     assert did_you_mean("top", ["top_one_error", "top_five_errors"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "1 second"), (40.4, "40 seconds"), (89, "89 seconds"), (90, "2 minutes")]
+)
+def test_a_time_is_written_in_seconds_or_minutes(seconds, text):
+    assert duration(seconds) == text

@@ -20,6 +20,7 @@ from emrun.errors import ConfigError, Problem, reason_of
 from emrun.wording import size_of
 
 _MOST_ROWS = 30
+_MOST_NAMES = 4  # of the parameters of a group
 
 
 @click.command(short_help="Check a config or, without a config, this machine.")
@@ -116,6 +117,8 @@ def _show(contract: dict[str, Any]) -> None:
         click.echo(f"metrics of the stream {stream!r}, from its first batches: {_numbers(found)}")
     if contract["parameters"]:
         _show_parameters(contract["parameters"])
+    if contract["parameter_groups"]:
+        _show_groups(contract["parameter_groups"])
     if contract["initial_weights"]:
         _show_initial(contract["initial_weights"])
     if contract["schedule"] is not None:
@@ -148,6 +151,17 @@ def _show_parameters(parameters: list[dict[str, Any]]) -> None:
     rows.append(["all", "", "", f"{total:,}", f"{sum(part['trained'] for part in parameters):,}"])
     headers = ["module", "class", "shapes", "parameters", "trained"]
     click.echo("\n" + table(rows, headers, ("left", "left", "left", "right", "right")))
+
+
+def _show_groups(groups: list[dict[str, Any]]) -> None:
+    rows = []
+    for each in groups:
+        numbers = ["" if each[key] is None else f"{each[key]:g}" for key in ("lr", "weight_decay")]
+        names = each["parameters"]
+        shown = ", ".join(names[:_MOST_NAMES]) + f", ... ({len(names)})" * (len(names) > _MOST_NAMES)
+        rows.append([each["optimizer"], each["class"], each["group"], *numbers, f"{each['count']:,}", shown])
+    headers = ["optimizer", "class", "group", "lr", "weight decay", "parameters", ""]
+    click.echo("\n" + table(rows, headers, ("left", "left", "right", "right", "right", "right", "left")))
 
 
 def _show_initial(initial: dict[str, Any]) -> None:

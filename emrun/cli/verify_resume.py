@@ -13,6 +13,7 @@ from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import table
 
 if TYPE_CHECKING:
+    from emrun.diagnosis.longer_run import Extension
     from emrun.diagnosis.verification import Row, Verification
 
 
@@ -27,9 +28,19 @@ if TYPE_CHECKING:
     "evaluation and, with fixed_epoch_size, at the end of a pass.",
 )  # fmt: skip
 @click.option("--full-epochs", is_flag=True, help="Do not shorten epochs of more than 20 iterations.")
+@click.option(
+    "--extend", metavar="LENGTH",
+    help="Instead of interrupting, make the run longer when it has ended: 2x, or an end such as '40 epochs'.",
+)  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def verify_resume(
-    config: Path, overrides: tuple[str, ...], kill: bool, at: tuple[int, ...], full_epochs: bool, quiet: bool
+    config: Path,
+    overrides: tuple[str, ...],
+    kill: bool,
+    at: tuple[int, ...],
+    full_epochs: bool,
+    extend: str | None,
+    quiet: bool,
 ) -> int:
     """Prove, with CONFIG, that an interrupted run equals an uninterrupted one, or name the first difference.
 
@@ -40,19 +51,32 @@ def verify_resume(
     iterations are cut to 8; evaluations are not shortened. The number of runs is printed at the start, the time
     that they will take after the first.
 
+    With --extend, emrun trains the run of CONFIG to its end and resumes it with a later one, from the checkpoint
+    `before-cooldown` if there is one; then it trains to this end at once, and compares both runs in the same way. This
+    takes about twice as long as the longer run.
+
     Exit status: 0 exact, 1 not exact or a run failed, 2 wrong usage or config.
     """
+    if extend is not None and (kill or at or full_epochs):
+        raise click.UsageError(
+            "--extend makes whole runs that are not interrupted; leave out --kill, --at, --full-epochs"
+        )
     with terminal_log(quiet=quiet):
         from emrun.config.config import load_config
         from emrun.config.plan import check_statically
 
         check_statically(load_config(config, overrides))
         import_torch()
+        from emrun.diagnosis.longer_run import verify_extension
         from emrun.diagnosis.recorded_trainings import VerificationFailed
         from emrun.diagnosis.verification import verify
 
         try:
             with unwound_by_sigterm():
+                if extend is not None:
+                    extension = verify_extension(config, overrides, extend)
+                    _show_extension(extension)
+                    return 0 if extension.is_exact else 1
                 found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs)
         except VerificationFailed as error:
             if error.exit_status == 1:
@@ -85,3 +109,20 @@ def _cells(row: Row) -> list[str]:
     where = ["(not interrupted, the same run again)", ""] if point is None else [point.name, str(point.iteration)]
     resumed = "" if row.resumed_at is None else str(row.resumed_at)
     return [*where, row.how, resumed, "exact" if row.difference is None else row.difference.what]
+
+
+def _show_extension(found: Extension) -> None:
+    told = "exact" if found.is_exact else "refused" if found.difference is None else found.difference.what
+    cells = [found.checkpoint, found.resumed_at, found.ended, found.end, told]
+    headers = ["extended from", "iteration", "end before", "end now", "result"]
+    click.echo(table([["" if each is None else str(each) for each in cells]], headers))
+    if found.refusal is not None:
+        click.echo(f"\n{found.refusal}")
+    if found.difference is not None and found.difference.cause:
+        click.echo(f"\nlikely cause: {found.difference.cause}")
+    if found.is_exact:
+        click.echo(f"\nexact: the extended run equals one of {found.end} iterations at once")
+    elif found.is_repeatable:
+        click.echo("\nan extension of this run is not exact")
+    else:
+        click.echo("\nnot exact: two runs without an extension differ too")

@@ -55,6 +55,8 @@ _EXAMPLES = {
 """Scheduler of torch -> arguments to paste."""
 _OPTIONS = {
     "groups": "`[{match: REGEX, lr: 0.01}]`, other arguments for the parameters whose names match.",
+    "no_decay": "`biases_and_norms`: no weight decay for biases and layers of normalisation.",
+    "match": "a regular expression, or a list of them; the parameters to train. All by default.",
     "step_on": "`epoch`, the default, or `update`: when the scheduler steps.",
     "metric": "the statistic that is watched, stream/variable/aggregation.",
 }
@@ -119,11 +121,12 @@ def _explanation_of_torch(package: str, name: str) -> str:
     found = _of_torch(f"{package}.{name}")
     key = package.rpartition(".")[2].removeprefix("lr_") if package == _SCHEDULERS else "optimizer"
     plateau = "metric" if name == "ReduceLROnPlateau" else "step_on"
-    option = plateau if package == _SCHEDULERS else "groups"
     known = Sources().parameters(found)
     taken = {each: p for each, p in known.named.items() if each not in ("optimizer", "params")} if known else {}
-    texts = {**argument_texts(found), option: _OPTIONS[option]}
-    arguments = [f"{each}: {texts[each]}" for each in (*taken, option) if each in texts]
+    of_optimizer = ["groups", *["no_decay"] * ("weight_decay" in taken), "match"]
+    options = [plateau] if package == _SCHEDULERS else of_optimizer
+    texts = {**argument_texts(found), **{option: _OPTIONS[option] for option in options}}
+    arguments = [f"{each}: {texts[each]}" for each in (*taken, *options) if each in texts]
     lines = [textwrap.fill(text, 80, initial_indent=" " * 4, subsequent_indent=" " * 8) for text in arguments]
     example = _EXAMPLES.get(name, "lr: 0.001" if key == "optimizer" else "argument: value")
     return _explained(found, f"model:\n  {key}: {{class: {name}, {example}}}", "\n".join(["Args:", *lines]))

@@ -141,6 +141,10 @@ class Planner:
         if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
             return self._call(node, key, "", supplied, form, outer if form is None else None)
         if isinstance(node.value, dict) and (form is None or allows_mapping(hint)):
+            has_forms = any(isinstance(child.value, dict) for child in node.value.values())
+            if form is not None and form.package and not has_forms:
+                self._problem(node, key, f"missing key 'class'; write {self._written_as(None, form)}")
+                return None
             inner = None if form is None else Annotated[Factory, form]  # each value is a form, not a mapping of forms
             return {
                 name: self.value(child, f"{key}.{name}", supplied, inner, outer) for name, child in node.value.items()

@@ -6,7 +6,6 @@ import itertools
 import resource
 import sys
 from collections.abc import Iterator, Mapping
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -35,6 +34,37 @@ def parameters(model: AbstractModel) -> Iterator[dict[str, Any]]:
         }
 
 
+def optimizers(model: AbstractModel) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers of a model by name; the only one is named `optimizer`."""
+    found = getattr(model, "optimizers", {"optimizer": getattr(model, "optimizer", None)})
+    return {
+        name: each
+        for name, each in (found.items() if isinstance(found, Mapping) else ())
+        if isinstance(each, torch.optim.Optimizer)
+    }
+
+
+def parameter_groups(model: AbstractModel) -> Iterator[dict[str, Any]]:
+    """Yield a row for each parameter group of each optimizer: its rate (unscheduled), weight decay, parameters."""
+    module = getattr(model, "module", None)
+    names = {id(each): name for name, each in module.named_parameters()} if isinstance(module, torch.nn.Module) else {}
+    for name, optimizer in optimizers(model).items():
+        for index, group in enumerate(optimizer.param_groups):
+            yield {
+                "optimizer": name,
+                "class": type(optimizer).__name__,
+                "group": index,
+                "lr": _number(group.get("initial_lr", group.get("lr"))),
+                "weight_decay": _number(group.get("weight_decay")),
+                "parameters": [names.get(id(each), "?") for each in group["params"]],
+                "count": sum(each.numel() for each in group["params"]),
+            }
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
 def memory(model: AbstractModel) -> dict[str, int]:
     """Return the memory in use after a step: what uses it -> bytes."""
     found: dict[str, int] = {}
@@ -44,10 +74,11 @@ def memory(model: AbstractModel) -> dict[str, int]:
         found["parameters"] = sum(map(_bytes, parameters))
         found["buffers"] = sum(map(_bytes, module.buffers()))
         found["gradients"] = sum(_bytes(each.grad) for each in parameters if each.grad is not None)
-    optimizer = getattr(model, "optimizer", None)
-    if isinstance(optimizer, torch.optim.Optimizer):
+    for name, optimizer in optimizers(model).items():
         states = itertools.chain.from_iterable(state.values() for state in optimizer.state.values())
-        found["optimizer"] = sum(_bytes(each) for each in states if isinstance(each, torch.Tensor))
+        found["optimizer" if name == "optimizer" else f"optimizer {name}"] = sum(
+            _bytes(each) for each in states if isinstance(each, torch.Tensor)
+        )
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["peak on the GPU (of two models)"] = torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
@@ -60,9 +91,9 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def timed_run(model: Any, batch: Batch, train: bool, stream: str) -> tuple[Mapping[str, Any], float]:
-    """Run a model on a batch; return its outputs, and the seconds until the device has finished."""
-    began = perf_counter()
+    """Run a model on a batch; return its outputs, and the seconds until the device has finished; see `model.clock`."""
+    began = model.clock()
     outputs = model.run(batch, train, stream)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-    return outputs, perf_counter() - began
+    return outputs, model.clock() - began

@@ -63,12 +63,12 @@ def main(job_text: str) -> None:
     except BaseException as error:  # the user's code may also have called sys.exit
         status = exit_status(error)
         text = "".join(traceback.format_exception(error)) if status == 1 else str(error)
-        record("error", status=status, text=text)
+        record("error", status=status, text=text, error=type(error).__name__)
 
 
 def _run(job: Job, record: _Record) -> None:
     if job.resume:
-        training = resume_training(job.directory)
+        training = resume_training(job.directory, job.changes, job.checkpoint)
     else:
         training = create_training(
             job.config, output_dir=job.directory, overrides=job.overrides, checks_schedule=not job.is_shortened
@@ -84,7 +84,9 @@ def _run(job: Job, record: _Record) -> None:
         return
     probe = Probe(record, job)
     probe.limits = loop.limits  # the schedules are those of the config
-    hooks = [hook for hook in loop.hooks if f"{type(hook).__module__}.{type(hook).__qualname__}" != _STOPS]
+    hooks = [
+        each for each in loop.hooks if job.is_whole or f"{type(each).__module__}.{type(each).__qualname__}" != _STOPS
+    ]
     loop.change_hooks([*hooks, probe])
     record("outcome", status=train(training).status)
     if not probe.is_too_long:
@@ -152,7 +154,7 @@ class Probe(AbstractHook):
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Record where an epoch ends."""
         loop = self.main_loop
-        if loop.training_epochs_done == 2 and self._end is None:
+        if loop.training_epochs_done == 2 and self._end is None and not self._job.is_whole:
             self._end = loop.iterations_done + _TAIL
         self._record("epoch", epoch=loop.training_epochs_done, iteration=loop.iterations_done)
 
@@ -187,7 +189,8 @@ def _shown(value: Any) -> str | None:
 
 
 def _learning_rates(model: Any) -> list[str]:
-    groups = getattr(getattr(model, "optimizer", None), "param_groups", ())
+    optimizers = getattr(model, "optimizers", {"optimizer": getattr(model, "optimizer", None)})
+    groups = [group for each in optimizers.values() for group in getattr(each, "param_groups", ())]
     return [repr(float(group["lr"])) for group in groups if "lr" in group]
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,16 @@ class Point:
 
 
 class VerificationFailed(EmrunError):
-    """A run of the verification failed for another reason than a difference."""
+    """A run of the verification failed for another reason than a difference.
 
-    def __init__(self, text: str, exit_status: int) -> None:
-        self.exit_status = exit_status
+    Args:
+        text: the message, or the traceback of an error with exit status 1.
+        exit_status: the exit status of the run.
+        error: the name of the class of the error that ended the run; empty if none did.
+    """
+
+    def __init__(self, text: str, exit_status: int, error: str = "") -> None:
+        self.exit_status, self.error = exit_status, error
         super().__init__(text)
 
 
@@ -94,6 +100,9 @@ class Job:
         is_shortened: whether the config has shorter epochs than the user's; its schedule need not fit.
         point: where to interrupt the run; None to not interrupt it.
         by: number of the signal; some iterations before SIGKILL, a checkpoint is saved.
+        is_whole: whether the run ends where the limits of its config end it.
+        changes: overrides of the resume.
+        checkpoint: the name of the checkpoint to resume from; None for the newest.
     """
 
     place: str
@@ -106,6 +115,9 @@ class Job:
     is_shortened: bool = False
     point: Point | None = None
     by: int = signal.SIGTERM
+    is_whole: bool = False
+    changes: list[str] = field(default_factory=list)
+    checkpoint: str | None = None
 
     @property
     def directory(self) -> Path:
@@ -137,7 +149,8 @@ class Job:
         lines = self.record.read_text(encoding="utf-8").splitlines() if self.record.exists() else []
         found = Recording([json.loads(line) for line in lines], done.returncode)
         for event in found.of("error"):
-            raise VerificationFailed(event["text"].replace(str(self.directory), "RUN_DIR"), event["status"])
+            text = event["text"].replace(str(self.directory), "RUN_DIR")
+            raise VerificationFailed(text, event["status"], event["error"])
         was_killed = self.by == signal.SIGKILL and done.returncode == -signal.SIGKILL
         if not was_killed and (done.returncode or not (found.final or found.of("long"))):
             last = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])

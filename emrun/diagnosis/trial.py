@@ -16,7 +16,7 @@ from emrun.config.import_finder import Imported
 from emrun.config.interpolation import unread_vars
 from emrun.config.plan import Plan
 from emrun.dataset import SourceInfo, open_stream, stream_lengths, stream_names
-from emrun.diagnosis.model_facts import memory, parameters, timed_run
+from emrun.diagnosis.model_facts import memory, parameter_groups, parameters, timed_run
 from emrun.diagnosis.round_trip import RoundTrip
 from emrun.diagnosis.samples import sorted_sources
 from emrun.epoch_data import read_by
@@ -55,7 +55,8 @@ def try_out(config: Config) -> dict[str, Any]:
     Returns:
         A tree of plain values. `streams`: stream -> {batches, runs, sources: source -> {dtype, shape, range, used_by}};
         `outputs`: output -> {dtype, shape, range}; `statistics`: stream -> what the model computed of the first batches
-        as of a whole stream; `parameters`: [{module, class, shapes, count, bytes, trained}]; `schedule`: the plan of
+        as of a whole stream; `parameters`: [{module, class, shapes, count, bytes, trained}];
+        `parameter_groups`: [{optimizer, class, group, lr, weight_decay, parameters, count}]; `schedule`: the plan of
         the learning rates, see `SchedulePlan`, or None; `memory`: what uses it -> bytes; `seconds_per_epoch`: stream ->
         seconds, for streams of known length; `initial_weights`: what `init_from` loads, see
         `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
@@ -278,6 +279,7 @@ class _Trial:
             "outputs": {name: _seen(info) for name, info in self._outputs.items()},
             "statistics": {name: dict(found) for name in self._streams if (found := self._model.stream_values(name))},
             "parameters": list(parameters(self._model)),
+            "parameter_groups": list(parameter_groups(self._model)),
             "memory": memory(self._model),
             "seconds_per_epoch": {
                 name: seconds * lengths[name] / (extra[name].every or 1 if name in extra else 1)

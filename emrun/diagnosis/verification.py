@@ -19,7 +19,7 @@ from emrun.diagnosis.recorded_trainings import Job, Point, Recording
 from emrun.errors import UsageError
 from emrun.randomness import draw_seed
 from emrun.temporary import TemporaryFolder
-from emrun.wording import counted
+from emrun.wording import duration
 
 _LOG = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def verify(
         if not points:
             raise UsageError(f"the run ends after {straight.end} iterations, which is too early to interrupt it")
         count = 1 + 2 * len(points)
-        _LOG.info("%d more runs will take about %s", count, _duration(count * seconds))
+        _LOG.info("%d more runs will take about %s", count, duration(count * seconds))
         _LOG.info("running again without interruption")
         end = straight.end + (straight.epoch_ends[-1] == straight.end)  # after the epoch if a hook ended the run there
         again = job("again", end=end).run()
@@ -168,11 +168,6 @@ def _same_horizon(config: Config, updates: int | None) -> list[str]:
                 key = f"hooks.{index}.{name}"
                 found += [f"{key}.updates={updates}", *(f"~{key}.{limit}" for limit in limits)]
     return found
-
-
-def _duration(seconds: float) -> str:
-    """Return a time for a message: `40 seconds`, `3 minutes`."""
-    return counted(round(seconds / 60), "minute") if seconds >= 90 else counted(max(1, round(seconds)), "second")
 
 
 def _usual(straight: Recording) -> Iterator[Point]:

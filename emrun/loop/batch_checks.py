@@ -168,7 +168,8 @@ class BatchChecks:
             raise self._error(0, message)
         rates = values.get(LEARNING_RATE)
         try:
-            are_numbers = rates is None or all(isinstance(rate, Real | Tensor) for rate in rates)
+            all_rates: Any = rates.values() if isinstance(rates, Mapping) else rates
+            are_numbers = rates is None or all(isinstance(rate, Real | Tensor) for rate in all_rates)
         except TypeError:
             are_numbers = False
         if not are_numbers:

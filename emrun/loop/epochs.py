@@ -228,7 +228,7 @@ class Epochs:
         seconds = self._profile.setdefault(f"eval_batch_{name}", array("d"))
         hook_seconds = self._profile.setdefault(f"after_batch_hooks_{name}", array("d"))
         stream.profile = self._profile
-        model, state, endings, steps, clock = self.model, self.state, self.endings, self.steps, perf_counter
+        model, state, endings, steps, clock = self.model, self.state, self.endings, self.steps, self.model.clock
         run, has_windows = model.run, train and model.iterations_per_update > 1
         checks, changers, draws = self.checks, self.events.changers, self.failures.draws
         check_batch = checks.begin(name, ", ".join(changers))

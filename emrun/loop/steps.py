@@ -198,8 +198,11 @@ class StepRecord:
         """Return the chunk that has not ended, from its first step that has a value; None if there is none."""
         count = len(self._losses)
         columns = {"loss": read(self._losses)}
-        rates = zip_longest(*(() if each is None else each for each in self._rates))
-        columns |= {name: self._read_rates(values) for name, values in named_rates(rates).items()}
+        rows = [each.values() if isinstance(each, Mapping) else each or () for each in self._rates]
+        names = next((each for each in self._rates if isinstance(each, Mapping)), None)
+        rates = zip_longest(*rows)
+        by_name = named_rates(rates if names is None else dict(zip(names, rates, strict=False)))
+        columns |= {name: self._read_rates(values) for name, values in by_name.items()}
         for name, added in self._added.items():
             columns[name] = read([*added, *[None] * (count - len(added))])
         columns = {name: values for name, values in columns.items() if values.count(None) < count}
@@ -218,8 +221,12 @@ class StepRecord:
         self._next = chunk.first + chunk.every * len(chunk)
         added = dict(chunk.columns)
         self._losses = [*added.pop("loss", [None] * len(chunk))]
-        rates = [added.pop(name) for name in chunk.columns if is_rate(name)]
-        self._rates = list(zip(*rates, strict=True)) or [None] * len(chunk)
+        rates = {name: added.pop(name) for name in chunk.columns if is_rate(name)}
+        rows: list[Any] = list(zip(*rates.values(), strict=True)) or [None] * len(chunk)
+        if rates and LEARNING_RATE not in rates:  # several optimizers with names
+            names = [name.removeprefix(f"{LEARNING_RATE}_") for name in rates]
+            rows = [dict(zip(names, row, strict=True)) for row in rows]
+        self._rates = rows
         self._added = {name: [*values] for name, values in added.items()}
 
     def _forget(self) -> None:

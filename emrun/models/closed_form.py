@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from emrun.errors import ArgumentError
-from emrun.fields import ANYTHING, mapping_of, optional, record, sequence_of, whole
+from emrun.fields import ANYTHING, NUMBER, choice, mapping_of, optional, record, sequence_of, whole
+from emrun.hook import Loop
+from emrun.models import extension, factors
+from emrun.models.factors import Factor
 from emrun.models.lengths import Length
 from emrun.models.optimizer import check_class
-from emrun.schedule_plan import SchedulePlan
+from emrun.schedule_plan import BEFORE_COOLDOWN, SchedulePlan
 from emrun.types import Horizon
 from emrun.wording import counted
 
 _NOMINAL = 10_000  # updates of a run whose length is not known yet
-_POINTS = 400  # of the curve in a plan; a multiple of 4
-
-Factor = Callable[[int], float]
-"""Updates done -> the share of each parameter group's own rate that the next update has."""
-
-_STATE = {
-    "updates_done": whole(),
-    "plans": sequence_of(
-        record({"began": whole(), "updates": optional(whole()), "updates_per_pass": optional(whole(1))})
-    ),
-}
+_PLAN = {"began": whole(), "updates": optional(whole()), "updates_per_pass": optional(whole(1))}
+_STATE = {"updates_done": whole(), "plans": sequence_of(record(_PLAN))}
+_EXTENDED = record({"on_extend": choice(*extension.CHOICES), "rate": NUMBER, "updates": whole()})
+"""The fields of a plan that extends the one before it."""
 
 
 class ClosedForm(ABC):
@@ -38,11 +35,15 @@ class ClosedForm(ABC):
     line from where it is to `final`. All rates are doubles that depend on nothing but the number of updates done. If
     the run continues after its end, the rate stays at `final`.
 
+    A run that is made longer by a resume has the rates of a run that had this length from the beginning, if those of
+    the updates that were made stay the same. Otherwise `on_extend` says how it continues.
+
     Args:
         optimizer: its parameter groups get the rates; the base rate of a group is its `lr`.
         warmup: the length of the warm-up; None for none.
         cooldown: the length of the cool-down; None for none.
         final: the share of the rate at the end.
+        on_extend: `replan`, `hold` or `rewarm`; None to refuse a longer run that would change rates already used.
 
     Attributes:
         updates_done: number of updates that were counted.
@@ -62,8 +63,10 @@ class ClosedForm(ABC):
         warmup: float | str | None,
         cooldown: float | str | None,
         final: float,
+        on_extend: extension.OnExtend | None,
         **others: Any,
     ) -> None:
+        extension.check_choice(on_extend)
         if isinstance(final, bool) or not isinstance(final, int | float) or not 0 <= final <= 1:
             raise ArgumentError("final", f"{final!r} is not a share of the rate, from 0 to 1")
         self.optimizer = optimizer
@@ -72,10 +75,19 @@ class ClosedForm(ABC):
         self.cooldown = None if cooldown is None else Length.parse("cooldown", cooldown)
         self.updates_done = 0
         self.plans: list[dict[str, Any]] = []
-        """What the rates were calculated from: the update at which a plan began, and the horizon; the last counts."""
+        """What the rates were calculated from: the update at which a plan began, and the horizon; the last counts.
+
+        A plan that extends the one before it also has `on_extend` and `rate`, the share of the last update before it.
+        """
+        self._on_extend = on_extend
+        if on_extend is not None and not self.needs_horizon:
+            message = f"the rates of {type(self).__name__} do not depend on the length of the run; remove on_extend"
+            raise ArgumentError("on_extend", message)
         self._configured = {"warmup": warmup, "cooldown": cooldown, "final": final, **others}
         self._is_changed = False  # whether the arguments are others than those of the loaded state
         self._factor: Factor | None = None
+        self._cools: int | None = None  # number of updates before the cool-down
+        self._loop: Loop | None = None
         self._groups: list[tuple[dict[str, Any], float]] = []  # parameter group, base rate
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
@@ -120,7 +132,7 @@ class ClosedForm(ABC):
             if self.needs_horizon:
                 message = f"{name} needs the number of updates of the run, which is not known: {horizon.missing}"
                 raise ArgumentError("scheduler", message)
-            return _joined(warmup, self.between(horizon, warmup, 0))
+            return factors.joined(warmup, self.between(horizon, warmup, 0))
         cooldown = self.cooldown.updates(horizon) if self.cooldown is not None else 0
         if warmup > total:
             message = f"{self.warmup}: the run makes only {total} updates; make the warm-up shorter, or the run longer"
@@ -130,10 +142,10 @@ class ClosedForm(ABC):
             message = f"{self.cooldown}: the run makes only {total} updates, fewer than {both}"
             raise ArgumentError("scheduler.cooldown", message)
         length = total - warmup - cooldown
-        between = self.between(horizon, warmup, length) if length else _full
+        between = self.between(horizon, warmup, length) if length else factors.full
         if not cooldown and not self.depends_on_end:
-            return _joined(warmup, between)
-        return _ended(warmup, length, between, cooldown, self.final)
+            return factors.joined(warmup, between)
+        return factors.ended(warmup, length, between, cooldown, self.final)
 
     def plan(self, horizon: Horizon) -> Factor:
         """Plan the rates for a horizon, or continue with the loaded plan if it still fits.
@@ -145,40 +157,113 @@ class ClosedForm(ABC):
         known = self.plans[-1] if self.plans else None
         if known is not None and horizon.updates is None:
             horizon = Horizon(known["updates"], known["updates_per_pass"])
-        factor = self.factor(horizon)
-        plan = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
+        wanted = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
+        new = {"began": self.updates_done, **wanted}
         if known is None:
-            self.plans = [{"began": self.updates_done, **plan}]
+            plans = [new]
         elif self._is_changed:
-            self.plans = [*self.plans, {"began": self.updates_done, **plan}]
-        elif plan != {key: known[key] for key in plan}:
+            plans = [*self.plans, new]
+        elif self._keeps_rates(known, horizon):
+            plans = [*self.plans[:-1], {**known, **wanted}]
+        else:
             refusal = self.refusal(horizon)
-            if refusal is not None:
-                raise ArgumentError("scheduler", refusal)
-            self.plans = [*self.plans[:-1], {"began": known["began"], **plan}]
-        self._is_changed = False
+            if refusal is not None or self._on_extend is None:
+                raise ArgumentError("scheduler", refusal or "the length of the run has changed")
+            plans = [*self.plans, self._extension(horizon, self._on_extend)]
+        factor = self._factor_of(plans[-1]) if horizon.updates is not None else self.factor(horizon)
+        self.plans, self._is_changed = plans, False
         return factor
 
     def refusal(self, horizon: Horizon) -> str | None:
         """Return why the run cannot have another horizon than the loaded plan; None if it can.
 
-        It can if the rates of the updates that were made stay the same, or if the arguments have changed too.
+        It can if the rates of the updates that were made stay the same, if the arguments have changed too, so that the
+        schedule is another one, or if it is longer and `on_extend` says how it continues.
 
         Raises:
             ArgumentError: see `factor`.
         """
-        known = self.plans[-1] if self.plans else None
-        if known is None or self._is_changed or horizon.updates in (None, known["updates"]):
+        known, name = self.plans[-1] if self.plans else None, type(self).__name__
+        if known is None or known["updates"] is None or horizon.updates is None:
             return None
-        before, now = self.factor(Horizon(known["updates"], known["updates_per_pass"])), self.factor(horizon)
-        if all(before(done) == now(done) for done in range(known["began"], self.updates_done)):
+        updates = known["updates"], horizon.updates
+        if self._is_changed:
+            if updates[1] <= updates[0] or self._on_extend in (None, "replan"):
+                return None
+            return (
+                f"on_extend={self._on_extend} continues the schedule that the run had, but this resume changes "
+                "arguments of the schedule too; make the changes in two resumes, or remove on_extend to get the new "
+                "schedule over the whole run"
+            )
+        if self._keeps_rates(known, horizon):
             return None
+        if horizon.updates > known["updates"] and self._on_extend is not None:
+            plan = self._extension(horizon, self._on_extend)
+            if self._on_extend == "hold" and plan["rate"] == 0:
+                return "on_extend=hold keeps the rate of the last update, which is 0 and trains nothing; use replan"
+            self._factor_of(plan)  # checks that the lengths fit
+            return None
+        cools = self._cools_of(known)
+        text = "Resume with the limits that the run had, or train anew"
+        if cools is not None and 0 < cools < self.updates_done and self._keeps_rates(known, horizon, cools):
+            text = (
+                f"The rates before the cool-down stay the same: resume with --checkpoint {BEFORE_COOLDOWN}, "
+                f"after {counted(cools, 'update')}, to get what a run of this length gives from its beginning"
+            )
+        if horizon.updates > known["updates"]:
+            made = (name, self._bases(), self.updates_done, updates)
+            return (
+                extension.described(lambda each: self._factor_of(self._extension(horizon, each)), *made) + f"\n{text}"
+            )
         return (
-            f"{type(self).__name__} was planned for {known['updates']} updates, and the run now makes "
-            f"{horizon.updates}: this changes the rates of the {self.updates_done} updates that were made already. "
-            "Resume with the limits that the run had, or train anew. A schedule that can be made longer is Constant or "
-            "InverseSqrt, with warmup and cooldown in updates, from a checkpoint before its cool-down"
+            f"{name} was planned for {updates[0]} updates, and the run now makes {updates[1]}: this changes the rates "
+            f"of the {self.updates_done} updates that were made already. {text}"
         )
+
+    def refusal_without_end(self) -> str | None:
+        """Return why the run cannot go on without limits to its updates: the loaded plan is over; None if it can."""
+        known = self.plans[-1] if self.plans else None
+        if known is None or known["updates"] is None or not self.needs_horizon or self._is_changed:
+            return None
+        if self.updates_done < known["updates"] or known.get("on_extend") == "hold":
+            return None
+        rate = extension.by_group(self._bases(), [self._factor_of(known)(self.updates_done)])
+        return (
+            f"the {known['updates']} updates for which {type(self).__name__} was planned were made, and no hook limits "
+            f"the updates of the run now: the learning rate would stay {rate}; give StopAfter a number of updates"
+        )
+
+    def _keeps_rates(self, known: Mapping[str, Any], horizon: Horizon, until: int | None = None) -> bool:
+        """Return whether the updates under a plan that were made have the same rates with another horizon.
+
+        Raises:
+            ArgumentError: see `factor`.
+        """
+        if horizon.updates == known["updates"]:
+            return True
+        other = {**known, "updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
+        before, now = self._factor_of(known), self._factor_of(other)
+        made = range(known["began"], self.updates_done if until is None else until)
+        return all(before(done) == now(done) for done in made)
+
+    def _extension(self, horizon: Horizon, choice: str) -> dict[str, Any]:
+        """Return the plan that extends the last one."""
+        rate = self._factor_of(self.plans[-1])(self.updates_done - 1)
+        length = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
+        return {"began": self.updates_done, **length, "on_extend": choice, "rate": rate}
+
+    def _factor_of(self, plan: Mapping[str, Any]) -> Factor:
+        warmup = self.warmup.updates(extension.horizon_of(plan)) if self.warmup is not None else 0
+        return extension.factor_of(plan, self.factor, warmup)
+
+    def _cools_of(self, plan: Mapping[str, Any]) -> int | None:
+        """Return the number of updates before the cool-down; None if there is none."""
+        if self.cooldown is None or plan["updates"] is None or plan.get("on_extend") == "hold":
+            return None
+        return int(plan["updates"]) - self.cooldown.updates(extension.horizon_of(plan))
+
+    def _bases(self) -> list[float]:
+        return [float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups]
 
     def shown(self, horizon: Horizon) -> SchedulePlan:
         """Return the plan of a run of this length.
@@ -187,7 +272,7 @@ class ClosedForm(ABC):
             ArgumentError: see `plan`.
         """
         name = type(self).__name__
-        bases = [float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups]
+        bases = self._bases()
         if self.is_awaited(horizon) and not self.plans:
             name += "".join(f", {each.name} {each}" for each in self.lengths())
             note = "the number of updates is known after the zeroth epoch"
@@ -195,17 +280,30 @@ class ClosedForm(ABC):
                 return SchedulePlan(name, note=note)
             total = _NOMINAL
             factor = self.factor(Horizon(total))
-            return SchedulePlan(name, note=note, rates=_sampled(factor, total, bases))
-        factor = self.plan(horizon)
-        known = Horizon(self.plans[-1]["updates"], self.plans[-1]["updates_per_pass"])
-        for each in self.lengths():
-            name += f", {each.name} {counted(each.updates(known), 'update')}"
-        if known.updates is None:
+            return SchedulePlan(name, note=note, rates=factors.sampled(factor, total, bases))
+        factor, last = self.plan(horizon), self.plans[-1]
+        for each in self.lengths() if last.get("on_extend") != "hold" else ():
+            name += f", {each.name} {counted(each.updates(extension.horizon_of(last)), 'update')}"
+        if last["updates"] is None:
             return SchedulePlan(name, note="no hook limits the updates of the run")
-        return SchedulePlan(name, known.updates, rates=_sampled(factor, max(known.updates, 1), bases))
+        note = ""
+        if "on_extend" in last:
+            rates = [extension.by_group(bases, [share]) for share in (last["rate"], factor(last["began"]))]
+            note = f"on_extend={last['on_extend']} after {last['began']} updates, from {rates[0]} to {rates[1]}"
+        for before, after in reversed(list(pairwise(self.plans))):
+            if "on_extend" not in after:
+                break
+            factor = factors.joined_at(after["began"], self._factor_of(before), factor)
+        return SchedulePlan(
+            name, last["updates"], note=note, rates=factors.sampled(factor, max(last["updates"], 1), bases)
+        )
 
-    def begin(self, horizon: Horizon) -> None:
+    def begin(self, horizon: Horizon, loop: Loop | None = None) -> None:
         """Set the rates of the next update; called before the first update of each epoch.
+
+        Args:
+            horizon: the length of the run.
+            loop: saves the checkpoint `before-cooldown`; None for none.
 
         Raises:
             ArgumentError: see `plan`.
@@ -213,6 +311,8 @@ class ClosedForm(ABC):
         if self.is_awaited(horizon) and not self.plans:
             return  # before the zeroth epoch, or in `emrun check`
         self._factor = self.plan(horizon)
+        self._loop = loop if loop is not None and loop.has_run else None
+        self._cools = self._cools_of(self.plans[-1]) if self._loop is not None else None
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))  # a hook may have added the group
         self._groups = [(group, float(group["initial_lr"])) for group in self.optimizer.param_groups]
@@ -222,6 +322,8 @@ class ClosedForm(ABC):
         """Count an update, and set the rates of the next one."""
         self.updates_done += 1
         self._set()
+        if self.updates_done == self._cools and self._loop is not None:
+            self._loop.request_checkpoint(BEFORE_COOLDOWN, on_failure="warn")
 
     def _set(self) -> None:
         if self._factor is None:
@@ -246,17 +348,13 @@ class ClosedForm(ABC):
         """
         check_class(saved, "scheduler", type(self).__name__)
         record({"configured": mapping_of(ANYTHING), "state": record(_STATE)}).check(saved, "scheduler")
+        for index, plan in enumerate(saved["state"]["plans"]):
+            if "on_extend" in plan:
+                _EXTENDED.check(plan, f"scheduler.state.plans[{index}]")
         self.updates_done = saved["state"]["updates_done"]
         self.plans = [dict(plan) for plan in saved["state"]["plans"]]
         self._is_changed = saved["configured"] != self._configured
         self._factor = None
-
-
-def _sampled(factor: Factor, total: int, bases: Sequence[float]) -> list[list[float]]:
-    """Return the rates of some updates, evenly spread from the first to the last one, for each base rate."""
-    count = min(total, _POINTS + 1)
-    factors = [factor(round(index * (total - 1) / max(count - 1, 1))) for index in range(count)]
-    return [[base * each for each in factors] for base in bases]
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:
@@ -265,41 +363,3 @@ def _set_rate(group: dict[str, Any], rate: float) -> None:
         group["lr"].fill_(rate)
     else:
         group["lr"] = rate
-
-
-def _full(done: int) -> float:
-    return 1.0
-
-
-def _joined(warmup: int, between: Factor) -> Factor:
-    """Return the rates of a schedule without an end."""
-
-    def factor(done: int) -> float:
-        return (done + 1) / warmup if done < warmup else between(done - warmup)
-
-    return factor
-
-
-def _ended(warmup: int, length: int, between: Factor, cooldown: int, final: float) -> Factor:
-    """Return the rates of a schedule with an end.
-
-    Args:
-        warmup: number of updates of the warm-up.
-        length: number of updates between warm-up and cool-down.
-        between: the rates of these.
-        cooldown: number of updates of the cool-down.
-        final: the rate at the end of the cool-down.
-    """
-    cools = warmup + length
-    last = between(length)
-
-    def factor(done: int) -> float:
-        if done < warmup:
-            return (done + 1) / warmup
-        if done < cools:
-            return between(done - warmup)
-        if not cooldown:
-            return last
-        return last + (final - last) * min(done - cools, cooldown) / cooldown
-
-    return factor

@@ -17,6 +17,7 @@ from torch import Tensor
 from emrun.arguments import expanded
 from emrun.errors import ArgumentError, ReadTimeout, StateError, StorageError, UsageError, reason_of
 from emrun.models.fit import Fit, kind_of, likely_rename, overflowing
+from emrun.models.patterns import compiled, patterns
 from emrun.models.weights import extra_state, own_memory, own_tensors
 from emrun.storage.saved_weights import read_saved, shown
 from emrun.wording import did_you_mean, listed
@@ -79,7 +80,7 @@ class InitFrom:
         policy = value.get("on_mismatch", "error")
         if policy not in ("error", "skip"):
             raise ArgumentError(f"{_KEY}.on_mismatch", f"{policy!r} is not one of error, skip")
-        match, rename = _patterns(value.get("match")), _renames(value.get("rename"))
+        match, rename = patterns(f"{_KEY}.match", value.get("match")), _renames(value.get("rename"))
         return cls(expanded(path), match, rename, policy == "skip", key)
 
     def load(self, module: torch.nn.Module) -> dict[str, Any]:
@@ -179,32 +180,13 @@ class InitFrom:
             raise self._refused(f"values too large for the dtype of the module: {_named(large)}; use another dtype")
 
 
-def _patterns(value: object) -> tuple[re.Pattern[str], ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return (_compiled(f"{_KEY}.match", value),)
-    if not isinstance(value, list | tuple) or not value:
-        raise ArgumentError(f"{_KEY}.match", f"{value!r} is neither a regular expression nor a list of them")
-    return tuple(_compiled(f"{_KEY}.match[{index}]", each) for index, each in enumerate(value))
-
-
 def _renames(value: object) -> tuple[tuple[re.Pattern[str], str], ...]:
     key = f"{_KEY}.rename"
     if value is None:
         return ()
     if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value.values()):
         raise ArgumentError(key, f"{value!r} is not a mapping from regular expressions to replacements")
-    return tuple((_compiled(key, pattern), replacement) for pattern, replacement in value.items())
-
-
-def _compiled(argument: str, pattern: object) -> re.Pattern[str]:
-    if not isinstance(pattern, str):
-        raise ArgumentError(argument, f"{pattern!r} is not a regular expression; write it in quotes")
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ArgumentError(argument, f"{pattern!r} is not a regular expression: {error}") from error
+    return tuple((compiled(key, pattern), replacement) for pattern, replacement in value.items())
 
 
 def _named(names: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,17 +17,21 @@ from emrun.errors import ArgumentError
 from emrun.fields import ANOTHER_CHECKPOINT, ANYTHING, mapping_of, reading, record
 from emrun.hook import Loop
 from emrun.model import AbstractModel
+from emrun.models.compilation import Compilation
 from emrun.models.evaluation_weights import EvaluationWeights
 from emrun.models.init_from import InitFrom
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
+from emrun.models.memory_format import MemoryFormat
 from emrun.models.outputs import Outputs
+from emrun.models.prefetching import Prefetcher, can_prefetch
+from emrun.models.recomputation import recompute as make_recompute
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
 from emrun.storage.state_file import FILE, load_state
 from emrun.storage.weights import FILE as FILE_OF_WEIGHTS
 from emrun.storage.weights import TRAINED, write_weights
-from emrun.types import Batch
+from emrun.types import Batch, Prefetch
 
 EXTRA = mapping_of(ANYTHING)
 """The field `extra` of `state_dict`."""
@@ -47,6 +52,10 @@ class ModuleModel(AbstractModel):
         loss: Any,
         metrics: Any,
         device: str,
+        *,
+        compile: Any = None,
+        recompute: Any = None,
+        memory_format: Any = None,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(
@@ -56,6 +65,11 @@ class ModuleModel(AbstractModel):
         self._random_of_lazy = random_state() if uninitialised(module) else None  # for its first values
         self.module = module.to(self.device)
         own_memory(module)
+        if recompute is not None:
+            make_recompute(module, recompute)
+        self._memory_format = MemoryFormat(memory_format) if memory_format is not None else None
+        if self._memory_format is not None and self._random_of_lazy is None:
+            self._memory_format.apply(module)
         self._outputs = Outputs(outputs, loss, metrics, self.device)
         of_streams = self._outputs.of_streams
         self._main_loop: Loop | None = None
@@ -65,6 +79,16 @@ class ModuleModel(AbstractModel):
         self._loaded_from: Path | None = None
         self._stream_metrics = StreamMetrics(of_streams, self.device) if of_streams else None
         self._inputs = Inputs(module, InputNames.read(module, inputs), self._outputs.sources(), self.device)
+        self._prefetcher: Prefetcher | None = None
+        self._tensors = self._formatted(self._inputs.tensors)
+        self._call: Callable[[torch.nn.Module, Mapping[str, Tensor]], Any] = self._inputs.call
+        self._compilation: Compilation | None = None
+        if compile is not None and compile is not False:
+            self._compilation = Compilation(compile, module, self.device)
+            self._call = partial(self._compilation.call, self._inputs.call)
+            self.clock = self._compilation.clock
+            if self._random_of_lazy is None:
+                self._compilation.begin(module)
 
     @property
     def input_names(self) -> Sequence[str]:
@@ -100,11 +124,13 @@ class ModuleModel(AbstractModel):
         return self._stream_metrics.values(stream) if self._stream_metrics is not None else {}
 
     def after_stream(self, stream_name: str) -> None:
-        """Compute the metrics of a whole stream.
+        """Compute the metrics of a whole stream; warn once if the module was not called compiled.
 
         Raises:
             ArgumentError: a metric is not a number.
         """
+        if self._compilation is not None:
+            self._compilation.check_use(self.module)
         if self._stream_metrics is not None:
             self._stream_metrics.end(stream_name)
         if self._evaluation_weights is not None:
@@ -146,7 +172,12 @@ class ModuleModel(AbstractModel):
         Returns:
             Output name -> value, with gradients where they are enabled.
         """
-        return self._outputs.of(self._inputs.call(self.module, inputs), inputs)
+        return self._outputs.of(self._call(self.module, inputs), inputs)
+
+    def after_training(self, success: bool) -> None:
+        """Drop the batches that were copied ahead of time."""
+        if self._prefetcher is not None:
+            self._prefetcher.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the module's extra state, which is not in its tensors, the modes of its parts, and the metrics."""
@@ -171,14 +202,16 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: the file cannot be written.
         """
-        for write in self._writers(copied=False):
-            write(directory)
+        with self._mode_of_evaluations():
+            for write in self._writers(copied=False):
+                write(directory)
 
     def stage(self) -> Callable[[Path], None] | None:
         """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`."""
         if getattr(self.save, "__func__", None) is not ModuleModel.save:
             return None
-        writers = self._writers(copied=True)
+        with self._mode_of_evaluations():
+            writers = self._writers(copied=True)
 
         def write_all(directory: Path) -> None:
             for write in writers:
@@ -211,6 +244,9 @@ class ModuleModel(AbstractModel):
 
     @evaluation_weights.setter
     def evaluation_weights(self, weights: Mapping[str, Tensor] | None) -> None:
+        if weights is not None and self._has_modes:
+            message = "has other weights for evaluations already; nothing else can replace them, e.g. AverageWeights"
+            raise ArgumentError("optimizer", message)
         if self._evaluation_weights is not None:
             self._evaluation_weights.use(False)
         self._evaluation_weights = None if weights is None else EvaluationWeights(self.module, weights)
@@ -221,6 +257,7 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: a file cannot be read, or does not fit this module.
         """
+        self._forget_training()
         self.evaluation_weights = self.restored_weights = None
         self._loaded_from = directory
         load_weights(self.module, directory)
@@ -255,11 +292,40 @@ class ModuleModel(AbstractModel):
         if metrics is not None and is_of_loop:
             metrics.add(stream, outputs, inputs)
 
+    @property
+    def _has_modes(self) -> bool:
+        """Whether an optimizer puts other weights into the module for evaluations."""
+        return False
+
+    def _mode_of_evaluations(self) -> AbstractContextManager[None]:
+        """Return a context in which such an optimizer has put its weights for evaluations into the module."""
+        return nullcontext()
+
+    def _forget_training(self) -> None:
+        """Prepare for weights that are loaded."""
+
     def _end_laziness(self) -> None:
         """Finish the initialisation of the lazy parts once the module has all shapes."""
         self._random_of_lazy = None
         end_laziness(self.module)
         own_memory(self.module)
+        if self._memory_format is not None:
+            self._memory_format.apply(self.module)
+        if self._compilation is not None:
+            self._compilation.begin(self.module)
+
+    def _formatted(self, tensors: Callable[[Batch], dict[str, Any]]) -> Callable[[Batch], dict[str, Any]]:
+        """Return a function that also changes the memory format of what a function makes of a batch."""
+        return tensors if self._memory_format is None else partial(self._memory_format.tensors, tensors)
+
+    def _prefetch(self) -> Prefetch | None:
+        """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
+        if self.is_lazy or not can_prefetch(self.device):
+            return None
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(self._inputs, self.device)
+            self._tensors = self._formatted(self._prefetcher.tensors)
+        return self._prefetcher.pin
 
 
 def _find_device(name: str) -> torch.device:

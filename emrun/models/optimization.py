@@ -1,9 +1,11 @@
-"""How the module of a `TorchModel` is trained: gradients of a window of batches, updates, learning rates."""
+"""How the module of a `TorchModel` is trained: gradients of a window of batches, and the updates of its optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -11,29 +13,27 @@ from torch import Tensor
 
 from emrun.arguments import check_count
 from emrun.errors import ArgumentError, StateError
-from emrun.fields import NUMBER, optional, sequence_of
+from emrun.fields import mapping_of, optional, record
 from emrun.hook import Loop
 from emrun.models.closed_form import ClosedForm
-from emrun.models.optimizer import (
-    build_optimizer,
-    configured_arguments,
-    learning_rates,
-    load_optimizer_state,
-    optimizer_state,
-)
-from emrun.models.planning import check_length, horizon_of, plan_of
-from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
+from emrun.models.optimizer import learning_rates, parameters_of
+from emrun.models.planning import plan_of
+from emrun.models.schedule import Scheduler
+from emrun.models.scheduled_optimizer import MAY_LACK as MAY_LACK_OF_ONE
+from emrun.models.scheduled_optimizer import STATE as STATE_OF_ONE
+from emrun.models.scheduled_optimizer import check_apart, named, optimizers_of
 from emrun.models.updates import all_parameters, clear_gradients, divide_gradients, parameters_beside
 from emrun.schedule_plan import SchedulePlan, log_plan
 from emrun.types import EpochData
-from emrun.wording import NO_OPTIMIZER
+from emrun.wording import NO_OPTIMIZER, did_you_mean, listed
 
-STATE = {
-    "optimizer": optional(CLASS_AND_STATE),
-    "scheduler": optional(CLASS_AND_STATE),
-    "rates": optional(sequence_of(NUMBER)),
-}
-"""The fields of `Optimization.state_dict`; `optimizer` and `schedule` check the states inside."""
+_LOG = logging.getLogger(__name__)
+
+STATE = {**STATE_OF_ONE, "optimizers": optional(mapping_of(record(STATE_OF_ONE, MAY_LACK_OF_ONE)))}
+"""The fields of `Optimization.state_dict`."""
+
+MAY_LACK = (*MAY_LACK_OF_ONE, "optimizers")
+"""Those that may be missing."""
 
 
 class Trained(Protocol):
@@ -44,7 +44,7 @@ class Trained(Protocol):
 
 
 class Optimization:
-    """Clears the gradients, makes the updates of an optimizer, and steps its schedule.
+    """Clears the gradients, makes the updates of the optimizers, and steps their schedules.
 
     A window is the batches of an update. The gradients of a window are those of the mean loss over its examples: the
     loss of each batch is multiplied by the weight of the batch, and at the update the gradients are divided by the
@@ -52,12 +52,13 @@ class Optimization:
 
     Args:
         model: the model; hooks get it with each update.
-        optimizer: the form of the optimizer; None for a model that is only evaluated, or trains in its own way.
-        scheduler: the form of the schedule.
+        optimizer: the form of the optimizer, or name -> form; None for a model that is only evaluated, or trains in its
+            own way.
+        scheduler: the form of the schedule, which every optimizer gets, or name of an optimizer -> form.
         accumulate: the number of batches of a window.
 
     Raises:
-        ArgumentError: `accumulate` is not a positive number.
+        ArgumentError: `accumulate` is not a positive number, or a name is not that of an optimizer.
     """
 
     def __init__(self, model: Trained, optimizer: Any, scheduler: Any, accumulate: int = 1) -> None:
@@ -73,40 +74,62 @@ class Optimization:
         self._is_ending = False  # whether the window ends with the current part
         self._batches = 0  # of the window that have begun
         self._pending: dict[torch.optim.Optimizer, float | Tensor] = {}  # those to step at the end, and their weights
-        self._forms = optimizer, scheduler
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.scheduler: Scheduler | ClosedForm | None = None
+        self.members = optimizers_of(optimizer, scheduler)
+        """The optimizers with their schedules, in the order of the config; an empty one if the config has none."""
+        self._further = self.members[1:]
+        self._is_one = not self.members[0].name
         self.has_updated = False
         """Whether an update was made, or begun, since this was last set to False."""
+        self.has_modes = False
+        """Whether an optimizer has other weights for evaluations than for training."""
         self.parameters: list[torch.nn.Parameter] = []
         """The parameters of the module at the beginning of the train stream."""
-        self._others: list[torch.nn.Parameter] = []  # not in the optimizer, but their gradients are cleared
-        self._configured: list[dict[str, Any]] = []
-        self._rates: list[float | Tensor] | None = None  # of the last update
+        self._others: list[torch.nn.Parameter] = []  # in no optimizer, but their gradients are cleared
+        self._has_looked = False  # whether it was looked for parameters that nothing trains
         self._is_plan_due = False  # whether the plan of the learning rates will be known after the zeroth epoch
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The only optimizer; None if there is none, or several with names."""
+        return self.members[0].optimizer if self._is_one else None
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
+        if not self._is_one:
+            names = listed([each.name for each in self.members])
+            raise ArgumentError("optimizer", f"the model has several optimizers ({names}), and none to replace")
+        self.members[0].optimizer = optimizer
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Name -> optimizer; the only one is named `optimizer`."""
+        return {each.name or "optimizer": each.optimizer for each in self.members if each.optimizer is not None}
+
+    @property
+    def schedulers(self) -> dict[str, Scheduler | ClosedForm]:
+        """Name of the optimizer -> its schedule."""
+        return {each.name or "optimizer": each.scheduler for each in self.members if each.scheduler is not None}
 
     @property
     def is_configured(self) -> bool:
         """Whether there is an optimizer, or will be one when a lazy module has its shapes."""
-        return self._forms[0] is not None or self.optimizer is not None
+        return any(each.is_configured for each in self.members)
 
     @property
     def monitors(self) -> list[str]:
-        """The statistic that the scheduler reads in the epoch's data, if it reads one."""
-        metric = getattr(self._forms[1], "options", {}).get("metric")
-        return [] if metric is None else [metric]
+        """The statistics that schedulers read in the epoch's data."""
+        return list(dict.fromkeys(each.metric for each in self.members if each.metric is not None))
 
     def build(self) -> None:
-        """Build optimizer and scheduler from their forms, once all parameters have shapes.
+        """Build optimizers and schedulers from their forms, once all parameters have shapes.
 
         Raises:
-            ArgumentError: they cannot be built.
+            ArgumentError: they cannot be built, or two optimizers train the same parameter.
         """
-        optimizer, scheduler = self._forms
-        module = self._model.module
-        self.optimizer = build_optimizer(module, optimizer) if optimizer is not None else None
-        self.scheduler = build_scheduler(self.optimizer, scheduler) if scheduler is not None else None
-        self._configured = configured_arguments(module, self.optimizer) if self.optimizer is not None else []
+        for each in self.members:
+            each.build(self._model.module)
+        check_apart(self._model.module, self.members)
+        self.has_modes = any(each.has_modes for each in self.members)
 
     def begin_stream(self) -> None:
         """Prepare for the batches of a train stream.
@@ -114,19 +137,50 @@ class Optimization:
         Raises:
             ArgumentError: the schedule does not fit the length of the run.
         """
-        loop = self._model._main_loop
         self.parameters = all_parameters(self._model.module)
-        self._others = parameters_beside(self.parameters, self.optimizer)
+        self._others = parameters_beside(self.parameters, *self.optimizers.values())
+        self._look_for_untrained()
         if self._is_plan_due:
             log_plan(self.plan())
-        if isinstance(self.scheduler, ClosedForm):
-            self.scheduler.begin(horizon_of(loop))
-        elif self.scheduler is not None and loop is not None and loop.has_run:
-            self.scheduler.check_end()  # the replay of a step is not a resume
+        for each in self.members:
+            each.begin_stream(self._model._main_loop)
+
+    def _look_for_untrained(self) -> None:
+        """Warn once of parameters that no optimizer has."""
+        if self._has_looked or not self.is_configured:
+            return
+        self._has_looked = True
+        beside = {id(each) for each in self._others if each.requires_grad}
+        names = [name for name, each in self._model.module.named_parameters() if id(each) in beside]
+        if names:
+            _LOG.warning("no optimizer trains %s; if this is meant, set requires_grad to False", named(names))
+
+    def set_mode(self, *, train: bool) -> None:
+        """Put the weights for training or for evaluations into the module, if an optimizer has both."""
+        for each in self.members:
+            each.set_mode(train=train)
+
+    @contextmanager
+    def mode_of_evaluations(self) -> Iterator[None]:
+        """Have the weights for evaluations in the module, to save them."""
+        trained = [each for each in self.members if each.is_training]
+        self.set_mode(train=False)
+        try:
+            yield
+        finally:
+            for each in trained:
+                each.set_mode(train=True)
+
+    def forget_training(self) -> None:
+        """Prepare for weights that are loaded, which are those for evaluations."""
+        for each in self.members:
+            each.forget_training()
 
     def clear(self) -> None:
         """Clear the gradients, and forget a window that has begun."""
-        clear_gradients(self.optimizer, self._others)
+        clear_gradients(self.members[0].optimizer, self._others)
+        for each in self._further:
+            clear_gradients(each.optimizer)
         if self.has_windows:
             self.is_open, self._batches = False, 0
             self._pending.clear()
@@ -159,30 +213,54 @@ class Optimization:
             optimizer = next(iter(self._pending))
             self._step(optimizer, self._pending.pop(optimizer))
 
-    def backward(self, loss: Tensor) -> None:
+    def named(self, optimizer: torch.optim.Optimizer | str) -> torch.optim.Optimizer:
+        """Return an optimizer by its name, or as it is.
+
+        Raises:
+            ArgumentError: no optimizer has the name.
+        """
+        if not isinstance(optimizer, str):
+            return optimizer
+        own = self.optimizers
+        if optimizer not in own:
+            there = did_you_mean(optimizer, own) or f"; there are {listed(list(own)) or 'none'}"
+            raise ArgumentError("optimizer", f"there is no optimizer {optimizer!r}{there}")
+        return own[optimizer]
+
+    def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer | str | None = None) -> None:
         """Calculate the gradients of a scalar loss and add them to those of the parameters.
+
+        Args:
+            loss: the loss.
+            optimizer: the optimizer, or its name, whose parameters get gradients; None for all.
 
         Raises:
             ArgumentError: the loss does not depend on any parameter with `requires_grad`.
         """
+        of = None if optimizer is None else [p for p in parameters_of(self.named(optimizer)) if p.requires_grad]
+        if of == []:
+            raise ArgumentError("optimizer", "none of its parameters has requires_grad; there is nothing to train")
         if self.has_windows:
             loss = loss * self.weight
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward(inputs=of)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             if loss.requires_grad:
                 raise
             message = "the loss does not depend on any parameter with requires_grad; there is nothing to train"
             raise ArgumentError("loss", message) from error
 
-    def update(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def update(self, optimizer: torch.optim.Optimizer | str | None) -> None:
         """Make an update with the gradients, or note that the window makes it at its end.
 
         Raises:
-            ArgumentError: there is no optimizer.
+            ArgumentError: there is no such optimizer.
         """
         if optimizer is None:
-            raise ArgumentError("optimizer", NO_OPTIMIZER)
+            names = listed([each.name for each in self.members])
+            raise ArgumentError("optimizer", NO_OPTIMIZER if self._is_one else f"name one of the optimizers: {names}")
+        if isinstance(optimizer, str):
+            optimizer = self.named(optimizer)
         if self.has_windows:
             self._pending[optimizer] = self._pending.get(optimizer, 0.0) + self.weight
             if self._is_ending:
@@ -201,30 +279,47 @@ class Optimization:
             divide_gradients(optimizer, weight)
         model = self._model
         loop = model._main_loop
+        own = None
+        for each in self.members:
+            if each.optimizer is optimizer:
+                own = each
+        if own is not None and not own.has_stepped:
+            own.begin_first_update(model.module)
         if loop is not None and loop.listens("before_update"):
             loop.notify("before_update", model=model, optimizer=optimizer)
         self.has_updated = True
-        if optimizer is self.optimizer:
-            self._rates = learning_rates(optimizer)  # before a hook or the scheduler changes them
+        if own is not None:
+            own.rates = learning_rates(optimizer)  # before a hook or the scheduler changes them
         optimizer.step()
         if loop is not None and loop.listens("after_update"):
             loop.notify("after_update", model=model, optimizer=optimizer)
-        if self.scheduler is not None and self.scheduler.on_update and optimizer is self.optimizer:
-            self.scheduler.step(None)
+        if own is not None and own.scheduler is not None and own.scheduler.on_update:
+            own.scheduler.step(None)
 
     def end_epoch(self, epoch_data: EpochData) -> None:
-        """Step a scheduler that steps after each training epoch."""
-        if self.scheduler is not None and not self.scheduler.on_update:
-            self.scheduler.step(epoch_data)
+        """Step schedulers that step after each training epoch."""
+        for each in self.members:
+            each.end_epoch(epoch_data)
 
-    def rates(self) -> list[float | Tensor] | None:
-        """Return the learning rates of the last update; those of the next one within a window, or if there is none."""
-        if (self._rates is None or self.is_open) and self.optimizer is not None:
-            if isinstance(self.scheduler, ClosedForm):
-                with suppress(ArgumentError):  # the first update raises it again, if there is one
-                    self.scheduler.begin(horizon_of(self._model._main_loop))
-            return learning_rates(self.optimizer)
-        return self._rates
+    def rates(self) -> list[float | Tensor] | dict[str, float | Tensor] | None:
+        """Return the learning rates of the last update; those of the next one within a window, or if there is none.
+
+        Returns:
+            The rates of the groups of the only optimizer, None if there is none; of several: name -> rate, with
+            a number after the names of further groups (`generator`, `generator_1`).
+        """
+        if self._is_one:
+            only = self.members[0]
+            if (only.rates is None or self.is_open) and only.optimizer is not None:
+                return only.next_rates(self._model._main_loop)
+            return only.rates
+        found: dict[str, float | Tensor] = {}
+        for each in self.members:
+            is_next = each.rates is None or self.is_open
+            rates = each.next_rates(self._model._main_loop) if is_next else each.rates
+            for index, rate in enumerate(rates or ()):
+                found[f"{each.name}_{index}" if index else each.name] = rate
+        return found
 
     def plan(self) -> SchedulePlan | None:
         """Return the learning rates of the run, as far as its length is known; see `AbstractModel.schedule_plan`.
@@ -233,33 +328,41 @@ class Optimization:
             ArgumentError: the schedule does not fit the length of the run.
         """
         loop = self._model._main_loop
-        self._is_plan_due = self._forms[1] is not None  # also of a lazy module, which has no optimizer yet
-        if loop is None or self.scheduler is None:
+        self._is_plan_due = any(each.is_scheduled for each in self.members)  # also of a lazy module: not built yet
+        found: list[SchedulePlan] = []
+        if loop is None or not self.schedulers:
             return None
-        plan, self._is_plan_due = plan_of(self.scheduler, loop)
-        return plan
+        self._is_plan_due = False
+        for each in self.members:
+            if each.scheduler is not None:
+                with each.errors():
+                    plan, is_due = plan_of(each.scheduler, loop)
+                self._is_plan_due = self._is_plan_due or is_due
+                found += [replace(plan, optimizer=each.name)] if plan is not None else []
+        return replace(found[0], others=found[1:]) if found else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of optimizer and scheduler, and the learning rates of the last update."""
-        return {
-            "optimizer": optimizer_state(self.optimizer, self._configured) if self.optimizer is not None else None,
-            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
-            "rates": [float(rate) for rate in self._rates] if self._rates is not None else None,
-        }
+        """Return the states of optimizers and schedulers, and the learning rates of the last updates."""
+        if self._is_one:
+            return self.members[0].state_dict()
+        several = {each.name: each.state_dict() for each in self.members}
+        return {"optimizer": None, "scheduler": None, "rates": None, "optimizers": several}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
 
         Raises:
-            StateError: the config has another optimizer or scheduler, or a field has a value that is not allowed.
+            StateError: the config has other optimizers or schedulers, or a field has a value that is not allowed.
         """
-        if (self.optimizer is None) is not (state["optimizer"] is None):
-            raise StateError("model.optimizer was added or removed; a resume cannot change that")
-        if self.optimizer is not None:
-            load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
-        if (self.scheduler is None) is not (state["scheduler"] is None):
-            raise StateError("model.scheduler was added or removed; a resume cannot change that")
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-            check_length(self.scheduler, self._model._main_loop)
-        self._rates = state.get("rates")
+        several = state.get("optimizers")
+        names = [each.name for each in self.members if each.name]
+        if sorted(several or ()) != sorted(names):
+            now, then = (listed(each) if each else "no names" for each in (names, list(several or ())))
+            raise StateError(f"model.optimizer has {now}, but had {then}; a resume cannot change that")
+        for each in self.members:
+            try:
+                each.load_state_dict(several[each.name] if several else state, self._model._main_loop)
+            except StateError as error:
+                if not each.name:
+                    raise
+                raise StateError(f"optimizer {each.name!r}: {error}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -13,64 +12,52 @@ import torch
 
 from emrun.errors import ArgumentError, StateError
 from emrun.fields import ANYTHING, FLAG, TEXT, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
+from emrun.models.parameter_groups import parameter_groups
 from emrun.types import Factory
 from emrun.wording import listed
 
 
-def build_optimizer(module: torch.nn.Module, form: Callable[..., Any]) -> torch.optim.Optimizer:
-    """Build the optimizer of a module's parameters.
+def build_optimizer(module: torch.nn.Module, form: Callable[..., Any], key: str = "optimizer") -> torch.optim.Optimizer:
+    """Build an optimizer of a module's parameters.
 
     Args:
         module: the module to train.
-        form: called with the parameters; its option `groups` is a list of `{match: REGEX, ...}`.
+        form: called with the parameters; its options are those of `parameter_groups`.
+        key: the key of the form in the model's section, for messages.
 
     Raises:
-        ArgumentError: a group matches no parameter, a parameter matches two groups, the module has no parameters, or
-            torch refuses an argument.
+        ArgumentError: see `parameter_groups`; or torch refuses an argument.
     """
-    groups = getattr(form, "options", {}).get("groups") or []
-    fits = isinstance(groups, list) and all(isinstance(g, Mapping) and isinstance(g.get("match"), str) for g in groups)
-    if not fits:
-        raise ArgumentError("optimizer", f"groups: {groups!r} is not a list of {{match: REGEX, argument: value}}")
-    parameters = dict(module.named_parameters())
-    if not parameters:
-        raise ArgumentError("optimizer", f"module {type(module).__name__} has no parameters to train")
-    regexes = []
-    for index, group in enumerate(groups):
-        try:
-            regexes.append(re.compile(group["match"]))
-        except re.error as error:
-            message = f"{error.pattern!r} is not a regular expression: {error}"
-            raise ArgumentError(f"optimizer.groups[{index}].match", message) from error
-    members: list[list[torch.nn.Parameter]] = [[] for _ in range(len(groups) + 1)]  # the last: without a group
-    for name, parameter in parameters.items():
-        matches = [index for index, regex in enumerate(regexes) if regex.search(name)]
-        if len(matches) > 1:
-            several = " and ".join(groups[index]["match"] for index in matches)
-            raise ArgumentError("optimizer", f"groups: parameter {name!r} matches {several}")
-        members[matches[0] if matches else -1].append(parameter)
-    param_groups: list[dict[str, Any]] = [{"params": members[-1]}] if members[-1] else []
-    for index, (group, own) in enumerate(zip(groups, members, strict=False)):
-        if not own:
-            message = f"{group['match']!r} matches none of the parameters {listed(list(parameters)[:20])}"
-            raise ArgumentError(f"optimizer.groups[{index}].match", message)
-        param_groups.append({"params": own, **{k: v for k, v in group.items() if k != "match"}})
+    options: Mapping[str, Any] = getattr(form, "options", {})
+    groups = parameter_groups(module, options, key)
     try:
-        optimizer = form(param_groups if groups else members[-1])
-    except (ValueError, TypeError) as error:
+        optimizer = form(groups if len(groups) > 1 or len(groups[0]) > 1 else groups[0]["params"])
+    except (ValueError, TypeError, RuntimeError) as error:
         if not is_raised_by_torch(error):
             raise
         given = form.kwargs.items() if isinstance(form, Factory) else ()
-        refused = next((f".{name}" for name, value in given if str(error).endswith(f": {value}")), "")
-        raise ArgumentError(f"optimizer{refused}", str(error)) from error
-    defaults = getattr(optimizer, "defaults", {})
-    unknown = [k for group in groups for k in group if k != "match" and k not in defaults]
+        text = str(error)
+        is_meant = (name for name, value in given if text.endswith(f": {value}") or f"`{name}" in text)
+        refused = next((f".{name}" for name in is_meant), "")
+        raise ArgumentError(f"{key}{refused}", text) from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(key, f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
+    kind, defaults = type(optimizer).__name__, getattr(optimizer, "defaults", {})
+    if options.get("no_decay") is not None and "weight_decay" not in defaults:
+        raise ArgumentError(f"{key}.no_decay", f"{kind} has no argument weight_decay; remove no_decay")
+    unknown = [name for group in groups for name in group if name != "params" and name not in defaults]
     if unknown and defaults:
         allowed = listed(sorted(defaults))
-        raise ArgumentError("optimizer", f"groups: unknown argument {unknown[0]!r}; allowed: {allowed}")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ArgumentError("optimizer", f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
+        raise ArgumentError(f"{key}.groups", f"unknown argument {unknown[0]!r}; allowed: {allowed}")
+    for group in optimizer.param_groups:
+        if group.get("capturable") and any(each.device.type == "cpu" for each in group["params"]):
+            raise ArgumentError(f"{key}.capturable", f"{kind} cannot capture parameters on the CPU; set model.device")
     return optimizer
+
+
+def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[torch.nn.Parameter]:
+    """Return the parameters of an optimizer, in their order."""
+    return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
 
 
 def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -36,8 +36,14 @@ def check_length(scheduler: Scheduler | ClosedForm, loop: Loop | None) -> None:
     """Check that a run with a loaded schedule may have the length that the loop gives it now.
 
     Raises:
-        StateError: the length has changed, and with it the rates of updates that were made.
+        StateError: the length has changed, and with it the rates of updates that were made; or the schedule is over,
+            and nothing limits the updates of the run any more.
     """
-    refusal = scheduler.refusal(horizon_of(loop)) if isinstance(scheduler, ClosedForm) else None
+    if not isinstance(scheduler, ClosedForm):
+        return
+    horizon = horizon_of(loop)
+    refusal = scheduler.refusal(horizon)
+    if refusal is None and loop is not None and loop.has_run and horizon.updates is None:
+        refusal = scheduler.refusal_without_end()
     if refusal is not None:
         raise StateError(f"model.scheduler: {refusal}")

@@ -41,6 +41,8 @@ class Scheduler:
         self.scheduler = scheduler
         self.on_update = on_update
         self.metric = metric
+        self.key = "model.scheduler"
+        """Its key in the config, for messages."""
         self._configured = _plain(scheduler.state_dict())
         self._at_first = on_dummy(scheduler) if metric is None else None  # None if it cannot be run ahead
         self._is_loaded = False
@@ -64,7 +66,7 @@ class Scheduler:
                 own = {**self._configured, **_plain(self.scheduler.state_dict())}
                 lacks = own.keys() - saved["configured"].keys()
                 like(own, may_lack=lacks).check(saved[part], f"scheduler.{part}")
-        self._is_loaded, self._ended = True, ends(self.scheduler, saved["state"])
+        self._is_loaded, self._ended = True, ends(self.scheduler, saved["state"], self.key)
         old, new = saved["configured"], self._configured
         self.scheduler.load_state_dict(_updated(saved["state"], old, new))
         if old.get("_last_lr") != new.get("_last_lr"):
@@ -138,7 +140,7 @@ class Scheduler:
         if not self._is_loaded:
             return
         self._is_loaded = False
-        ended = ends(self.scheduler, self.scheduler.state_dict())
+        ended = ends(self.scheduler, self.scheduler.state_dict(), self.key)
         found = ended or self._ended
         if not found:
             return

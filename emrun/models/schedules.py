@@ -10,7 +10,9 @@ import torch
 
 from emrun.arguments import check_count
 from emrun.errors import ArgumentError
-from emrun.models.closed_form import ClosedForm, Factor
+from emrun.models.closed_form import ClosedForm
+from emrun.models.extension import OnExtend
+from emrun.models.factors import Factor
 from emrun.models.lengths import Length
 from emrun.types import Horizon
 
@@ -29,6 +31,8 @@ class Constant(ClosedForm):
         warmup: the length of the warm-up: a share of the run such as `5%`, `500 updates` or `2 passes`.
         cooldown: the length of the cool-down, written in the same ways.
         final: where the cool-down ends, as a share of the rate; 0 by default.
+        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
+            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed, or there is a `final` without a `cooldown`.
@@ -42,8 +46,9 @@ class Constant(ClosedForm):
         warmup: float | str | None = None,
         cooldown: float | str | None = None,
         final: float | None = None,
+        on_extend: OnExtend | None = None,
     ) -> None:
-        super().__init__(optimizer, warmup, cooldown, _of_cooldown(final, cooldown))
+        super().__init__(optimizer, warmup, cooldown, _of_cooldown(final, cooldown), on_extend)
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return 1."""
@@ -63,6 +68,8 @@ class Linear(ClosedForm):
         warmup: the length of the warm-up: a share of the run such as `5%`, `500 updates` or `2 passes`.
         cooldown: the length of the cool-down, written in the same ways.
         final: where the decay ends, as a share of the rate.
+        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
+            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
@@ -74,8 +81,9 @@ class Linear(ClosedForm):
         warmup: float | str | None = None,
         cooldown: float | str | None = None,
         final: float = 0.0,
+        on_extend: OnExtend | None = None,
     ) -> None:
-        super().__init__(optimizer, warmup, cooldown, final)
+        super().__init__(optimizer, warmup, cooldown, final, on_extend)
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return 1 - (1 - final) t / T."""
@@ -97,6 +105,8 @@ class Cosine(ClosedForm):
         cooldown: the length of the cool-down, written in the same ways.
         final: where the decay ends, as a share of the rate.
         cycles: number of decays of equal length; each begins again with the full rate.
+        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
+            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
@@ -109,9 +119,10 @@ class Cosine(ClosedForm):
         cooldown: float | str | None = None,
         final: float = 0.0,
         cycles: int = 1,
+        on_extend: OnExtend | None = None,
     ) -> None:
         check_count("cycles", cycles, minimum=1)
-        super().__init__(optimizer, warmup, cooldown, final, cycles=cycles)
+        super().__init__(optimizer, warmup, cooldown, final, on_extend, cycles=cycles)
         self._cycles = cycles
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
@@ -140,6 +151,8 @@ class Polynomial(ClosedForm):
         cooldown: the length of the cool-down, written in the same ways.
         final: where the decay ends, as a share of the rate.
         power: the exponent; 1 is a straight line.
+        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
+            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
@@ -152,10 +165,11 @@ class Polynomial(ClosedForm):
         cooldown: float | str | None = None,
         final: float = 0.0,
         power: float = 1.0,
+        on_extend: OnExtend | None = None,
     ) -> None:
         if isinstance(power, bool) or not isinstance(power, int | float) or not 0 < power < math.inf:
             raise ArgumentError("power", f"{power!r} is not a positive number")
-        super().__init__(optimizer, warmup, cooldown, final, power=power)
+        super().__init__(optimizer, warmup, cooldown, final, on_extend, power=power)
         self._power = float(power)
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
@@ -177,6 +191,8 @@ class Exponential(ClosedForm):
         warmup: the length of the warm-up: a share of the run such as `5%`, `500 updates` or `2 passes`.
         cooldown: the length of the cool-down, written in the same ways.
         final: where the decay ends, as a share of the rate; greater than 0, which no factor reaches.
+        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
+            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
@@ -188,8 +204,9 @@ class Exponential(ClosedForm):
         warmup: float | str | None = None,
         cooldown: float | str | None = None,
         final: float = 0.01,
+        on_extend: OnExtend | None = None,
     ) -> None:
-        super().__init__(optimizer, warmup, cooldown, final)
+        super().__init__(optimizer, warmup, cooldown, final, on_extend)
         if not self.final:
             raise ArgumentError("final", "an exponential decay does not reach 0; write for example 0.01")
 
@@ -214,6 +231,8 @@ class InverseSqrt(ClosedForm):
         cooldown: the length of the cool-down, written in the same ways.
         final: where the cool-down ends, as a share of the rate; 0 by default.
         timescale: how slowly the rate decays, written in the same ways; by default `warmup`.
+        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
+            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed, there is a `final` without a `cooldown`, or neither
@@ -229,22 +248,24 @@ class InverseSqrt(ClosedForm):
         cooldown: float | str | None = None,
         final: float | None = None,
         timescale: float | str | None = None,
+        on_extend: OnExtend | None = None,
     ) -> None:
         if timescale is None and warmup is None:
             raise ArgumentError("timescale", "give a timescale or a warmup, such as '500 updates'")
-        super().__init__(optimizer, warmup, cooldown, _of_cooldown(final, cooldown), timescale=timescale)
-        self._timescale = self.warmup if timescale is None else Length.parse("timescale", timescale)
+        given, argument = (warmup, "warmup") if timescale is None else (timescale, "timescale")
+        self._timescale = Length.parse(argument, given)
+        super().__init__(optimizer, warmup, cooldown, _of_cooldown(final, cooldown), on_extend, timescale=timescale)
 
     def lengths(self) -> list[Length]:
         """Return all lengths among the arguments."""
-        return super().lengths() + ([] if self._timescale is None else [self._timescale])
+        return super().lengths() + [self._timescale] * (self._timescale != self.warmup)
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return 1 / sqrt(1 + t / timescale)."""
-        scale, sqrt = self._timescale.updates(horizon) if self._timescale is not None else 0, math.sqrt
+        scale, sqrt = self._timescale.updates(horizon), math.sqrt
         if scale == 0:
-            argument = self._timescale.argument if self._timescale is not None else "timescale"
-            raise ArgumentError(f"scheduler.{argument}", f"{self._timescale} is less than an update, as a timescale")
+            message = f"{self._timescale} is less than an update, as a timescale"
+            raise ArgumentError(f"scheduler.{self._timescale.argument}", message)
         return lambda done: 1 / sqrt(1 + done / scale)
 
 
@@ -265,6 +286,8 @@ class Steps(ClosedForm):
         warmup: the length of the warm-up, written in the same ways.
         cooldown: the length of the cool-down, written in the same ways.
         final: where the cool-down ends, as a share of the rate; 0 by default.
+        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
+            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed, or there is a `final` without a `cooldown`.
@@ -280,6 +303,7 @@ class Steps(ClosedForm):
         warmup: float | str | None = None,
         cooldown: float | str | None = None,
         final: float | None = None,
+        on_extend: OnExtend | None = None,
     ) -> None:
         if not isinstance(milestones, list | tuple) or not milestones:
             raise ArgumentError("milestones", f"{milestones!r} is not a list such as ['50%', '75%']")
@@ -287,7 +311,7 @@ class Steps(ClosedForm):
             raise ArgumentError("gamma", f"{gamma!r} is not a number of at least 0")
         self._milestones = [Length.parse(f"milestones[{index}]", each) for index, each in enumerate(milestones)]
         given = _of_cooldown(final, cooldown)
-        super().__init__(optimizer, warmup, cooldown, given, milestones=list(milestones), gamma=gamma)
+        super().__init__(optimizer, warmup, cooldown, given, on_extend, milestones=list(milestones), gamma=gamma)
         self._gamma = float(gamma)
 
     def lengths(self) -> list[Length]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,10 +20,9 @@ from emrun.models.closed_form import ClosedForm
 from emrun.models.init_from import InitFrom, InitFromForm
 from emrun.models.loadable import Loadable
 from emrun.models.module_model import EXTRA, ModuleModel
+from emrun.models.optimization import MAY_LACK, Optimization
 from emrun.models.optimization import STATE as STATE_OF_OPTIMIZATION
-from emrun.models.optimization import Optimization
 from emrun.models.outputs import mean_loss
-from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.schedule import Scheduler
 from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.updates import Traces
@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
-OptimizerForm = Annotated[Factory, Form(keys=("groups",), package="torch.optim", supplied=1)]
+OptimizerForm = Annotated[Factory, Form(keys=("groups", "no_decay", "match"), package="torch.optim", supplied=1)]
 SchedulerForm = Annotated[
     Factory, Form(("step_on", "metric"), "torch.optim.lr_scheduler", "emrun.models.schedules", 1, shared="optimizer")
 ]
@@ -90,14 +90,19 @@ class TorchModel(ModuleModel):
             the whole stream: `update` is called with the `inputs` of each batch, `compute` at the end of the stream.
             The result, a number or a mapping from names to numbers, is added to the data of the epoch.
         optimizer: a class from torch.optim or a dotted path, and its arguments. `groups: [{match: REGEX, lr: 0.01}]`
-            sets arguments for the parameters whose names match the regular expression (`re.search`); parameters
-            without a group get the defaults. Without an optimizer, the model can only be evaluated.
+            sets arguments for the parameters whose names match a regular expression, or one of a list (`re.search`);
+            `groups: {import: my_models.groups}` is a function that gets the module and returns groups as torch has
+            them. Parameters without a group get the defaults. `no_decay: biases_and_norms` sets `weight_decay: 0` for
+            biases and layers of normalisation, except in groups with a `weight_decay`. `match: REGEX` selects the
+            parameters that are trained. Several optimizers have names: `{NAME: {class, match, lr}}`. Without an
+            optimizer, the model can only be evaluated.
         scheduler: a schedule of emrun and its arguments, such as `{class: Cosine, warmup: 5%, final: 0.1}`, which
             follows the length of the run. Or a class from torch.optim.lr_scheduler or a dotted path, and its arguments:
             it steps after each training epoch, or, with `step_on: update`, after each update. With `metric:
             valid/loss/mean`, each step gets that statistic of the epoch; epochs that do not evaluate its stream are
             skipped. Schedulers that contain schedulers are written in the same way: `{class: SequentialLR, schedulers:
-            [{class: LinearLR}, {class: CosineAnnealingLR, T_max: 20}], milestones: [5]}`.
+            [{class: LinearLR}, {class: CosineAnnealingLR, T_max: 20}], milestones: [5]}`. It is the schedule of every
+            optimizer; with names of optimizers, each has its own: `{NAME: {class, ...}}`.
         accumulate: the number of batches of an update, its window; the last window of an epoch may be shorter. The
             update minimises the mean loss over the examples of the window, weighted by `example_weight` if there is
             that output: `accumulate: 4` with batches of 8 examples is as one batch of 32. Limits, schedules and
@@ -111,12 +116,19 @@ class TorchModel(ModuleModel):
             file (`re.sub`), and skips what does not fit, which is an error by default. A new run loads them when it
             begins, before the hooks are built; a resume and an evaluation load their checkpoint only. A model that is
             built in Python loads them when it is given to a `MainLoop`.
+        compile: true, or arguments of torch.compile, such as `{dynamic: true}`: the module is compiled, in place.
+        recompute: a regular expression for names of parts of the module, a list of them (`re.search`), or `{match:
+            ...}`: their activations are computed again for the gradients instead of kept, which saves memory.
+        memory_format: `channels_last` or `channels_last_3d`, for weights and inputs of 4 or 5 dimensions.
 
     Attributes:
         module: the `torch.nn.Module`, on `device`.
-        optimizer: the `torch.optim.Optimizer`; None without an optimizer, or as long as a lazy module has no shapes.
+        optimizer: the `torch.optim.Optimizer`; None without an optimizer, as long as a lazy module has no shapes, or if
+            there are several.
+        optimizers: name -> optimizer; an optimizer without a name is called `optimizer`.
         scheduler: the schedule of emrun, or a wrapper of torch's scheduler, which is `scheduler.scheduler`; None
-            without a scheduler.
+            without a scheduler, or if there are several optimizers.
+        schedulers: name of an optimizer -> its schedule.
         device: the `torch.device` of the module and of the tensors that it gets.
         step_outputs: output name -> value of the current batch, with gradients, in `before_update` and `after_update`;
             None at other times, and if the `train_step` of a subclass does not set it.
@@ -133,17 +145,19 @@ class TorchModel(ModuleModel):
         outputs: Sequence[str] | None = None,
         loss: LossForm | Mapping[str, LossForm] | None = None,
         metrics: Mapping[str, MetricForm] | None = None,
-        optimizer: OptimizerForm | None = None,
-        scheduler: SchedulerForm | None = None,
+        optimizer: OptimizerForm | Mapping[str, OptimizerForm] | None = None,
+        scheduler: SchedulerForm | Mapping[str, SchedulerForm] | None = None,
         accumulate: int = 1,
         device: str = "auto",
         init_from: str | os.PathLike[str] | InitFromForm | None = None,
+        compile: bool | Mapping[str, Any] | None = None,
+        recompute: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
     ) -> None:
-        super().__init__(module, inputs, outputs, loss, metrics, device)
+        more = {"compile": compile, "recompute": recompute, "memory_format": memory_format}
+        super().__init__(module, inputs, outputs, loss, metrics, device, **more)
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read(init_from))
-        self._tensors = self._inputs.tensors
-        self._prefetcher: Prefetcher | None = None
         self._optimization = Optimization(self, optimizer, scheduler, accumulate)
         self.iterations_per_update = accumulate
         if not self.is_lazy:
@@ -175,9 +189,19 @@ class TorchModel(ModuleModel):
         self._optimization.optimizer = optimizer
 
     @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """See the class."""
+        return self._optimization.optimizers
+
+    @property
     def scheduler(self) -> Scheduler | ClosedForm | None:
         """See the class."""
-        return self._optimization.scheduler
+        return self.schedulers.get("optimizer") if self.optimizer is not None else None
+
+    @property
+    def schedulers(self) -> Mapping[str, Scheduler | ClosedForm]:
+        """See the class."""
+        return self._optimization.schedulers
 
     @property
     def is_accumulating(self) -> bool:  # type: ignore[override]
@@ -195,7 +219,7 @@ class TorchModel(ModuleModel):
             return self._optimization.has_updated
         if self._traces is not None and self._traces.has_updated():
             return True
-        own = [self.optimizer, *vars(self).values()]
+        own = [*self.optimizers.values(), *vars(self).values()]
         return False if any(isinstance(each, torch.optim.Optimizer) for each in own) else None
 
     def register_mainloop(self, main_loop: Loop) -> None:
@@ -243,6 +267,8 @@ class TorchModel(ModuleModel):
         if module.training is not train:
             module.train(train)
         optimization.has_updated = False
+        if optimization.has_modes:
+            optimization.set_mode(train=train)
         if self._random_of_lazy is not None:  # if no loop has done so before
             self.materialise(batch)
         inputs = self._tensors(batch)
@@ -301,12 +327,7 @@ class TorchModel(ModuleModel):
 
     def prefetcher(self) -> Prefetch | None:
         """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
-        if type(self).run is not TorchModel.run or self.is_lazy or not can_prefetch(self.device):
-            return None
-        if self._prefetcher is None:
-            self._prefetcher = Prefetcher(self._inputs, self.device)
-            self._tensors = self._prefetcher.tensors
-        return self._prefetcher.pin
+        return self._prefetch() if type(self).run is TorchModel.run else None
 
     def train_step(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Run the module forward and backward and make an update; a subclass may override it to train in another way.
@@ -333,23 +354,34 @@ class TorchModel(ModuleModel):
             self._optimization.weight = weights.detach().sum()
         self.backward(loss)
         self.step_outputs = outputs
-        self.update(self.optimizer)
+        for each in self._optimization.members:
+            self.update(each.optimizer)
         self.step_outputs = None  # frees the graph, whose memory the next step needs
         return outputs
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer | str | None = None) -> None:
         """Calculate the gradients of a scalar loss and add them to those of the parameters.
 
+        Args:
+            loss: the loss, which the step record gets; that of the last call if there are several.
+            optimizer: an optimizer or its name: only its parameters get gradients. Default: all parameters.
+
         Raises:
-            ArgumentError: the loss does not depend on any parameter with `requires_grad`.
+            ArgumentError: the loss does not depend on any parameter with `requires_grad`, or no optimizer has the name.
         """
         self._minimised = loss
-        self._optimization.backward(loss)
+        self._optimization.backward(loss, optimizer)
 
-    def update(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def update(self, optimizer: torch.optim.Optimizer | str | None) -> None:
         """Make an update with the current gradients; hooks are called before and after.
 
         With `accumulate`, the update is made at the end of the window.
+
+        Args:
+            optimizer: an optimizer or its name.
+
+        Raises:
+            ArgumentError: there is no such optimizer.
         """
         self._optimization.update(optimizer)
 
@@ -377,13 +409,8 @@ class TorchModel(ModuleModel):
         if self._trained and not self._evaluates:
             self._optimization.end_epoch(epoch_data)
 
-    def after_training(self, success: bool) -> None:
-        """Drop the batches that were copied ahead of time."""
-        if self._prefetcher is not None:
-            self._prefetcher.clear()
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of optimizer and scheduler, and the module's extra state and modes."""
+        """Return the states of optimizers and schedulers, and the module's extra state and modes."""
         return {
             **self._optimization.state_dict(),
             "trained": self._trained,
@@ -396,10 +423,20 @@ class TorchModel(ModuleModel):
         Raises:
             StateError: the config has another optimizer or scheduler, or a field has a value that is not allowed.
         """
-        record(_STATE, may_lack=("modes", "rates", "stream_metrics")).check(state)
+        record(_STATE, may_lack=("modes", "stream_metrics", *MAY_LACK)).check(state)
         self._optimization.load_state_dict(state)
         self._trained = state["trained"]
         super().load_state_dict(state)
+
+    @property
+    def _has_modes(self) -> bool:
+        return self._optimization.has_modes
+
+    def _mode_of_evaluations(self) -> AbstractContextManager[None]:
+        return self._optimization.mode_of_evaluations()
+
+    def _forget_training(self) -> None:
+        self._optimization.forget_training()
 
     def _end_laziness(self) -> None:
         super()._end_laziness()

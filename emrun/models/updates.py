@@ -53,10 +53,11 @@ def all_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 def parameters_beside(
-    parameters: Sequence[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None
+    parameters: Sequence[torch.nn.Parameter], *optimizers: torch.optim.Optimizer | None
 ) -> list[torch.nn.Parameter]:
-    """Return the parameters of a module that its optimizer does not have."""
-    held = {id(each) for group in getattr(optimizer, "param_groups", ()) for each in group["params"]}
+    """Return the parameters of a module that its optimizers do not have."""
+    groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
+    held = {id(each) for group in groups for each in group["params"]}
     return [parameter for parameter in parameters if id(parameter) not in held]
 
 

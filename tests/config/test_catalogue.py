@@ -99,7 +99,7 @@ def test_the_yaml_of_an_optimizer_makes_it(name):
 def test_an_optimizer_is_explained_with_the_arguments_that_torch_describes_and_groups():
     lines = explanation("torch.optim.AdamW").splitlines()
     names = [line.strip().partition(":")[0] for line in lines if line[:5].strip() and line[:4] == "    "]
-    assert names == ["model", "lr", "betas", "eps", "weight_decay", "amsgrad", "groups"]
+    assert names == ["model", "lr", "betas", "eps", "weight_decay", "amsgrad", "groups", "no_decay", "match"]
     assert "{_" not in explanation("AdamW")
 
 

@@ -131,7 +131,7 @@ def test_every_built_in_is_there_with_all_its_arguments_explained(kind, name):
 @pytest.mark.parametrize(
     ("package", "base", "keys"),
     [
-        (torch.optim, torch.optim.Optimizer, ["groups"]),
+        (torch.optim, torch.optim.Optimizer, ["groups", "no_decay", "match"]),
         (torch.optim.lr_scheduler, torch.optim.lr_scheduler.LRScheduler, ["step_on", "metric"]),
     ],
     ids=["optimizer", "scheduler"],

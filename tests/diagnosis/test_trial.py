@@ -85,3 +85,27 @@ def test_shared_parameters_count_once(tmp_path, monkeypatch):
     }
     (row,) = try_out(load_config(config))["parameters"]
     assert (row["module"], row["count"], row["trained"]) == ("a", 132, 121)
+
+
+def test_the_groups_of_each_optimizer_are_there_with_their_rates_and_parameters():
+    config = {
+        "dataset": {"class": "Majority"},
+        "model": {
+            "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
+            "inputs": ["x"],
+            "outputs": ["loss"],
+            "optimizer": {
+                "weights": {"class": "AdamW", "lr": 0.5, "match": "weight"},
+                "others": {"class": "Rprop", "lr": 0.1, "match": "bias"},
+            },
+            "scheduler": {"class": "Constant", "warmup": "5 updates"},
+        },
+        "main_loop": {"on_unused_sources": "ignore"},
+        "hooks": [{"StopAfter": {"epochs": 1}}],
+    }
+    found = try_out(load_config(config))
+    assert {"optimizer weights", "optimizer others"} <= set(found["memory"])
+    first, second = found["parameter_groups"]
+    assert (first["optimizer"], first["class"], first["group"]) == ("weights", "AdamW", 0)
+    assert (first["lr"], first["weight_decay"], first["parameters"], first["count"]) == (0.5, 0.01, ["weight"], 11)
+    assert (second["lr"], second["weight_decay"], second["parameters"]) == (0.1, None, ["bias"])

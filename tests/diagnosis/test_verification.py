@@ -10,7 +10,7 @@ import pytest
 
 from emrun.diagnosis.differences import Causes, Difference, find_difference, varying
 from emrun.diagnosis.recorded_trainings import Job, Point, Recording
-from emrun.diagnosis.verification import _chosen, _duration, _usual, verify
+from emrun.diagnosis.verification import _chosen, _usual, verify
 from emrun.errors import UsageError
 
 GENERATORS = {"python": "a", "numpy": "b", "torch": "c"}
@@ -282,10 +282,3 @@ def test_the_number_of_runs_is_told_before_the_first_and_the_time_after_it(
         f"{more} more runs will take about {more // 2} minutes",
     ]
     assert runs[:2] == [2, 4]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "1 second"), (40.4, "40 seconds"), (89, "89 seconds"), (90, "2 minutes")]
-)
-def test_a_time_is_written_in_seconds_or_minutes(seconds, text):
-    assert _duration(seconds) == text

@@ -213,9 +213,10 @@ def test_the_bar_shows_the_time_left_of_the_run(scripted, terminal, monkeypatch,
     clock = Passes()
     monkeypatch.setattr(show_progress, "_SECONDS", 0)
     hooks = [clock, ShowProgress(dataset=Four()), StopAfter(**limits)]
-    for hook in hooks[1:]:
-        hook.clock = lambda: clock.now
-    MainLoop(scripted(), Four(), hooks, skip_zeroth_epoch=True).run_training()
+    model = scripted()
+    model.clock = lambda: clock.now
+    hooks[2].clock = model.clock
+    MainLoop(model, Four(), hooks, skip_zeroth_epoch=True).run_training()
     found = re.findall(
         r"epoch (\d) train: [^\r]*? (\d)/4 \[[^\r]*?(?:([\d:]+) left of the run)?\]", terminal.getvalue()
     )

@@ -121,6 +121,8 @@ def test_a_damaged_state_is_refused():
     schedule = Constant(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
     schedule.begin(Horizon(10))
     saved = schedule.state_dict()
-    for damage in ({"updates_done": -1}, {"plans": [{"began": 0}]}, {"plans": "none"}):
+    extended = {"began": 0, "updates": 10, "updates_per_pass": None, "on_extend": "hold"}
+    plans = ([{"began": 0}], "none", [extended], [{**extended, "rate": 1.0, "updates": None}])
+    for damage in ({"updates_done": -1}, *({"plans": each} for each in plans)):
         with pytest.raises(StateError, match="scheduler"):
             schedule.load_state_dict({**saved, "state": {**saved["state"], **damage}})

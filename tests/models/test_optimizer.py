@@ -120,15 +120,16 @@ def test_tied_parameters_are_trained_once():
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ([{"match": "first"}, {"match": "bias"}], "groups: parameter 'first.bias' matches first and bias"),
-        ([{"match": "bias"}, {"match": "bias"}], "groups: parameter 'first.bias' matches bias and bias"),
+        ([{"match": "first"}, {"match": "bias"}], "groups[1].match: parameter 'first.bias' matches both 'first' and"),
+        ([{"match": "bias"}, {"match": "bias"}], "groups[1].match: parameter 'first.bias' matches both 'bias' and"),
         ([{"match": "third"}], "groups[0].match: 'third' matches none of the parameters first.weight, first.bias,"),
         ([{"match": "bias", "learning_rate": 0.1}], "groups: unknown argument 'learning_rate'; allowed: dampening,"),
         ([{"match": "bias["}], "groups[0].match: 'bias[' is not a regular expression"),
-        ([{"lr": 0.1}], "is not a list of {match: REGEX, argument: value}"),
-        ([{"match": 3}], "is not a list of {match"),
-        (["bias"], "is not a list of {match"),
-        ({"match": "bias"}, "is not a list of {match"),
+        ([{"lr": 0.1}], "is neither a list of {match: REGEX, argument: value} nor a callable"),
+        ([{"match": 3}], "groups[0].match: 3 is neither a regular expression nor a list of them"),
+        ([{"match": ["bias", "third"]}], "groups[0].match[1]: 'third' matches none of the parameters"),
+        (["bias"], "is neither a list of {match"),
+        ({"match": "bias"}, "is neither a list of {match"),
     ],
 )
 def test_wrong_groups_are_refused(groups, message):
@@ -155,6 +156,7 @@ def test_an_object_that_is_not_an_optimizer_is_refused(options):
         ({"lr": -1}, "optimizer.lr", "Invalid learning rate: -1"),
         ({"lr": 0.1, "weight_decay": -0.5}, "optimizer.weight_decay", "Invalid weight_decay value: -0.5"),
         ({"lr": 0.1, "nesterov": True}, "optimizer", "Nesterov momentum requires"),
+        ({"lr": 0.1, "fused": True, "foreach": True}, "optimizer.fused", "cannot be `True` together"),
     ],
 )
 def test_a_value_that_torch_refuses_is_an_error_of_its_argument(arguments, argument, message):
@@ -162,6 +164,17 @@ def test_a_value_that_torch_refuses_is_an_error_of_its_argument(arguments, argum
         build_optimizer(Net(), Factory(torch.optim.SGD, **arguments))
     assert caught.value.argument == argument
     assert message in caught.value.message
+
+
+def test_a_capturable_optimizer_on_the_cpu_is_refused_when_it_is_built():
+    with pytest.raises(ArgumentError, match=r"optimizer.capturable: Adam cannot capture parameters on the CPU"):
+        build_optimizer(Net(), Factory(torch.optim.Adam, capturable=True))
+
+
+@pytest.mark.parametrize("arguments", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+def test_how_torch_computes_an_update_is_passed_on(arguments):
+    group = build_optimizer(Net(), Factory(torch.optim.AdamW, **arguments)).param_groups[0]
+    assert {name: group[name] for name in arguments} == arguments
 
 
 def test_an_error_in_an_optimizer_of_ones_own_is_a_failure():

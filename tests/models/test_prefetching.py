@@ -75,7 +75,7 @@ class Device:
         monkeypatch.setattr(torch.accelerator, "device_index", self._of_the_device)
         monkeypatch.setattr(torch, "empty_like", self._pinning(torch.empty_like))
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: self.log.append(("keeps", tensor)))
-        monkeypatch.setattr("emrun.models.torch_model.can_prefetch", lambda device: True)
+        monkeypatch.setattr("emrun.models.module_model.can_prefetch", lambda device: True)
 
     @contextmanager
     def _of_the_device(self, index):

@@ -173,7 +173,7 @@ def test_dropout_is_applied_in_training_only():
 def test_the_attributes_that_its_docstring_explains_are_there():
     text = inspect.getdoc(TorchModel)
     named = re.findall(r"^    (\w+):", text.partition("Attributes:")[2].partition("Raises:")[0], re.MULTILINE)
-    assert named == ["module", "optimizer", "scheduler", "device", "step_outputs"]
+    assert named == ["module", "optimizer", "optimizers", "scheduler", "schedulers", "device", "step_outputs"]
     model = TorchModel(Affine(), optimizer=SGD, device="cpu")
     assert all(hasattr(model, name) for name in named)
 

@@ -88,6 +88,7 @@ def test_a_training_interrupted_at_every_event_in_turn_ends_the_same(project):
 
 def test_a_hook_that_is_not_interrupted_here_is_found():
     names = {next(iter(entry)) if isinstance(entry, dict) else entry for entry in HOOKS}
+    names.add("Check")  # in test_everything.py: it decides a run by its last epoch, and the runs here have several ends
     files = {path.stem.replace("_", "") for path in (SAMPLES.parent / "hooks").glob("[!_]*.py")}
     assert {name.lower() for name in names} == files
 
@@ -109,6 +110,7 @@ def test_every_sample_can_be_interrupted_in_an_epoch_and_in_an_evaluation(projec
 
     def created(directory):
         overrides = ["hooks.StopAfter.epochs=2", "main_loop.fixed_epoch_size=8", "seed=1"]
+        overrides += ["~hooks.Check"] if "Check:" in Path(sample.name).read_text() else []
         return create_training(sample.name, output_dir=directory, overrides=overrides)
 
     def found(directory):

@@ -38,6 +38,15 @@ MECHANICS = {
     "schedule": {"scheduler": {"class": "Cosine", "warmup": "2 updates", "final": 0.1}},
     "torch's schedule": {"scheduler": {"class": "OneCycleLR", "max_lr": 0.05, "total_steps": 10, "step_on": "update"}},
     "groups": {"optimizer": {"class": "AdamW", "lr": 0.05, "groups": [{"match": "bias$", "weight_decay": 0.0}]}},
+    "several optimizers": {
+        "optimizer": {
+            "first": {"class": "AdamW", "lr": 0.05, "match": r"layers\.[01]", "no_decay": "biases_and_norms"},
+            "last": {"class": "SGD", "lr": 0.1, "momentum": 0.9, "match": r"layers\.3"},
+        }
+    },
+    "optimizer of two modes": {"optimizer": {"class": "schedulefree.AdamWScheduleFree", "lr": 0.05, "warmup_steps": 2}},
+    "compile": {"compile": {"backend": "aot_eager"}},
+    "recompute": {"recompute": "layers"},
     "metric of a stream": {"metrics": {"hits": {"class": "mechanics_parts.Hits", "inputs": ["loss", "y"]}}},
 }
 """Name -> the keys of the section `model`."""
@@ -47,7 +56,13 @@ PAIRS = [
     ("accumulate", "torch's schedule"),
     ("accumulate", "groups"),
     ("accumulate", "metric of a stream"),
+    ("accumulate", "compile"),
+    ("accumulate", "recompute"),
+    ("compile", "recompute"),
     ("schedule", "groups"),
+    ("accumulate", "several optimizers"),
+    ("schedule", "several optimizers"),
+    ("accumulate", "optimizer of two modes"),
 ]
 """The pairs of `make test`; two of which both set a key cannot be combined."""
 

@@ -1,0 +1,71 @@
+"""Functions that give the rate of each update, and how the parts of a schedule become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+_POINTS = 400  # of the curve in a plan; a multiple of 4
+
+Factor = Callable[[int], float]
+"""Updates done -> the share of each parameter group's own rate that the next update has."""
+
+
+def full(done: int) -> float:
+    """Return 1, the whole rate."""
+    return 1.0
+
+
+def joined(warmup: int, between: Factor) -> Factor:
+    """Return the rates of a schedule without an end."""
+
+    def factor(done: int) -> float:
+        return (done + 1) / warmup if done < warmup else between(done - warmup)
+
+    return factor
+
+
+def ended(warmup: int, length: int, between: Factor, cooldown: int, final: float) -> Factor:
+    """Return the rates of a schedule with an end.
+
+    Args:
+        warmup: number of updates of the warm-up.
+        length: number of updates between warm-up and cool-down.
+        between: the rates of these.
+        cooldown: number of updates of the cool-down.
+        final: the rate at the end of the cool-down.
+    """
+    cools = warmup + length
+    last = between(length)
+
+    def factor(done: int) -> float:
+        if done < warmup:
+            return (done + 1) / warmup
+        if done < cools:
+            return between(done - warmup)
+        if not cooldown:
+            return last
+        return last + (final - last) * min(done - cools, cooldown) / cooldown
+
+    return factor
+
+
+def rewarmed(began: int, rate: float, warmup: int, curve: Factor) -> Factor:
+    """Return the rates of a schedule that begins again, with a warm-up from the present rate."""
+
+    def factor(done: int) -> float:
+        since = done - began
+        return rate + (1 - rate) * (since + 1) / warmup if since < warmup else curve(since)
+
+    return factor
+
+
+def joined_at(began: int, before: Factor, after: Factor) -> Factor:
+    """Return the rates of one plan before an update, and of another from this update on."""
+    return lambda done: before(done) if done < began else after(done)
+
+
+def sampled(factor: Factor, total: int, bases: Sequence[float]) -> list[list[float]]:
+    """Return the rates of some updates, evenly spread from the first to the last one, for each base rate."""
+    count = min(total, _POINTS + 1)
+    factors = [factor(round(index * (total - 1) / max(count - 1, 1))) for index in range(count)]
+    return [[base * each for each in factors] for base in bases]

@@ -1,0 +1,67 @@
+"""`memory_format`: how the weights and inputs of images and volumes lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from emrun.arguments import check_choice
+from emrun.errors import ArgumentError
+from emrun.types import Batch
+
+Name = Literal["channels_last", "channels_last_3d"]
+_RANKS = {"channels_last": 4, "channels_last_3d": 5}
+
+
+class MemoryFormat:
+    """Puts the channels of tensors last in memory; shapes and values stay, and so do checkpoints.
+
+    Args:
+        name: `channels_last` for tensors of 4 dimensions, `channels_last_3d` for those of 5.
+
+    Raises:
+        ArgumentError: there is no such format.
+    """
+
+    def __init__(self, name: str) -> None:
+        check_choice("memory_format", name, Name)
+        self._name = name
+        self._rank = _RANKS[name]
+        self._format: torch.memory_format = getattr(torch, name)
+
+    def apply(self, module: torch.nn.Module) -> None:
+        """Change the parameters and buffers of a module that have as many dimensions as the format.
+
+        Raises:
+            ArgumentError: there are none.
+        """
+        found = [each for each in (*module.parameters(), *module.buffers()) if not is_lazy(each)]
+        found = [each for each in found if each.dim() == self._rank]
+        if not found:
+            kind = f"{self._rank - 2}d"
+            message = (
+                f"no parameter of {type(module).__name__} has {self._rank} dimensions, as those of Conv{kind} have"
+            )
+            raise ArgumentError("memory_format", f"{self._name} has no effect: {message}; remove it")
+        for each in found:
+            each.data = each.data.contiguous(memory_format=self._format)
+
+    def tensors(self, read: Callable[[Batch], Mapping[str, Any]], batch: Batch) -> dict[str, Any]:
+        """Return the tensors of a batch, those with as many dimensions as the format in this format.
+
+        Args:
+            read: the function that makes tensors of a batch.
+            batch: the batch.
+        """
+        return {name: self._changed(each) for name, each in read(batch).items()}
+
+    def _changed(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._changed(each) for key, each in value.items()}
+        if isinstance(value, Tensor) and not value.is_nested and value.dim() == self._rank:
+            return value.contiguous(memory_format=self._format)
+        return value

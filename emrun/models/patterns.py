@@ -1,0 +1,40 @@
+"""`match`: a regular expression, or a list of them, that selects names of parameters."""
+
+from __future__ import annotations
+
+import re
+
+from emrun.errors import ArgumentError
+
+
+def patterns(argument: str, value: object) -> tuple[re.Pattern[str], ...]:
+    """Return the compiled expressions of an argument `match`; none for None.
+
+    Args:
+        argument: the name of the argument, for messages.
+        value: a regular expression or a list of them.
+
+    Raises:
+        ArgumentError: the value is something else.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (compiled(argument, value),)
+    if not isinstance(value, list | tuple) or not value:
+        raise ArgumentError(argument, f"{value!r} is neither a regular expression nor a list of them")
+    return tuple(compiled(f"{argument}[{index}]", each) for index, each in enumerate(value))
+
+
+def compiled(argument: str, pattern: object) -> re.Pattern[str]:
+    """Return a compiled expression.
+
+    Raises:
+        ArgumentError: the pattern is not a regular expression.
+    """
+    if not isinstance(pattern, str):
+        raise ArgumentError(argument, f"{pattern!r} is not a regular expression; write it in quotes")
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ArgumentError(argument, f"{pattern!r} is not a regular expression: {error}") from error

@@ -1,0 +1,123 @@
+"""`recompute`: activations of parts of a module are computed again for the gradients, which saves memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from emrun.errors import ArgumentError
+from emrun.models.patterns import patterns
+from emrun.wording import did_you_mean, listed
+
+_KEY = "recompute"
+_MOST = 8  # names in a message
+
+
+def recompute(module: torch.nn.Module, value: object) -> list[str]:
+    """Make the parts of a module that match compute their activations again, instead of keeping them for the gradients.
+
+    Outputs, gradients, buffers and random numbers stay the same, bit for bit. Of parts within each other, only the
+    outermost ones do so. Evaluations are not affected, and the names of the module's tensors stay.
+
+    Args:
+        module: the module.
+        value: the argument: a regular expression or a list of them (`re.search`), or `{match: ...}`.
+
+    Returns:
+        The names of these parts.
+
+    Raises:
+        ArgumentError: the argument is wrong, or a pattern matches no part that has a forward.
+    """
+    argument = _KEY
+    if isinstance(value, Mapping):
+        for key in value:
+            if key != "match":
+                raise ArgumentError(f"{_KEY}.{key}", f"unknown key{did_you_mean(str(key), ['match'])}; allowed: match")
+        value, argument = value.get("match"), f"{_KEY}.match"
+    found = patterns(argument, value)
+    if not found:
+        raise ArgumentError(argument, "a regular expression is missing that matches names of parts of the module")
+    parts = {name: part for name, part in module.named_modules(remove_duplicate=False) if name and _has_forward(part)}
+    for index, pattern in enumerate(found):
+        if not any(map(pattern.search, parts)):
+            names = [*parts][:_MOST]
+            has = f"the parts are {listed(names)}{', ...' * (len(parts) > _MOST)}" if parts else "it has no parts"
+            where = argument if isinstance(value, str) else f"{argument}[{index}]"
+            message = f"{pattern.pattern!r} matches no part of {type(module).__name__}; {has}"
+            raise ArgumentError(where, message)
+    chosen: dict[str, torch.nn.Module] = {}
+    for name, part in parts.items():  # parts come after those that they are in
+        within = any(name.startswith(f"{outer}.") for outer in chosen)
+        if not within and any(pattern.search(name) for pattern in found):
+            chosen[name] = part
+    for part in chosen.values():
+        part.forward = MethodType(_forward, part)  # which a deep copy binds to its copy
+    return list(chosen)
+
+
+def _has_forward(part: torch.nn.Module) -> bool:
+    """Return whether a part is called, other than a `ModuleList`."""
+    return type(part).forward is not torch.nn.Module.forward
+
+
+def _forward(self: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
+    """Call the forward of a part; its activations are computed again for the gradients."""
+    forward = type(self).forward.__get__(self)
+    if not (self.training and torch.is_grad_enabled()):
+        return forward(*arguments, **keywords)
+    if torch.compiler.is_compiling():  # a compiled graph changes buffers once, and has random numbers of its own
+        return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
+    return checkpoint(forward, *arguments, use_reentrant=False, context_fn=lambda: _contexts(self), **keywords)
+
+
+def _contexts(part: torch.nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts of the forward of a part and of its second computation."""
+    return nullcontext(), _AsBefore(part)
+
+
+class _AsBefore:
+    """Within the block, a part has copies of the buffers that it had when this object was made.
+
+    So do the global random states of Python and NumPy; `checkpoint` restores those of torch.
+    """
+
+    def __init__(self, part: torch.nn.Module) -> None:
+        self._buffers = [
+            (each, name, buffer.detach().clone())
+            for each in part.modules()
+            for name, buffer in each._buffers.items()
+            if buffer is not None
+        ]
+        self._before = self._now = _states()
+        self._outside: list[Tensor | None] = []
+
+    def __enter__(self) -> None:
+        self._outside = [part._buffers[name] for part, name, _ in self._buffers]
+        for part, name, buffer in self._buffers:
+            part._buffers[name] = buffer.clone()  # the version of the original must not change: gradients may need it
+        self._now = _states()
+        _set_states(self._before)
+
+    def __exit__(self, *error: object) -> None:
+        for (part, name, _), buffer in zip(self._buffers, self._outside, strict=True):
+            part._buffers[name] = buffer
+        self._outside = []
+        _set_states(self._now)
+
+
+def _states() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state()
+
+
+def _set_states(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])

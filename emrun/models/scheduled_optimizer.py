@@ -1,0 +1,276 @@
+"""One of the optimizers of a `TorchModel`, with its schedule: built, stepped, saved and loaded together."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emrun.errors import ArgumentError, StateError
+from emrun.fields import NUMBER, Kind, optional, sequence_of
+from emrun.hook import Loop
+from emrun.models.closed_form import ClosedForm
+from emrun.models.optimizer import (
+    build_optimizer,
+    configured_arguments,
+    learning_rates,
+    load_optimizer_state,
+    optimizer_state,
+    parameters_of,
+)
+from emrun.models.planning import check_length, horizon_of
+from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
+from emrun.types import EpochData
+from emrun.wording import did_you_mean, listed
+
+_LOG = logging.getLogger(__name__)
+_SHOWN = 10  # names in a warning
+
+STATE = {
+    "optimizer": optional(CLASS_AND_STATE),
+    "scheduler": optional(CLASS_AND_STATE),
+    "rates": optional(sequence_of(NUMBER)),
+    "training_weights": optional(sequence_of(Kind("a tensor", lambda value: isinstance(value, Tensor)))),
+}
+"""The fields of `ScheduledOptimizer.state_dict`; `optimizer` and `schedule` check the states inside."""
+
+MAY_LACK = ("rates", "training_weights")
+"""Those that are missing in checkpoints of earlier versions, or if they are not used."""
+
+
+class ScheduledOptimizer:
+    """An optimizer, its schedule, and its learning rates.
+
+    An optimizer with the methods `train` and `eval`, such as those of schedulefree, has other weights for evaluations
+    than for training. It is switched to those of evaluations before they are used or saved. The weights that it trains
+    are kept meanwhile, because the way back is not exact.
+
+    Args:
+        name: its name in the config; empty for the only one.
+        form: the form of the optimizer; None for a model that is only evaluated, or trains in its own way.
+        scheduler: the form of the schedule.
+        scheduler_key: the key of that form in the model's section, for messages.
+    """
+
+    def __init__(self, name: str, form: Any, scheduler: Any, scheduler_key: str = "scheduler") -> None:
+        self.name = name
+        self._forms = form, scheduler
+        self._scheduler_key = scheduler_key
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.scheduler: Scheduler | ClosedForm | None = None
+        self.rates: list[float | Tensor] | None = None
+        """The learning rates of the last update."""
+        self.has_stepped = False
+        """Whether an update was made in this process."""
+        self.has_modes = False
+        """Whether the optimizer has other weights for evaluations."""
+        self.is_training = False
+        """Whether such an optimizer has its weights for training in the module."""
+        self._kept: list[Tensor] | None = None  # the weights for training, while those for evaluations are in use
+        self._configured: list[dict[str, Any]] = []
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether there is an optimizer, or will be one when a lazy module has its shapes."""
+        return self._forms[0] is not None or self.optimizer is not None
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether there is a schedule, or will be one."""
+        return self._forms[1] is not None
+
+    @property
+    def metric(self) -> str | None:
+        """The statistic that the scheduler reads in the epoch's data, if it reads one."""
+        metric: str | None = getattr(self._forms[1], "options", {}).get("metric")
+        return metric
+
+    def build(self, module: torch.nn.Module) -> None:
+        """Build optimizer and scheduler from their forms.
+
+        Raises:
+            ArgumentError: they cannot be built.
+        """
+        form, scheduler = self._forms
+        if form is not None:
+            key = f"optimizer.{self.name}" if self.name else "optimizer"
+            if self.name and getattr(form, "options", {}).get("match") is None:
+                raise ArgumentError(key, "missing key 'match': a regular expression for the parameters that it trains")
+            self.optimizer = build_optimizer(module, form, key)
+            self.has_modes = all(callable(getattr(self.optimizer, each, None)) for each in ("train", "eval"))
+            if self.has_modes:
+                self.optimizer.eval()  # type: ignore[attr-defined]
+        if scheduler is not None:
+            with self.errors():
+                self.scheduler = build_scheduler(self.optimizer, scheduler)
+            if isinstance(self.scheduler, Scheduler):
+                self.scheduler.key = f"model.{self._scheduler_key}"
+        self._configured = configured_arguments(module, self.optimizer) if self.optimizer is not None else []
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Give errors of the schedule its key in the config."""
+        try:
+            yield
+        except ArgumentError as error:
+            first, _, rest = error.argument.partition(".")
+            if first != "scheduler" or self._scheduler_key == "scheduler":
+                raise
+            raise ArgumentError(f"{self._scheduler_key}{f'.{rest}' * bool(rest)}", error.message) from error
+
+    def begin_stream(self, loop: Loop | None) -> None:
+        """Prepare for the batches of a train stream.
+
+        Raises:
+            ArgumentError: the schedule does not fit the length of the run.
+        """
+        with self.errors():
+            if isinstance(self.scheduler, ClosedForm):
+                self.scheduler.begin(horizon_of(loop), loop)
+            elif self.scheduler is not None and loop is not None and loop.has_run:
+                self.scheduler.check_end()  # the replay of a step is not a resume
+
+    def begin_first_update(self, module: torch.nn.Module) -> None:
+        """Warn of parameters that get no gradient in the first update."""
+        self.has_stepped = True
+        held = {id(each) for each in parameters_of(self.optimizer) if each.requires_grad and each.grad is None}
+        names = [name for name, each in module.named_parameters() if id(each) in held]
+        if names:
+            _LOG.warning(
+                "%sin the first update, there is no gradient for %s: nothing that is minimised depends on %s",
+                f"optimizer {self.name!r}: " * bool(self.name),
+                named(names),
+                "it" if len(names) == 1 else "them",
+            )
+
+    def end_epoch(self, epoch_data: EpochData) -> None:
+        """Step a scheduler that steps after each training epoch."""
+        if self.scheduler is not None and not self.scheduler.on_update:
+            with self.errors():
+                self.scheduler.step(epoch_data)
+
+    def next_rates(self, loop: Loop | None) -> list[float | Tensor]:
+        """Return the learning rates of the next update."""
+        if self.rates is None and isinstance(self.scheduler, ClosedForm):
+            with suppress(ArgumentError):  # the first update raises it again, if there is one
+                self.scheduler.begin(horizon_of(loop), loop)
+        return learning_rates(self.optimizer) if self.optimizer is not None else []
+
+    def set_mode(self, *, train: bool) -> None:
+        """Put the weights for training or for evaluations into the module, if they differ."""
+        if not self.has_modes or train is self.is_training:
+            return
+        optimizer: Any = self.optimizer
+        self.is_training = train
+        if not train:
+            self._kept = [each.detach().clone() for each in parameters_of(optimizer)]
+            optimizer.eval()
+            return
+        optimizer.train()
+        kept, self._kept = self._kept, None
+        with torch.no_grad():
+            for parameter, weights in zip(parameters_of(optimizer), kept or (), strict=False):
+                parameter.copy_(weights)
+
+    def forget_training(self) -> None:
+        """Prepare for weights that are loaded, which are those for evaluations."""
+        self.set_mode(train=False)
+        self._kept = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of optimizer and scheduler, and the learning rates of the last update."""
+        state = {
+            "optimizer": None,
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "rates": [float(rate) for rate in self.rates] if self.rates is not None else None,
+        }
+        if self.optimizer is None:
+            return state
+        if not self.has_modes:
+            return {**state, "optimizer": optimizer_state(self.optimizer, self._configured)}
+        was_training = self.is_training
+        self.set_mode(train=False)
+        saved = copy.deepcopy(optimizer_state(self.optimizer, self._configured))  # a change of modes may change it
+        kept = self._kept
+        self.set_mode(train=was_training)
+        return {**state, "optimizer": saved, "training_weights": kept}
+
+    def load_state_dict(self, state: Mapping[str, Any], loop: Loop | None) -> None:
+        """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
+
+        Raises:
+            StateError: the config has another optimizer or scheduler, or a field has a value that is not allowed.
+        """
+        if (self.optimizer is None) is not (state["optimizer"] is None):
+            raise StateError("model.optimizer was added or removed; a resume cannot change that")
+        if self.optimizer is not None:
+            self.forget_training()
+            kept = state.get("training_weights")
+            shapes = [tuple(each.shape) for each in parameters_of(self.optimizer)]
+            if kept is not None and [tuple(each.shape) for each in kept] != shapes:
+                raise StateError("model.optimizer: training_weights are not of the shapes of the parameters")
+            load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
+            self._kept = kept
+        if (self.scheduler is None) is not (state["scheduler"] is None):
+            raise StateError("model.scheduler was added or removed; a resume cannot change that")
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+            check_length(self.scheduler, loop)
+        self.rates = state.get("rates")
+
+
+def optimizers_of(optimizer: Any, scheduler: Any) -> tuple[ScheduledOptimizer, ...]:
+    """Return the optimizers of a model, not built yet.
+
+    Args:
+        optimizer: the form of the only optimizer, or name -> form.
+        scheduler: the form of the schedule of every optimizer, or name of an optimizer -> form.
+
+    Raises:
+        ArgumentError: a name is not allowed.
+    """
+    if not isinstance(optimizer, Mapping):
+        if isinstance(scheduler, Mapping):
+            raise ArgumentError("scheduler", "has names, but there is one optimizer without a name; write one schedule")
+        return (ScheduledOptimizer("", optimizer, scheduler),)
+    for name in optimizer:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ArgumentError("optimizer", f"{name!r} is not a name of letters, digits and underscores")
+    if not optimizer:
+        raise ArgumentError("optimizer", "is empty; write {class: NAME, ...}, or {NAME: {class: NAME, match: REGEX}}")
+    schedulers = dict(scheduler) if isinstance(scheduler, Mapping) else dict.fromkeys(optimizer, scheduler)
+    for name in schedulers:
+        if name not in optimizer:
+            there = did_you_mean(str(name), optimizer) or f"; there are {listed(list(optimizer))}"
+            raise ArgumentError(f"scheduler.{name}", f"there is no optimizer {name!r}{there}")
+    has_names = isinstance(scheduler, Mapping)
+    return tuple(
+        ScheduledOptimizer(name, form, schedulers.get(name), f"scheduler.{name}" if has_names else "scheduler")
+        for name, form in optimizer.items()
+    )
+
+
+def check_apart(module: torch.nn.Module, members: Sequence[ScheduledOptimizer]) -> None:
+    """Check that no parameter is trained by two optimizers.
+
+    Raises:
+        ArgumentError: one is.
+    """
+    names = {id(each): name for name, each in module.named_parameters()}
+    owners: dict[int, str] = {}
+    for member in members:
+        for each in parameters_of(member.optimizer):
+            if id(each) in owners:
+                message = f"selects parameter {names[id(each)]!r}, which optimizer {owners[id(each)]!r} trains"
+                raise ArgumentError(f"optimizer.{member.name}.match", message)
+            owners[id(each)] = member.name
+
+
+def named(names: list[str]) -> str:
+    """Return the first names, and how many there are."""
+    return f"{listed(names[:_SHOWN])}{f', ... ({len(names)})' * (len(names) > _SHOWN)}"

@@ -1,0 +1,202 @@
+"""`compile`: the module is compiled in place, for changing sizes, and what that costs is not the time of a step."""
+
+import copy
+import logging
+import random
+
+import pytest
+import torch
+from doubles import SGD, Streams, state_of
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn import functional
+
+from emrun import AbstractHook, MainLoop, TorchModel
+from emrun.errors import ArgumentError
+from emrun.models.compilation import Compilation
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of torch
+EAGER = {"backend": "eager"}  # compiles nothing after torch has traced the module, which takes tenths of a second
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Tanh())
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x, y):
+        return {"loss": functional.mse_loss(self.head(self.layers(x))[:, 0], y)}
+
+
+class Profiles(AbstractHook):
+    """Keeps the seconds of the batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = []
+
+    def after_epoch_profile(self, profile):
+        self.seconds += profile.get("eval_batch_train", ())
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled():
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def batches(*sizes):
+    generator = torch.Generator().manual_seed(1)
+    return [{"x": torch.randn(n, 3, generator=generator), "y": torch.randn(n, generator=generator)} for n in sizes]
+
+
+def trained(model, *hooks, sizes=(4, 4, 3), epochs=1):
+    data = Streams(train=batches(*sizes), valid=batches(5, 6))
+    torch.manual_seed(2)
+    with MainLoop(model, data, hooks) as loop:
+        for _ in range(epochs):
+            loop.epoch(["train"])
+            loop.run_evaluation("valid")
+    return state_of(model.module)
+
+
+def model(compile=None, module=None, **arguments):
+    return TorchModel(module or Net(), optimizer=SGD, device="cpu", compile=compile, **arguments)
+
+
+def refused(value, module=None):
+    with pytest.raises(ArgumentError) as caught:
+        Compilation(value, module or Net(), torch.device("cpu"))
+    return str(caught.value)
+
+
+def test_it_trains_to_the_same_weights_under_the_same_names():
+    plain, compiled = trained(model()), trained(model(EAGER))
+    assert counters["stats"]["unique_graphs"] > 0
+    assert list(plain) == list(compiled) == ["layers.0.weight", "layers.0.bias", "head.weight", "head.bias"]
+    assert all(torch.equal(each, compiled[name]) for name, each in plain.items())
+
+
+def test_sizes_that_change_do_not_compile_again_and_again():
+    trained(model(EAGER), sizes=(4, 3, 5, 6, 7, 9, 2, 8), epochs=2)
+    assert counters["stats"]["unique_graphs"] <= 3  # one size, any size, evaluation
+    assert not counters["graph_break"]
+
+
+def test_false_compiles_nothing():
+    trained(model(compile=False))
+    assert not counters["stats"]
+
+
+def test_a_copy_of_the_model_is_compiled_too():
+    found = copy.deepcopy(model(EAGER))
+    assert found.module._compiled_call_impl is None
+    trained(found)
+    assert counters["stats"]["unique_graphs"] > 0
+
+
+def test_a_lazy_module_is_compiled_when_it_has_its_shapes():
+    module = nn.Sequential(nn.LazyLinear(2), nn.Flatten(0))
+    found = TorchModel(module, ["x"], ["loss"], optimizer=SGD, device="cpu", compile=EAGER)
+    trained(found)
+    assert counters["stats"]["unique_graphs"] > 0
+    assert list(found.module.state_dict()) == ["0.weight", "0.bias"]
+
+
+def test_the_time_of_compiling_is_logged_and_is_not_in_the_time_of_a_batch(caplog):
+    caplog.set_level(logging.INFO, "emrun")
+    waits = []
+
+    def slow(graph, inputs):
+        waits.append(1)
+        torch.randn(600, 600).matrix_power(200)  # 0.1 s and more
+        return graph.forward
+
+    profiles = Profiles()
+    trained(model({"backend": slow}), profiles, sizes=(4, 4, 3))
+    assert len(waits) >= 2
+    assert "compiling Net took 0." in caplog.text
+    assert "for x: float32 (4, 3), y: float32 (4)" in caplog.text.replace("(4,)", "(4)")
+    logged = [float(each.message.split()[3]) for each in caplog.records if each.message.startswith("compiling")]
+    assert len(profiles.seconds) == 3
+    assert 0 < sum(profiles.seconds) < sum(logged) + 0.1
+
+
+def test_a_step_that_calls_only_parts_is_a_warning(caplog):
+    class Parts(TorchModel):
+        def train_step(self, inputs):
+            loss = self.module.layers(inputs["x"]).sum()
+            self.backward(loss)
+            self.update(self.optimizer)
+            return {"loss": loss}
+
+    found = Parts(Net(), optimizer=SGD, device="cpu", compile=EAGER)
+    with MainLoop(found, Streams(train=batches(4))) as loop:
+        loop.epoch(["train"])
+        loop.epoch(["train"])
+    assert caplog.text.count("model.compile has no effect: nothing calls Net itself") == 1
+
+
+def test_an_error_of_the_compiler_says_how_to_go_on():
+    def broken(graph, inputs):
+        raise RuntimeError("no such instruction")
+
+    with pytest.raises(RuntimeError, match="no such instruction") as caught:
+        trained(model({"backend": broken}))
+    assert any("with model.compile=false, the same runs without it" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (3, "compile: 3 is neither true nor arguments of torch.compile, such as {dynamic: true}"),
+        ({"dynamik": True}, "compile.dynamik: torch.compile has no such option; did you mean 'dynamic'?"),
+        ({"dynamic": "no"}, "compile.dynamic: 'no' is neither true nor false"),
+        ({"fullgraph": 1}, "compile.fullgraph: 1 is neither true nor false"),
+        ({"mode": "fast"}, "compile.mode: Unrecognized mode=fast, should be one of: default"),
+        ({"backend": "inducter"}, "compile.backend: 'inducter' is not a backend; did you mean 'inductor'?"),
+        ({"options": {"foo": 1}}, "compile.options: Unexpected optimization option foo; see torch._inductor"),
+        ({"mode": "default", "options": {}}, "compile: Either mode or options can be specified"),
+        ({"disable": True}, "compile.disable: torch.compile has no such option here; set compile: false"),
+    ],
+)
+def test_wrong_options_are_errors(value, message):
+    assert message.replace("option;", "option here;") in refused(value)
+
+
+def test_a_module_that_is_compiled_already_is_an_error():
+    module = Net()
+    module.layers = torch.compile(module.layers, backend="eager")
+    assert refused(EAGER, module).startswith("compile: layers of Net is compiled already; give emrun the plain module")
+    module = Net()
+    module.compile(backend="eager")
+    assert refused(EAGER, module).startswith("compile: Net is compiled already")
+
+
+def test_without_a_compiler_there_is_an_error_before_anything_runs(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    message = refused(True)
+    assert message.startswith("compile: there is no C++ compiler g++, which torch.compile needs on a CPU")
+    assert message.endswith("or set compile: false")
+    Compilation(EAGER, Net(), torch.device("cpu"))
+
+
+def test_random_states_are_those_of_the_plain_module():
+    states = []
+    for value in (None, {"backend": "aot_eager"}):
+        random.seed(3)
+        trained(model(value))
+        states.append((torch.get_rng_state().tolist(), random.getstate()))
+    assert states[0] == states[1]
+
+
+def test_the_default_backend_trains_to_nearly_the_same_weights():
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), nn.Flatten(0))
+    found = []
+    for value in (None, True):
+        own = TorchModel(copy.deepcopy(module), ["x"], ["loss"], optimizer=SGD, device="cpu", compile=value)
+        found.append(trained(own, sizes=(4, 4)))
+    assert all(torch.allclose(each, found[1][name], atol=1e-5) for name, each in found[0].items())

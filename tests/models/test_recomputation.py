@@ -1,0 +1,147 @@
+"""`recompute`: parts compute their activations again; everything is as without, except for the memory."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from doubles import SGD, Streams, state_of
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from emrun import MainLoop, TorchModel
+from emrun.errors import ArgumentError
+from emrun.models.recomputation import recompute
+
+
+class Block(nn.Module):
+    """A layer with everything that a second computation could change."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = parametrizations.spectral_norm(nn.Linear(8, 8))
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(0.3)
+        self.calls = 0
+
+    def forward(self, x, scale=1.0):
+        self.calls += 1
+        noise = random.random() + np.random.random()
+        return x + self.dropout(torch.tanh(self.norm(self.linear(x)))) * scale * noise
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(3, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, scale=2.0)
+        return {"loss": x.square().mean(1)}
+
+
+BATCHES = [{"x": torch.linspace(-1, 1, 12).view(4, 3)}, {"x": torch.linspace(-2, 1, 9).view(3, 3)}]
+
+
+def train(value, epochs=2, **arguments):
+    """Train; return the weights and buffers, the random states, and the model."""
+    model = TorchModel(Net(), optimizer=SGD, device="cpu", recompute=value, **arguments)
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    with MainLoop(model, Streams(train=BATCHES)) as loop:
+        for _ in range(epochs):
+            loop.epoch(["train"])
+    return state_of(model.module), (torch.get_rng_state().tolist(), random.getstate(), np.random.random()), model
+
+
+def kept_bytes(module):
+    """Return the bytes that a forward keeps for the gradients."""
+    found = []
+
+    def pack(tensor):
+        found.append(tensor.nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(torch.randn(64, 3))
+    return sum(found)
+
+
+@pytest.mark.parametrize("value", [r"^blocks\.\d+$", {"match": [r"blocks\.0$", "blocks.2"]}])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_weights_buffers_and_random_states_are_the_same_to_the_last_bit(value, accumulate):
+    (plain, states, _), (state, own_states, model) = (
+        train(None, accumulate=accumulate),
+        train(value, accumulate=accumulate),
+    )
+    assert list(plain) == list(state)
+    assert all(torch.equal(each, state[name]) for name, each in plain.items())
+    assert states == own_states
+    assert model.module.blocks[0].calls == 2 * 2 * 2
+
+
+def test_fewer_activations_are_kept():
+    module, other = Net(), Net()
+    assert recompute(other, "blocks") == ["blocks.0", "blocks.1", "blocks.2"]  # not the list, nor parts of the blocks
+    assert kept_bytes(other) < kept_bytes(module) / 3
+
+
+def test_evaluations_compute_once():
+    module = Net()
+    recompute(module, r"blocks\.1")
+    module.eval()
+    module(BATCHES[0]["x"])["loss"].sum().backward()
+    assert [block.calls for block in module.blocks] == [1, 1, 1]
+
+
+def test_a_copy_uses_its_own_weights():
+    module = Net().train()
+    recompute(module, r"blocks\.1")
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        module.blocks[1].norm.weight.zero_()
+    other(BATCHES[0]["x"])["loss"].sum().backward()
+    assert module.blocks[1].norm.weight.grad is None
+    assert other.blocks[1].norm.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("layers", "recompute: 'layers' matches no part of Net; the parts are first, blocks.0, blocks.0.linear, "),
+        (["block", "layers"], "recompute[1]: 'layers' matches no part of Net"),
+        ({"match": ["block", "("]}, "recompute.match[1]: '(' is not a regular expression"),
+        ({"mach": "block"}, "recompute.mach: unknown key; did you mean 'match'?; allowed: match"),
+        ({}, "recompute.match: a regular expression is missing"),
+        (True, "recompute: True is neither a regular expression nor a list of them"),
+        (r"^blocks$", "recompute: '^blocks$' matches no part of Net"),
+    ],
+)
+def test_wrong_values_are_errors(value, message):
+    with pytest.raises(ArgumentError) as caught:
+        recompute(Net(), value)
+    assert str(caught.value).startswith(message)
+
+
+def test_it_goes_together_with_compile():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Tanh()) for _ in "ab"])
+
+        def forward(self, x):
+            return {"loss": self.blocks(x).square().mean(1)}
+
+    found = []
+    for arguments in ({}, {"recompute": r"blocks\.\d$", "compile": {"backend": "aot_eager"}}):
+        model = TorchModel(Plain(), optimizer=SGD, device="cpu", **arguments)
+        with MainLoop(model, Streams(train=BATCHES)) as loop:
+            loop.epoch(["train"])
+        found.append(state_of(model.module))
+    assert list(found[0]) == list(found[1])
+    assert all(torch.allclose(each, found[1][name]) for name, each in found[0].items())

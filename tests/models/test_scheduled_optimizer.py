@@ -1,0 +1,232 @@
+"""Several optimizers: updates, schedules, gradients of one alone, warnings; optimizers of two modes."""
+
+import pytest
+import torch
+from doubles import run
+from torch import nn
+
+from emrun import Factory, TorchModel
+from emrun.errors import ArgumentError
+
+FACTORS = [{"x": [[1.0, 2.0], [0.5, -1.0]]}, {"x": [[-1.0, 0.0], [2.0, 1.0]]}, {"x": [[0.0, 3.0], [1.0, 1.0]]}]
+
+
+class Game(nn.Module):
+    """Two parts, each of which has a loss that depends on both."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.maker = nn.Linear(2, 2)
+        self.judge = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+
+    def forward(self, x):
+        made = self.maker(x)
+        real, false = self.judge(x), self.judge(made)
+        return {"judge_loss": (false - real).tanh(), "maker_loss": -false, "loss": (false - real) ** 2}
+
+
+class Player(TorchModel):
+    def train_step(self, inputs):
+        for name in ("judge", "maker"):
+            outputs = self.forward(inputs)
+            self.backward(outputs[f"{name}_loss"].mean(), optimizer=name)
+            self.update(self.optimizers[name] if name == "judge" else name)
+        return outputs
+
+
+def form(target=torch.optim.SGD, options=(), **arguments):
+    return Factory(target, options=dict(options), **{"lr": 0.1, **arguments})
+
+
+def forms(**more):
+    return {
+        "maker": form(torch.optim.AdamW, {"match": "^maker"}),
+        "judge": form(momentum=0.9, options={"match": "^judge", **more}),
+    }
+
+
+def by_hand(net, steps, epochs=2):
+    """Train with plain PyTorch; `steps` are pairs of an optimizer and the name of its loss."""
+    for _ in range(epochs):
+        for batch in FACTORS:
+            x = torch.tensor(batch["x"])
+            for optimizer, loss in steps:
+                net.zero_grad()
+                net(x)[loss].mean().backward()
+                optimizer.step()
+    return net
+
+
+def equal(one, other):
+    return all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def parts(net):
+    maker = torch.optim.AdamW(net.maker.parameters(), lr=0.1)
+    return maker, torch.optim.SGD(net.judge.parameters(), lr=0.1, momentum=0.9)
+
+
+def test_a_step_of_two_optimizers_equals_a_loop_by_hand():
+    net, model = Game(), Player(Game(), optimizer=forms(), device="cpu")
+    run(model, FACTORS, epochs=2)
+    maker, judge = parts(net)
+    assert equal(by_hand(net, [(judge, "judge_loss"), (maker, "maker_loss")]), model.module)
+
+
+def test_the_standard_step_makes_one_backward_and_updates_all():
+    net, model = Game(), TorchModel(Game(), outputs=["loss"], optimizer=forms(), device="cpu")
+    run(model, FACTORS, epochs=2)
+    maker, judge = parts(net)
+    both = type("Both", (), {"step": lambda self: (maker.step(), judge.step())})()
+    assert equal(by_hand(net, [(both, "loss")]), model.module)
+
+
+def test_two_optimizers_in_a_window_update_as_for_one_batch():
+    whole = [{"x": [row for batch in FACTORS for row in batch["x"]]}]
+    arguments = {"outputs": ["loss"], "optimizer": forms(), "device": "cpu"}
+    parts, one = TorchModel(Game(), accumulate=3, **arguments), TorchModel(Game(), **arguments)
+    run(parts, FACTORS, epochs=2), run(one, whole, epochs=2)
+    for pair in zip(parts.module.parameters(), one.module.parameters(), strict=True):
+        torch.testing.assert_close(*pair)  # the gradients are added in another order
+
+
+def test_a_backward_for_an_optimizer_leaves_other_gradients_alone():
+    model = TorchModel(Game(), optimizer=forms(), device="cpu")
+    outputs = model.forward({"x": torch.ones(2, 2)})
+    model.backward(outputs["maker_loss"].mean(), optimizer="maker")
+    assert all(each.grad is not None for each in model.module.maker.parameters())
+    assert all(each.grad is None for each in model.module.judge.parameters())
+
+
+def test_optimizers_and_schedules_have_the_names_of_the_config():
+    schedule = Factory(torch.optim.lr_scheduler.StepLR, step_size=1)
+    model = TorchModel(Game(), optimizer=forms(), scheduler={"judge": schedule}, device="cpu")
+    assert list(model.optimizers) == ["maker", "judge"]
+    assert (list(model.schedulers), model.optimizer, model.scheduler) == (["judge"], None, None)
+    assert model.step_values()["learning_rate"] == {"maker": 0.1, "judge": 0.1}
+    model = TorchModel(Game(), optimizer=forms(), scheduler=schedule, device="cpu")
+    assert list(model.schedulers) == ["maker", "judge"]
+    model = TorchModel(Game(), optimizer=form(), device="cpu")
+    assert model.optimizers == {"optimizer": model.optimizer}
+
+
+def test_a_schedule_steps_with_the_updates_of_its_own_optimizer():
+    def halved(name):
+        schedule = Factory(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5, options={"step_on": "update"})
+        return {name: schedule}
+
+    model = Player(Game(), optimizer=forms(), scheduler=halved("judge"), device="cpu")
+    run(model, FACTORS)
+    assert model.step_values()["learning_rate"] == {"maker": 0.1, "judge": 0.025}
+
+
+def refused(**arguments):
+    with pytest.raises(ArgumentError) as caught:
+        TorchModel(Game(), device="cpu", **arguments)
+    return str(caught.value)
+
+
+def test_what_does_not_fit_several_optimizers_is_refused():
+    constant = Factory(torch.optim.lr_scheduler.ConstantLR)
+    assert "optimizer.b: missing key 'match'" in refused(optimizer={"a": form(options={"match": "maker"}), "b": form()})
+    both = {"a": form(options={"match": "maker"}), "b": form(options={"match": "."})}
+    assert "optimizer.b.match: selects parameter 'maker.weight', which optimizer 'a' trains" in refused(optimizer=both)
+    assert "optimizer: '1st' is not a name of letters" in refused(optimizer={"1st": form()})
+    assert "optimizer: is empty" in refused(optimizer={})
+    assert "scheduler.judg: there is no optimizer 'judg'" in refused(optimizer=forms(), scheduler={"judg": constant})
+    assert "scheduler: has names, but there is one" in refused(optimizer=form(), scheduler={"judge": constant})
+    groups = [{"match": "tail"}]
+    assert "optimizer.judge.groups[0].match: 'tail' matches none" in refused(optimizer=forms(groups=groups))
+    wrong = {"judge": Factory(torch.optim.lr_scheduler.StepLR, step_size=1, options={"step_on": "day"})}
+    assert "scheduler.judge.step_on: 'day' is neither" in refused(optimizer=forms(), scheduler=wrong)
+
+
+def test_an_unknown_optimizer_is_named_where_it_is_used():
+    model = TorchModel(Game(), optimizer=forms(), device="cpu")
+    with pytest.raises(ArgumentError, match=r"there is no optimizer 'juge'; did you mean 'judge'\?"):
+        model.update("juge")
+    with pytest.raises(ArgumentError, match="name one of the optimizers: maker, judge"):
+        model.update(None)
+    with pytest.raises(ArgumentError, match="there is no optimizer 'maker'; there are optimizer"):
+        TorchModel(Game(), optimizer=form(), device="cpu").backward(torch.ones(()), optimizer="maker")
+    with pytest.raises(ArgumentError, match="several optimizers"):
+        model.optimizer = torch.optim.SGD(model.module.parameters())
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused, self.frozen = nn.Linear(2, 1), nn.Linear(2, 1), nn.Linear(2, 1)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        return {"loss": self.used(x)}
+
+
+def test_parameters_without_a_gradient_or_an_optimizer_are_named_once(caplog):
+    run(TorchModel(Unused(), optimizer=form(), device="cpu"), FACTORS, epochs=2)
+    (message,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert message.startswith("in the first update, there is no gradient for unused.weight, unused.bias: nothing")
+    caplog.clear()
+    run(TorchModel(Unused(), optimizer=form(options={"match": "^used"}), device="cpu"), FACTORS, epochs=2)
+    (message,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert message.startswith("no optimizer trains unused.weight, unused.bias; if this is meant")
+
+
+class Averaging(torch.optim.SGD):
+    """In `eval`, the parameters are averages of all their values."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr)
+        self.values, self.calls = [], []
+
+    def step(self):
+        super().step()
+        self.values.append(self.param_groups[0]["params"][0].detach().clone())
+
+    def train(self):
+        self.calls.append("train")
+
+    def eval(self):
+        self.calls.append("eval")
+        if self.values:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].copy_(torch.stack(self.values).mean(dim=0))
+
+
+class Weight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return {"loss": self.w * x.sum(), "w": self.w.expand(len(x))}
+
+
+def test_evaluations_use_the_weights_of_the_mode_and_leave_those_of_the_training_as_they_were(tmp_path):
+    model = TorchModel(Weight(), optimizer=Factory(Averaging, lr=1.0), device="cpu")
+    batch = {"x": [1.0]}
+    seen = []
+    for _ in range(3):
+        model.run(batch, True, "train")
+        seen.append(model.run(batch, False, "valid")["w"].item())
+        model.save(tmp_path)
+        model.run(batch, False, "valid")
+    assert seen == [-1.0, -1.5, -2.0]  # the averages of -1, -2, -3
+    assert model.optimizer.calls == ["eval", *["train", "eval"] * 3]
+    model.run(batch, True, "train")
+    assert model.module.w.item() == -4.0
+    assert model.stage() is not None
+    assert model.module.w.item() == -4.0
+
+
+def test_a_loaded_model_continues_with_the_weights_of_the_training():
+    model, again = (TorchModel(Weight(), optimizer=Factory(Averaging, lr=1.0), device="cpu") for _ in range(2))
+    batch = {"x": [1.0]}
+    for _ in range(2):
+        model.run(batch, True, "train")
+    again.run(batch, True, "train")
+    again.load_state_dict(model.state_dict())
+    again.run(batch, True, "train")
+    assert (model.module.w.item(), again.module.w.item()) == (-2.0, -3.0)

@@ -1,0 +1,187 @@
+"""Runs that a resume makes longer: equal to straight ones where the schedule allows it, or as `on_extend` says."""
+
+import math
+import shutil
+
+import pytest
+from doubles import SGD, Affine, Streams
+from training.resuming import Interrupt, config_of, result, train_with
+
+from emrun import Factory, MainLoop, TorchModel, create_training, read_steps, resume_training
+from emrun.errors import StateError
+from emrun.hooks import StopAfter
+from emrun.models.schedules import Constant
+from emrun.training.create import train
+
+RATE = 0.05
+LONGER = ["hooks.StopAfter.epochs=4"]  # of five updates each
+
+
+def trained(project, schedule, *overrides):
+    """Train two epochs, which are ten updates; return the run directory and the config."""
+    config = config_of()
+    config["model"]["scheduler"] = schedule
+    config["hooks"] = [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 2}}]
+    train(create_training(config, output_dir=project / "run", overrides=overrides))
+    return project / "run", config
+
+
+def longer(directory, *overrides, **arguments):
+    train(resume_training(directory, [*LONGER, *overrides], **arguments))
+    return read_steps(directory)["learning_rate"].tolist()
+
+
+def differing(directory, project, config):
+    """Return what differs from a run of four epochs: weights, optimizer, step record, ..."""
+    config["hooks"][-1] = {"StopAfter": {"epochs": 4}}
+    train(create_training(config, output_dir=project / "straight"))
+    whole, found = (result(each, has_best=False) for each in (project / "straight", directory))
+    return {key for key in found if found[key] != whole[key]}
+
+
+EXACT = {
+    "Constant": {},
+    "InverseSqrt": {"warmup": "3 updates"},
+    "Steps": {"milestones": ["4 updates", "7 updates"]},
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_schedule_that_does_not_depend_on_the_length_goes_on_as_a_straight_run(project, name):
+    directory, config = trained(project, {"class": name, **EXACT[name]})
+    longer(directory)
+    assert not differing(directory, project, config)
+
+
+@pytest.mark.parametrize("cooldown", ["4 updates", "30%"])
+def test_from_before_its_cool_down_a_run_goes_on_as_a_straight_one(project, cooldown):
+    directory, config = trained(project, {"class": "Constant", "warmup": "2 updates", "cooldown": cooldown})
+    made = 6 if cooldown == "4 updates" else 7
+    message = f"--checkpoint before-cooldown, after {made} updates, to get what a run of this length gives"
+    with pytest.raises(StateError, match=message):
+        resume_training(directory, LONGER)
+    longer(directory, checkpoint_name="before-cooldown")
+    assert not differing(directory, project, config)
+
+
+def test_a_loop_without_a_run_directory_cools_down_without_a_checkpoint():
+    model = TorchModel(Affine(), optimizer=SGD, scheduler=Factory(Constant, cooldown="2 updates"))
+    MainLoop(model, Streams(train=[{"x": [1.0], "y": [3.0]}] * 4), [StopAfter(epochs=1)]).run_training()
+    assert model.optimizer.param_groups[0]["lr"] == 0.0
+
+
+def cosine(done, total):
+    return RATE * (1 + math.cos(math.pi * done / total)) / 2
+
+
+def warmed(done, total, warmup):
+    return RATE * (done + 1) / warmup if done < warmup else cosine(done - warmup, total - warmup)
+
+
+def test_a_cosine_is_refused_with_the_rates_of_each_choice(project):
+    directory, _ = trained(project, {"class": "Cosine"})
+    with pytest.raises(StateError) as caught:
+        resume_training(directory, LONGER)
+    first, *choices, last = str(caught.value).splitlines()
+    assert first.startswith("model.scheduler: Cosine was planned for 10 updates, and the run now makes 20: this ")
+    assert [line.split(None, 1) for line in choices] == [
+        ["model.scheduler.on_extend=replan", "0.025, 0.0103, 0.000308"],
+        ["model.scheduler.on_extend=hold", "0.00122, 0.00122, 0.00122"],
+        ["model.scheduler.on_extend=rewarm", "0.05, 0.0327, 0.00122"],
+    ]
+    assert last == "Resume with the limits that the run had, or train anew"
+
+
+@pytest.mark.parametrize("choice", ["replan", "hold", "rewarm"])
+def test_each_choice_gives_the_rates_that_it_promised(project, choice, caplog):
+    directory, _ = trained(project, {"class": "Cosine", "warmup": "20%"})
+    caplog.set_level("INFO")
+    before = read_steps(directory)["learning_rate"].tolist()
+    last = warmed(9, 10, 2)
+    assert before[-1] == pytest.approx(last)
+    expected = {
+        "replan": [warmed(done, 20, 4) for done in range(10, 20)],
+        "hold": [last] * 10,
+        "rewarm": [last + (RATE - last) * k / 2 for k in (1, 2)] + [warmed(done, 10, 2) for done in range(2, 10)],
+    }[choice]
+    with pytest.raises(StateError) as caught:
+        resume_training(directory, LONGER)
+    rates = longer(directory, f"model.scheduler.on_extend={choice}")
+    assert rates[:10] == before
+    assert rates[10:] == pytest.approx(expected, rel=1e-12)
+    promised = ", ".join(f"{expected[place]:.3g}" for place in (0, 4, 9))
+    assert f"on_extend={choice:6}  {promised}\n" in str(caught.value)
+    assert f"; on_extend={choice} after 10 updates, from {before[-1]:.3g} to {expected[0]:.3g}" in caplog.text
+
+
+@pytest.mark.parametrize("choice", ["replan", "hold", "rewarm"])
+def test_a_second_extension_begins_where_the_first_one_ended(project, choice):
+    directory, _ = trained(project, {"class": "Linear", "warmup": "20%"}, f"model.scheduler.on_extend={choice}")
+    first = longer(directory)
+    train(resume_training(directory, ["hooks.StopAfter.epochs=6"]))
+    rates = read_steps(directory)["learning_rate"].tolist()
+    assert rates[:20] == first
+    left = first[-1]
+    rewarmed = [left + (RATE - left) / 2, RATE, *(RATE * (1 - done / 8) for done in range(8))]
+    replanned = [RATE * (1 - (done - 6) / 24) for done in range(20, 30)]
+    assert rates[20:] == pytest.approx({"hold": [left] * 10, "rewarm": rewarmed, "replan": replanned}[choice])
+
+
+def test_an_extended_run_that_is_interrupted_goes_on_exactly(project):
+    directory, _ = trained(project, {"class": "Cosine", "on_extend": "rewarm", "warmup": "3 updates"})
+    shutil.copytree(directory, project / "other")
+    longer(directory)
+    training = resume_training(project / "other", LONGER)
+    interrupt = Interrupt("after_batch train")
+    train_with(training, interrupt)
+    assert len(read_steps(project / "other")["learning_rate"]) == 11
+    train(resume_training(project / "other"))
+    one, two = (result(each, has_best=False) for each in (directory, project / "other"))
+    assert {key for key in one if one[key] != two[key]} == set()
+
+
+def test_a_run_that_was_shorter_when_it_began_shows_the_rates_of_all_its_updates(project):
+    directory, _ = trained(project, {"class": "Linear"})
+    training = resume_training(directory, [*LONGER, "model.scheduler.on_extend=hold"])
+    rates = training.model.schedule_plan().rates[0]
+    train(training)
+    assert list(rates) == read_steps(directory)["learning_rate"].tolist()
+
+
+def test_a_rate_of_0_is_not_held(project):
+    directory, _ = trained(project, {"class": "Cosine", "cooldown": "2 updates", "on_extend": "hold"})
+    with pytest.raises(StateError, match="hold keeps the rate of the last update, which is 0 and trains nothing"):
+        resume_training(directory, LONGER)
+
+
+def test_a_schedule_that_is_over_needs_a_limit_of_updates(project):
+    directory, _ = trained(project, {"class": "Cosine"})
+    message = "the 10 updates for which Cosine was planned were made, and no hook limits the updates of the run now: "
+    with pytest.raises(StateError, match=message + "the learning rate would stay 0; give StopAfter"):
+        resume_training(directory, ["hooks.StopAfter.minutes=1", "~hooks.StopAfter.epochs"])
+
+
+def test_a_shorter_run_is_refused_whatever_on_extend_says(project):
+    directory, _ = trained(project, {"class": "Cosine", "on_extend": "replan"})
+    train(resume_training(directory, LONGER))
+    with pytest.raises(StateError, match="planned for 20 updates, and the run now makes 15: this changes the rates"):
+        resume_training(directory, ["hooks.StopAfter.epochs=3"])
+
+
+def test_groups_of_different_rates_are_shown_apart(project):
+    directory, _ = trained(
+        project, {"class": "Linear"}, "model.optimizer.groups=[{match: 'bias$', lr: 0.5}]", "hooks.StopAfter.epochs=1"
+    )
+    with pytest.raises(StateError, match=r"hold    group 0: 0.01, 0.01, 0.01; group 1: 0.1, 0.1, 0.1\n"):
+        resume_training(directory, ["hooks.StopAfter.epochs=2"])
+
+
+def test_a_longer_run_of_another_schedule_is_not_an_extension(project):
+    directory, _ = trained(project, {"class": "Linear"})
+    message = (
+        "on_extend=hold continues the schedule that the run had, but this resume changes arguments of the schedule"
+    )
+    with pytest.raises(StateError, match=message):
+        resume_training(directory, [*LONGER, "model.scheduler.on_extend=hold", "model.scheduler.final=0.5"])
+    rates = longer(directory, "model.scheduler.final=0.5")
+    assert rates[10:] == pytest.approx([RATE * (1 - 0.5 * done / 20) for done in range(10, 20)])
