@@ -95,15 +95,6 @@ def test_the_norm_before_clipping_is_in_the_step_record(train_digits):
 
 def test_each_optimizer_is_clipped_by_itself_and_one_without_gradients_is_skipped(run):
     class Both(TorchModel):
-        def __init__(self, module):
-            super().__init__(module, device="cpu")
-            layers = module.layers
-            self.optimizers = {
-                name: torch.optim.SGD(layer.parameters(), lr=1.0)
-                for name, layer in (("a", layers[0]), ("b", layers[2]))
-            }
-            self.optimizers["c"] = torch.optim.SGD([module.unused], lr=1.0)
-
         def train_step(self, inputs):
             outputs = self.forward(inputs)
             self.backward(outputs["loss"].mean())
@@ -115,7 +106,12 @@ def test_each_optimizer_is_clipped_by_itself_and_one_without_gradients_is_skippe
             return outputs
 
     moved = []
-    model = Both(Net())
+    names = {"a": r"layers\.0|table", "b": r"layers\.2", "c": "unused"}
+    model = Both(
+        Net(),
+        optimizer={name: Factory(torch.optim.SGD, options={"match": match}, lr=1.0) for name, match in names.items()},
+        device="cpu",
+    )
     streams = type("Data", (), {"train_stream": lambda self: iter(batches()[:1])})()
     with MainLoop(model, streams, [ClipGradients(norm=0.25)], run=run) as loop:
         loop.epoch(["train"])
