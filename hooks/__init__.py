@@ -7,8 +7,11 @@ from emrun.lazy import lazy_names
 if TYPE_CHECKING:
     from emrun.hooks.average_weights import AverageWeights as AverageWeights
     from emrun.hooks.check import Check as Check
+    from emrun.hooks.clip_gradients import ClipGradients as ClipGradients
     from emrun.hooks.compute_stats import ComputeStats as ComputeStats
     from emrun.hooks.early_stopping import EarlyStopping as EarlyStopping
+    from emrun.hooks.freeze import Freeze as Freeze
+    from emrun.hooks.log_norms import LogNorms as LogNorms
     from emrun.hooks.log_variables import LogVariables as LogVariables
     from emrun.hooks.on_plateau import OnPlateau as OnPlateau
     from emrun.hooks.save_best import SaveBest as SaveBest
@@ -25,8 +28,11 @@ __getattr__, __dir__ = lazy_names(
     {
         "AverageWeights": "average_weights",
         "Check": "check",
+        "ClipGradients": "clip_gradients",
         "ComputeStats": "compute_stats",
         "EarlyStopping": "early_stopping",
+        "Freeze": "freeze",
+        "LogNorms": "log_norms",
         "LogVariables": "log_variables",
         "OnPlateau": "on_plateau",
         "SaveBest": "save_best",

@@ -20,14 +20,13 @@ _OWN_HOOK = "a hook of your own can"
 _SCHEDULER = "set model.scheduler, e.g. {class: Cosine, warmup: 5%, final: 0.1}"
 _PLATEAU = "set model.scheduler, e.g. {class: ReduceLROnPlateau, metric: valid/loss/mean}"
 _STOPPING = "use the hook EarlyStopping: {variable: loss, condition: min, patience: 5}"
-_CLIPPING = (
-    f"emrun has no gradient clipping yet; {_OWN_HOOK} call "
-    "`torch.nn.utils.clip_grad_norm_(model.module.parameters(), 1.0)` in `before_update(self, model)`"
-)
+_CLIPPING = "use the hook ClipGradients: {norm: 1.0}, or {value: 0.5}"
 _ACCUMULATION = "set model.accumulate, the number of batches of an update: 4"
 _COMPILE = "set model.compile: true, or arguments of torch.compile: {dynamic: true}"
 _RECOMPUTE = "set model.recompute, a regular expression for the names of the parts that are computed again"
 _PRECISION = "set model.precision: bf16, fp16 or tf32"
+_FREEZING = "use the hook Freeze: {match: REGEX, until: 2 epochs}; without until, always"
+_NORMS = "use the hook LogNorms: {every: 10 updates}"
 _AVERAGES = "use the hook AverageWeights: {half_life: 500 updates}, or {decay: 0.999}, or {kind: swa}"
 _SAVING = (
     "SaveBest saves the best checkpoint or the best few, SaveEvery one every few epochs or updates; "
@@ -54,8 +53,10 @@ _HOOKS = {
     "decaylr lrscheduler learningratescheduler": _SCHEDULER,
     "decaylronplateau reducelronplateau": _PLATEAU,
     "earlystoppingcallback earlystoppinghook finishifnoimprovementafter thresholdearlystopping": _STOPPING,
-    "clipgradients gradientclipping gradnormclip gradvalueclip": _CLIPPING,
+    "gradientclipping gradnormclip gradvalueclip gradientclip clipgradnorm clipgradvalue stepclipping": _CLIPPING,
     "gradientaccumulation gradientaccumulationscheduler": _ACCUMULATION,
+    "gradnormlogger loggradnorm logparamnorm gradientnorm weightnorm": _NORMS,
+    "freezelayers freezeparameters basefinetuning backbonefinetuning finetuning": _FREEZING,
     "ema emahook emacallback weightaveraging swa stochasticweightaveraging": _AVERAGES,
     "modelcheckpoint checkpoint checkpointhook checkpointsaver checkpointer modelsaver": _SAVING,
     "modeliterationcheckpoint trackthebest": _SAVING,
@@ -78,6 +79,8 @@ _KEYS = {
     "channelslast": "set model.memory_format: channels_last",
     "earlystopping patience earlystoppingpatience": _STOPPING,
     "ema emadecay swa": _AVERAGES,
+    "loggradnorm loggradientnorm logparamnorm trackgradnorm": _NORMS,
+    "freeze frozen freezelayers freezeencoder freezebackbone": _FREEZING,
     "devices gpus ngpus numgpus numnodes strategy ddp distributed": _ONE_DEVICE,
     "resume resumefrom resumefromcheckpoint": _RESUME,
     "restorefrom ckptpath loadfrom checkpointpath loadcheckpoint": _RESTORE,

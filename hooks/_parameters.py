@@ -1,0 +1,81 @@
+"""Which parameters of a model a hook means: by names that match, and by the optimizer of an update."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from emrun.errors import ArgumentError, HookError
+from emrun.wording import listed
+
+Match = str | Sequence[str] | None
+"""A regular expression, or a list of them, for names of parameters (`re.search`)."""
+
+
+def patterns(argument: str, value: object) -> list[re.Pattern[str]]:
+    """Return the compiled regular expressions of an argument; none for None.
+
+    Args:
+        argument: the name of the argument, for messages.
+        value: a regular expression or a list of them.
+
+    Raises:
+        ArgumentError: the value is something else.
+    """
+    several = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(several, list | tuple) or (value is not None and not several):
+        raise ArgumentError(argument, f"{value!r} is neither a regular expression nor a list of them")
+    compiled = []
+    for each in several:
+        if not isinstance(each, str):
+            raise ArgumentError(argument, f"{each!r} is not a regular expression; write it in quotes")
+        try:
+            compiled.append(re.compile(each))
+        except re.error as error:
+            raise ArgumentError(argument, f"{each!r} is not a regular expression: {error}") from error
+    return compiled
+
+
+def check_matches(argument: str, expressions: Sequence[re.Pattern[str]], module: torch.nn.Module) -> None:
+    """Check that each expression matches the name of a parameter.
+
+    Raises:
+        ArgumentError: an expression matches none.
+    """
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    for each in expressions:
+        if not any(each.search(name) for name in names):
+            more = f", ... ({len(names)} in all)" if len(names) > 20 else ""
+            message = f"{each.pattern!r} matches none of the parameters {listed(names[:20])}{more}"
+            raise ArgumentError(argument, message)
+
+
+def module_of(hook: str, model: Any) -> torch.nn.Module:
+    """Return the module of a model.
+
+    Args:
+        hook: the class of the hook, for the message.
+        model: the model.
+
+    Raises:
+        HookError: the model is not a `TorchModel`.
+    """
+    module = getattr(model, "module", None)
+    if not isinstance(module, torch.nn.Module):
+        raise HookError(f"{hook} needs a TorchModel, not {type(model).__name__}")
+    return module
+
+
+def suffix_of(model: Any, optimizer: Any) -> str:
+    """Return what the names of values of an optimizer end with: `_NAME` if the model has several, else nothing."""
+    several = getattr(model, "optimizers", None) or {}
+    name = next((name for name, each in several.items() if each is optimizer), "")
+    return f"_{name}" if len(several) > 1 and name else ""
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient, or the values of a sparse one, which share its memory if it is coalesced."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient

@@ -1,0 +1,186 @@
+"""LogNorms: records the norms of gradients and weights, and how large the updates are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from emrun import AbstractHook
+from emrun.fields import TEXT, Kind, mapping_of, record, sequence_of, whole
+from emrun.hook import Loop
+from emrun.hooks._parameters import check_matches, dense, module_of, patterns, suffix_of
+from emrun.types import EpochData, Interval, Units
+
+_VALUES = ("gradient_norm", "weight_norm", "update_ratio")
+_TOTALS = Kind("a 1-D tensor of numbers", lambda value: value.is_floating_point() and value.dim() == 1)
+_STATE = record(
+    {"patterns": sequence_of(TEXT), "sums": mapping_of(record({"total": _TOTALS, "count": whole(1)}))},
+)
+
+
+class LogNorms(AbstractHook):
+    """Records the norms of gradients and weights, and the size of the updates.
+
+        hooks:
+          - LogNorms: {match: [weight, bias], every: 5 updates}
+
+    These are columns of `steps.jsonl`, and their means over the measured updates of an epoch are in the data of the
+    epoch, for the train stream:
+
+    - `gradient_norm`: the 2-norm of all gradients of an update, as one vector. The place of this hook counts: before
+      `ClipGradients`, the norm is that before clipping.
+    - `weight_norm`: the 2-norm of the weights after the update.
+    - `update_ratio`: the 2-norm of the change of the weights, divided by that of the weights before; 0 for weights that
+      were all 0. Often, 0.001 is a good value, and much more or less is a sign of a learning rate that does not fit.
+
+    For each expression of `match` there are three more, such as `gradient_norm(bias)`. With several optimizers, each
+    has values of its own: `gradient_norm_NAME`. Nothing is copied from the device before the end of the epoch, except
+    for the step record. An update that is measured needs memory for a copy of the weights. An update that is skipped
+    does not count in the means. The zeroth epoch and epochs without a measured update have no means.
+
+    Args:
+        match: a regular expression for names of parameters (`re.search`), or a list of them; each is measured too.
+        every: how often: `10 updates`.
+
+    Raises:
+        ArgumentError: an expression matches no parameter, or an argument has a value that is not allowed.
+        HookError: the model is not a `TorchModel`.
+    """
+
+    reads = ()
+
+    def __init__(
+        self,
+        match: str | Sequence[str] | None = None,
+        every: Annotated[int | str, Units(("updates",))] = "1 updates",
+        model: Any = None,
+    ) -> None:
+        super().__init__(model=model)
+        self._match = patterns("match", match)
+        self._every = int(Interval.parse("every", every, ("updates",)).count)
+        self._parts: dict[str, _Parts] = {}  # suffix of the optimizer -> its parameters
+        self._gradients: Tensor | None = None  # the norms of the current update
+        self._before: list[Tensor] = []  # the weights before it
+        self._sums: dict[str, tuple[Tensor, int]] = {}  # suffix -> the sums of the values, number of updates
+        if model is not None:
+            check_matches("match", self._match, module_of("LogNorms", model))
+
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Declare what this hook writes, which depends on the optimizers of the model."""
+        super().register_mainloop(main_loop)
+        model = main_loop.model
+        check_matches("match", self._match, module_of("LogNorms", model))
+        several = getattr(model, "optimizers", None) or {}
+        named = [f"_{name}" for name in several] if len(several) > 1 else [""]
+        self.writes = [f"{name}/mean" for suffix in named for name in self._names(suffix)]
+
+    def before_epoch(self, epoch_id: int) -> None:
+        """Drop the sums of the previous epoch."""
+        self._sums, self._parts = {}, {}
+
+    def before_update(self, model: Any, optimizer: Any) -> None:
+        """Measure the gradients, and copy the weights, if it is time."""
+        self._gradients = None
+        loop = self.main_loop
+        if (loop.updates_done + 1) % self._every:  # this update is counted after the batch
+            return
+        suffix = suffix_of(model, optimizer)
+        parts = self._parts.get(suffix)
+        if parts is None:
+            parts = self._parts[suffix] = _Parts(model.module, optimizer, self._match)
+        with torch.no_grad():
+            self._gradients = parts.norms([each.grad for each in parts.parameters])
+            self._before = [each.detach().clone() for each in parts.parameters]
+        self._record(0, suffix, self._gradients)
+
+    def after_update(self, model: Any, optimizer: Any) -> None:
+        """Measure the weights and the update."""
+        if self._gradients is None:
+            return
+        suffix = suffix_of(model, optimizer)
+        parts, before = self._parts[suffix], self._before
+        with torch.no_grad():
+            weights = [each.detach() for each in parts.parameters]
+            now, then = parts.norms(weights), parts.norms(before)
+            torch._foreach_sub_(before, weights)
+            ratio = torch.where(then > 0, parts.norms(before) / then, torch.zeros_like(then))
+            self._record(1, suffix, now)
+            self._record(2, suffix, ratio)
+            self._add(suffix, torch.cat([self._gradients, now, ratio]))
+        self._gradients, self._before = None, []
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Add the means to the data of the epoch."""
+        for suffix, (total, count) in self._sums.items():
+            means = (total / count).tolist()
+            values = epoch_data.setdefault(self.main_loop.train_stream_name, {})
+            for name, mean in zip(self._names(suffix), means, strict=True):
+                values[name] = {"mean": mean}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums of the epoch so far."""
+        sums = {suffix: {"total": total.cpu(), "count": count} for suffix, (total, count) in self._sums.items()}
+        return {"patterns": [each.pattern for each in self._match], "sums": sums}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the sums of an epoch that is resumed in its middle, unless other parameters are measured now."""
+        _STATE.check(state)
+        self._sums = {}
+        if list(state["patterns"]) == [each.pattern for each in self._match]:
+            self._sums = {suffix: (saved["total"], saved["count"]) for suffix, saved in state["sums"].items()}
+
+    def _names(self, suffix: str) -> list[str]:
+        ends = [suffix, *(f"{suffix}({each.pattern})" for each in self._match)]
+        return [f"{value}{end}" for value in _VALUES for end in ends]
+
+    def _record(self, index: int, suffix: str, norms: Tensor) -> None:
+        """Add the values of one kind to the step record."""
+        count = len(self._match) + 1
+        names = self._names(suffix)[index * count : (index + 1) * count]
+        for name, norm in zip(names, norms.unbind(), strict=True):
+            self.main_loop.record(name, norm)
+
+    def _add(self, suffix: str, values: Tensor) -> None:
+        exact = values if values.device.type == "mps" else values.double()  # MPS has no doubles
+        total, count = self._sums.get(suffix, (None, 0))
+        self._sums[suffix] = (exact if total is None else total.to(exact.device) + exact, count + 1)
+
+
+class _Parts:
+    """The parameters of an optimizer, and which of them each expression matches."""
+
+    def __init__(self, module: torch.nn.Module, optimizer: Any, match: Sequence[Any]) -> None:
+        self.parameters: list[Tensor] = [each for group in optimizer.param_groups for each in group["params"]]
+        places = {id(each): index for index, each in enumerate(self.parameters)}
+        named = list(module.named_parameters(remove_duplicate=False))
+        self._device = self.parameters[0].device
+        self._indices = []
+        for regex in match:
+            found = {places[id(each)]: None for name, each in named if id(each) in places and regex.search(name)}
+            self._indices.append(torch.tensor(list(found), dtype=torch.long, device=self._device))
+
+    def norms(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Return the 2-norm of all tensors, and of those of each expression, on the device of the first parameter.
+
+        Args:
+            tensors: one for each parameter; None counts as 0.
+        """
+        groups: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[Tensor]]] = {}
+        for index, tensor in enumerate(tensors):
+            if tensor is not None:
+                values = dense(tensor)
+                indices, members = groups.setdefault((values.device, values.dtype), ([], []))
+                indices.append(index)
+                members.append(values)
+        single: list[Tensor] = [torch.zeros((), device=self._device)] * len(tensors)
+        for (_, dtype), (indices, members) in groups.items():
+            exact = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+            for index, norm in zip(indices, torch._foreach_norm(members, 2, exact), strict=True):
+                single[index] = norm.to(self._device)
+        if len({each.dtype for each in single}) > 1:
+            single = [each.double() for each in single]
+        several = torch.stack(single)
+        return torch.stack([torch.linalg.vector_norm(each) for each in (several, *(several[i] for i in self._indices))])

@@ -1,0 +1,52 @@
+"""Hooks that act on gradients and weights: a run that is interrupted and resumed equals an uninterrupted one."""
+
+import json
+import shutil
+
+import pytest
+from training.resuming import config_of, interrupted, result, resumed
+
+HOOKS = {
+    "norms": {"LogNorms": {"match": ["^layers.0", "bias"], "every": "2 updates"}},
+    "clip": {"ClipGradients": {"norm": 0.5}},
+    "freeze": {"Freeze": {"match": "^layers.[01]", "until": "4 updates"}},
+}
+
+
+SEVERAL = {
+    "first": {"class": "AdamW", "lr": 0.05, "match": r"layers\.[01]"},
+    "last": {"class": "SGD", "lr": 0.1, "momentum": 0.9, "match": r"layers\.3"},
+}
+
+
+def check(project, hooks, every, **model):
+    """Compare runs that are interrupted at every n-th event, and resumed, with one that is not."""
+    config = config_of()
+    config["model"] |= model
+    config["model"]["accumulate"] = 2  # windows of 2, 2 and 1 batches
+    config["hooks"] = [*hooks, *config["hooks"]]
+    events = interrupted(config, project / "straight", None)
+    expected = result(project / "straight")
+    for at in range(events.index("before_epoch 1"), len(events), every):
+        interrupted(config, project / "run", at + 1)
+        resumed(project / "run")
+        assert result(project / "run") == expected, events[at]
+        shutil.rmtree(project / "run")
+
+
+def test_a_resume_is_exact_with_all_of_them(project):
+    check(project, list(HOOKS.values()), every=7)
+
+
+def test_with_several_optimizers_each_has_its_norms(project):
+    check(project, list(HOOKS.values()), every=31, optimizer=SEVERAL, scheduler=None)
+    line = json.loads((project / "straight" / "metrics.jsonl").read_text().splitlines()[-1])
+    found = {name for name in line["streams"]["train"] if "norm" in name}
+    ends = ["first", "first(^layers.0)", "first(bias)", "last", "last(^layers.0)", "last(bias)"]
+    assert found == {f"{kind}_norm_{end}" for kind in ("gradient", "weight") for end in ends}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_resume_is_exact_from_every_event_with_one(project, name):
+    check(project, [HOOKS[name]], every=3)
