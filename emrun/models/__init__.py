@@ -3,7 +3,8 @@
 Read `torch_model`, which trains, and `module_model`, which runs the module. Then read the parts in the order of a step:
 `inputs` (batches to tensors; `prefetching` copies them ahead of time), `outputs` (with losses and metrics),
 `stream_metrics` (metrics of whole streams; `object_state` is what checkpoints have of them), `optimization` (gradients,
-updates, learning rates; with `updates`, `optimizer` and `schedule`). `laziness` and `weights` are about the module
+updates, learning rates; with `updates`, `optimizer` and `schedule`), `micro_batches` (a batch in parts; `size_search`
+finds their size). `laziness` and `weights` are about the module
 itself; `loadable` checks whether a resume could load the weights, for which `built_apart` builds the module a second
 time. `evaluation_weights` exchanges the weights for evaluations. `init_from` loads other weights to begin with; `fit`
 says which of them fit.
