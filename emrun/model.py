@@ -56,6 +56,10 @@ class AbstractModel(ABC):
     built_apart: Callable[[], Any] | None = None
     """Waits for the structure that `build_apart` began to build, and returns it. Set by the builder of the model."""
 
+    write_setting: Callable[[str, Any], None] | None = None
+    """Writes a value that the model has found for one of its arguments, such as the number for `auto`, to the config of
+    the run. Called with the argument and the value. Set by the builder of the model; None without a run."""
+
     load_initial: Callable[[], Mapping[str, Any]] | None = None
     """Loads the weights that a new run begins with; None if there are none.
 

@@ -158,6 +158,17 @@ Period = Annotated[int | str, Units(("epochs", "updates", "iterations", "minutes
 
 
 @dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Says that a number has a minimum: `Annotated[int, AtLeast(1)]` is checked without importing the class.
+
+    Args:
+        minimum: the smallest number that is allowed.
+    """
+
+    minimum: int
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """Describes how a parameter annotated `Annotated[Factory, Form(...)]` is written in a config.
 

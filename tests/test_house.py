@@ -220,6 +220,7 @@ def test_every_file_has_a_test():
         "diagnosis/differences": "diagnosis/test_verification",
         "diagnosis/model_facts": "diagnosis/test_trial",
         "diagnosis/round_trip": "diagnosis/test_trial",
+        "models/size_search": "models/test_micro_batches",
         "streams/packing": "streams/test_workers",
         "streams/worker_process": "streams/test_workers",
     }

@@ -28,7 +28,7 @@ from emrun.config.signatures import UNREAD, Parameters, anything
 from emrun.config.source_modules import TORCH, Binding, SourceModule, SourceModules, bound_in
 from emrun.hook import EVENTS, AbstractHook
 from emrun.model import AbstractModel
-from emrun.types import Factory, Form, Units
+from emrun.types import AtLeast, Factory, Form, Units
 
 
 def _class_of(path: str, **members: Any) -> type:
@@ -63,7 +63,9 @@ _TYPES: dict[str, Any] = {
     "pathlib.Path": pathlib.Path,
     "os.PathLike": os.PathLike,
 }
-_MARKS: dict[str | None, type[Form] | type[Units]] = {"emrun.types.Form": Form, "emrun.types.Units": Units}
+_MARKS: dict[str | None, type[Form | Units | AtLeast]] = {
+    f"emrun.types.{mark.__name__}": mark for mark in (Form, Units, AtLeast)
+}
 _NO_BASES = frozenset(each for each in _TYPES.values() if isinstance(each, type)) - frozenset(_BASES.values())
 _RUNNING = frozenset(("__init_subclass__", "__class_getitem__"))  # would run when a class is created or subscripted
 _SURE = _RUNNING | {"__init__", "__new__", "__getattr__", "__getattribute__"}  # must be literal

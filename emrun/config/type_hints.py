@@ -8,14 +8,16 @@ import os
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 from emrun.config.names import instead
 from emrun.config.signatures import UNREAD
 from emrun.config.yaml_tree import Node, node_of
 from emrun.errors import ArgumentError, Position
-from emrun.types import Factory, Form, Interval, Units
+from emrun.types import AtLeast, Factory, Form, Interval, Units
 from emrun.wording import did_you_mean, listed
+
+Mark = TypeVar("Mark", Units, AtLeast)
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", str: "a string"}
 _WORDS |= {float: "a number", complex: "a number", type(None): "null", None: "null"}
@@ -34,19 +36,23 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
         default: the parameter's default; a hint that contradicts the default is ignored.
         name: the name of the parameter, for advice.
     """
-    value, units = node.value, _units_in(hint)
+    value, units = node.value, _mark_in(hint, Units)
     if units is not None and isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
             Interval.parse("", value, units.allowed)
         except ArgumentError as error:
             return error.message
         return None
+    limit = _mark_in(hint, AtLeast)
+    if limit is not None and type(value) in (int, float) and value < limit.minimum:
+        return f"must be at least {limit.minimum}, not {value!r}"
     if _accepts(node, hint) or default is value or contradicts(default, hint):
         return None
     allowed = _describe(hint)
     if allowed.startswith("one of "):
         return f"{node.shown()!r} is not {allowed}{_meant(value, hint, name)}"
-    hint_to_fix = ""
+    literals = [each for sort, _, values in alternatives(hint) if sort == "literal" for each in values]
+    hint_to_fix = did_you_mean(value, filter(_is_text, literals)) if isinstance(value, str) else ""
     takes_text = any(kind is str for _, kind, _ in alternatives(hint))
     if isinstance(value, str) and not takes_text and _is_number(value):
         hint_to_fix = "; write the number without quotes"
@@ -175,6 +181,10 @@ def _plural(hint: Any) -> str:
     return " or ".join(parts)
 
 
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str)
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -189,13 +199,13 @@ def values_of_mapping(hint: Any) -> Any:
     return found[0] if len(found) == 1 else None
 
 
-def _units_in(hint: Any) -> Units | None:
-    """Return the units in which an interval is written, None when a hint does not mark an interval."""
+def _mark_in(hint: Any, kind: type[Mark]) -> Mark | None:
+    """Return the mark of a kind in an annotated hint, e.g. the units of an interval; None if there is none."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return next((each for each in hint.__metadata__ if isinstance(each, Units)), None)
+        return next((each for each in hint.__metadata__ if isinstance(each, kind)), None)
     if origin in (typing.Union, types.UnionType):
-        return next((found for each in arguments if (found := _units_in(each)) is not None), None)
+        return next((found for each in arguments if (found := _mark_in(each, kind)) is not None), None)
     return None
 
 

@@ -70,22 +70,26 @@ class Optimization:
             own way.
         scheduler: the form of the schedule, which every optimizer gets, or name of an optimizer -> form.
         accumulate: the number of batches of a window.
+        has_parts: whether a batch may have several parts.
 
     Raises:
         ArgumentError: `accumulate` is not a positive number, or a name is not that of an optimizer.
     """
 
-    def __init__(self, model: Trained, optimizer: Any, scheduler: Any, accumulate: int = 1) -> None:
+    def __init__(
+        self, model: Trained, optimizer: Any, scheduler: Any, accumulate: int = 1, *, has_parts: bool = False
+    ) -> None:
         check_count("accumulate", accumulate, minimum=1)
         self._model = model
         self.accumulate = accumulate
-        self.has_windows = accumulate > 1
+        self.has_windows = accumulate > 1 or has_parts
         """Whether the gradients of several parts are added up for an update."""
         self.is_open = False
         """Whether a window has begun and not ended."""
         self.weight: float | Tensor = 1.0
         """The weight of the current part in its window: its number of examples, or the sum of their weights."""
-        self._is_ending = False  # whether the window ends with the current part
+        self.is_ending = False
+        """Whether the window ends with the current part."""
         self._batches = 0  # of the window that have begun
         self._pending: dict[torch.optim.Optimizer, float | Tensor] = {}  # those to step at the end, and their weights
         self.members = optimizers_of(optimizer, scheduler)
@@ -225,19 +229,19 @@ class Optimization:
             self.clear()
             self.is_open = True
         self._batches += is_last
-        self._is_ending = self._batches == self.accumulate
+        self.is_ending = self._batches == self.accumulate
         self.weight = float(examples)
 
     def end_part(self) -> None:
         """End a part of a window, and with the last one the window."""
-        if self._is_ending:
+        if self.is_ending:
             self.finish()
 
     def finish(self) -> None:
         """End the window, if one is open: make the updates that are due."""
         if not self.is_open:
             return
-        self._is_ending, self.is_open, self._batches = False, False, 0
+        self.is_ending, self.is_open, self._batches = False, False, 0
         while self._pending:
             optimizer = next(iter(self._pending))
             self._step(optimizer, self._pending.pop(optimizer))
@@ -326,7 +330,7 @@ class Optimization:
     def _update(self, optimizer: torch.optim.Optimizer) -> None:
         if self.has_windows:
             self._pending[optimizer] = self._pending.get(optimizer, 0.0) + self.weight
-            if self._is_ending:
+            if self.is_ending:
                 self._step(optimizer, self._pending.pop(optimizer))
         else:
             self._step(optimizer)

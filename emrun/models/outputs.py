@@ -41,6 +41,8 @@ class Outputs:
         self._metrics = {name: each for name, each in measured.items() if each.metric is None}
         self.of_streams = {name: each for name, each in measured.items() if each.metric is not None}
         """The metrics that are computed once for each stream; calling one updates it."""
+        self.of_parts = False
+        """Whether the outputs may be those of a part of a batch; see `mean`."""
         self._is_complete = not (self._terms or self._metrics or names)  # nothing is added to what forward returns
 
     @property
@@ -96,7 +98,8 @@ class Outputs:
             _add(outputs, self._terms, inputs, "loss")
             if self._sums_terms:
                 weights = outputs.get("example_weight")
-                outputs["loss"] = sum(term.scale * mean(outputs[name], weights) for name, term in self._terms.items())
+                terms = self._terms.items()
+                outputs["loss"] = sum(each.scale * mean(outputs[name], weights, self.of_parts) for name, each in terms)
         if self._metrics:
             with_gradients = torch.is_grad_enabled()
             torch.set_grad_enabled(False)  # costs half as much as no_grad
@@ -233,15 +236,15 @@ def calculations(key: str, forms: Any, device: torch.device) -> Calculations:
     return {name: Calculation(f"{key}.{name}", form, device) for name, form in forms.items()}
 
 
-def mean_loss(outputs: Mapping[str, Any]) -> Tensor:
-    """Return the mean of the output `loss` over the examples.
+def mean_loss(outputs: Mapping[str, Any], of_part: bool = False) -> Tensor:
+    """Return the mean of the output `loss` over the examples; for `of_part` see `mean`.
 
     Raises:
         StreamError: there is no tensor `loss`, or the weights do not have one number per example.
     """
     loss = outputs.get("loss")
     if isinstance(loss, Tensor):
-        return mean(loss, outputs.get("example_weight"))
+        return mean(loss, outputs.get("example_weight"), of_part)
     if "loss" in outputs:
         kind = "NumPy array" if isinstance(loss, np.ndarray) else type(loss).__name__
         shown = "None" if loss is None else f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
@@ -251,12 +254,14 @@ def mean_loss(outputs: Mapping[str, Any]) -> Tensor:
     raise StreamError(f"{message}, or set model.loss", first_batch=True)
 
 
-def mean(loss: Tensor, weights: Tensor | None) -> Tensor:
+def mean(loss: Tensor, weights: Tensor | None, of_part: bool = False) -> Tensor:
     """Return the mean over the examples, weighted if there are weights; a scalar is returned unchanged.
 
     Args:
         loss: of shape (B, ...), or a scalar.
         weights: of shape (B,).
+        of_part: the examples may be a part of a batch, which may have no weight while the batch has: the mean is then 0
+            instead of NaN.
 
     Raises:
         StreamError: the weights have another shape.
@@ -269,4 +274,7 @@ def mean(loss: Tensor, weights: Tensor | None) -> Tensor:
     if weights.shape != per_example.shape:
         message = f"output 'example_weight' has shape {tuple(weights.shape)}, not {tuple(per_example.shape)}"
         raise StreamError(f"{message}: it must have one number per example")
-    return (per_example * weights).sum() / weights.sum()
+    total = weights.sum()
+    if of_part:
+        total = total.where(total != 0, 1)
+    return (per_example * weights).sum() / total

@@ -19,6 +19,7 @@ from emrun.models.built_apart import BuiltApart
 from emrun.models.closed_form import ClosedForm
 from emrun.models.init_from import InitFrom, InitFromForm
 from emrun.models.loadable import Loadable
+from emrun.models.micro_batches import MicroBatches
 from emrun.models.module_model import STATE as STATE_OF_MODULE
 from emrun.models.module_model import ModuleModel
 from emrun.models.optimization import MAY_LACK, Optimization
@@ -26,10 +27,11 @@ from emrun.models.optimization import STATE as STATE_OF_OPTIMIZATION
 from emrun.models.outputs import mean_loss
 from emrun.models.precision import Precision
 from emrun.models.schedule import Scheduler
+from emrun.models.size_search import advise
 from emrun.models.updates import Traces
 from emrun.schedule_plan import SchedulePlan
 from emrun.sources import length
-from emrun.types import Batch, EpochData, Factory, Form, Prefetch
+from emrun.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import NO_OPTIMIZER
 
 _LOG = logging.getLogger(__name__)
@@ -106,6 +108,9 @@ class TorchModel(ModuleModel):
         precision: `bf16` and `fp16` run forward in bfloat16 or float16, by `torch.autocast`; the weights, the outputs,
             losses and metrics are float32. fp16 scales the loss and skips updates with gradients that are not finite.
             `tf32` lets a GPU multiply matrices in TF32. By default, 32, the settings of torch apply.
+        micro_batch_size: the largest number of examples that a train step runs on at once. A larger batch is split; its
+            parts make one update with the gradients of the whole batch. `auto` finds the size before the first update,
+            and writes it into the config of the run.
         device: a torch device; `auto` means CUDA or MPS if available, else the CPU.
         init_from: weights to begin with: a run directory (its checkpoint `best`), a checkpoint, a directory with
             `model.safetensors`, such as transformers writes, or a file: safetensors, an index of them, or a state dict.
@@ -129,7 +134,7 @@ class TorchModel(ModuleModel):
         schedulers: name of an optimizer -> its schedule.
         device: the `torch.device` of the module and of the tensors that it gets.
         step_outputs: output name -> value of the current batch, with gradients, in `before_update` and `after_update`;
-            None at other times, and if the `train_step` of a subclass does not set it.
+            detached if the batch was split; None at other times, and if the `train_step` of a subclass does not set it.
 
     Raises:
         ArgumentError: an argument does not fit the module.
@@ -145,19 +150,22 @@ class TorchModel(ModuleModel):
         metrics: Mapping[str, MetricForm] | None = None,
         optimizer: OptimizerForm | Mapping[str, OptimizerForm] | None = None,
         scheduler: SchedulerForm | Mapping[str, SchedulerForm] | None = None,
-        accumulate: int = 1,
+        accumulate: Annotated[int, AtLeast(1)] = 1,
         precision: Precision = 32,
         device: str = "auto",
         init_from: str | os.PathLike[str] | InitFromForm | None = None,
         compile: bool | Mapping[str, Any] | None = None,
         recompute: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
         memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
+        micro_batch_size: Annotated[int | Literal["auto"] | None, AtLeast(1)] = None,
     ) -> None:
         more = {"compile": compile, "recompute": recompute, "memory_format": memory_format}
         super().__init__(module, inputs, outputs, loss, metrics, device, precision, **more)
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read(init_from))
-        self._optimization = Optimization(self, optimizer, scheduler, accumulate)
+        self._micro_batches = MicroBatches(self, micro_batch_size) if micro_batch_size is not None else None
+        self._outputs.of_parts = has_parts = self._micro_batches is not None
+        self._optimization = Optimization(self, optimizer, scheduler, accumulate, has_parts=has_parts)
         self.iterations_per_update = accumulate
         if not self.is_lazy:
             self._optimization.build()
@@ -292,19 +300,17 @@ class TorchModel(ModuleModel):
         if stream is not self._stream:
             self._stream, self._check_pending, self._trained = stream, True, True
             optimization.begin_stream(stream)
+            if self._micro_batches is not None:
+                self._find_size(self._micro_batches, inputs, batch)
         if self._is_own_scheme:
             self._traces = Traces(optimization.parameters, self._loadable.pending)
             self._minimised = None  # a subclass may call `backward` of the loss itself
-        step = self.train_step if optimization.autocast is None else partial(optimization.run_own, self)
-        if optimization.has_windows:
-            optimization.begin_part(length(next(iter(batch.values()))))
-            outputs = step(inputs)
-            optimization.end_part()
-        else:
-            optimization.clear()
-            outputs = step(inputs)
-            if optimization.scale is not None:
-                optimization.scale.end()
+        try:
+            outputs = self._run_step(inputs, batch)
+        except Exception as error:
+            size = self._micro_batches.size if self._micro_batches is not None else None
+            advise(error, size, length(next(iter(batch.values()))))
+            raise
         detached = {}
         for name, value in outputs.items():
             detached[name] = value.detach() if isinstance(value, Tensor) and value.requires_grad else value
@@ -361,11 +367,15 @@ class TorchModel(ModuleModel):
             self._loadable.check_first_update()
         loss = outputs.get("loss")
         if type(loss) is not Tensor or loss.dim():
-            loss = mean_loss(outputs)
-        if self._optimization.has_windows and isinstance(weights := outputs.get("example_weight"), Tensor):
-            self._optimization.weight = weights.detach().sum()
+            loss = mean_loss(outputs, self._outputs.of_parts)
+        seen: Mapping[str, Any] = outputs
+        if self._optimization.has_windows:
+            if isinstance(weights := outputs.get("example_weight"), Tensor):
+                self._optimization.weight = weights.detach().sum()
+            if self._micro_batches is not None:
+                seen = self._micro_batches.seen(outputs)
         self.backward(loss)
-        self.step_outputs = outputs
+        self.step_outputs = seen
         for each in self._optimization.members:
             self.update(each.optimizer)
         self.step_outputs = None  # frees the graph, whose memory the next step needs
@@ -439,6 +449,32 @@ class TorchModel(ModuleModel):
         self._optimization.load_state_dict(state)
         self._trained = state["trained"]
         super().load_state_dict(state)
+
+    def _run_step(self, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+        """Run `train_step` on a batch, or on each of its parts."""
+        optimization, step = self._optimization, self._step_function()
+        if not optimization.has_windows:
+            optimization.clear()
+            outputs = step(inputs)
+            if optimization.scale is not None:
+                optimization.scale.end()
+            return outputs
+        examples = length(next(iter(batch.values())))
+        if self._micro_batches is not None:
+            return self._micro_batches.run(step, inputs, examples)
+        optimization.begin_part(examples)
+        outputs = step(inputs)
+        optimization.end_part()
+        return outputs
+
+    def _step_function(self) -> Callable[[Mapping[str, Tensor]], Mapping[str, Any]]:
+        """Return `train_step`, or a function that calls it in the precision of the model."""
+        return self.train_step if self._optimization.autocast is None else partial(self._optimization.run_own, self)
+
+    def _find_size(self, micro_batches: MicroBatches, inputs: Mapping[str, Any], batch: Batch) -> None:
+        found = micro_batches.prepare(inputs, length(next(iter(batch.values()))))
+        if found is not None and self.write_setting is not None:
+            self.write_setting("micro_batch_size", found)
 
     @property
     def _has_modes(self) -> bool:

@@ -32,6 +32,7 @@ from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
+from emrun.training.settings import FOUND, keep_settings
 from emrun.training.user_code import log_code_directory, record_code
 from emrun.wording import counted, listed, progress
 
@@ -106,7 +107,7 @@ def resume_training(
         with run.log:
             warn_of(config.notes)
             log_code_directory(plan)
-            training = assemble(plan, run.directory, run, is_new=place is None)
+            training = keep_settings(assemble(plan, run.directory, run, is_new=place is None), run)
             if place is not None:
                 place = _restored(training, place, changed)
             else:
@@ -142,10 +143,14 @@ def _fork_of(source: Path, fork: Path, *, seed: int, command: Sequence[str], cen
 
 
 def changes_to(run_directory: Path, config: Config) -> list[str]:
-    """Return the keys in which a config differs from the config of a run, each with both values."""
+    """Return the keys in which a config differs from the config of a run, each with both values.
+
+    A value that the run has found for `auto` is not a difference.
+    """
     stored = read_config(run_directory).root.plain()
     given = config.with_defaults({key: stored[key] for key in DRAWN if key in stored})
-    return _shown(_changes(stored, given.root.plain()))
+    changes = _changes(stored, given.root.plain())
+    return _shown({key: pair for key, pair in changes.items() if key not in FOUND or pair[1] != "auto"})
 
 
 def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:

@@ -35,6 +35,7 @@ class Hits:
 
 MECHANICS = {
     "accumulate": {"accumulate": 2},
+    "micro batches": {"micro_batch_size": 2},
     "schedule": {"scheduler": {"class": "Cosine", "warmup": "2 updates", "final": 0.1}},
     "torch's schedule": {"scheduler": {"class": "OneCycleLR", "max_lr": 0.05, "total_steps": 10, "step_on": "update"}},
     "groups": {"optimizer": {"class": "AdamW", "lr": 0.05, "groups": [{"match": "bias$", "weight_decay": 0.0}]}},
@@ -58,6 +59,7 @@ MECHANICS = {
 """Name -> the keys of the section `model`."""
 
 PAIRS = [
+    ("accumulate", "micro batches"),
     ("accumulate", "schedule"),
     ("accumulate", "torch's schedule"),
     ("accumulate", "groups"),

@@ -13,22 +13,24 @@ from emrun.diagnosis.replay import replay
 from emrun.training.create import train
 
 
-def config_with_windows():
+def config_with_windows(**model):
     config = config_of(extra_streams=["valid"])
     config["model"]["accumulate"] = 2  # windows of 2, 2 and 1 batches
     config["model"]["scheduler"] = {"class": "Cosine", "warmup": "2 updates"}
+    config["model"] |= model
     config["hooks"] = [*config["hooks"], {"SaveEvery": {"every": "3 updates", "keep": 1, "model_name": "update"}}]
     return config
 
 
-def test_a_resume_is_exact_from_every_event(project):
-    events = interrupted(config_with_windows(), project / "straight", None)
+@pytest.mark.parametrize("model", [{}, pytest.param({"micro_batch_size": 2}, marks=pytest.mark.campaign)])
+def test_a_resume_is_exact_from_every_event(project, model):
+    events = interrupted(config_with_windows(**model), project / "straight", None)
     expected = result(project / "straight")
     assert expected["loop"]["updates_done"] == 6
     assert "update-10" in expected["names"]  # of the short window that ends the last epoch
     first = events.index("before_epoch 1")
     for at in range(first, len(events), 3):
-        interrupted(config_with_windows(), project / "run", at + 1)
+        interrupted(config_with_windows(**model), project / "run", at + 1)
         state = torch.load(project / "run" / "checkpoints" / "latest" / "state.pt", weights_only=True)
         done = state["loop"]
         assert done["iterations_done"] in (0, 2, 4, 5, 7, 9, 10), events[at]

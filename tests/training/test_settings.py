@@ -1,0 +1,60 @@
+"""What a run finds for `auto` is in its config, from then on."""
+
+import re
+
+import pytest
+from training.resuming import config_of, interrupted, result, resumed
+
+from emrun import create_training, load_config
+from emrun.storage.run import CONFIG
+from emrun.training.create import train
+
+MODULE = """
+import torch
+from resume_model import Net
+
+
+class Small(Net):
+    def forward(self, x, y):
+        if self.training and len(x) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(x, y)
+"""
+
+YAML = """
+dataset: {class: resume_data.Data, kind: context}
+model:
+  module: {class: small_model.Small}
+  optimizer: {class: Adam, lr: 0.05}
+  micro_batch_size: auto  # four examples do not fit
+main_loop: {skip_zeroth_epoch: true}
+hooks: [StopAfter: {epochs: 1}]
+"""
+
+
+def config_with(size):
+    config = config_of()
+    config["model"] |= {"module": {"class": "small_model.Small"}, "micro_batch_size": size}
+    return config
+
+
+@pytest.mark.parametrize(("at", "size"), [("after_epoch 0", "auto"), ("after_update", 2)])
+def test_a_resume_from_before_or_after_the_search_gives_a_run_with_the_number(project, at, size):
+    (project / "small_model.py").write_text(MODULE)
+    train(create_training(config_with(2), output_dir=project / "straight"))
+    interrupted(config_with("auto"), project / "run", at)
+    assert load_config(project / "run")["model"]["micro_batch_size"] == size
+    resumed(project / "run")
+    assert result(project / "run") == result(project / "straight")
+
+
+def test_comments_stay_and_the_same_command_resumes(project, emrun):
+    (project / "small_model.py").write_text(MODULE)
+    (project / "c.yaml").write_text(YAML)
+    for _ in range(2):
+        done = emrun("train", "c.yaml", "--output-dir", "run", "--auto-resume", cwd=project)
+        assert done.returncode == 0, done.stderr
+        assert re.search("micro_batch_size: 2 +# four examples do not fit", (project / "run" / CONFIG).read_text())
+    assert "nothing to do" in done.stderr
+    log = (project / "run" / "train.log").read_text()
+    assert "model.micro_batch_size: 2, found with the first batch of 4 examples" in log
