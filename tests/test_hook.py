@@ -36,8 +36,8 @@ def test_the_events_are_those_of_the_loop_with_the_arguments_that_are_supplied()
         ("before_training", ()),
         ("before_epoch", ("epoch_id",)),
         ("before_batch", ("stream_name", "batch")),
-        ("before_update", ("model",)),
-        ("after_update", ("model",)),
+        ("before_update", ("model", "optimizer")),
+        ("after_update", ("model", "optimizer")),
         ("after_batch", ("stream_name", "batch_data")),
         ("after_stream", ("stream_name",)),
         ("after_epoch", ("epoch_id", "epoch_data")),
@@ -72,8 +72,8 @@ def test_every_event_of_a_run_reaches_a_hook_that_listens_with_its_arguments():
 
         def run(self, batch, train, stream):
             if train:
-                self.main_loop.notify("before_update", model=self)
-                self.main_loop.notify("after_update", model=self)
+                self.main_loop.notify("before_update", model=self, optimizer=None)
+                self.main_loop.notify("after_update", model=self, optimizer=None)
             return super().run(batch, train, stream)
 
     run(Everything(), model=Update(), extra_streams=["valid"])
