@@ -28,7 +28,7 @@ from emrun.models.size_search import advise
 from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.updates import Traces
 from emrun.schedule_plan import SchedulePlan
-from emrun.sources import length
+from emrun.sources import examples_of
 from emrun.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import NO_OPTIMIZER
 
@@ -144,12 +144,12 @@ class TorchModel(ModuleModel):
         optimizer: OptimizerForm | None = None,
         scheduler: SchedulerForm | None = None,
         accumulate: Annotated[int, AtLeast(1)] = 1,
+        micro_batch_size: Annotated[int | Literal["auto"] | None, AtLeast(1)] = None,
         device: str = "auto",
         init_from: str | os.PathLike[str] | InitFromForm | None = None,
         compile: bool | Mapping[str, Any] | None = None,
         recompute: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
         memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
-        micro_batch_size: Annotated[int | Literal["auto"] | None, AtLeast(1)] = None,
     ) -> None:
         more = {"compile": compile, "recompute": recompute, "memory_format": memory_format}
         super().__init__(module, inputs, outputs, loss, metrics, device, **more)
@@ -280,14 +280,14 @@ class TorchModel(ModuleModel):
                 optimization.clear()
                 outputs = self.train_step(inputs)
             elif self._micro_batches is None:
-                optimization.begin_part(length(next(iter(batch.values()))))
+                optimization.begin_part(examples_of(batch))
                 outputs = self.train_step(inputs)
                 optimization.end_part()
             else:
-                outputs = self._micro_batches.run(inputs, length(next(iter(batch.values()))))
+                outputs = self._micro_batches.run(inputs, examples_of(batch))
         except Exception as error:
             size = self._micro_batches.size if self._micro_batches is not None else None
-            advise(error, size, length(next(iter(batch.values()))))
+            advise(error, size, examples_of(batch))
             raise
         detached = {}
         for name, value in outputs.items():
@@ -418,7 +418,7 @@ class TorchModel(ModuleModel):
         super().load_state_dict(state)
 
     def _find_size(self, micro_batches: MicroBatches, inputs: Mapping[str, Any], batch: Batch) -> None:
-        found = micro_batches.prepare(inputs, length(next(iter(batch.values()))))
+        found = micro_batches.prepare(inputs, examples_of(batch))
         if found is not None and self.write_setting is not None:
             self.write_setting("micro_batch_size", found)
 
