@@ -22,6 +22,15 @@ def length(values: Any) -> int:
         return -1
 
 
+def examples_of(batch: Mapping[str, Any]) -> int:
+    """Return the number of examples of a batch whose sources have been checked; takes little time for a tensor."""
+    values = next(iter(batch.values()))
+    try:
+        return int(values.shape[0])
+    except (AttributeError, RuntimeError):  # no tensor or array; a nested tensor
+        return length(values)
+
+
 def is_nested(values: Any) -> bool:
     """Return whether a source is a nested tensor of torch, whose entries have different shapes."""
     return getattr(values, "is_nested", False) is True

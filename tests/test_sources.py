@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.sources import is_nested, length, parts
+from emrun.sources import examples_of, is_nested, length, parts
 
 
 def nested(*lengths, layout=torch.jagged):
@@ -42,3 +42,10 @@ def test_the_parts_of_a_mapping_are_named_after_it():
 def test_only_a_nested_tensor_is_one():
     assert is_nested(nested(1, 2))
     assert not any(map(is_nested, (torch.zeros(2), [1], {}, np.zeros(2))))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_the_number_of_examples_of_a_batch(layout):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    for values in (nested, torch.ones(2, 3), np.ones(2), [1, 2], {"a": [1, 2]}):
+        assert examples_of({"x": values}) == 2

@@ -30,7 +30,7 @@ from emrun.models.schedule import Scheduler
 from emrun.models.size_search import advise
 from emrun.models.updates import Traces
 from emrun.schedule_plan import SchedulePlan
-from emrun.sources import length
+from emrun.sources import examples_of
 from emrun.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import NO_OPTIMIZER
 
@@ -152,12 +152,12 @@ class TorchModel(ModuleModel):
         scheduler: SchedulerForm | Mapping[str, SchedulerForm] | None = None,
         accumulate: Annotated[int, AtLeast(1)] = 1,
         precision: Precision = 32,
+        micro_batch_size: Annotated[int | Literal["auto"] | None, AtLeast(1)] = None,
         device: str = "auto",
         init_from: str | os.PathLike[str] | InitFromForm | None = None,
         compile: bool | Mapping[str, Any] | None = None,
         recompute: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
         memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
-        micro_batch_size: Annotated[int | Literal["auto"] | None, AtLeast(1)] = None,
     ) -> None:
         more = {"compile": compile, "recompute": recompute, "memory_format": memory_format}
         super().__init__(module, inputs, outputs, loss, metrics, device, precision, **more)
@@ -309,7 +309,7 @@ class TorchModel(ModuleModel):
             outputs = self._run_step(inputs, batch)
         except Exception as error:
             size = self._micro_batches.size if self._micro_batches is not None else None
-            advise(error, size, length(next(iter(batch.values()))))
+            advise(error, size, examples_of(batch))
             raise
         detached = {}
         for name, value in outputs.items():
@@ -459,7 +459,7 @@ class TorchModel(ModuleModel):
             if optimization.scale is not None:
                 optimization.scale.end()
             return outputs
-        examples = length(next(iter(batch.values())))
+        examples = examples_of(batch)
         if self._micro_batches is not None:
             return self._micro_batches.run(step, inputs, examples)
         optimization.begin_part(examples)
@@ -472,7 +472,7 @@ class TorchModel(ModuleModel):
         return self.train_step if self._optimization.autocast is None else partial(self._optimization.run_own, self)
 
     def _find_size(self, micro_batches: MicroBatches, inputs: Mapping[str, Any], batch: Batch) -> None:
-        found = micro_batches.prepare(inputs, length(next(iter(batch.values()))))
+        found = micro_batches.prepare(inputs, examples_of(batch))
         if found is not None and self.write_setting is not None:
             self.write_setting("micro_batch_size", found)
 
