@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from emrun.hooks.save_every import SaveEvery as SaveEvery
     from emrun.hooks.save_latest import SaveLatest as SaveLatest
     from emrun.hooks.show_progress import ShowProgress as ShowProgress
+    from emrun.hooks.skip_spike import SkipSpike as SkipSpike
     from emrun.hooks.stop_after import StopAfter as StopAfter
     from emrun.hooks.stop_on_nan import StopOnNaN as StopOnNaN
     from emrun.hooks.stop_on_plateau import StopOnPlateau as StopOnPlateau
@@ -39,6 +40,7 @@ __getattr__, __dir__ = lazy_names(
         "SaveEvery": "save_every",
         "SaveLatest": "save_latest",
         "ShowProgress": "show_progress",
+        "SkipSpike": "skip_spike",
         "StopAfter": "stop_after",
         "StopOnNaN": "stop_on_nan",
         "StopOnPlateau": "stop_on_plateau",

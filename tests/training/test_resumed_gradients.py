@@ -7,6 +7,7 @@ import pytest
 from training.resuming import config_of, interrupted, result, resumed
 
 HOOKS = {
+    "spikes": {"SkipSpike": {"factor": 1.1, "window": 2}},
     "norms": {"LogNorms": {"match": ["^layers.0", "bias"], "every": "2 updates"}},
     "clip": {"ClipGradients": {"norm": 0.5}},
     "freeze": {"Freeze": {"match": "^layers.[01]", "until": "4 updates"}},
@@ -32,10 +33,12 @@ def check(project, hooks, every, **model):
         resumed(project / "run")
         assert result(project / "run") == expected, events[at]
         shutil.rmtree(project / "run")
+    return expected
 
 
 def test_a_resume_is_exact_with_all_of_them(project):
-    check(project, list(HOOKS.values()), every=7)
+    expected = check(project, list(HOOKS.values()), every=7)
+    assert 0 < expected["model"]["skipped_updates"]["total"] < 4
 
 
 def test_with_several_optimizers_each_has_its_norms(project):

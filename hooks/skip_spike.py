@@ -1,0 +1,117 @@
+"""SkipSpike: skips updates whose gradients or loss are far above the usual."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from statistics import median
+from typing import Any, Literal
+
+import torch
+
+from emrun import AbstractHook, UpdateSkipped
+from emrun.arguments import check_choice, check_count
+from emrun.errors import ArgumentError
+from emrun.fields import NUMBER, mapping_of, record, sequence_of
+from emrun.hook import Loop
+from emrun.hooks._parameters import dense, module_of, suffix_of
+
+_LOG = logging.getLogger(__name__)
+
+Spiking = Literal["gradient_norm", "loss"]
+_STATE = record({"values": mapping_of(sequence_of(NUMBER))})
+
+
+class SkipSpike(AbstractHook):
+    """Skips an update whose gradients, or whose loss, are far above the median of the last updates.
+
+        hooks:
+          - SkipSpike: {factor: 10.0, window: 50}
+
+    A single bad batch can ruin a long run. When the value is more than `factor` times the median, the gradients are
+    dropped and the optimizer makes no step; the log has the iteration and the value. A value that is NaN or infinite is
+    a spike too. The number of skipped updates of an epoch is `skipped_updates` in the data of the train stream. All
+    finite values count for the median, so that a lasting change is soon usual. Nothing else is skipped in the first
+    `window` updates, or while the median is not positive.
+
+    Each update waits for the device. List this hook before `ClipGradients`, which hides large gradients. With several
+    optimizers, each has a median of its own. The batch of a skipped update is not stored.
+
+    Args:
+        factor: how many times the median is a spike, above 1.
+        variable: `gradient_norm`, the 2-norm of all gradients of the update, or `loss`, what is minimised. The loss of
+            an update of several batches is not known, so with `model.accumulate` it must be `gradient_norm`.
+        window: the number of updates whose median is taken.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed.
+        HookError: the model is not a `TorchModel`.
+    """
+
+    reads = ()
+
+    def __init__(
+        self, factor: float = 10.0, variable: Spiking = "gradient_norm", window: int = 100, model: Any = None
+    ) -> None:
+        super().__init__(model=model)
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 < factor < math.inf:
+            raise ArgumentError("factor", f"{factor!r} is not a number above 1, e.g. 10.0")
+        check_choice("variable", variable, Spiking)
+        check_count("window", window, minimum=1)
+        self._factor, self._variable, self._window = factor, variable, window
+        self._values: dict[str, deque[float]] = {}  # suffix of the optimizer -> the last values
+        if model is not None:
+            self._check(model)
+
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Check that the model has the variable."""
+        super().register_mainloop(main_loop)
+        self._check(main_loop.model)
+
+    def before_update(self, model: Any, optimizer: Any) -> None:
+        """Skip the update if the value is a spike.
+
+        Raises:
+            UpdateSkipped: it is.
+        """
+        if model.is_skipping:
+            return  # the gradients are not finite in float16, which is usual
+        value = self._value(model, optimizer)
+        if value is None:
+            return
+        values = self._values.setdefault(suffix_of(model, optimizer), deque(maxlen=self._window))
+        usual = median(values) if len(values) == self._window else 0.0
+        if math.isfinite(value):
+            values.append(value)
+            if usual <= 0 or value <= self._factor * usual:
+                return
+        iteration = self.main_loop.iterations_done + 1  # of this batch, which is not counted yet
+        reason = f"{self._variable} {value:.3g}" + (f", and the median is {usual:.3g}" if usual > 0 else "")
+        _LOG.info("SkipSpike skips the update of iteration %d: %s", iteration, reason)
+        raise UpdateSkipped(reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last values."""
+        return {"values": {name: list(values) for name, values in self._values.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the last values."""
+        _STATE.check(state)
+        self._values = {name: deque(values, self._window) for name, values in state["values"].items()}
+
+    def _check(self, model: Any) -> None:
+        module_of("SkipSpike", model)
+        if self._variable == "loss" and model.iterations_per_update > 1:
+            raise ArgumentError(
+                "variable", "with model.accumulate, the loss of an update is not known; use gradient_norm"
+            )
+
+    def _value(self, model: Any, optimizer: Any) -> float | None:
+        """Return the value of the current update; None if there is none. Waits for the device."""
+        if self._variable == "loss":
+            loss = model.step_values().get("loss")
+            return None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        gradients = [dense(each.grad) for each in parameters if each.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients).item() if gradients else None

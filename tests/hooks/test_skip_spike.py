@@ -1,0 +1,101 @@
+"""SkipSpike: the updates that a list of values by hand would skip."""
+
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+from doubles import SGD, Push
+from doubles import run as train
+from torch import nn
+
+from emrun import AbstractHook, Factory, MainLoop, TorchModel
+from emrun.errors import ArgumentError, HookError
+from emrun.hooks import ClipGradients, SkipSpike
+
+
+class Scaled(nn.Module):
+    """Its loss and its gradient are the mean of x, as long as its weight is 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return {"loss": self.w * x}
+
+
+class Weights(AbstractHook):
+    def __init__(self):
+        super().__init__()
+        self.weights = []
+
+    def after_batch(self):
+        self.weights.append(self.main_loop.model.module.w.item())
+
+
+VALUES = [1, 2, 3, 100, 2, 30, float("nan"), 3, float("inf"), 2, 40, 40, 40, 40, 40, 2]
+
+
+def skipped_by_hand(values, factor, window):
+    kept, found = [], []
+    for value in values:
+        last = kept[-window:]
+        finite = np.isfinite(value)
+        found.append(bool(not finite or (len(last) == window and value > factor * median(last))))
+        if finite:
+            kept.append(value)
+    return found
+
+
+@pytest.mark.parametrize("variable", ["gradient_norm", "loss"])
+@pytest.mark.parametrize("window", [1, 3, 4])
+def test_the_updates_that_are_skipped(variable, window, caplog):
+    caplog.set_level("INFO")
+    model, seen = TorchModel(Scaled(), optimizer=Factory(torch.optim.SGD, lr=1e-9), device="cpu"), Weights()
+    with torch.no_grad():
+        model.module.w.data = torch.ones((), dtype=torch.double)
+    hook = SkipSpike(factor=5.0, window=window, variable=variable)
+    train(model, [{"x": [value]} for value in map(float, VALUES)], hook, ClipGradients(norm=1e-3), seen)
+    changed = np.diff([1.0, *seen.weights]) != 0
+    expected = skipped_by_hand(VALUES, 5.0, window)
+    assert (~changed).tolist() == expected
+    assert caplog.text.count("SkipSpike skips the update") == sum(expected)
+    assert "SkipSpike skips the update of iteration 7: " in caplog.text
+
+
+def test_the_count_is_in_the_data_of_the_epoch():
+    class Data(AbstractHook):
+        def after_epoch(self, epoch_data):
+            self.found = epoch_data["train"]["skipped_updates"]
+
+    data = Data()
+    train(TorchModel(Scaled(), optimizer=SGD), [{"x": [float(value)]} for value in (1, 1, 90, 1)],
+          SkipSpike(window=2), data)  # fmt: skip
+    assert data.found == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument", "message"),
+    [
+        ({"factor": 1.0}, "factor", "1.0 is not a number above 1"),
+        ({"factor": True}, "factor", "True is not a number above 1"),
+        ({"variable": "accuracy"}, "variable", "'accuracy' is not one of"),
+        ({"window": 0}, "window", "0 is not a whole number"),
+        ({"variable": "loss"}, "variable", "with model.accumulate, the loss of an update is not known"),
+    ],
+)
+def test_wrong_arguments(arguments, argument, message):
+    with pytest.raises(ArgumentError) as caught:
+        SkipSpike(**arguments, model=TorchModel(Push(), optimizer=SGD, accumulate=2))
+    assert caught.value.argument == argument
+    assert message in str(caught.value)
+
+
+def test_a_model_without_a_module_is_an_error(scripted, numbers):
+    with pytest.raises(HookError, match="SkipSpike needs a TorchModel, not Scripted"):
+        MainLoop(scripted(), numbers, [SkipSpike()])
+
+
+def test_the_yaml_of_the_docstring(in_docstring, train_digits):
+    train_digits([*in_docstring(SkipSpike), {"StopAfter": {"updates": 5}}])
