@@ -105,12 +105,12 @@ class TorchModel(ModuleModel):
             that output: `accumulate: 4` with batches of 8 examples is as one batch of 32. Limits, schedules and
             intervals in updates count windows. Checkpoints, signals and the end of the run wait for the end of the
             window.
-        precision: `bf16` and `fp16` run forward in bfloat16 or float16, by `torch.autocast`; the weights, the outputs,
-            losses and metrics are float32. fp16 scales the loss and skips updates with gradients that are not finite.
-            `tf32` lets a GPU multiply matrices in TF32. By default, 32, the settings of torch apply.
         micro_batch_size: the largest number of examples that a train step runs on at once. A larger batch is split; its
             parts make one update with the gradients of the whole batch. `auto` finds the size before the first update,
             and writes it into the config of the run.
+        precision: `bf16` and `fp16` run forward in bfloat16 or float16, by `torch.autocast`; the weights, the outputs,
+            losses and metrics are float32. fp16 scales the loss and skips updates with gradients that are not finite.
+            `tf32` lets a GPU multiply matrices in TF32. By default, 32, the settings of torch apply.
         device: a torch device; `auto` means CUDA or MPS if available, else the CPU.
         init_from: weights to begin with: a run directory (its checkpoint `best`), a checkpoint, a directory with
             `model.safetensors`, such as transformers writes, or a file: safetensors, an index of them, or a state dict.
@@ -151,8 +151,8 @@ class TorchModel(ModuleModel):
         optimizer: OptimizerForm | Mapping[str, OptimizerForm] | None = None,
         scheduler: SchedulerForm | Mapping[str, SchedulerForm] | None = None,
         accumulate: Annotated[int, AtLeast(1)] = 1,
-        precision: Precision = 32,
         micro_batch_size: Annotated[int | Literal["auto"] | None, AtLeast(1)] = None,
+        precision: Precision = 32,
         device: str = "auto",
         init_from: str | os.PathLike[str] | InitFromForm | None = None,
         compile: bool | Mapping[str, Any] | None = None,
