@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 from emrun.arguments import check_count
-from emrun.errors import ArgumentError, HookError
+from emrun.errors import ArgumentError
 from emrun.hook import AbstractHook, Loop, TrainingAborted, TrainingTerminated
 from emrun.hooks._statistic import Statistic
 from emrun.types import EpochData
 from emrun.wording import counted
+
+_LOG = logging.getLogger(__name__)
 
 
 class Check(AbstractHook):
@@ -19,8 +22,8 @@ class Check(AbstractHook):
           - ComputeStats: {variables: [accuracy]}
           - Check: {variable: accuracy, required_min_value: 0.93, max_epoch: 10}
 
-    This is a test of a model: it must exceed 0.93 within ten epochs. `StopAfter: {epochs: 9}` next to it would be an
-    error, because the run would end as a success before the test is decided.
+    This is a test of a model: it must exceed 0.93 within ten epochs. `StopAfter: {epochs: 9}` next to it logs a
+    warning, because the run ends as a success before the test is decided.
 
     Args:
         variable: the variable, of which an earlier hook writes the mean or a plain number.
@@ -30,7 +33,7 @@ class Check(AbstractHook):
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
-        HookError: the statistic is missing or not a number, or the run ends after fewer epochs than `max_epoch`.
+        HookError: the statistic is missing or not a number.
         TrainingAborted: the value was not exceeded in time.
     """
 
@@ -48,14 +51,16 @@ class Check(AbstractHook):
         self.monitors = (self._statistic.address,)
 
     def register_mainloop(self, main_loop: Loop) -> None:
-        """Keep the main loop; check that no hook ends the run after fewer epochs."""
+        """Keep the main loop; warn if a hook ends the run after fewer epochs."""
         super().register_mainloop(main_loop)
         epochs = main_loop.limits.get("epochs")
         if epochs is not None and epochs < self._max_epoch:
-            raise HookError(
-                f"max_epoch: {self._max_epoch} is never reached, because the run ends after {counted(epochs, 'epoch')} "
-                "(StopAfter or another hook); lower max_epoch, or leave Check out of a shorter run: '~hooks.Check'",
-                list(main_loop.hooks).index(self),
+            _LOG.warning(
+                "Check: max_epoch: %d is never reached, because the run ends after %s: the run does not fail if %s stays "
+                "too low; for a decision, lower max_epoch",
+                self._max_epoch,
+                counted(epochs, "epoch"),
+                self._statistic.address,
             )
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:

@@ -198,6 +198,7 @@ def result(directory, has_best=True):
     csv = directory / "training.csv"
     return {
         "weights": (latest / "model.safetensors").read_bytes(),
+        "trained": trained.read_bytes() if (trained := latest / "training.safetensors").exists() else None,
         "best": (directory / "checkpoints" / "best" / "model.safetensors").read_bytes() if has_best else None,
         "metrics": [{**line, "seconds": None} for line in lines],
         "csv": csv.read_text() if csv.exists() else None,

@@ -31,6 +31,19 @@ class Hits:
 
     def reset(self):
         self.found, self.seen = torch.zeros(()), 0
+
+
+class Convolutions(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 2, padding=1), torch.nn.Dropout(0.3), torch.nn.Conv2d(4, 2, 2), torch.nn.Flatten()
+        )
+
+    def forward(self, x, y):
+        logits = self.layers(x[:, None, :, None].expand(-1, -1, -1, 3)).unflatten(1, (2, -1)).mean(2)
+        losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
+        return {"loss": losses, "scalar": losses.mean(), "accuracy": (logits.argmax(dim=1) == y).float()}
 '''
 
 MECHANICS = {
@@ -54,9 +67,18 @@ MECHANICS = {
         "outputs": ["scalar", "accuracy"],
         "loss": {"large": {"class": "torch.nn.Identity", "inputs": ["scalar"], "scale": 30.0}},  # skips updates
     },
+    "channels last": {"module": {"class": "mechanics_parts.Convolutions"}, "memory_format": "channels_last"},
     "metric of a stream": {"metrics": {"hits": {"class": "mechanics_parts.Hits", "inputs": ["loss", "y"]}}},
 }
 """Name -> the keys of the section `model`."""
+
+HOOKS = {
+    "AverageWeights": {"half_life": "3 updates"},
+    "ClipGradients": {"norm": 0.1},
+    "Freeze": {"match": r"layers\.0", "until": "3 updates"},
+    "LogNorms": {},
+}
+"""Name -> the arguments of a hook that acts on gradients or weights."""
 
 PAIRS = [
     ("accumulate", "micro batches"),
@@ -73,6 +95,16 @@ PAIRS = [
     ("accumulate", "optimizer of two modes"),
     ("accumulate", "fp16"),
     ("torch's schedule", "fp16"),
+    ("several optimizers", "fp16"),
+    ("micro batches", "fp16"),
+    ("micro batches", "recompute"),
+    ("compile", "bf16"),
+    ("accumulate", "AverageWeights"),
+    ("fp16", "AverageWeights"),
+    ("several optimizers", "ClipGradients"),
+    ("several optimizers", "LogNorms"),
+    ("accumulate", "Freeze"),
+    ("ClipGradients", "AverageWeights"),
 ]
 """The pairs of `make test`; two of which both set a key cannot be combined."""
 
@@ -103,7 +135,8 @@ def config_with(*names):
     config = copy.deepcopy(config_of())
     del config["model"]["scheduler"]
     for name in names:
-        config["model"] |= copy.deepcopy(MECHANICS[name])
+        config["model"] |= copy.deepcopy(MECHANICS.get(name, {}))
+    config["hooks"] = [*({name: HOOKS[name]} for name in names if name in HOOKS), *config["hooks"]]
     return config
 
 
@@ -154,7 +187,7 @@ def test_without_any(project):
     check(project)
 
 
-@pytest.mark.parametrize("name", MECHANICS)
+@pytest.mark.parametrize("name", [*MECHANICS, *HOOKS])
 def test_alone(project, name):
     check(project, name)
 
@@ -166,8 +199,10 @@ def test_in_a_pair(project, pair):
 
 OTHERS = [
     pair
-    for pair in itertools.combinations(MECHANICS, 2)
-    if pair not in PAIRS and MECHANICS[pair[0]].keys().isdisjoint(MECHANICS[pair[1]])
+    for pair in itertools.combinations([*MECHANICS, *HOOKS], 2)
+    if pair not in PAIRS
+    and MECHANICS.get(pair[0], {}).keys().isdisjoint(MECHANICS.get(pair[1], {}))
+    and pair != ("optimizer of two modes", "AverageWeights")  # which is an error
 ]
 
 
