@@ -56,8 +56,8 @@ class Check(AbstractHook):
         epochs = main_loop.limits.get("epochs")
         if epochs is not None and epochs < self._max_epoch:
             _LOG.warning(
-                "Check: max_epoch: %d is never reached, because the run ends after %s: the run does not fail if %s stays "
-                "too low; for a decision, lower max_epoch",
+                "Check: max_epoch: %d is never reached, because the run ends after %s: the run does not fail if %s "
+                "stays too low; for a decision, lower max_epoch",
                 self._max_epoch,
                 counted(epochs, "epoch"),
                 self._statistic.address,
