@@ -213,6 +213,7 @@ def test_every_file_has_a_test():
         "models/fit": "models/test_init_from",
         "models/module_model": "models/test_torch_model",
         "models/optimization": "models/test_updates",
+        "models/optimizers": "models/test_scheduled_optimizer",
         "models/patterns": "models/test_parameter_groups",
         "config/yaml_slips": "config/test_yaml_tree",
         "diagnosis/probe": "diagnosis/test_verification",

@@ -3,7 +3,7 @@
 Read `torch_model`, which trains, and `module_model`, which runs the module. Then read the parts in the order of a step:
 `inputs` (batches to tensors; `prefetching` copies them ahead of time), `outputs` (with losses and metrics),
 `stream_metrics` (metrics of whole streams; `object_state` is what checkpoints have of them), `optimization` (gradients,
-updates; `scheduled_optimizer` is one of the optimizers with its schedule; with `updates`, `optimizer`,
+updates; `optimizers` are built by `scheduled_optimizer`, each with its schedule; with `updates`, `optimizer`,
 `parameter_groups` and `schedule`), `micro_batches` (a batch in parts; `size_search` finds their size). `laziness` and
 `weights` are about the module itself; `loadable` checks whether a resume could load the weights, for which
 `built_apart` builds the module a second time. `evaluation_weights` exchanges the weights for evaluations. `init_from`

@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from emrun.arguments import check_count
-from emrun.errors import ArgumentError, StateError
-from emrun.fields import mapping_of, optional, record
-from emrun.hook import Loop, UpdateSkipped
-from emrun.models.closed_form import ClosedForm
+from emrun.errors import ArgumentError
+from emrun.fields import optional
+from emrun.hook import UpdateSkipped
 from emrun.models.loss_scale import STATE as STATE_OF_SCALE
 from emrun.models.loss_scale import LossScale
 from emrun.models.optimizer import learning_rates, parameters_of
-from emrun.models.planning import plan_of
+from emrun.models.optimizers import MAY_LACK as MAY_LACK_OF_OPTIMIZERS
+from emrun.models.optimizers import STATE as STATE_OF_OPTIMIZERS
+from emrun.models.optimizers import HasModule, Optimizers
 from emrun.models.precision import Autocast, in_float32
-from emrun.models.schedule import Scheduler
-from emrun.models.scheduled_optimizer import MAY_LACK as MAY_LACK_OF_ONE
-from emrun.models.scheduled_optimizer import STATE as STATE_OF_ONE
-from emrun.models.scheduled_optimizer import check_apart, named, optimizers_of
+from emrun.models.scheduled_optimizer import named
 from emrun.models.skipped_updates import STATE as STATE_OF_SKIPPED
 from emrun.models.skipped_updates import SkippedUpdates
 from emrun.models.updates import all_parameters, clear_gradients, divide_gradients, parameters_beside
-from emrun.schedule_plan import SchedulePlan, log_plan
+from emrun.schedule_plan import log_plan
 from emrun.types import EpochData
-from emrun.wording import NO_OPTIMIZER, did_you_mean, listed
+from emrun.wording import NO_OPTIMIZER, listed
 
 STATE = {
-    **STATE_OF_ONE,
-    "optimizers": optional(mapping_of(record(STATE_OF_ONE, MAY_LACK_OF_ONE))),
+    **STATE_OF_OPTIMIZERS,
     "loss_scale": optional(STATE_OF_SCALE),
     "skipped_updates": STATE_OF_SKIPPED,
 }
 """The fields of `Optimization.state_dict`."""
 
-MAY_LACK = (*MAY_LACK_OF_ONE, "optimizers", "loss_scale", "skipped_updates")
+MAY_LACK = (*MAY_LACK_OF_OPTIMIZERS, "loss_scale", "skipped_updates")
 """Those that may be missing."""
 
 
@@ -48,16 +43,14 @@ _LOG = logging.getLogger(__name__)
 _NOT_FINITE = "gradients in float16 are not finite, so the scale of the loss is reduced"
 
 
-class Trained(Protocol):
+class Trained(HasModule, Protocol):
     """The model that an `Optimization` belongs to."""
 
-    module: torch.nn.Module
-    _main_loop: Loop | None
     _scale: LossScale | None
     _skipped: SkippedUpdates
 
 
-class Optimization:
+class Optimization(Optimizers):
     """Clears the gradients, makes the updates of the optimizers, and steps their schedules.
 
     A window is the batches of an update. The gradients of a window are those of the mean loss over its examples: the
@@ -80,7 +73,7 @@ class Optimization:
         self, model: Trained, optimizer: Any, scheduler: Any, accumulate: int = 1, *, has_parts: bool = False
     ) -> None:
         check_count("accumulate", accumulate, minimum=1)
-        self._model = model
+        super().__init__(model, optimizer, scheduler)
         self.accumulate = accumulate
         self.has_windows = accumulate > 1 or has_parts
         """Whether the gradients of several parts are added up for an update."""
@@ -92,10 +85,7 @@ class Optimization:
         """Whether the window ends with the current part."""
         self._batches = 0  # of the window that have begun
         self._pending: dict[torch.optim.Optimizer, float | Tensor] = {}  # those to step at the end, and their weights
-        self.members = optimizers_of(optimizer, scheduler)
-        """The optimizers with their schedules, in the order of the config; an empty one if the config has none."""
         self._further = self.members[1:]
-        self._is_one = not self.members[0].name
         self.autocast: Autocast | None = None
         """The autocast that the model runs `train_step` in, which is left for gradients and updates."""
         self.scale = model._scale
@@ -105,56 +95,10 @@ class Optimization:
         """Whether the last update is skipped because its gradients in float16 are not finite."""
         self.has_updated = False
         """Whether an update was made, or begun, since this was last set to False."""
-        self.has_modes = False
-        """Whether an optimizer has other weights for evaluations than for training."""
         self.parameters: list[torch.nn.Parameter] = []
         """The parameters of the module at the beginning of the train stream."""
         self._others: list[torch.nn.Parameter] = []  # in no optimizer, but their gradients are cleared
         self._has_looked = False  # whether it was looked for parameters that nothing trains
-        self._is_plan_due = False  # whether the plan of the learning rates will be known after the zeroth epoch
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """The only optimizer; None if there is none, or several with names."""
-        return self.members[0].optimizer if self._is_one else None
-
-    @optimizer.setter
-    def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
-        if not self._is_one:
-            names = listed([each.name for each in self.members])
-            raise ArgumentError("optimizer", f"the model has several optimizers ({names}), and none to replace")
-        self.members[0].optimizer = optimizer
-
-    @property
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Name -> optimizer; the only one is named `optimizer`."""
-        return {each.name or "optimizer": each.optimizer for each in self.members if each.optimizer is not None}
-
-    @property
-    def schedulers(self) -> dict[str, Scheduler | ClosedForm]:
-        """Name of the optimizer -> its schedule."""
-        return {each.name or "optimizer": each.scheduler for each in self.members if each.scheduler is not None}
-
-    @property
-    def is_configured(self) -> bool:
-        """Whether there is an optimizer, or will be one when a lazy module has its shapes."""
-        return any(each.is_configured for each in self.members)
-
-    @property
-    def monitors(self) -> list[str]:
-        """The statistics that schedulers read in the epoch's data."""
-        return list(dict.fromkeys(each.metric for each in self.members if each.metric is not None))
-
-    def build(self) -> None:
-        """Build optimizers and schedulers from their forms, once all parameters have shapes.
-
-        Raises:
-            ArgumentError: they cannot be built, or two optimizers train the same parameter.
-        """
-        for each in self.members:
-            each.build(self._model.module)
-        check_apart(self._model.module, self.members)
-        self.has_modes = any(each.has_modes for each in self.members)
 
     def begin_epoch(self) -> None:
         """Reset what an incomplete epoch has left."""
@@ -185,27 +129,6 @@ class Optimization:
         names = [name for name, each in self._model.module.named_parameters() if id(each) in beside]
         if names:
             _LOG.warning("no optimizer trains %s; if this is meant, set requires_grad to False", named(names))
-
-    def set_mode(self, *, train: bool) -> None:
-        """Put the weights for training or for evaluations into the module, if an optimizer has both."""
-        for each in self.members:
-            each.set_mode(train=train)
-
-    @contextmanager
-    def mode_of_evaluations(self) -> Iterator[None]:
-        """Have the weights for evaluations in the module, to save them."""
-        trained = [each for each in self.members if each.is_training]
-        self.set_mode(train=False)
-        try:
-            yield
-        finally:
-            for each in trained:
-                each.set_mode(train=True)
-
-    def forget_training(self) -> None:
-        """Prepare for weights that are loaded, which are those for evaluations."""
-        for each in self.members:
-            each.forget_training()
 
     def clear(self) -> None:
         """Clear the gradients, and forget a window that has begun."""
@@ -260,20 +183,6 @@ class Optimization:
             message = "fp16 scales the loss: train_step must call self.update(optimizer) instead of optimizer.step()"
             raise ArgumentError("precision", message)
         return outputs
-
-    def named(self, optimizer: torch.optim.Optimizer | str) -> torch.optim.Optimizer:
-        """Return an optimizer by its name, or as it is.
-
-        Raises:
-            ArgumentError: no optimizer has the name.
-        """
-        if not isinstance(optimizer, str):
-            return optimizer
-        own = self.optimizers
-        if optimizer not in own:
-            there = did_you_mean(optimizer, own) or f"; there are {listed(list(own)) or 'none'}"
-            raise ArgumentError("optimizer", f"there is no optimizer {optimizer!r}{there}")
-        return own[optimizer]
 
     def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer | str | None = None) -> None:
         """Calculate the gradients of a scalar loss and add them to those of the parameters.
@@ -381,75 +290,21 @@ class Optimization:
         for each in self.members:
             each.end_epoch(epoch_data)
 
-    def rates(self) -> list[float | Tensor] | dict[str, float | Tensor] | None:
-        """Return the learning rates of the last update; those of the next one within a window, or if there is none.
-
-        Returns:
-            The rates of the groups of the only optimizer, None if there is none; of several: name -> rate, with
-            a number after the names of further groups (`generator`, `generator_1`).
-        """
-        if self._is_one:
-            only = self.members[0]
-            if (only.rates is None or self.is_open) and only.optimizer is not None:
-                return only.next_rates(self._model._main_loop)
-            return only.rates
-        found: dict[str, float | Tensor] = {}
-        for each in self.members:
-            is_next = each.rates is None or self.is_open
-            rates = each.next_rates(self._model._main_loop) if is_next else each.rates
-            for index, rate in enumerate(rates or ()):
-                found[f"{each.name}_{index}" if index else each.name] = rate
-        return found
-
-    def plan(self) -> SchedulePlan | None:
-        """Return the learning rates of the run, as far as its length is known; see `AbstractModel.schedule_plan`.
-
-        Raises:
-            ArgumentError: the schedule does not fit the length of the run.
-        """
-        loop = self._model._main_loop
-        self._is_plan_due = any(each.is_scheduled for each in self.members)  # also of a lazy module: not built yet
-        found: list[SchedulePlan] = []
-        if loop is None or not self.schedulers:
-            return None
-        self._is_plan_due = False
-        for each in self.members:
-            if each.scheduler is not None:
-                with each.errors():
-                    plan, is_due = plan_of(each.scheduler, loop)
-                self._is_plan_due = self._is_plan_due or is_due
-                found += [replace(plan, optimizer=each.name)] if plan is not None else []
-        return replace(found[0], others=found[1:]) if found else None
-
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizers and schedulers, the last learning rates, and what was skipped."""
-        of_all = {
+        return {
+            **super().state_dict(),
             "loss_scale": self.scale.state_dict() if self.scale is not None else None,
             "skipped_updates": self.skipped.state_dict(),
         }
-        if self._is_one:
-            return {**self.members[0].state_dict(), **of_all}
-        several = {each.name: each.state_dict() for each in self.members}
-        return {"optimizer": None, "scheduler": None, "rates": None, "optimizers": several, **of_all}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
+        """Restore what `state_dict` returned; see `Optimizers.load_state_dict`.
 
         Raises:
             StateError: the config has other optimizers or schedulers, or a field has a value that is not allowed.
         """
-        several = state.get("optimizers")
-        names = [each.name for each in self.members if each.name]
-        if sorted(several or ()) != sorted(names):
-            now, then = (listed(each) if each else "no names" for each in (names, list(several or ())))
-            raise StateError(f"model.optimizer has {now}, but had {then}; a resume cannot change that")
-        for each in self.members:
-            try:
-                each.load_state_dict(several[each.name] if several else state, self._model._main_loop)
-            except StateError as error:
-                if not each.name:
-                    raise
-                raise StateError(f"optimizer {each.name!r}: {error}") from error
+        super().load_state_dict(state)
         if "skipped_updates" in state:
             self.skipped.load_state_dict(state["skipped_updates"])
         if self.scale is not None and state.get("loss_scale") is not None:

@@ -330,7 +330,7 @@ class TorchModel(ModuleModel):
         values: dict[str, Any] = {}
         if self._minimised is not None:
             values["loss"] = self._minimised
-        rates = self._optimization.rates()
+        rates = self._optimization.rates(of_next=self._optimization.is_open)
         if rates is not None:
             values["learning_rate"] = rates
         return values

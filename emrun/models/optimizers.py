@@ -1,0 +1,206 @@
+"""The optimizers of a `TorchModel`, with their schedules, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from emrun.errors import ArgumentError, StateError
+from emrun.fields import mapping_of, optional, record
+from emrun.hook import Loop
+from emrun.models.closed_form import ClosedForm
+from emrun.models.planning import plan_of
+from emrun.models.schedule import Scheduler
+from emrun.models.scheduled_optimizer import MAY_LACK as MAY_LACK_OF_ONE
+from emrun.models.scheduled_optimizer import STATE as STATE_OF_ONE
+from emrun.models.scheduled_optimizer import check_apart, optimizers_of
+from emrun.schedule_plan import SchedulePlan
+from emrun.wording import did_you_mean, listed
+
+STATE = {**STATE_OF_ONE, "optimizers": optional(mapping_of(record(STATE_OF_ONE, MAY_LACK_OF_ONE)))}
+"""The fields of `Optimizers.state_dict`."""
+
+MAY_LACK = (*MAY_LACK_OF_ONE, "optimizers")
+"""Those that may be missing."""
+
+
+class HasModule(Protocol):
+    """The model whose parameters are trained."""
+
+    module: torch.nn.Module
+    _main_loop: Loop | None
+
+
+class Optimizers:
+    """Builds, shows, saves and loads the optimizers and their schedules.
+
+    Args:
+        model: the model.
+        optimizer: the form of the optimizer, or name -> form; None for a model that is only evaluated, or trains in its
+            own way.
+        scheduler: the form of the schedule, which every optimizer gets, or name of an optimizer -> form.
+
+    Raises:
+        ArgumentError: a name is not that of an optimizer.
+    """
+
+    def __init__(self, model: HasModule, optimizer: Any, scheduler: Any) -> None:
+        self._model = model
+        self.members = optimizers_of(optimizer, scheduler)
+        """The optimizers with their schedules, in the order of the config; an empty one if the config has none."""
+        self._is_one = not self.members[0].name
+        self.has_modes = False
+        """Whether an optimizer has other weights for evaluations than for training."""
+        self._is_plan_due = False  # whether the plan of the learning rates will be known after the zeroth epoch
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The only optimizer; None if there is none, or several with names."""
+        return self.members[0].optimizer if self._is_one else None
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
+        if not self._is_one:
+            names = listed([each.name for each in self.members])
+            raise ArgumentError("optimizer", f"the model has several optimizers ({names}), and none to replace")
+        self.members[0].optimizer = optimizer
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Name -> optimizer; the only one is named `optimizer`."""
+        return {each.name or "optimizer": each.optimizer for each in self.members if each.optimizer is not None}
+
+    @property
+    def schedulers(self) -> dict[str, Scheduler | ClosedForm]:
+        """Name of the optimizer -> its schedule."""
+        return {each.name or "optimizer": each.scheduler for each in self.members if each.scheduler is not None}
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether there is an optimizer, or will be one when a lazy module has its shapes."""
+        return any(each.is_configured for each in self.members)
+
+    @property
+    def monitors(self) -> list[str]:
+        """The statistics that schedulers read in the epoch's data."""
+        return list(dict.fromkeys(each.metric for each in self.members if each.metric is not None))
+
+    def build(self) -> None:
+        """Build optimizers and schedulers from their forms, once all parameters have shapes.
+
+        Raises:
+            ArgumentError: they cannot be built, or two optimizers train the same parameter.
+        """
+        for each in self.members:
+            each.build(self._model.module)
+        check_apart(self._model.module, self.members)
+        self.has_modes = any(each.has_modes for each in self.members)
+
+    def set_mode(self, *, train: bool) -> None:
+        """Put the weights for training or for evaluations into the module, if an optimizer has both."""
+        for each in self.members:
+            each.set_mode(train=train)
+
+    @contextmanager
+    def mode_of_evaluations(self) -> Iterator[None]:
+        """Have the weights for evaluations in the module, to save them."""
+        trained = [each for each in self.members if each.is_training]
+        self.set_mode(train=False)
+        try:
+            yield
+        finally:
+            for each in trained:
+                each.set_mode(train=True)
+
+    def forget_training(self) -> None:
+        """Prepare for weights that are loaded, which are those for evaluations."""
+        for each in self.members:
+            each.forget_training()
+
+    def named(self, optimizer: torch.optim.Optimizer | str) -> torch.optim.Optimizer:
+        """Return an optimizer by its name, or as it is.
+
+        Raises:
+            ArgumentError: no optimizer has the name.
+        """
+        if not isinstance(optimizer, str):
+            return optimizer
+        own = self.optimizers
+        if optimizer not in own:
+            there = did_you_mean(optimizer, own) or f"; there are {listed(list(own)) or 'none'}"
+            raise ArgumentError("optimizer", f"there is no optimizer {optimizer!r}{there}")
+        return own[optimizer]
+
+    def rates(self, *, of_next: bool) -> list[float | Tensor] | dict[str, float | Tensor] | None:
+        """Return the learning rates of the last update, or of the next one if there is none.
+
+        Args:
+            of_next: whether to return those of the next update in any case.
+
+        Returns:
+            The rates of the groups of the only optimizer, None if there is none; of several: name -> rate, with
+            a number after the names of further groups (`generator`, `generator_1`).
+        """
+        if self._is_one:
+            only = self.members[0]
+            if (only.rates is None or of_next) and only.optimizer is not None:
+                return only.next_rates(self._model._main_loop)
+            return only.rates
+        found: dict[str, float | Tensor] = {}
+        for each in self.members:
+            is_next = each.rates is None or of_next
+            rates = each.next_rates(self._model._main_loop) if is_next else each.rates
+            for index, rate in enumerate(rates or ()):
+                found[f"{each.name}_{index}" if index else each.name] = rate
+        return found
+
+    def plan(self) -> SchedulePlan | None:
+        """Return the learning rates of the run, as far as its length is known; see `AbstractModel.schedule_plan`.
+
+        Raises:
+            ArgumentError: the schedule does not fit the length of the run.
+        """
+        loop = self._model._main_loop
+        self._is_plan_due = any(each.is_scheduled for each in self.members)  # also of a lazy module: not built yet
+        found: list[SchedulePlan] = []
+        if loop is None or not self.schedulers:
+            return None
+        self._is_plan_due = False
+        for each in self.members:
+            if each.scheduler is not None:
+                with each.errors():
+                    plan, is_due = plan_of(each.scheduler, loop)
+                self._is_plan_due = self._is_plan_due or is_due
+                found += [replace(plan, optimizer=each.name)] if plan is not None else []
+        return replace(found[0], others=found[1:]) if found else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of optimizers and schedulers, and the last learning rates."""
+        if self._is_one:
+            return self.members[0].state_dict()
+        several = {each.name: each.state_dict() for each in self.members}
+        return {"optimizer": None, "scheduler": None, "rates": None, "optimizers": several}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
+
+        Raises:
+            StateError: the config has other optimizers or schedulers, or a field has a value that is not allowed.
+        """
+        several = state.get("optimizers")
+        names = [each.name for each in self.members if each.name]
+        if sorted(several or ()) != sorted(names):
+            now, then = (listed(each) if each else "no names" for each in (names, list(several or ())))
+            raise StateError(f"model.optimizer has {now}, but had {then}; a resume cannot change that")
+        for each in self.members:
+            try:
+                each.load_state_dict(several[each.name] if several else state, self._model._main_loop)
+            except StateError as error:
+                if not each.name:
+                    raise
+                raise StateError(f"optimizer {each.name!r}: {error}") from error
