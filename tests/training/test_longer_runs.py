@@ -14,7 +14,7 @@ from emrun.models.schedules import Constant
 from emrun.training.create import train
 
 RATE = 0.05
-LONGER = ["hooks.StopAfter.epochs=4"]  # of five updates each
+LONGER = ["hooks.StopAfter.epochs=4"]  # of five updates each, or of three windows
 
 
 def trained(project, schedule, *overrides):
@@ -24,6 +24,13 @@ def trained(project, schedule, *overrides):
     config["hooks"] = [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 2}}]
     train(create_training(config, output_dir=project / "run", overrides=overrides))
     return project / "run", config
+
+
+def test_windows_of_batches_go_on_as_a_straight_run_too(project):
+    directory, config = trained(project, {"class": "Constant", "cooldown": "2 updates"}, "model.accumulate=2")
+    config["model"]["accumulate"] = 2
+    longer(directory, checkpoint_name="before-cooldown")
+    assert not differing(directory, project, config)
 
 
 def longer(directory, *overrides, **arguments):
