@@ -30,7 +30,8 @@ class Freeze(AbstractHook):
     runs in evaluation mode, so that its statistics do not change; BatchNorm without parameters, if the names of its
     buffers match. Dropout still drops.
 
-    Parameters that do not require gradients when the run begins are never trained. The run begins with the weights of
+    Parameters that do not require gradients when the run begins are never trained. What several of these hooks match is
+    frozen until the last of them ends. The run begins with the weights of
     the module or of `model.init_from`. A resume at any time continues with the same parameters frozen.
 
     Args:
@@ -66,10 +67,13 @@ class Freeze(AbstractHook):
             self._check(model)
 
     def register_mainloop(self, main_loop: Loop) -> None:
-        """Check the names, if the hook was built without the model."""
+        """Find the parameters; check the names, if the hook was built without the model."""
         super().register_mainloop(main_loop)
         if self.model is None:
             self._check(main_loop.model)
+        module = module_of("Freeze", main_loop.model)
+        self._parameters = [each for each in self._matched(module).values() if each.requires_grad]
+        self._modules = self._held(module)
 
     def before_training(self) -> None:
         """Find out when the parameters begin to be trained."""
@@ -104,17 +108,16 @@ class Freeze(AbstractHook):
 
     def _set(self, is_frozen: bool) -> None:
         module = module_of("Freeze", self.main_loop.model)
-        if self._is_frozen is None:
-            self._parameters = [each for each in self._matched(module).values() if each.requires_grad]
-            self._modules = self._held(module)
-        elif not is_frozen:
-            _LOG.info("Freeze: %s are trained from now on", counted(len(self._parameters), "parameter"))
+        others = [each for each in self.main_loop.hooks if isinstance(each, Freeze) and each is not self]
+        kept = {id(part) for each in others if each._is_due() for part in (*each._parameters, *each._modules)}
         for parameter in self._parameters:
-            parameter.requires_grad = not is_frozen  # also of a parameter that has no shape yet
+            parameter.requires_grad = not is_frozen and id(parameter) not in kept  # also of one without a shape yet
             parameter.grad = None
         if not is_frozen:
             for part in self._modules:
-                part.train(module.training)
+                part.train(module.training and id(part) not in kept)
+            if self._is_frozen:
+                _LOG.info("Freeze: %s trained from now on", counted(len(self._parameters), "parameter"))
         self._is_frozen = is_frozen
 
     def _hold_modes(self) -> None:

@@ -120,6 +120,37 @@ def test_a_parameter_that_needed_no_gradient_does_not_get_one_when_it_thaws():
     assert model.module.body[0].weight.requires_grad
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_what_two_of_them_freeze_thaws_with_the_last(is_turned):
+    model, states = TorchModel(Net(), optimizer=SGD), States()
+    before = state_of(model.module)
+    hooks = [Freeze(["^body", "head.0"], until="2 updates"), Freeze(["^head.0.weight", "^body.1"], until="4 updates")]
+    run(model, batches(), *(hooks[::-1] if is_turned else hooks), states)
+    for name, frozen in (
+        ("body.0.weight", 2),
+        ("head.0.weight", 4),
+        ("body.1.running_mean", 4),
+        ("body.2.running_mean", 2),
+    ):
+        is_frozen = [torch.equal(each[name], before[name]) for each in states.states]
+        assert is_frozen == [True] * frozen + [False] * (6 - frozen), name
+
+
+def test_a_second_run_of_the_loop_thaws_too():
+    model, states = TorchModel(Net(), optimizer=SGD), States()
+
+    class Data:
+        train_stream = staticmethod(lambda: iter(batches(2)))
+
+    before = state_of(model.module)
+    loop = MainLoop(model, Data(), [Freeze("^body.0", until="3 updates"), states])
+    for _ in range(2):
+        with loop:
+            loop.epoch(["train"])
+    is_frozen = [torch.equal(each["body.0.weight"], before["body.0.weight"]) for each in states.states]
+    assert is_frozen == [True, True, True, False]
+
+
 def test_evaluations_between_do_not_end_it():
     class Data:
         train_stream = staticmethod(lambda: iter(batches(2)))
