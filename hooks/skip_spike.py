@@ -41,7 +41,8 @@ class SkipSpike(AbstractHook):
     Args:
         factor: how many times the median is a spike, above 1.
         variable: `gradient_norm`, the 2-norm of all gradients of the update, or `loss`, what is minimised. The loss of
-            an update of several batches is not known, so with `model.accumulate` it must be `gradient_norm`.
+            an update that has several parts is not known, so with `model.accumulate` and `model.micro_batch_size` it
+            must be `gradient_norm`.
         window: the number of updates whose median is taken.
 
     Raises:
@@ -102,10 +103,9 @@ class SkipSpike(AbstractHook):
 
     def _check(self, model: Any) -> None:
         module_of("SkipSpike", model)
-        if self._variable == "loss" and model.iterations_per_update > 1:
-            raise ArgumentError(
-                "variable", "with model.accumulate, the loss of an update is not known; use gradient_norm"
-            )
+        key = "accumulate" if model.iterations_per_update > 1 else "micro_batch_size" if model.splits_batches else None
+        if self._variable == "loss" and key is not None:
+            raise ArgumentError("variable", f"with model.{key}, the loss of an update is not known; use gradient_norm")
 
     def _value(self, model: Any, optimizer: Any) -> float | None:
         """Return the value of the current update; None if there is none. Waits for the device."""

@@ -219,6 +219,11 @@ class TorchModel(ModuleModel):
         return self._optimization.is_open
 
     @property
+    def splits_batches(self) -> bool:
+        """Whether a batch may be run in parts, see `micro_batch_size`."""
+        return self._micro_batches is not None
+
+    @property
     def is_skipping(self) -> bool:
         """Whether the current update is skipped because its gradients in float16 are not finite; in `before_update`."""
         return self._optimization.is_skipping

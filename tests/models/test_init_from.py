@@ -1,5 +1,6 @@
 """`init_from`: a new run begins with other weights, and a table says what was loaded and what was not."""
 
+import json
 import logging
 
 import pytest
@@ -299,3 +300,29 @@ def test_weights_that_would_fit_with_a_rename_are_warned_of(tmp_path, caplog):
     load(net(), {"path": str(tmp_path / "a"), "on_mismatch": "skip"})
     (warning,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert r"with rename: {'^module\.': ''}, the names and shapes of 9 tensors would fit" in warning
+
+
+def test_a_directory_and_shards_are_loaded_and_a_hostile_file_is_an_error(tmp_path):
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    saved(net(), whole / "model.safetensors")
+    module = net(2)
+    nn.init.ones_(module[0].weight)
+    load(module, str(whole))
+    assert equal(module, net())
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    state = net().state_dict()
+    names = list(state)
+    files = {"a.safetensors": names[:4], "b.safetensors": names[4:]}
+    for file, own in files.items():
+        save_file({name: state[name] for name in own}, shards / file)
+    index = {"weight_map": {name: file for file, own in files.items() for name in own}}
+    (shards / "model.safetensors.index.json").write_text(json.dumps(index))
+    nn.init.ones_(module[0].weight)
+    load(module, str(shards))
+    assert equal(module, net())
+    torch.save({"0.weight": print}, tmp_path / "hostile.pt")
+    message = refused(net(), str(tmp_path / "hostile.pt"))
+    assert "hostile.pt" in message
+    assert "print" in message
