@@ -300,7 +300,9 @@ class RunsBetween(AbstractHook):
 
 
 def test_the_seconds_of_an_epoch_hold_those_of_an_evaluation_in_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("emrun.loop.epochs.perf_counter", map(float, range(10**6)).__next__)
+    clock = map(float, range(10**6)).__next__
+    monkeypatch.setattr("emrun.loop.epochs.perf_counter", clock)
+    monkeypatch.setattr(Doubler, "clock", staticmethod(clock))
     hook = RunsBetween(lambda loop: loop.run_evaluation("test"))
     run = Run(tmp_path, seed=1, command=["emrun"])
     loop = MainLoop(Doubler(), SixExamples(), [hook, StopAfter(epochs=1)], run=run, skip_zeroth_epoch=True)

@@ -99,8 +99,17 @@ HOOKS = [
     {"EarlyStopping": {"patience": 3}},
     {"OnPlateau": {"long_term": 2, "short_term": 1}},
     {"StopOnPlateau": {"long_term": 50, "short_term": 10}},
+    {"Check": {"variable": "accuracy", "required_min_value": 1.0, "max_epoch": 9}},
     {"StopAfter": {"epochs": 2, "minutes": 60}},
 ]
+
+AROUND_UPDATES = {
+    "AverageWeights": {"half_life": "3 updates"},
+    "ClipGradients": {"norm": 0.1},
+    "Freeze": {"match": r"layers\.0", "until": "3 updates"},
+    "LogNorms": {},
+}
+"""Name -> the arguments of a hook that acts on gradients or weights."""
 
 
 class Interrupt(AbstractHook):

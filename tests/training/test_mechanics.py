@@ -8,7 +8,7 @@ import itertools
 import shutil
 
 import pytest
-from training.resuming import Interrupt, config_of, result, resumed, train_with
+from training.resuming import AROUND_UPDATES, Interrupt, config_of, result, resumed, train_with
 
 from emrun import AbstractHook, create_training
 
@@ -72,14 +72,6 @@ MECHANICS = {
 }
 """Name -> the keys of the section `model`."""
 
-HOOKS = {
-    "AverageWeights": {"half_life": "3 updates"},
-    "ClipGradients": {"norm": 0.1},
-    "Freeze": {"match": r"layers\.0", "until": "3 updates"},
-    "LogNorms": {},
-}
-"""Name -> the arguments of a hook that acts on gradients or weights."""
-
 PAIRS = [
     ("accumulate", "micro batches"),
     ("accumulate", "schedule"),
@@ -136,7 +128,7 @@ def config_with(*names):
     del config["model"]["scheduler"]
     for name in names:
         config["model"] |= copy.deepcopy(MECHANICS.get(name, {}))
-    config["hooks"] = [*({name: HOOKS[name]} for name in names if name in HOOKS), *config["hooks"]]
+    config["hooks"] = [*({name: AROUND_UPDATES[name]} for name in names if name in AROUND_UPDATES), *config["hooks"]]
     return config
 
 
@@ -187,7 +179,7 @@ def test_without_any(project):
     check(project)
 
 
-@pytest.mark.parametrize("name", [*MECHANICS, *HOOKS])
+@pytest.mark.parametrize("name", [*MECHANICS, *AROUND_UPDATES])
 def test_alone(project, name):
     check(project, name)
 
@@ -199,7 +191,7 @@ def test_in_a_pair(project, pair):
 
 OTHERS = [
     pair
-    for pair in itertools.combinations([*MECHANICS, *HOOKS], 2)
+    for pair in itertools.combinations([*MECHANICS, *AROUND_UPDATES], 2)
     if pair not in PAIRS
     and MECHANICS.get(pair[0], {}).keys().isdisjoint(MECHANICS.get(pair[1], {}))
     and pair != ("optimizer of two modes", "AverageWeights")  # which is an error
