@@ -195,6 +195,7 @@ OTHERS = [
     if pair not in PAIRS
     and MECHANICS.get(pair[0], {}).keys().isdisjoint(MECHANICS.get(pair[1], {}))
     and pair != ("optimizer of two modes", "AverageWeights")  # which is an error
+    and pair != ("several optimizers", "channels last")  # the module has other names
 ]
 
 
