@@ -77,6 +77,8 @@ class Optimization(Optimizers):
         self.accumulate = accumulate
         self.has_windows = accumulate > 1 or has_parts
         """Whether the gradients of several parts are added up for an update."""
+        self.is_plain = False
+        """Whether each batch makes an update, without a scale and without autocast around `train_step`."""
         self.is_open = False
         """Whether a window has begun and not ended."""
         self.weight: float | Tensor = 1.0
@@ -112,6 +114,7 @@ class Optimization(Optimizers):
             ArgumentError: the schedule does not fit the length of the run.
         """
         self.skipped.begin_stream(stream)
+        self.is_plain = not self.has_windows and self.autocast is None and self.scale is None
         self.parameters = all_parameters(self._model.module)
         self._others = parameters_beside(self.parameters, *self.optimizers.values())
         self._look_for_untrained()
@@ -229,7 +232,9 @@ class Optimization(Optimizers):
             raise ArgumentError("optimizer", NO_OPTIMIZER if self._is_one else f"name one of the optimizers: {names}")
         if isinstance(optimizer, str):
             optimizer = self.named(optimizer)
-        if self.autocast is not None:
+        if self.is_plain:
+            self._step(optimizer)
+        elif self.autocast is not None:
             with self.autocast.off():
                 self._update(optimizer)
             torch.clear_autocast_cache()  # which has the weights as they were

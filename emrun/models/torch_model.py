@@ -311,7 +311,11 @@ class TorchModel(ModuleModel):
             self._traces = Traces(optimization.parameters, self._loadable.pending)
             self._minimised = None  # a subclass may call `backward` of the loss itself
         try:
-            outputs = self._run_step(inputs, batch)
+            if optimization.is_plain:
+                optimization.clear()
+                outputs = self.train_step(inputs)
+            else:
+                outputs = self._run_step(inputs, batch)
         except Exception as error:
             size = self._micro_batches.size if self._micro_batches is not None else None
             advise(error, size, examples_of(batch))
