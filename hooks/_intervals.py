@@ -54,8 +54,10 @@ class Every:
             return not self._is_update_open and loop.updates_done % count == 0
         return unit != "epochs" and loop.iterations_done % count == 0
 
-    def is_stream_due(self, loop: Loop) -> bool:
+    def is_stream_due(self, loop: Loop, stream_name: str) -> bool:
         """Return whether something is due after the train stream, because of an update that its end has made."""
+        if stream_name != loop.train_stream_name:
+            return False
         was_open, self._is_update_open = self._is_update_open, False
         return was_open and loop.updates_done % self.interval.count == 0
 

@@ -67,6 +67,7 @@ class AverageWeights(AbstractHook):
         self._not_before = begin
         self._average = self._function(half_life, decay, kind)
         self._averaged = 0
+        self._last_update = 0
         self._averages: list[Tensor] = []
         self._weights: list[Tensor] = []
         self._others: list[tuple[Tensor, Tensor]] = []  # buffers that are copied, such as counters
@@ -101,9 +102,11 @@ class AverageWeights(AbstractHook):
     def after_update(self, model: Any, optimizer: Any) -> None:
         """Average the weights, if it is time."""
         loop = self.main_loop
-        if self._every.unit == "updates" and optimizer is self._last_optimizer(model):
+        last = self._last_optimizer(model)
+        if self._every.unit == "updates" and (last is None or optimizer is last):
             done = loop.updates_done + 1  # this update is counted after the batch
-            if done % self._every.count == 0 and self._has_begun(done):
+            if done % self._every.count == 0 and self._has_begun(done) and done != self._last_update:
+                self._last_update = done
                 self._add(model)
 
     def after_stream(self, stream_name: str) -> None:

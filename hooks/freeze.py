@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from emrun import AbstractHook
 from emrun.errors import ArgumentError
+from emrun.fields import FLAG, record
 from emrun.hook import Loop
 from emrun.hooks._parameters import check_matches, module_of, patterns
 from emrun.types import Batch, Interval, Units
@@ -61,6 +62,7 @@ class Freeze(AbstractHook):
         self._until = None if until is None else Interval.parse("until", until, ("updates", "epochs", "passes"))
         self._updates: int | None = None  # the limit in updates, if it is not in epochs
         self._is_frozen: bool | None = None  # None until the first train batch of this process
+        self._was_held = False  # whether they were frozen before that
         self._parameters: list[torch.nn.Parameter] = []
         self._modules: list[torch.nn.Module] = []
         if model is not None:
@@ -78,6 +80,8 @@ class Freeze(AbstractHook):
     def before_training(self) -> None:
         """Find out when the parameters begin to be trained."""
         loop, until = self.main_loop, self._until
+        if self._is_frozen is not None:
+            self._was_held = self._is_frozen
         self._is_frozen = None
         if until is None or loop.evaluating:
             return
@@ -99,6 +103,15 @@ class Freeze(AbstractHook):
         if is_frozen and self._modules:
             self._hold_modes()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return whether the parameters are frozen, so that modules are in evaluation mode."""
+        return {"frozen": self._was_held if self._is_frozen is None else self._is_frozen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        record({"frozen": FLAG}).check(state)
+        self._was_held, self._is_frozen = state["frozen"], None
+
     def _is_due(self) -> bool:
         if self._until is None:
             return True
@@ -113,11 +126,11 @@ class Freeze(AbstractHook):
         for parameter in self._parameters:
             parameter.requires_grad = not is_frozen and id(parameter) not in kept  # also of one without a shape yet
             parameter.grad = None
-        if not is_frozen:
-            for part in self._modules:
-                part.train(module.training and id(part) not in kept)
-            if self._is_frozen:
-                _LOG.info("Freeze: %s trained from now on", counted(len(self._parameters), "parameter"))
+        if not is_frozen and (self._was_held if self._is_frozen is None else self._is_frozen):
+            module.train(module.training)  # which may keep some parts in evaluation mode
+            for part in (part for each in others if each._is_due() for part in each._modules):
+                part.eval()
+            _LOG.info("Freeze: %s trained from now on", counted(len(self._parameters), "parameter"))
         self._is_frozen = is_frozen
 
     def _hold_modes(self) -> None:

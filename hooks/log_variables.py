@@ -13,7 +13,7 @@ from emrun.errors import HookError
 from emrun.fields import record
 from emrun.hook import AbstractHook
 from emrun.hooks._intervals import Every
-from emrun.hooks._train_means import MEANS, TrainMeans
+from emrun.hooks._train_means import MEANS, TrainMeans, written_by
 from emrun.types import EpochData, EpochVariable, Period
 from emrun.wording import did_you_mean
 
@@ -83,7 +83,7 @@ class LogVariables(AbstractHook):
 
     def after_stream(self, stream_name: str) -> None:
         """Log the means of the train stream if a line is due with its last update."""
-        if self._every.is_stream_due(self.main_loop):
+        if self._every.is_stream_due(self.main_loop, stream_name):
             self._log_means(stream_name)
 
     def _log_means(self, stream_name: str) -> None:
@@ -109,7 +109,7 @@ class LogVariables(AbstractHook):
             return
         found = [name for variables in epoch_data.values() for name in variables]
         for name in self._variables or ():
-            if name not in found:
+            if name not in found and not self._is_written(name):
                 raise HookError(f"LogVariables: no earlier hook wrote {name!r}{did_you_mean(name, found)}")
         width = max((len(stream) for stream in epoch_data), default=0)
         for stream, variables in epoch_data.items():
@@ -126,6 +126,11 @@ class LogVariables(AbstractHook):
                 _LOG.info(
                     "epoch %d  %s  %s", self.main_loop.training_epochs_done, stream.ljust(width), "  ".join(parts)
                 )
+
+    def _is_written(self, name: str) -> bool:
+        """Return whether a hook or the model declares to write a variable, which it may not do in every epoch."""
+        loop = getattr(self, "main_loop", None)
+        return loop is not None and name in written_by([*loop.hooks, loop.model])
 
     def _rates(self) -> list[str]:
         """Return the different learning rates of the last update, if the model has any."""

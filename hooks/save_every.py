@@ -74,7 +74,7 @@ class SaveEvery(SaveLatest):
 
     def after_stream(self, stream_name: str) -> None:
         """Request a checkpoint if one is due with the last update of the train stream."""
-        if self._every.is_stream_due(self.main_loop):
+        if self._every.is_stream_due(self.main_loop, stream_name):
             self._request(self.main_loop.iterations_done)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:

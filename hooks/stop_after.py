@@ -104,7 +104,7 @@ class StopAfter(AbstractHook):
 
     def after_stream(self, stream_name: str) -> None:
         """End the training if the last update of the train stream was the last one."""
-        if self._is_update_open:
+        if self._is_update_open and stream_name == self.main_loop.train_stream_name:
             self._is_update_open = False
             self._check_updates()
 

@@ -93,7 +93,7 @@ class StopOnNaN(AbstractHook):
             self._check(stream, getattr(model, "step_outputs", None) or {}, iteration)
             module = getattr(model, "module", None)
             if isinstance(module, torch.nn.Module) and not getattr(model, "is_skipping", False):
-                self._check_gradients(stream, module, iteration)
+                self._check_gradients(stream, module, optimizer, iteration)
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Check the variables of the batch."""
@@ -114,8 +114,14 @@ class StopOnNaN(AbstractHook):
             for name, value in looked_at.items():
                 self._check_value(f"{stream}/{name}", value, iteration)
 
-    def _check_gradients(self, stream: str, module: torch.nn.Module, iteration: int) -> None:
-        named = [(name, _values(each.grad)) for name, each in module.named_parameters() if each.grad is not None]
+    def _check_gradients(self, stream: str, module: torch.nn.Module, optimizer: Any, iteration: int) -> None:
+        groups = getattr(optimizer, "param_groups", None)
+        own = None if groups is None else {id(each) for group in groups for each in group["params"]}
+        named = [
+            (name, _values(each.grad))
+            for name, each in module.named_parameters()
+            if each.grad is not None and (own is None or id(each) in own)  # those of others may still be scaled
+        ]
         norm = torch.nn.utils.get_total_norm([gradient for _, gradient in named])  # waits for the device once
         if not norm.isfinite():
             for name, gradient in named:

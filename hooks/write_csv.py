@@ -173,7 +173,7 @@ class WriteCSV(AbstractHook):
 
     def after_stream(self, stream_name: str) -> None:
         """Write the means of the train stream if a line is due with its last update."""
-        if self._every.is_stream_due(self.main_loop):
+        if self._every.is_stream_due(self.main_loop, stream_name):
             self._write_means(stream_name)
 
     def _write_means(self, stream_name: str) -> None:

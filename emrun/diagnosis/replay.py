@@ -153,7 +153,8 @@ class _Attempt:
     def run(self, batch: Batch) -> BaseException | None:
         """Do the step on a batch; return its error, or None when it succeeds."""
         step = self._capsule.step
-        loop = MainLoop(self._model, None, self._hooks(), seed=self._seed, on_unused_sources="ignore")
+        hooks = self._hooks()
+        loop = MainLoop(self._model, None, hooks, seed=self._seed, on_unused_sources="ignore")
         loop.start_from(step.epoch, step.iteration, evaluating=step.evaluating)
         if self._weights is not None:
             with reading(f"{self._weights}: weights", ANOTHER_CAPSULE, self._model.load):
@@ -161,6 +162,12 @@ class _Attempt:
         if self._capsule.state["model"] is not None:
             with reading(f"{self._capsule.place / FILE}: model", ANOTHER_CAPSULE, self._model.load_state_dict):
                 self._model.load_state_dict(self._capsule.state["model"])
+        if self._hook_recipe is not None and self._capsule.state["hook"]:
+            what = f"{self._capsule.place / FILE}: hook {type(hooks[0]).__name__}"
+            with reading(what, ANOTHER_CAPSULE, hooks[0].load_state_dict):
+                hooks[0].load_state_dict(self._capsule.state["hook"])
+        if not step.train and self._weights is not None:
+            self._model.load(self._weights)  # again: those for evaluations, which may be others
 
         def only_batch() -> Iterator[Batch]:
             set_random_state(self._random)
@@ -184,7 +191,7 @@ class _Attempt:
         return None
 
     def _hooks(self) -> list[AbstractHook]:
-        """Return the hook that failed, in its state before the step, and the hook that makes kernels deterministic."""
+        """Return the hook that failed, and the hook that makes kernels deterministic."""
         kernels = [DeterministicKernels()] if self._plan.get("deterministic", False) else []
         if self._hook_recipe is None:
             return [*kernels]
@@ -192,10 +199,6 @@ class _Attempt:
         hook = self._hook_recipe.build(self._supplied)
         if self._capsule.step.event != "before_batch":
             hook.before_batch = None  # the saved batch has its changes
-        if self._capsule.state["hook"]:
-            what = f"{self._capsule.place / FILE}: hook {type(hook).__name__}"
-            with reading(what, ANOTHER_CAPSULE, hook.load_state_dict):
-                hook.load_state_dict(self._capsule.state["hook"])
         return [hook, *kernels]
 
     def is_same(self, error: BaseException, *, exactly: bool) -> bool:

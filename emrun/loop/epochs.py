@@ -236,6 +236,7 @@ class Epochs:
         note_randomness = draws.take_all if draws is not None else None
         note_first: Callable[..., None] | None = self.beginnings.note
         handled: Batch | None = None
+        position, is_last_update = stream.position, False
         batches_run = 0
         try:
             for batch in stream:
@@ -262,6 +263,8 @@ class Epochs:
                         checks.check_step_values()
                     note_randomness = draws.watch(of_whole_steps=not changers) if draws is not None else None
                 batches_run += 1
+                if has_windows:
+                    position = stream.position
                 if train:
                     state.iterations_done += 1  # here, because a call would cost as much as a hook
                     if not has_windows or not model.is_accumulating:
@@ -283,13 +286,14 @@ class Epochs:
                         break
                     self._save_requested()
             if has_windows and model.is_accumulating:
-                handled = batch
+                handled, is_last_update = batch, True
                 self._finish_update()
                 handled = None
         except BaseException as error:  # user code may also call sys.exit
             if handled is not None:
                 checks.name_batch(error)
-                self.failures.keep(error, handled, stream, train=train)
+                place = position if is_last_update else stream.position
+                self.failures.keep(error, handled, stream.name, place, train=train, is_counted=is_last_update)
             raise
         return batches_run
 

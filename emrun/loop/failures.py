@@ -15,7 +15,7 @@ from emrun.model import AbstractModel
 from emrun.storage.capsules import Step, keep_failure
 from emrun.storage.draws import Draws
 from emrun.storage.run import Run
-from emrun.streams.stream import StreamWrapper
+from emrun.streams.stream import StreamPosition
 from emrun.types import Batch
 
 _LOG = logging.getLogger(__name__)
@@ -44,21 +44,39 @@ class Failures:
     draws: Draws | None
     capsule: Path | None = field(default=None, init=False)
 
-    def keep(self, error: BaseException, batch: Batch, stream: StreamWrapper, *, train: bool) -> None:
-        """Write a capsule of the current batch, unless the error does not come from a step."""
+    def keep(
+        self,
+        error: BaseException,
+        batch: Batch,
+        stream: str,
+        position: StreamPosition,
+        *,
+        train: bool,
+        is_counted: bool,
+    ) -> None:
+        """Write a capsule of the current batch, unless the error does not come from a step.
+
+        Args:
+            error: the error.
+            batch: the batch.
+            stream: the name of the stream.
+            position: the position in the stream after the batch.
+            train: whether the model was trained on the batch.
+            is_counted: whether the batch counts among the iterations done, because only its update has failed.
+        """
         if self.run is None or self.draws is None:
             return
         event, hook = self.events.failed_call()
         if event == "before_batch" and self.events.offered is not None:
             batch = self.events.offered
         step = Step(
-            stream=stream.name,
+            stream=stream,
             train=train,
             evaluating=self.endings.evaluating,
             epoch=self.state.epochs_done,
-            iteration=self.state.iterations_done - (train and event == "after_batch"),
-            pass_number=stream.position.pass_number,
-            batch=stream.position.batch - 1,
+            iteration=self.state.iterations_done - (train and (event == "after_batch" or is_counted)),
+            pass_number=position.pass_number,
+            batch=position.batch - 1,
             event=event,
             hook=self.events.hooks.index(hook) if hook is not None else None,
             hook_class=type(hook).__qualname__ if hook is not None else None,

@@ -11,6 +11,8 @@ from emrun.types import Horizon
 
 OnExtend = Literal["replan", "hold", "rewarm"]
 CHOICES: tuple[OnExtend, ...] = get_args(OnExtend)
+OVERRIDE = "model.scheduler.on_extend="
+"""The override of a choice, for messages."""
 
 
 def check_choice(choice: object) -> None:
@@ -75,7 +77,7 @@ def described(
             shown = f"not possible: {error}"
         else:
             shown = by_group(bases, [factor(place) for place in places])
-        lines.append(f"  model.scheduler.on_extend={choice:6}  {shown}")
+        lines.append(f"  {OVERRIDE}{choice:6}  {shown}")
     return "\n".join(lines)
 
 

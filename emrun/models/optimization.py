@@ -199,7 +199,7 @@ class Optimization(Optimizers):
         """
         of = None if optimizer is None else [p for p in parameters_of(self.named(optimizer)) if p.requires_grad]
         if of == []:
-            raise ArgumentError("optimizer", "none of its parameters has requires_grad; there is nothing to train")
+            return  # all are frozen
         if self.autocast is not None:
             with self.autocast.off():
                 self._backward(in_float32(loss), of)

@@ -68,7 +68,8 @@ class Optimizers:
         if not self._is_one:
             names = listed([each.name for each in self.members])
             raise ArgumentError("optimizer", f"the model has several optimizers ({names}), and none to replace")
-        self.members[0].optimizer = optimizer
+        self.members[0].replace(optimizer)
+        self.has_modes = self.members[0].has_modes
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from emrun.errors import StateError
 from emrun.hook import Loop
 from emrun.models.closed_form import ClosedForm
+from emrun.models.extension import OVERRIDE
 from emrun.models.schedule import Scheduler
 from emrun.schedule_plan import SchedulePlan
 from emrun.types import Horizon
@@ -32,8 +33,13 @@ def plan_of(scheduler: Scheduler | ClosedForm, loop: Loop) -> tuple[SchedulePlan
     return plan, plan is None
 
 
-def check_length(scheduler: Scheduler | ClosedForm, loop: Loop | None) -> None:
+def check_length(scheduler: Scheduler | ClosedForm, loop: Loop | None, key: str = "model.scheduler") -> None:
     """Check that a run with a loaded schedule may have the length that the loop gives it now.
+
+    Args:
+        scheduler: the schedule.
+        loop: the loop.
+        key: the key of the schedule in the config.
 
     Raises:
         StateError: the length has changed, and with it the rates of updates that were made; or the schedule is over,
@@ -46,4 +52,4 @@ def check_length(scheduler: Scheduler | ClosedForm, loop: Loop | None) -> None:
     if refusal is None and loop is not None and loop.has_run and horizon.updates is None:
         refusal = scheduler.refusal_without_end()
     if refusal is not None:
-        raise StateError(f"model.scheduler: {refusal}")
+        raise StateError(f"{key}: {refusal.replace(OVERRIDE, f'{key}.on_extend=')}")

@@ -102,15 +102,20 @@ class ScheduledOptimizer:
             if self.name and getattr(form, "options", {}).get("match") is None:
                 raise ArgumentError(key, "missing key 'match': a regular expression for the parameters that it trains")
             self.optimizer = build_optimizer(module, form, key)
-            self.has_modes = all(callable(getattr(self.optimizer, each, None)) for each in ("train", "eval"))
-            if self.has_modes:
-                self.optimizer.eval()  # type: ignore[attr-defined]
+            self.replace(self.optimizer)
         if scheduler is not None:
             with self.errors():
                 self.scheduler = build_scheduler(self.optimizer, scheduler)
             if isinstance(self.scheduler, Scheduler):
                 self.scheduler.key = f"model.{self._scheduler_key}"
         self._configured = configured_arguments(module, self.optimizer) if self.optimizer is not None else []
+
+    def replace(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Take an optimizer, which gets the mode of evaluations if it has modes."""
+        self.optimizer, self.is_training = optimizer, False
+        self.has_modes = all(callable(getattr(optimizer, each, None)) for each in ("train", "eval"))
+        if self.has_modes:
+            optimizer.eval()  # type: ignore[union-attr]
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -220,7 +225,7 @@ class ScheduledOptimizer:
             raise StateError("model.scheduler was added or removed; a resume cannot change that")
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-            check_length(self.scheduler, loop)
+            check_length(self.scheduler, loop, f"model.{self._scheduler_key}")
         self.rates = state.get("rates")
 
 

@@ -70,7 +70,7 @@ def _twin(model: Any) -> Any:
         raise ArgumentError("micro_batch_size", message) from error
     twin._check_pending = False
     for each in twin._optimization.members:
-        each.scheduler = None
+        each.scheduler, each.has_stepped = None, True
     return twin
 
 

@@ -164,8 +164,9 @@ class TorchModel(ModuleModel):
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read(init_from))
         self._micro_batches = MicroBatches(self, micro_batch_size) if micro_batch_size is not None else None
-        self._outputs.of_parts = has_parts = self._micro_batches is not None
+        has_parts = self._micro_batches is not None
         self._optimization = Optimization(self, optimizer, scheduler, accumulate, has_parts=has_parts)
+        self._outputs.of_parts = self._optimization.has_windows
         self.iterations_per_update = accumulate
         if not self.is_lazy:
             self._optimization.build()
@@ -243,7 +244,9 @@ class TorchModel(ModuleModel):
         return False if any(isinstance(each, torch.optim.Optimizer) for each in own) else None
 
     def register_mainloop(self, main_loop: Loop) -> None:
-        """Store the loop, whose hooks may listen to the updates."""
+        """Store the loop, whose hooks may listen to the updates; forget the weights for evaluations of another loop."""
+        if not self._has_modes:
+            self.evaluation_weights = None
         if self.load_initial is not None:
             self.load_initial()
         self._main_loop = main_loop
@@ -288,10 +291,10 @@ class TorchModel(ModuleModel):
         if module.training is not train:
             module.train(train)
         optimization.has_updated = False
-        if optimization.has_modes:
-            optimization.set_mode(train=train)
         if self._random_of_lazy is not None:  # if no loop has done so before
             self.materialise(batch)
+        if optimization.has_modes:
+            optimization.set_mode(train=train)
         inputs = self._tensors(batch)
         if self._evaluation_weights is not None:
             self._evaluation_weights.use(not train)
@@ -301,6 +304,8 @@ class TorchModel(ModuleModel):
                 outputs: Mapping[str, Any] = forward(inputs)
             if self._stream_metrics is not None:
                 self._measure(outputs, inputs, train, stream)
+            if self._evaluation_weights is not None and self._main_loop is not None and self._main_loop.training:
+                self._evaluation_weights.use(False)  # a hook has run the model between two train batches
             return outputs
         if stream is not self._stream:
             self._stream, self._check_pending, self._trained = stream, True, True
@@ -418,6 +423,10 @@ class TorchModel(ModuleModel):
 
     def finish_update(self) -> None:
         """Make the update of a window that has fewer batches than `accumulate`."""
+        if self._optimization.is_open:
+            if self._evaluation_weights is not None:
+                self._evaluation_weights.use(False)
+            self._optimization.set_mode(train=True)
         self._optimization.finish()
 
     def before_epoch(self, epoch_id: int) -> None:
@@ -470,10 +479,15 @@ class TorchModel(ModuleModel):
             return outputs
         examples = examples_of(batch)
         if self._micro_batches is not None:
-            return self._micro_batches.run(step, inputs, examples)
-        optimization.begin_part(examples)
-        outputs = step(inputs)
-        optimization.end_part()
+            outputs = self._micro_batches.run(step, inputs, examples)
+        else:
+            optimization.begin_part(examples)
+            outputs = step(inputs)
+            optimization.end_part()
+        if self._traces is not None and self._traces.has_updated() and not optimization.has_updated:
+            key = "accumulate" if self.iterations_per_update > 1 else "micro_batch_size"
+            message = "train_step must call self.backward(loss) and self.update(optimizer), not optimizer.step()"
+            raise ArgumentError(key, f"{message}: an update has the gradients of several parts")
         return outputs
 
     def _step_function(self) -> Callable[[Mapping[str, Tensor]], Mapping[str, Any]]:

@@ -222,3 +222,9 @@ def test_a_resumed_run_logs_the_same_lines(tmp_path, digits_config, caplog):
     train(resume_training(tmp_path / "resumed", overrides=["~hooks.StopAfter.iterations"]))
     assert lines() == straight
     assert len(straight) > 8
+
+
+def test_a_variable_that_a_hook_does_not_write_in_every_epoch_is_left_out(train_digits, caplog):
+    caplog.set_level(logging.INFO)
+    train_digits(["LogNorms", {"LogVariables": {"variables": ["gradient_norm"]}}])
+    assert any("gradient_norm" in message for message in caplog.messages)

@@ -13,7 +13,7 @@ from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated
 from emrun.errors import ArgumentError
-from emrun.hooks import ComputeStats, StopAfter
+from emrun.hooks import AverageWeights, ComputeStats, StopAfter
 
 
 class Net(nn.Module):
@@ -274,3 +274,34 @@ def test_a_wrong_number_of_batches_is_an_error(wrong):
         TorchModel(Push(), optimizer=SGD, accumulate=wrong)
     assert caught.value.argument == "accumulate"
     assert repr(wrong) in str(caught.value)
+
+
+def test_a_step_of_the_optimizer_itself_is_an_error_with_windows():
+    class Own(TorchModel):
+        def train_step(self, inputs):
+            outputs = self.forward(inputs)
+            outputs["loss"].mean().backward()
+            self.optimizer.step()
+            return outputs
+
+    with pytest.raises(ArgumentError, match=r"self\.backward\(loss\) and self\.update\(optimizer\)"):
+        run(Own(Push(), optimizer=SGD, accumulate=2), [{"x": [0.0]}] * 4)
+
+
+class Evaluates(AbstractHook):
+    """Runs the model on a batch of its own after each train batch."""
+
+    def after_batch(self):
+        if self.main_loop.training:
+            self.main_loop.model.run({"x": [5.0]}, train=False, stream="own")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_hook_that_evaluates_between_batches_leaves_the_training_its_weights(accumulate):
+    modules = []
+    for hooks in ([], [Evaluates()]):
+        torch.manual_seed(0)
+        model = TorchModel(Push(), optimizer=SGD, accumulate=accumulate)
+        run(model, [{"x": [0.0]}] * 3, AverageWeights(decay=0.5), *hooks, epochs=2)
+        modules.append((model.module.w.item(), model.evaluation_weights["w"].item()))
+    assert modules[0] == modules[1]
