@@ -203,7 +203,7 @@ def has_its_files(code):
         source = (code / f"modules/{name.replace('.', '/')}{inner}.py").read_bytes()
         if hashlib.sha256(source).hexdigest() != module["sha256"]:
             return False
-    return len(modules) > 0 and (code / "packages.txt").read_text() != ""
+    return (code / "packages.txt").read_text() != ""
 
 
 @pytest.mark.timeout(7200)

@@ -10,37 +10,11 @@ import pytest
 import torch
 from doubles import SGD, Affine, Push, Streams, run
 from torch import nn
+from windows import Net, batches, weights
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated
 from emrun.errors import ArgumentError
 from emrun.hooks import AverageWeights, ComputeStats, StopAfter
-
-
-class Net(nn.Module):
-    """A small network with a loss for each example, or their mean, or token weights."""
-
-    def __init__(self, kind="examples"):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-        self.kind = kind
-
-    def forward(self, x, y, tokens=None):
-        losses = ((self.layers(x).squeeze(1) - y) ** 2).float()
-        if self.kind == "mean":
-            return {"loss": losses.mean()}
-        return {"loss": losses} if self.kind == "examples" else {"loss": losses, "example_weight": tokens}
-
-
-def batches(sizes, seed=0):
-    rng = np.random.default_rng(seed)
-    return [
-        {
-            "x": rng.random((size, 3), np.float32),
-            "y": rng.random(size, np.float32),
-            "tokens": rng.integers(1, 9, size).astype(np.float32),
-        }
-        for size in sizes
-    ]
 
 
 def by_hand(module, found, windows):
@@ -70,10 +44,6 @@ def trained(module, found, accumulate, *hooks, epochs=1, **arguments):
         for _ in range(epochs):
             loop.epoch(["train"])
     return loop
-
-
-def weights(module):
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
 @pytest.mark.parametrize("kind", ["examples", "mean", "tokens"])

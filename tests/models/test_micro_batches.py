@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from doubles import SGD, Affine, Push, Record, Streams, run
-from models.test_accumulation import Net, batches, weights
 from torch import nn
+from windows import Net, batches, weights
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingAborted
 from emrun.errors import ArgumentError, StreamError

@@ -99,7 +99,6 @@ HOOKS = [
     {"EarlyStopping": {"patience": 3}},
     {"OnPlateau": {"long_term": 2, "short_term": 1}},
     {"StopOnPlateau": {"long_term": 50, "short_term": 10}},
-    {"Check": {"variable": "accuracy", "required_min_value": 1.0, "max_epoch": 9}},
     {"StopAfter": {"epochs": 2, "minutes": 60}},
 ]
 

@@ -67,7 +67,7 @@ def hooked(project):
 def test_what_a_hook_sets_up_before_an_epoch_is_in_force_wherever_the_epoch_is_resumed(project, hooked, main_loop):
     """It fails without any of these: `before_epoch`, its random states, its iterations, the second load, the modes."""
     config = hooked(**main_loop)
-    of_valid = {"SaveBest", "EarlyStopping", "OnPlateau", "StopOnPlateau", "Check"}
+    of_valid = {"SaveBest", "EarlyStopping", "OnPlateau", "StopOnPlateau"}
     config["hooks"] = [hook for hook in config["hooks"] if main_loop == {} or of_valid.isdisjoint(hook)]
     events = interrupted(config, project / "straight", None)
     expected = result(project / "straight", bool(not main_loop))
