@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from emrun.training.create import create_training as create_training
     from emrun.training.evaluate import evaluate as evaluate
     from emrun.training.evaluate import load_run as load_run
+    from emrun.training.predict import predict as predict
     from emrun.training.resume import resume_training as resume_training
     from emrun.types import Factory as Factory
 
@@ -47,6 +48,7 @@ __getattr__, __dir__ = lazy_names(
         "evaluate": "training.evaluate",
         "load_config": "config.config",
         "load_run": "training.evaluate",
+        "predict": "training.predict",
         "read_steps": "storage.step_columns",
         "resume_training": "training.resume",
     },

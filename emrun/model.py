@@ -162,6 +162,9 @@ class AbstractModel(ABC):
         """
         return None
 
+    def predict_only(self) -> None:  # noqa: B027 - most models have no losses of their own
+        """Prepare for `emrun predict`: leave out what needs a source that a batch does not have, such as losses."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return the training state without the weights, as plain types and tensors."""
         return {}

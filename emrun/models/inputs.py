@@ -103,8 +103,9 @@ class Inputs:
         others: tuple[Sequence[str], Sequence[str]],
         device: torch.device,
     ) -> None:
-        self.required = list(dict.fromkeys((*names.positional, *names.named.values(), *others[0])))
-        self.optional = [name for name in dict.fromkeys((*names.optional, *others[1])) if name not in self.required]
+        self._names = names
+        self._dtypes = names.dtypes
+        self.need(*others)
         self._device = device
         self._on_cpu = device.type == "cpu"
         tensors = [*module.parameters(), *module.buffers()]
@@ -114,9 +115,14 @@ class Inputs:
         if not self._positional:  # costs less than passing by name
             self._positional = [named.pop(each) for each in _first_parameters(module, named)]
         self._named = [(source, parameter) for parameter, source in named.items()]
-        self._dtypes = names.dtypes
-        self._usual = [name for name in self.required if name not in self._dtypes]
         self._maybe = names.optional
+
+    def need(self, required: Sequence[str], optional: Sequence[str]) -> None:
+        """Set which sources losses and metrics need, and names that may be sources."""
+        names = self._names
+        self.required = list(dict.fromkeys((*names.positional, *names.named.values(), *required)))
+        self.optional = [name for name in dict.fromkeys((*names.optional, *optional)) if name not in self.required]
+        self._usual = [name for name in self.required if name not in self._dtypes]
 
     def needed(self, batch: Batch) -> list[str]:
         """Return the names of the sources that are needed from a batch."""

@@ -175,6 +175,13 @@ class ModuleModel(AbstractModel):
         if self._evaluation_weights is not None:
             self._evaluation_weights.use(False)
 
+    def predict_only(self) -> None:
+        """Leave out losses and metrics that need a source that a batch does not have, and metrics of whole streams."""
+        required, optional = self._outputs.sources()
+        self._outputs.leave_out_missing()
+        self._stream_metrics = None
+        self._inputs.need([], [*required, *optional])
+
     @property
     def losses(self) -> Mapping[str, Any]:
         """Key in the model's section -> the object that calculates a loss; checkpoints do not have these objects."""

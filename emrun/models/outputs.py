@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from emrun.arguments import check_names
 from emrun.errors import ArgumentError, StreamError, add_inputs
 from emrun.models.inputs import describe
 from emrun.wording import did_you_mean, listed
+
+_LOG = logging.getLogger(__name__)
 
 
 class Outputs:
@@ -43,6 +46,7 @@ class Outputs:
         """The metrics that are computed once for each stream; calling one updates it."""
         self.of_parts = False
         """Whether the outputs may be those of a part of a batch; see `mean`."""
+        self._left_out: set[str] | None = None  # keys of losses and metrics, after `leave_out_missing`
         self._is_complete = not (self._terms or self._metrics or names)  # nothing is added to what forward returns
 
     @property
@@ -70,6 +74,11 @@ class Outputs:
         made = {*self.names, "loss"}
         return [name for name in names if name not in made], []
 
+    def leave_out_missing(self) -> None:
+        """From now on, leave out losses and metrics that need what is not there; drop the metrics of streams."""
+        self._left_out = set()
+        self.of_streams = {}
+
     def part_with(self, source: str) -> str | None:
         """Return the key of the first loss or metric that names a source, None if none does."""
         used = (*self._terms.values(), *self._metrics.values(), *self.of_streams.values())
@@ -95,8 +104,8 @@ class Outputs:
         if self._terms:
             if "loss" in outputs:
                 raise ArgumentError("loss", "forward returns an output 'loss' already; remove one of them")
-            _add(outputs, self._terms, inputs, "loss")
-            if self._sums_terms:
+            self._add(outputs, self._terms, inputs, "loss")
+            if self._sums_terms and all(name in outputs for name in self._terms):
                 weights = outputs.get("example_weight")
                 terms = self._terms.items()
                 outputs["loss"] = sum(each.scale * mean(outputs[name], weights, self.of_parts) for name, each in terms)
@@ -104,10 +113,32 @@ class Outputs:
             with_gradients = torch.is_grad_enabled()
             torch.set_grad_enabled(False)  # costs half as much as no_grad
             try:
-                _add(outputs, self._metrics, inputs, "metrics")
+                self._add(outputs, self._metrics, inputs, "metrics")
             finally:
                 torch.set_grad_enabled(with_gradients)
         return outputs
+
+    def _add(
+        self, outputs: dict[str, Any], calculations: Calculations, inputs: Mapping[str, Tensor], argument: str
+    ) -> None:
+        """Calculate losses or metrics from outputs and sources, and add them to the outputs."""
+        made = {}
+        for name, calculation in calculations.items():
+            if self._left_out is not None and self._lacks(calculation, {**inputs, **outputs}):
+                continue
+            made[name] = calculation(outputs, inputs)
+            if name in outputs:
+                twice = listed([each for each in calculations if each in outputs])
+                raise ArgumentError(argument, f"there is an output {twice} already; rename one of the two")
+        outputs.update(made)
+
+    def _lacks(self, calculation: Calculation, there: Mapping[str, Any]) -> bool:
+        """Return whether a loss or metric needs what is not there; log this once."""
+        missing = [name for name in calculation.inputs if name not in there]
+        if missing and self._left_out is not None and calculation.key not in self._left_out:
+            self._left_out.add(calculation.key)
+            _LOG.info("model.%s is left out: the batch has no %r", calculation.key, missing[0])
+        return bool(missing)
 
     def _by_name(self, returned: Any) -> dict[str, Any]:
         names = self._named
@@ -128,17 +159,6 @@ class Outputs:
             message = f"{list(names)} names {len(names)} values, but forward returns {len(values)}"
             raise ArgumentError("outputs", message)
         return dict(zip(names, values, strict=True))
-
-
-def _add(outputs: dict[str, Any], calculations: Calculations, inputs: Mapping[str, Tensor], argument: str) -> None:
-    """Calculate losses or metrics from outputs and sources, and add them to the outputs."""
-    made = {}
-    for name, calculation in calculations.items():
-        made[name] = calculation(outputs, inputs)
-        if name in outputs:
-            twice = listed([each for each in calculations if each in outputs])
-            raise ArgumentError(argument, f"there is an output {twice} already; rename one of the two")
-    outputs.update(made)
 
 
 class Calculation:

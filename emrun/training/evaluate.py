@@ -48,10 +48,10 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
         BaseException: an error of the dataset or the model.
     """
     directory = expanded(run_directory)
-    plan = replace(Plan.of(_config_of(directory), Imported()), hooks=[])
+    plan = replace(Plan.of(config_of(directory), Imported()), hooks=[])
     checkpoints.find(directory / CHECKPOINTS, checkpoint_name)
     training = assemble(plan, directory, run=None, is_evaluation=True)
-    _load(training, directory / CHECKPOINTS, checkpoint_name)
+    load_checkpoint(training, directory / CHECKPOINTS, checkpoint_name)
     return training
 
 
@@ -86,7 +86,7 @@ def evaluate(
     """
     refuse_ranks()
     directory = expanded(run_directory)
-    own = _config_of(directory)
+    own = config_of(directory)
     laid_over = (own if config is None else read_config(config)).overlaid(stream)
     merged = laid_over.overridden(overrides)
     plan = Plan.of(merged, Imported())
@@ -106,10 +106,9 @@ def evaluate(
         training = assemble(plan, run.directory, run, is_evaluation=True)
         warn_of_changed_code(plan, directory, run.censor)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
-            raise _unknown_stream(training.dataset, stream)
-        *others, last = checkpoints.DEFAULTS
-        name = checkpoint_name or next((each for each in others if (root / each).is_dir()), last)
-        place, manifest = _load(training, root, name)
+            raise unknown_stream(training.dataset, stream)
+        name = name_of_checkpoint(root, checkpoint_name)
+        place, manifest = load_checkpoint(training, root, name)
         where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
         run.trace.write(checkpoint={"name": name, **where})
         done = progress(manifest.epoch, manifest.iteration)
@@ -125,14 +124,14 @@ def evaluate(
             raise
 
 
-def _config_of(directory: Path) -> Config:
+def config_of(directory: Path) -> Config:
     """Return the config of a run, before interpolation."""
     if not holds_run(directory):
         raise no_run(directory)
     return read_config(directory / CONFIG)
 
 
-def _load(training: Training, root: Path, name: str | None) -> tuple[Path, Manifest]:
+def load_checkpoint(training: Training, root: Path, name: str | None) -> tuple[Path, Manifest]:
     """Load a checkpoint and return its directory and manifest; if the name moves meanwhile, load the newer one."""
     while True:
         place = checkpoints.find(root, name)
@@ -146,6 +145,12 @@ def _load(training: Training, root: Path, name: str | None) -> tuple[Path, Manif
             if checkpoints.find(root, name) == place:
                 checkpoints.note_intact(error, root)
                 raise
+
+
+def name_of_checkpoint(root: Path, name: str | None) -> str:
+    """Return the name of the checkpoint that is used if the command names `name`, or none."""
+    *others, last = checkpoints.DEFAULTS
+    return name or next((each for each in others if (root / each).is_dir()), last)
 
 
 def _name_size(training: Training, stream: str) -> None:
@@ -169,7 +174,7 @@ def _leave_out(training: Training, stream: str) -> None:
     loop.change_hooks(kept)
 
 
-def _unknown_stream(dataset: Any, stream: str) -> UsageError:
+def unknown_stream(dataset: Any, stream: str) -> UsageError:
     there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
     near = did_you_mean(stream, there)
     if stream.removesuffix("_eval") in there:  # the loop's name for an evaluated train stream

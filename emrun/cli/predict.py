@@ -1,0 +1,74 @@
+"""`emrun predict`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from emrun.arguments import expanded
+from emrun.cli.console import with_terminal_log
+from emrun.cli.failures import users_code
+from emrun.cli.signals import end_by_signal, import_torch, unwound_by_sigterm
+from emrun.wording import counted, progress
+
+
+@click.command(short_help="Write the outputs for every example of a stream.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("stream")
+@click.argument("overrides", nargs=-1)
+@click.option(
+    "-o", "--output", metavar="FILE", required=True, type=click.Path(path_type=Path),
+    help="The file to write: .parquet, .csv, .jsonl or .npz.",
+)  # fmt: skip
+@click.option("--variables", metavar="NAME,...", help="The outputs and sources to write; by default all outputs.")
+@click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
+@click.option("--checkpoint", metavar="NAME", help="By default best, or latest if there is no best.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@with_terminal_log
+def predict(
+    directory: Path,
+    stream: str,
+    overrides: tuple[str, ...],
+    output: Path,
+    variables: str | None,
+    config: Path | None,
+    checkpoint: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> int:
+    """Write the outputs of the run in DIRECTORY for every example of STREAM to a file.
+
+    A row has the source id, or the position of the example in the stream. The stream may lack the labels: losses and
+    metrics without their sources are left out. Nothing is written into DIRECTORY.
+    """
+    from emrun.config.config import read_config
+    from emrun.config.plan import check_statically
+    from emrun.training.directories import check_run
+
+    check_run(expanded(directory))
+    if config is not None or (directory / "config.yaml").exists():
+        check_statically(read_config(config or directory).overlaid(stream).overridden(overrides))
+    import_torch()
+    from emrun.loop.interrupts import Interrupted
+    from emrun.training.predict import predict as predict_stream
+
+    names = None if variables is None else [name.strip() for name in variables.split(",")]
+    try:
+        with unwound_by_sigterm(), users_code():
+            made = predict_stream(
+                directory, stream, output, overrides, config, checkpoint, names, overwrite=overwrite
+            )  # fmt: skip
+    except Interrupted as error:
+        click.echo(f"{error.reason}; {output} is not written", err=True)
+        end_by_signal(error.signal)
+    if as_json:
+        found = {"file": str(made.file), "rows": made.rows, "columns": list(made.columns)}
+        at = {"directory": str(made.checkpoint), "epoch": made.epoch, "iteration": made.iteration}
+        click.echo(json.dumps({**found, "checkpoint": at}, indent=2))
+    else:
+        click.echo(f"{made.file}: {counted(made.rows, 'row')} of stream {stream}: {', '.join(made.columns)}")
+        click.echo(f"by checkpoint {made.checkpoint}: {progress(made.epoch, made.iteration)}")
+    return 0

@@ -1,0 +1,105 @@
+"""Write the outputs of a run's model for every example of a stream to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from emrun.arguments import expanded
+from emrun.config.config import read_config
+from emrun.config.import_finder import Imported, locate
+from emrun.config.plan import Plan
+from emrun.config.recipe import Recipe
+from emrun.errors import ArgumentError, StreamError, UsageError
+from emrun.hook import AbstractHook
+from emrun.storage import checkpoints
+from emrun.storage.run import CHECKPOINTS
+from emrun.training.build import assemble
+from emrun.training.create import refuse_ranks
+from emrun.training.evaluate import config_of, load_checkpoint, name_of_checkpoint, unknown_stream
+from emrun.training.user_code import log_code_directory
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What `predict` has written: `rows` with `columns` to `file`, by a checkpoint of an epoch and iteration."""
+
+    file: Path
+    rows: int
+    columns: tuple[str, ...]
+    checkpoint: Path
+    epoch: int
+    iteration: int
+
+
+def predict(
+    run_directory: str | Path,
+    stream: str,
+    file: str | Path,
+    overrides: Sequence[str] = (),
+    config: str | Path | None = None,
+    checkpoint_name: str | None = None,
+    variables: Sequence[str] | None = None,
+    *,
+    overwrite: bool = False,
+) -> Predictions:
+    """Write the outputs of a run's model for every example of a stream to a file; nothing is written into the run.
+
+    The stream may lack the labels: losses and metrics that need a source that is not there are left out, and logged.
+    Of the hooks, only those that change batches (`before_batch`) are run. `fixed_batch_size` has no effect.
+
+    Args:
+        run_directory: the directory of the run.
+        stream: the name of the stream. The section `eval.<stream>` of the config overrides the other sections.
+        file: ends in `.parquet`, `.csv`, `.jsonl` or `.npz`; see the hook `SavePredictions`.
+        overrides: overrides that are applied afterwards.
+        config: a config to use instead of the config of the run.
+        checkpoint_name: a name such as `latest`; by default `best`, or `latest` if there is no `best`.
+        variables: outputs and sources to write; by default all outputs with one value for each example.
+        overwrite: replace a file that exists.
+
+    Raises:
+        UsageError: there is no such run, checkpoint or stream; or the file cannot have this name, or exists.
+        ConfigError: the config cannot be used.
+        StreamError: a batch lacks a source that the model itself, or one of `variables`, needs.
+        StorageError: the checkpoint is damaged or does not fit, or the file cannot be written.
+        BaseException: an error of the dataset, the model or a hook.
+    """
+    refuse_ranks()
+    directory, place = expanded(run_directory), expanded(file)
+    if place.exists() and not overwrite:
+        raise UsageError(f"{place} exists; choose another file, or replace it with --overwrite")
+    own = config_of(directory)
+    laid_over = (own if config is None else read_config(config)).overlaid(stream)
+    plan = Plan.of(laid_over.overridden([*overrides, "main_loop.fixed_batch_size=null"]), Imported())
+    root = directory / CHECKPOINTS
+    checkpoints.find(root, checkpoint_name)
+    try:
+        saver: AbstractHook = locate("emrun.hooks.SavePredictions")(stream, place, variables)
+    except ArgumentError as error:
+        raise UsageError(error.message) from error
+    log_code_directory(plan)
+    plan = replace(plan, hooks=[recipe for recipe in plan.hooks if _changes_batches(recipe)])
+    training = assemble(plan, directory, run=None, is_evaluation=True)
+    if not callable(getattr(training.dataset, f"{stream}_stream", None)):
+        raise unknown_stream(training.dataset, stream)
+    training.model.predict_only()
+    loop = training.main_loop
+    loop.change_hooks([*loop.hooks, saver])
+    loaded, manifest = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name))
+    try:
+        loop.run_evaluation(stream)
+    except StreamError as error:
+        error.add_note("if the model can predict without a source, give the parameter of forward a default value")
+        raise
+    written: tuple[int, tuple[str, ...]] = saver.rows, tuple(saver.columns)  # type: ignore[attr-defined]
+    return Predictions(place, *written, loaded, manifest.epoch, manifest.iteration)
+
+
+def _changes_batches(recipe: Recipe) -> bool:
+    """Return whether a hook that is not built yet may change batches, as far as its class tells."""
+    hook_class = recipe.target
+    if not (isinstance(hook_class, type) and issubclass(hook_class, AbstractHook)):
+        return True
+    return hook_class.changes_batches and hook_class.before_batch is not AbstractHook.before_batch

@@ -1,0 +1,58 @@
+"""The values of a batch as columns on the host: arrays, or lists of values whose shapes differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emrun.sources import is_nested
+
+Column = np.ndarray[Any, Any] | list[Any]
+"""The values of a batch: an array of shape (B, ...), or a list of B strings, lists or arrays of different shapes."""
+
+
+def column(value: Any) -> Column:
+    """Return the values of a source or an output as a column, on the host; bfloat16 becomes float32.
+
+    Raises:
+        TypeError: the values are neither numbers nor strings.
+    """
+    if isinstance(value, Tensor):
+        value = value.detach()
+        if is_nested(value):
+            return [column(each) for each in value.unbind()]
+        value = value.cpu()
+        return np.asarray((value.float() if value.dtype is torch.bfloat16 else value).numpy())
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "biufc":
+            return value
+        return [_entry(each) for each in value.tolist()]
+    entries = [_entry(each) for each in value]
+    shapes = {each.shape if isinstance(each, np.ndarray) else None for each in entries}
+    if len(shapes) == 1 and None not in shapes:
+        return np.stack(entries)
+    return entries
+
+
+def _entry(value: Any) -> Any:
+    """Return the value of an example: a string, an array of numbers, or a list of those."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, list | tuple):
+        if value and any(isinstance(each, str | list | tuple) for each in value):
+            return [_entry(each) for each in value]
+        value = np.asarray(value, dtype=None if len(value) else np.float64)
+    array = column(value) if isinstance(value, Tensor) else np.asarray(value)
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
+        raise TypeError(f"it has values of the type {type(value).__name__}, which are neither numbers nor strings")
+    return array
+
+
+def plain(values: Column) -> list[Any]:
+    """Return a column as a list with plain Python values."""
+    if isinstance(values, np.ndarray):
+        return values.tolist()  # type: ignore[no-any-return]
+    return [each if isinstance(each, str) else plain(each) for each in values]

@@ -1,0 +1,288 @@
+"""Files of predictions: columns that grow batch by batch, written as Parquet, CSV, JSON lines or npz."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import tempfile
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from emrun.errors import HookError, MissingExtra
+from emrun.hooks._columns import Column, plain
+
+_ROWS = 65536  # rows in a row group of Parquet
+_BYTES = 64 << 20  # bytes in a row group, roughly; 64 MiB
+
+
+class PredictionFile(ABC):
+    """A file that rows are added to; it is complete after `finish`.
+
+    Args:
+        path: where to write.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.columns: list[str] = []
+
+    @abstractmethod
+    def add(self, columns: Mapping[str, Column]) -> None:
+        """Add the rows of a batch.
+
+        Args:
+            columns: name -> values; all columns have the same length, and all batches the same columns.
+
+        Raises:
+            HookError: the file cannot hold the values.
+            OSError: the file cannot be written.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Write what is pending and flush the file to disk; call `close` afterwards."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file, which need not be complete."""
+
+    def _cannot(self, name: str, why: str) -> HookError:
+        return HookError(f"SavePredictions: {self.path.suffix} cannot hold {name!r}: {why}")
+
+
+class _Stream(PredictionFile):
+    """A file that is written from its beginning to its end."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._file = path.open("wb")
+
+    def finish(self) -> None:
+        """Flush the file to disk."""
+        self._file.flush()
+        _sync(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class CsvFile(_Stream):
+    """CSV with a header. A value of several dimensions has a column for each number: `logits.0`, `logits.1`, ...
+
+    Numbers are written with all their digits; a value that is not finite is `nan`, `inf` or `-inf`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def add(self, columns: Mapping[str, Column]) -> None:
+        """Add the rows of a batch; see `PredictionFile.add`."""
+        for name, values in columns.items():
+            self._check(name, values)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if not self.columns:
+            self.columns = [each for name, shape in self._shapes.items() for each in _flat_names(name, shape)]
+            writer.writerow(self.columns)
+        flat = [_flat(values) for values in columns.values()]
+        writer.writerows([each for row in rows for each in row] for rows in zip(*flat, strict=True))
+        self._file.write(text.getvalue().encode())
+
+    def _check(self, name: str, values: Column) -> None:
+        is_array = isinstance(values, np.ndarray)
+        if not is_array and not all(isinstance(each, str) for each in values):
+            raise self._cannot(name, "its values have different shapes; choose .parquet or .jsonl")
+        shape = values.shape[1:] if isinstance(values, np.ndarray) else ()
+        if self._shapes.setdefault(name, shape) != shape:
+            was = self._shapes[name]
+            raise self._cannot(name, f"its shape changes from {was} to {shape}; choose .parquet or .jsonl")
+
+
+def _flat_names(name: str, shape: tuple[int, ...]) -> list[str]:
+    return [".".join((name, *map(str, index))) for index in np.ndindex(shape)]
+
+
+def _flat(values: Column) -> list[list[Any]]:
+    if isinstance(values, np.ndarray):
+        return values.reshape(len(values), -1).tolist()  # type: ignore[no-any-return]
+    return [[each] for each in values]
+
+
+class JsonLinesFile(_Stream):
+    """A JSON object for each example; a number that is not finite is the string `NaN`, `Infinity` or `-Infinity`."""
+
+    def add(self, columns: Mapping[str, Column]) -> None:
+        """Add the rows of a batch; see `PredictionFile.add`."""
+        self.columns = list(columns)
+        for name, values in columns.items():
+            if isinstance(values, np.ndarray) and values.dtype.kind == "c":
+                raise self._cannot(name, "JSON has no complex numbers; choose .npz")
+        lists = [plain(values) for values in columns.values()]
+        lines = []
+        for row in zip(*lists, strict=True):
+            entry = dict(zip(columns, row, strict=True))
+            try:
+                line = json.dumps(entry, allow_nan=False)
+            except ValueError:
+                line = json.dumps(_spelled(entry), allow_nan=False)
+            lines.append(line + "\n")
+        self._file.write("".join(lines).encode())
+
+
+def _spelled(value: Any) -> Any:
+    """Return a value with strings in place of numbers that are not finite."""
+    if isinstance(value, float) and not np.isfinite(value):
+        return "NaN" if np.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {key: _spelled(each) for key, each in value.items()}
+    return [_spelled(each) for each in value] if isinstance(value, list) else value
+
+
+class ParquetFile(_Stream):
+    """Parquet, by pyarrow; a value of several dimensions is a list, of lists if there are more than one."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError as error:
+            raise MissingExtra("a Parquet file", "pyarrow", "data") from error
+        super().__init__(path)
+        self._arrow = pyarrow
+        self._schema: Any = None
+        self._writer: Any = None
+        self._pending: list[Any] = []
+        self._rows = self._bytes = 0
+
+    def add(self, columns: Mapping[str, Column]) -> None:
+        """Add the rows of a batch; see `PredictionFile.add`."""
+        self.columns = list(columns)
+        arrays = []
+        for name, values in columns.items():
+            kind = self._schema.field(name).type if self._schema is not None else None
+            try:
+                arrays.append(self._array(values, kind))
+            except (self._arrow.ArrowInvalid, self._arrow.ArrowTypeError, self._arrow.ArrowNotImplementedError) as why:
+                raise self._cannot(name, str(why).splitlines()[0]) from why
+        batch = self._arrow.RecordBatch.from_arrays(arrays, names=self.columns)
+        if self._schema is None:
+            self._schema = batch.schema
+            self._writer = self._arrow.parquet.ParquetWriter(self._file, self._schema)
+        elif batch.schema != self._schema:
+            name = next(each.name for each in batch.schema if each != self._schema.field(each.name))
+            was, now = self._schema.field(name).type, batch.schema.field(name).type
+            raise self._cannot(name, f"its type changes from {was} to {now}")
+        self._pending.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows >= _ROWS or self._bytes >= _BYTES:
+            self._write()
+
+    def _array(self, values: Column, kind: Any) -> Any:
+        arrow = self._arrow
+        if not isinstance(values, np.ndarray):
+            return arrow.array(plain(values), type=kind)
+        array = arrow.array(np.ascontiguousarray(values).reshape(-1))
+        for length, size in reversed(list(zip(values.shape[1:], np.cumprod(values.shape)[:-1], strict=True))):
+            offsets = np.arange(int(size) + 1, dtype=np.int32) * length
+            array = arrow.ListArray.from_arrays(arrow.array(offsets), array)
+        return array
+
+    def _write(self) -> None:
+        if self._pending:
+            self._writer.write_table(self._arrow.Table.from_batches(self._pending, self._schema), row_group_size=_ROWS)
+        self._pending, self._rows, self._bytes = [], 0, 0
+
+    def finish(self) -> None:
+        """Write the last row group and the footer, and flush the file to disk."""
+        self._write()
+        if self._writer is not None:
+            self._writer.close()
+        super().finish()
+
+
+class NpzFile(PredictionFile):
+    """NumPy's npz, with an array for each column.
+
+    The header of an array has its length, so the columns are kept in temporary files beside the file until the end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._open = ExitStack()
+        self._parts: dict[str, Any] = {}
+        self._forms: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self._batches = self._rows = 0
+
+    def add(self, columns: Mapping[str, Column]) -> None:
+        """Add the rows of a batch; see `PredictionFile.add`."""
+        self.columns = list(columns)
+        for name, values in columns.items():
+            array = self._as_array(name, values)
+            if name not in self._parts:
+                part = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115 - closed by the stack
+                self._parts[name] = self._open.enter_context(part)
+                self._forms[name] = array.shape[1:], array.dtype
+            shape, dtype = self._forms[name]
+            if array.shape[1:] != shape:
+                message = f"its shape changes from {shape} to {array.shape[1:]}; choose .parquet or .jsonl"
+                raise self._cannot(name, message)
+            if array.dtype != dtype:
+                if (array.dtype.kind, dtype.kind) != ("U", "U"):
+                    raise self._cannot(name, f"its dtype changes from {dtype} to {array.dtype}")
+                self._forms[name] = shape, max(dtype, array.dtype, key=lambda each: each.itemsize)
+            np.lib.format.write_array(self._parts[name], array, allow_pickle=False)
+        self._batches += 1
+        self._rows += len(array)
+
+    def _as_array(self, name: str, values: Column) -> np.ndarray[Any, Any]:
+        if isinstance(values, np.ndarray):
+            return values
+        if not all(isinstance(each, str) for each in values):
+            raise self._cannot(name, "its values have different shapes; choose .parquet or .jsonl")
+        return np.asarray(values, dtype=np.str_)
+
+    def finish(self) -> None:
+        """Write the arrays into the file and flush it to disk."""
+        with self.path.open("wb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+                for name, part in self._parts.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        self._copy(part, member, *self._forms[name])
+            file.flush()
+            _sync(file)
+
+    def _copy(self, part: BinaryIO, member: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (self._rows, *shape)}
+        np.lib.format.write_array_header_2_0(member, header)
+        part.seek(0)
+        for _ in range(self._batches):
+            array = np.lib.format.read_array(part, allow_pickle=False)
+            member.write(np.ascontiguousarray(array, dtype=dtype).tobytes())
+
+    def close(self) -> None:
+        """Close and so delete the temporary files."""
+        self._open.close()
+
+
+def _sync(file: BinaryIO) -> None:
+    os.fsync(file.fileno())
+
+
+FILES: Mapping[str, type[PredictionFile]] = {
+    ".parquet": ParquetFile,
+    ".csv": CsvFile,
+    ".jsonl": JsonLinesFile,
+    ".npz": NpzFile,
+}
+"""The ending of a file's name -> the class that writes it."""
