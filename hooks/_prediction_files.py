@@ -30,6 +30,9 @@ class PredictionFile(ABC):
         path: where to write.
     """
 
+    ending: str
+    """How the names of such files end."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.columns: list[str] = []
@@ -55,7 +58,7 @@ class PredictionFile(ABC):
         """Close the file, which need not be complete."""
 
     def _cannot(self, name: str, why: str) -> HookError:
-        return HookError(f"SavePredictions: {self.path.suffix} cannot hold {name!r}: {why}")
+        return HookError(f"SavePredictions: {self.ending} cannot hold {name!r}: {why}")
 
 
 class _Stream(PredictionFile):
@@ -80,6 +83,8 @@ class CsvFile(_Stream):
 
     Numbers are written with all their digits; a value that is not finite is `nan`, `inf` or `-inf`.
     """
+
+    ending = ".csv"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -114,12 +119,14 @@ def _flat_names(name: str, shape: tuple[int, ...]) -> list[str]:
 
 def _flat(values: Column) -> list[list[Any]]:
     if isinstance(values, np.ndarray):
-        return values.reshape(len(values), -1).tolist()  # type: ignore[no-any-return]
+        return values.reshape(len(values), -1).tolist()
     return [[each] for each in values]
 
 
 class JsonLinesFile(_Stream):
     """A JSON object for each example; a number that is not finite is the string `NaN`, `Infinity` or `-Infinity`."""
+
+    ending = ".jsonl"
 
     def add(self, columns: Mapping[str, Column]) -> None:
         """Add the rows of a batch; see `PredictionFile.add`."""
@@ -150,6 +157,8 @@ def _spelled(value: Any) -> Any:
 
 class ParquetFile(_Stream):
     """Parquet, by pyarrow; a value of several dimensions is a list, of lists if there are more than one."""
+
+    ending = ".parquet"
 
     def __init__(self, path: Path) -> None:
         try:
@@ -217,6 +226,8 @@ class NpzFile(PredictionFile):
     The header of an array has its length, so the columns are kept in temporary files beside the file until the end.
     """
 
+    ending = ".npz"
+
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._open = ExitStack()
@@ -280,9 +291,6 @@ def _sync(file: BinaryIO) -> None:
 
 
 FILES: Mapping[str, type[PredictionFile]] = {
-    ".parquet": ParquetFile,
-    ".csv": CsvFile,
-    ".jsonl": JsonLinesFile,
-    ".npz": NpzFile,
+    each.ending: each for each in (ParquetFile, CsvFile, JsonLinesFile, NpzFile)
 }
 """The ending of a file's name -> the class that writes it."""

@@ -74,7 +74,7 @@ class SavePredictions(AbstractHook):
         self.path = Path(output_dir or ".") / file
         if self.path.suffix not in FILES:
             near = did_you_mean(self.path.suffix, FILES)
-            message = f"{self.path.name!r} must end in {listed(list(FILES))}, which choose the format{near}"
+            message = f"the name {self.path.name!r} must end in {', '.join(FILES)}{near}"
             raise ArgumentError("file", message)
         if not self.path.parent.is_dir():
             raise ArgumentError("file", f"there is no directory {self.path.parent}")

@@ -98,7 +98,7 @@ _KEYS = {
     "trainloader valloader traindataloader valdataloaders evaldataset traindataset": _STREAMS,
     "monitor metricforbestmodel greaterisbetter": _COMPARED,
     "warmup warmupsteps numwarmupsteps warmupratio warmupepochs lrwarmup lrscheduler lrschedulertype": _SCHEDULER,
-    "predict": "write the settings of a stream under eval, e.g. eval.predict, and use `emrun eval RUN_DIR predict`",
+    "predict": "use `emrun predict RUN_DIR STREAM -o FILE`; settings of a stream go to eval.STREAM",
     "shuffle": "the dataset decides the order: `ctx.batches(..., shuffle=True)`",
     "autoscalebatchsize autofindbatchsize": "set model.micro_batch_size: auto, which splits batches that do not fit",
     "batchsize": "the dataset makes the batches; set `batch_size` under dataset if its class has that argument",

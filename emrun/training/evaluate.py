@@ -175,6 +175,7 @@ def _leave_out(training: Training, stream: str) -> None:
 
 
 def unknown_stream(dataset: Any, stream: str) -> UsageError:
+    """Return the error for a stream that a dataset does not have."""
     there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
     near = did_you_mean(stream, there)
     if stream.removesuffix("_eval") in there:  # the loop's name for an evaluated train stream

@@ -1,0 +1,171 @@
+"""SavePredictions: rows of every format, as the model returned them; complete files only."""
+
+import csv
+import json
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+import torch
+
+from emrun import MainLoop
+from emrun.errors import ArgumentError, HookError, StorageError, StreamError
+from emrun.hooks import SavePredictions
+
+
+class Rows:
+    """Five examples in two batches, with what a batch may hold."""
+
+    def __init__(self, **sources):
+        self.sources = sources
+
+    def valid_stream(self):
+        for rows in (slice(0, 3), slice(3, 5)):
+            yield {"x": [1.0] * len(range(5)[rows]), **{name: values[rows] for name, values in self.sources.items()}}
+
+    train_stream = valid_stream
+
+
+@pytest.fixture
+def save(tmp_path, scripted):
+    """Evaluate a stream with these sources and outputs, and return the hook; `outputs` maps names to five values."""
+
+    def run(file, outputs, variables=None, stream="valid", **sources):
+        at = 0
+
+        def function(batch):
+            nonlocal at
+            rows = slice(at, at + len(batch["x"]))
+            at = rows.stop
+            return {name: values[rows] if len(values) == 5 else values[0] for name, values in outputs.items()}
+
+        hook = SavePredictions(stream, file, variables, tmp_path)
+        MainLoop(scripted(function), Rows(**sources), [hook], on_unused_sources="ignore").run_evaluation("valid")
+        return hook
+
+    return run
+
+
+LOGITS = torch.tensor([[0.1, -2.5], [float("nan"), 3], [float("inf"), -float("inf")], [1e-30, 7], [5, 6]])
+HOSTILE = ["=1+1", 'a "quoted", cell', "two\nlines", "ünïcode\x1b[31m", ""]
+
+
+def test_every_format_holds_the_values_with_all_their_digits(save, tmp_path):
+    outputs = {
+        "logits": LOGITS,
+        "low": LOGITS[:, 0].bfloat16(),
+        "class": torch.arange(5),
+        "right": LOGITS[:, 1] > 0,
+        "loss": [torch.tensor(1.0)],
+    }
+    for ending in ("csv", "jsonl", "parquet", "npz"):
+        hook = save(f"p.{ending}", outputs, id=HOSTILE)
+        assert hook.rows == 5
+    with np.load(tmp_path / "p.npz") as found:
+        assert list(found) == ["id", "logits", "low", "class", "right"]
+        np.testing.assert_array_equal(found["logits"], LOGITS.numpy())
+        np.testing.assert_array_equal(found["low"], LOGITS[:, 0].bfloat16().float().numpy())
+        assert found["id"].tolist() == HOSTILE
+        assert [found[name].dtype.name for name in ("logits", "low", "class", "right")] == [
+            "float32", "float32", "int64", "bool",
+        ]  # fmt: skip
+    table = parquet.read_table(tmp_path / "p.parquet")
+    assert table["id"].to_pylist() == HOSTILE
+    np.testing.assert_array_equal(np.stack(table["logits"].to_pylist()).astype("f4"), LOGITS.numpy())
+    with (tmp_path / "p.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["id", "logits.0", "logits.1", "low", "class", "right"]
+    assert [row["id"] for row in rows] == HOSTILE
+    written = np.array([[float(row["logits.0"]), float(row["logits.1"])] for row in rows])
+    np.testing.assert_array_equal(written, LOGITS.double().numpy())
+    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert lines[2] == {"id": HOSTILE[2], "logits": ["Infinity", "-Infinity"], "low": "Infinity", "class": 2,
+                        "right": False}  # fmt: skip
+    assert lines[1]["logits"] == ["NaN", 3.0]
+
+
+def test_lists_of_different_lengths(save, tmp_path):
+    ragged = [[1, 2], [], [3], [4, 5, 6], [7]]
+    images = torch.arange(30.0).reshape(5, 2, 3)
+    for ending in ("jsonl", "parquet"):
+        save(f"p.{ending}", {"images": images}, ["images", "tokens"], tokens=ragged)
+    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    table = parquet.read_table(tmp_path / "p.parquet").to_pylist()
+    for rows in (lines, table):
+        assert [row["position"] for row in rows] == [0, 1, 2, 3, 4]
+        assert [row["tokens"] for row in rows] == ragged
+        assert [row["images"] for row in rows] == images.tolist()
+    for ending in ("csv", "npz"):
+        with pytest.raises(HookError, match=rf"\.{ending} cannot hold 'tokens'.*choose .parquet or .jsonl"):
+            save(f"p.{ending}", {"images": images}, ["images", "tokens"], tokens=ragged)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.jsonl", "p.parquet"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "npz", "parquet"])
+def test_a_shape_or_type_that_changes_within_the_stream(ending, save, tmp_path):
+    class Growing(list):
+        def __getitem__(self, rows):
+            return torch.zeros(len(range(5)[rows]), 2 if rows.start else 3)
+
+    if ending == "parquet":  # a list may have any length
+        assert save("p.parquet", {"y": Growing(range(5))}).rows == 5
+        return
+    with pytest.raises(HookError, match=r"'y': its shape changes from \(3,\) to \(2,\)"):
+        save(f"p.{ending}", {"y": Growing(range(5))})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_row_group_of_parquet_has_many_batches(save, tmp_path):
+    save("p.parquet", {"y": torch.zeros(5)})
+    assert parquet.ParquetFile(tmp_path / "p.parquet").num_row_groups == 1
+
+
+WRONG = [
+    ({"file": "p.txt"}, r"the name 'p.txt' must end in .parquet, .csv, .jsonl, .npz"),
+    ({"file": "there/p.csv"}, "there is no directory"),
+    ({"file": 3}, "3 is not the name of a file"),
+    ({"file": "p.csv", "variables": "logits"}, "logits"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG)
+def test_wrong_arguments(arguments, message, tmp_path):
+    with pytest.raises(ArgumentError, match=message):
+        SavePredictions("valid", output_dir=tmp_path, **arguments)
+
+
+def test_wrong_variables_are_errors_at_the_first_batch(save, tmp_path):
+    with pytest.raises(StreamError, match="no output or source 'logit'; did you mean 'logits'") as caught:
+        save("p.csv", {"logits": LOGITS}, ["logit"])
+    assert caught.value.exit_status == 2
+    with pytest.raises(StreamError, match="'loss' has one value for the whole batch, but the batch has 3 examples"):
+        save("p.csv", {"logits": LOGITS, "loss": [torch.tensor(1.0)]}, ["loss"])
+    with pytest.raises(StreamError, match="no output has a value for each example"):
+        save("p.csv", {"loss": [torch.tensor(1.0)]})
+    with pytest.raises(StreamError, match=r"cannot write 'y'.*neither numbers nor strings"):
+        save("p.csv", {"y": [object()] * 5})
+    with pytest.raises(HookError, match="JSON has no complex numbers"):
+        save("p.jsonl", {"y": torch.zeros(5, dtype=torch.complex64)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_is_full_leaves_the_file_before(save, tmp_path, monkeypatch):
+    save("p.npz", {"y": torch.zeros(5)})
+    before = (tmp_path / "p.npz").read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StorageError, match=r"cannot write .*p\.npz: the disk is full"):
+        save("p.npz", {"y": torch.ones(5)})
+    assert [path.name for path in tmp_path.iterdir()] == ["p.npz"]
+    assert (tmp_path / "p.npz").read_bytes() == before
+
+
+def test_in_a_run_the_file_has_the_last_evaluation(train_digits, in_docstring):
+    training = train_digits([*in_docstring(SavePredictions), {"ComputeStats": {"variables": ["accuracy"]}}])
+    table = parquet.read_table(training.output_dir / "predictions.parquet")
+    assert table.column_names == ["position", "logits", "loss", "accuracy"]
+    last = training.main_loop.metrics[-1]["streams"]["valid"]["accuracy"]["mean"]
+    assert np.mean(table["accuracy"].to_numpy(), dtype=np.float64) == pytest.approx(last, abs=1e-15)

@@ -1,0 +1,164 @@
+"""`emrun predict`: the file agrees with `emrun eval`, labels may be missing, and the run directory is only read."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+DATA = """
+import os
+import numpy as np
+
+
+class Data:
+    def __init__(self, n=50):
+        self.x = np.random.default_rng(0).normal(size=(n, 4)).astype("float32")
+        self.y = (self.x.sum(1) > 0).astype("int64")
+
+    def _batches(self, **sources):
+        for at in range(0, len(self.x), 16):
+            yield {name: values[at:at + 16] for name, values in sources.items()}
+
+    def train_stream(self):
+        return self._batches(x=self.x, y=self.y)
+
+    valid_stream = train_stream
+
+    def unlabelled_stream(self):
+        return self._batches(x=self.x, id=[f"row {i}" for i in range(len(self.x))])
+
+    def killed_stream(self):
+        for index, batch in enumerate(self.unlabelled_stream()):
+            if index == 2:
+                os.kill(os.getpid(), 9)
+            yield batch
+"""
+HOOKS = """
+from emrun import AbstractHook
+
+
+class Double(AbstractHook):
+    def before_batch(self, batch):
+        batch["x"] = batch["x"] * 2
+
+
+class Fails(AbstractHook):
+    def after_batch(self):
+        if self.main_loop.evaluating:
+            raise ValueError("not in a prediction")
+"""
+CONFIG = """
+seed: 1
+dataset: {class: data.Data}
+model:
+  module: {class: torch.nn.Linear, in_features: 4, out_features: 2}
+  inputs: [x]
+  outputs: [logits]
+  loss: {class: torch.nn.CrossEntropyLoss, reduction: none, inputs: [logits, y]}
+  metrics: {accuracy: {import: emrun.metrics.accuracy, inputs: [logits, y]}}
+  optimizer: {class: SGD, lr: 0.1}
+main_loop: {extra_streams: [valid], fixed_batch_size: 16}
+hooks: [ComputeStats, hooks.Double, hooks.Fails, {StopAfter: {epochs: 1}}]
+"""
+
+
+@pytest.fixture
+def run(tmp_path, emrun):
+    """Return the path of a finished run."""
+    for name, text in (("data.py", DATA), ("hooks.py", HOOKS), ("config.yaml", CONFIG)):
+        (tmp_path / name).write_text(text)
+    done = emrun("train", "-q", "config.yaml", "--output-dir", "run")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "run"
+
+
+def content(directory):
+    return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def test_the_file_agrees_with_an_evaluation_and_the_run_is_only_read(run, emrun, tmp_path):
+    before = content(run)
+    done = emrun("predict", "-q", "run", "valid", "-o", "p.npz", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["rows"], found["columns"]) == (50, ["position", "logits", "loss", "accuracy"])  # the last batch has 2
+    assert found["checkpoint"]["iteration"] == 3
+    assert content(run) == before
+    done = emrun("eval", "-q", "run", "valid", "main_loop.fixed_batch_size=null", "hooks=[ComputeStats, hooks.Double]")
+    with np.load(tmp_path / "p.npz") as columns:
+        means = {name: f"{columns[name].mean(dtype=np.float64):.6g}" for name in ("loss", "accuracy")}
+    rows = dict(line.split()[1:] for line in done.stdout.splitlines()[2:])
+    assert {name: rows[name] for name in means} == means
+
+
+def test_a_stream_without_labels(run, emrun, tmp_path):
+    done = emrun("predict", "run", "unlabelled", "-o", "p.csv", "--variables", "logits,x")
+    assert done.returncode == 0, done.stderr
+    assert "model.loss is left out: the batch has no 'y'" in done.stderr
+    assert "model.metrics.accuracy is left out: the batch has no 'y'" in done.stderr
+    with (tmp_path / "p.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["id", "logits.0", "logits.1", "x.0", "x.1", "x.2", "x.3"]
+    assert [row["id"] for row in rows] == [f"row {i}" for i in range(50)]
+    done = emrun("predict", "-q", "run", "unlabelled", "-o", "p.csv")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path / 'p.csv'} exists" in done.stderr or "p.csv exists" in done.stderr
+    done = emrun("predict", "-q", "run", "unlabelled", "-o", "p.csv", "--overwrite", "--variables", "loss")
+    assert done.returncode == 2
+    assert "there is no output or source 'loss'" in done.stderr
+    assert "row 49" in (tmp_path / "p.csv").read_text()  # of before
+
+
+def test_what_cannot_be_predicted_is_said(run, emrun, tmp_path):
+    for arguments, message in [
+        (("run", "valid", "-o", "p.txt"), "the name 'p.txt' must end in .parquet, .csv, .jsonl, .npz"),
+        (("run", "vaild", "-o", "p.csv"), "no stream 'vaild'; did you mean 'valid'?"),
+        (("run", "valid", "-o", "nowhere/p.csv"), "there is no directory"),
+        (("data.py", "valid", "-o", "p.csv"), "data.py"),
+        (("run", "valid", "-o", "p.csv", "--checkpoint", "bset"), "bset"),
+        (("run", "unlabelled", "model.loss=null", "model.inputs=[z]", "-o", "p.csv"), "needs z"),
+    ]:
+        done = emrun("predict", *arguments)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert message in done.stderr
+    assert not [path for path in tmp_path.iterdir() if "p." in path.name]
+
+
+def test_a_prediction_that_is_killed_leaves_no_file(run, emrun, tmp_path):
+    done = emrun("predict", "run", "killed", "-o", "p.csv")
+    assert done.returncode == -9
+    assert not (tmp_path / "p.csv").exists()
+    done = emrun("predict", "-q", "run", "unlabelled", "-o", "p.csv")  # the file that was begun is in nobody's way
+    assert done.returncode == 0
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "npz", "parquet"])
+def test_memory_does_not_grow_with_the_rows(run, tmp_path, ending):
+    peaks = []
+    for n in (100_000, 1_000_000):
+        command = [
+            Path(sys.executable).with_name("emrun"),
+            "predict",
+            "-q",
+            "run",
+            "unlabelled",
+            f"dataset.n={n}",
+            "-o",
+            f"{n}.{ending}",
+        ]
+        began = time.perf_counter()
+        with subprocess.Popen(command, cwd=tmp_path) as process:
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        peaks.append(usage.ru_maxrss / 1024 - n * (16 + 8 + 70) / 2**20)  # without the dataset's own rows
+        print(ending, n, f"{time.perf_counter() - began:.1f} s", f"{usage.ru_maxrss / 1024:.0f} MiB")
+    assert peaks[1] < peaks[0] + 60
