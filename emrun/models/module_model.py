@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,11 @@ class ModuleModel(AbstractModel):
         return self._outputs.losses
 
     @property
+    def loss_terms(self) -> Mapping[str, Any]:
+        """Name -> a loss, with its `function` and, in a sum of several, its `scale`; a single one is called `loss`."""
+        return self._outputs.terms
+
+    @property
     def is_lazy(self) -> bool:  # type: ignore[override]
         """Whether parts of the module have no shapes yet."""
         return self._random_of_lazy is not None
@@ -304,12 +309,14 @@ class ModuleModel(AbstractModel):
         """
         others = self._evaluation_weights
         was_in_use = others is not None and others.in_use
+        rest = iter(batches)
+        first = list(islice(rest, 1))  # hooks that prepare for an evaluation have done so with the first batch
         if others is not None:
             others.use(True)
         try:
             forward = self.forward if self._cast is None else partial(self._cast.call, self.forward)
             with torch.no_grad(), calculated_anew(self.module):
-                for batch in batches:
+                for batch in chain(first, rest):
                     forward(self._tensors(batch))
         finally:
             if others is not None:

@@ -9,7 +9,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
 from emrun.errors import ArgumentError, HookError
-from emrun.hooks import AverageWeights
+from emrun.hooks import AverageWeights, SetOverTime, StopAfter
+from emrun.models.schedules import Linear
 
 
 class Net(nn.Module):
@@ -152,6 +153,18 @@ def test_recomputed_statistics_equal_those_of_torch_and_the_training_does_not_ch
     without_evaluation, random_of_averages = trained(AverageWeights(**arguments), streams=())
     assert torch.equal(without_evaluation.evaluation_weights["layers.1.running_mean"], statistics.expected[-1][0])
     assert torch.equal(random, random_of_averages)
+
+
+def test_a_momentum_that_is_set_over_time_does_not_count_in_recomputed_statistics():
+    def statistics_with(*hooks):
+        torch.manual_seed(0)
+        statistics, model = Statistics(), TorchModel(Net(), optimizer=Factory(torch.optim.SGD, lr=0.0), device="cpu")
+        hooks = [AverageWeights(kind="swa"), *hooks, statistics, StopAfter(epochs=1)]
+        MainLoop(model, Both(), hooks, extra_streams=["valid"], on_unused_sources="ignore").run_training()
+        return statistics.seen[-1]
+
+    own = SetOverTime("module.layers.1.momentum", Factory(Linear))
+    assert all(map(torch.equal, statistics_with(own), statistics_with()))
 
 
 def test_averages_that_have_not_changed_and_modules_without_batch_norm_need_no_pass():

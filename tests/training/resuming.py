@@ -108,6 +108,7 @@ AROUND_UPDATES = {
     "Freeze": {"match": r"layers\.0", "until": "3 updates"},
     "LogNorms": {},
     "AverageWeights of kind swa": {"kind": "swa"},
+    "SetOverTime": {"target": "module.layers.*.p", "end": 0.1, "schedule": {"class": "Linear"}},
 }
 """Name, or name and what is special -> the arguments of a hook that acts on gradients or weights."""
 

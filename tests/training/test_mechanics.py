@@ -97,6 +97,7 @@ PAIRS = [
     ("several optimizers", "LogNorms"),
     ("accumulate", "Freeze"),
     ("ClipGradients", "AverageWeights"),
+    ("accumulate", "SetOverTime"),
     ("AverageWeights of kind swa", "Freeze"),
 ]
 """The pairs of `make test`; two of which both set a key cannot be combined."""
