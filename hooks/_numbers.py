@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +56,8 @@ class Number:
         new: Any = number
         if self.index is not None:
             new = type(value)(number if index == self.index else each for index, each in enumerate(value))
-        if isinstance(self.owner, Mapping):
-            self.owner[self.key] = new  # type: ignore[index]
+        if isinstance(self.owner, dict):
+            self.owner[self.key] = new
         else:
             setattr(self.owner, self.key, new)
 
@@ -170,12 +170,12 @@ def _check(value: Any, path: str, wrong: Callable[[str], ArgumentError]) -> None
 
 
 def _entry(owner: Any, key: str) -> Any:
-    return owner[key] if isinstance(owner, Mapping) else getattr(owner, key)
+    return owner[key] if isinstance(owner, dict) else getattr(owner, key)
 
 
 def _names(owner: Any) -> list[str]:
     """Return the names that a path may have below an object: the parts of a module before its attributes."""
-    if isinstance(owner, Mapping):
+    if isinstance(owner, dict):
         return [each for each in owner if isinstance(each, str)]
     names = [*getattr(owner, "_modules", ()), *getattr(owner, "_buffers", ()), *getattr(owner, "__dict__", ())]
     return [each for each in names if not each.startswith("_") and each != "training"]
