@@ -5,6 +5,7 @@
     for epoch_id in 0, 1, 2, ...:                           # epoch 0 only evaluates the train and the extra streams
         before_epoch(epoch_id)
         for stream_name in train stream, extra streams that are due:
+            before_evaluation()                             # once an epoch, before the streams that are evaluated
             for batch in stream:
                 before_batch(stream_name, batch)            # a hook may change the batch
                 model.run(batch):                           # in the train stream, once for each update:
@@ -193,6 +194,18 @@ class Loop(Protocol):
             StorageError: a checkpoint that was requested with `on_failure="error"` could not be saved.
         """
 
+    def evaluation_pass(self, name: str) -> Iterator[Batch]:
+        """Yield the batches of a pass of a stream, which the model does not run on.
+
+        They are those of an evaluation of the stream, the same ones each time, after the `before_batch` of the hooks;
+        of the train stream, at most `fixed_epoch_size`. The stream function must return a new iterator for each call.
+        The training does not change: its position in the stream stays, and the random states are restored at the end.
+        Until then, random numbers are those of an evaluation.
+
+        Raises:
+            TrainingTerminated: a signal ends the run.
+        """
+
     def listens(self, event: str) -> bool:
         """Return whether any hook or the model listens to an event."""
 
@@ -301,6 +314,13 @@ class AbstractHook(_NotesNames):
         states are then those with which the epoch began. Afterwards, the weights and the states of the model and the
         hooks are loaded a second time. Anything else that this event changes must therefore depend on `epoch_id` alone.
         Requests for checkpoints and terminations have no effect in this call.
+        """
+
+    def before_evaluation(self) -> None:
+        """Called before the evaluations of an epoch, after its train streams, also if no stream is evaluated.
+
+        A run that is interrupted in its evaluations repeats them when it is resumed, and this event too: checkpoints of
+        that time have the states of the hooks before this event.
         """
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from emrun.hooks.save_every import SaveEvery as SaveEvery
     from emrun.hooks.save_latest import SaveLatest as SaveLatest
     from emrun.hooks.save_predictions import SavePredictions as SavePredictions
+    from emrun.hooks.set_over_time import SetOverTime as SetOverTime
     from emrun.hooks.show_progress import ShowProgress as ShowProgress
     from emrun.hooks.skip_spike import SkipSpike as SkipSpike
     from emrun.hooks.stop_after import StopAfter as StopAfter
@@ -41,6 +42,7 @@ __getattr__, __dir__ = lazy_names(
         "SaveEvery": "save_every",
         "SaveLatest": "save_latest",
         "SavePredictions": "save_predictions",
+        "SetOverTime": "set_over_time",
         "ShowProgress": "show_progress",
         "SkipSpike": "skip_spike",
         "StopAfter": "stop_after",

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from emrun import AbstractHook
 from emrun.arguments import check_choice
 from emrun.errors import ArgumentError, HookError
 from emrun.fields import record, whole
+from emrun.hook import Loop
 from emrun.types import Interval, Units
 
 _LOG = logging.getLogger(__name__)
 
 Kind = Literal["ema", "swa"]
+BatchNorm = Literal["average", "recompute"]
 _STATE = record({"averaged": whole()})
 
 
@@ -36,7 +40,14 @@ class AverageWeights(AbstractHook):
     update; after the half-life, older weights count half. The first average is the first weights that are averaged.
     `kind: swa` is the mean of all weights since `not_before` (https://arxiv.org/abs/1803.05407). The functions are
     those of `torch.optim.swa_utils`. Floating-point buffers, such as the statistics of BatchNorm, are averaged in the
-    same way; other buffers are copied.
+    same way; other buffers are copied. With several optimizers, the weights are averaged after the update of the last
+    one in the config.
+
+    Averages of the statistics of BatchNorm are not the statistics of the averaged module. With `kind: swa`, whose
+    weights lie further apart, they are therefore calculated anew before the evaluations of each epoch, as
+    `torch.optim.swa_utils.update_bn` does: the averaged module runs in training mode on a pass of the train stream, or
+    on `fixed_epoch_size` batches of it. This takes the time of a pass without gradients; a module without BatchNorm
+    needs none. Checkpoints between two evaluations have the statistics of the first one, averaged since.
 
     Args:
         half_life: of an exponential average: `500 updates`.
@@ -44,10 +55,13 @@ class AverageWeights(AbstractHook):
         kind: `ema`, or `swa` for the mean with equal weights.
         every: how often the weights are averaged: `1 updates`, or `1 epochs`, after the train stream of an epoch.
         not_before: the first weights that are averaged are those after this interval: `500 updates` or `5 epochs`.
+        batch_norm: whether to `average` the statistics of BatchNorm, or to `recompute` them before evaluations; by
+            default the latter with `kind: swa`.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed, or arguments exclude each other.
-        HookError: the model is not a `TorchModel`, or its optimizer averages the weights itself.
+        HookError: the model is not a `TorchModel`, or its optimizer averages the weights itself; or statistics of
+            BatchNorm cannot be recomputed, because the module or the dataset does not fit.
     """
 
     reads = ()
@@ -59,9 +73,15 @@ class AverageWeights(AbstractHook):
         kind: Kind = "ema",
         every: Annotated[int | str, Units(("updates", "epochs"))] = "1 updates",
         not_before: Annotated[int | str, Units(("updates", "epochs"))] | None = None,
+        batch_norm: BatchNorm | None = None,
     ) -> None:
         super().__init__()
         check_choice("kind", kind, Kind)
+        if batch_norm is not None:
+            check_choice("batch_norm", batch_norm, BatchNorm)
+        self._batch_norm = batch_norm
+        self._recomputes = batch_norm == "recompute" or (batch_norm is None and kind == "swa")
+        self._is_recomputed = False  # whether the statistics are those of the averages
         self._every = Interval.parse("every", every, ("updates", "epochs"))
         begin = None if not_before is None else Interval.parse("not_before", not_before, ("updates", "epochs"))
         self._not_before = begin
@@ -76,11 +96,13 @@ class AverageWeights(AbstractHook):
         given = [name for name, value in (("half_life", half_life), ("decay", decay)) if value is not None]
         if kind == "swa":
             if given:
-                raise ArgumentError(given[0], f"kind: swa weights all averaged weights equally; remove {given[0]}")
+                raise ArgumentError(given[0], f"kind: swa weights all averaged weights equally; {_without(given[0])}")
             return get_swa_multi_avg_fn()  # type: ignore[no-any-return, no-untyped-call]
         if len(given) != 1:
-            problem = "half_life and decay are both given; remove one" if given else "give half_life or decay"
-            raise ArgumentError(given[0] if given else "half_life", f"{problem}, e.g. half_life: 500 updates")
+            if not given:
+                raise ArgumentError("half_life", "give half_life or decay, e.g. half_life: 500 updates")
+            both = f"half_life: {half_life} and decay: {decay} say the same in two ways"
+            raise ArgumentError("half_life", f"{both}; {_without('half_life')}, or decay")
         if half_life is not None:
             if self._every.unit != "updates":
                 raise ArgumentError("half_life", f"is in updates, but every: {self._every}; give decay instead")
@@ -90,6 +112,24 @@ class AverageWeights(AbstractHook):
             raise ArgumentError("decay", f"{decay!r} is not a number between 0 and 1, e.g. 0.999")
         return get_ema_multi_avg_fn(float(decay or 0))  # type: ignore[no-any-return, no-untyped-call]
 
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Find out whether there are statistics of BatchNorm to recompute."""
+        super().register_mainloop(main_loop)
+        if self._recomputes and self._why_not(main_loop) is not None:
+            self._recomputes = False
+        if not self._recomputes:
+            self.before_evaluation = None  # type: ignore[method-assign, assignment]
+
+    def _why_not(self, loop: Loop) -> str | None:
+        """Return why statistics of BatchNorm cannot be recomputed; None if they can."""
+        module = getattr(loop.model, "module", None)
+        if not isinstance(module, torch.nn.Module) or not any(
+            isinstance(each, _BatchNorm) for each in module.modules()
+        ):
+            return "the module has no BatchNorm"
+        has_stream = callable(getattr(loop.dataset, f"{loop.train_stream_name}_stream", None))
+        return None if has_stream else f"the dataset has no stream {loop.train_stream_name!r}"
+
     def before_training(self) -> None:
         """Check that the model has weights to average, and an optimizer that does not average them."""
         model: Any = self.main_loop.model
@@ -98,6 +138,9 @@ class AverageWeights(AbstractHook):
         for optimizer in getattr(model, "optimizers", {}).values():
             if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
                 raise HookError(f"{type(optimizer).__name__} averages the weights itself; remove AverageWeights")
+        reason = self._why_not(self.main_loop) if self._batch_norm == "recompute" else None
+        if reason is not None:
+            raise HookError(f"AverageWeights: batch_norm: recompute: {reason}; remove batch_norm")
 
     def after_update(self, model: Any, optimizer: Any) -> None:
         """Average the weights, if it is time."""
@@ -117,6 +160,15 @@ class AverageWeights(AbstractHook):
             if loop.iterations_done and done % self._every.count == 0 and self._has_begun(loop.updates_done):
                 self._add(loop.model)
 
+    def before_evaluation(self) -> None:
+        """Calculate the statistics of BatchNorm anew, if the averages have changed."""
+        loop = self.main_loop
+        if not self._averages or self._is_recomputed or loop.evaluating:
+            return
+        with closing(loop.evaluation_pass(loop.train_stream_name)) as batches:  # type: ignore[type-var]
+            loop.model.recompute_batch_norm(batches)  # type: ignore[attr-defined]
+        self._is_recomputed = True
+
     def state_dict(self) -> dict[str, Any]:
         """Return how often the weights were averaged; the averages are in the weights of the checkpoint."""
         return {"averaged": self._averaged}
@@ -124,7 +176,7 @@ class AverageWeights(AbstractHook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the averages that the model has loaded."""
         _STATE.check(state)
-        self._averaged, self._averages = state["averaged"], []
+        self._averaged, self._averages, self._is_recomputed = state["averaged"], [], False
         if self.main_loop.evaluating or not self._averaged:
             return
         model: Any = self.main_loop.model
@@ -160,6 +212,7 @@ class AverageWeights(AbstractHook):
 
     def _add(self, model: Any) -> None:
         """Add the current weights to the averages."""
+        self._is_recomputed = False
         with torch.no_grad():
             if not self._averages:
                 names = {**dict(model.module.named_parameters()), **dict(model.module.named_buffers())}
@@ -170,6 +223,11 @@ class AverageWeights(AbstractHook):
                 for other, tensor in self._others:
                     other.copy_(tensor)
         self._averaged += 1
+
+
+def _without(argument: str) -> str:
+    """Return what to do about an argument that may be in the file while an override gives another one."""
+    return f"remove {argument}, by an override with ~hooks.AverageWeights.{argument}"
 
 
 def _by_kind(averages: list[Tensor], weights: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:

@@ -28,6 +28,7 @@ _PRECISION = "set model.precision: bf16, fp16 or tf32"
 _FREEZING = "use the hook Freeze: {match: REGEX, until: 2 epochs}; without until, always"
 _NORMS = "use the hook LogNorms: {every: 10 updates}"
 _AVERAGES = "use the hook AverageWeights: {half_life: 500 updates}, or {decay: 0.999}, or {kind: swa}"
+_NUMBERS = "use the hook SetOverTime: {target: optimizer.weight_decay, end: 0.1, schedule: {class: Cosine}}"
 _SAVING = (
     "SaveBest saves the best checkpoint or the best few, SaveEvery one every few epochs or updates; "
     "SaveLatest is always active"
@@ -58,6 +59,7 @@ _HOOKS = {
     "gradnormlogger loggradnorm logparamnorm gradientnorm weightnorm": _NORMS,
     "freezelayers freezeparameters basefinetuning backbonefinetuning finetuning": _FREEZING,
     "ema emahook emacallback weightaveraging swa stochasticweightaveraging": _AVERAGES,
+    "paramscheduler paramschedulerhandler weightdecayscheduler momentumscheduler schedulehyperparameter": _NUMBERS,
     "modelcheckpoint checkpoint checkpointhook checkpointsaver checkpointer modelsaver": _SAVING,
     "modeliterationcheckpoint trackthebest": _SAVING,
     "learningratemonitor lrmonitor": _RATE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NoReturn
@@ -141,9 +141,10 @@ class Epochs:
                 for stream in train:
                     self._run_stream(stream, train=True, is_last=stream is train[-1], may_be_empty=is_resumed)
             state.end_train_streams()  # again: a hook may have run an epoch by hand in `after_stream`
-            if evaluated:
+            if evaluated or self.events.listens("before_evaluation"):
                 state.keep_copy()
             self.endings.raise_if_due(in_epoch=True)
+        self.events.notify("before_evaluation")
         for stream in evaluated:
             with preserved_randomness():
                 seed_everything(self.seed, "evaluation", stream.name)
@@ -164,6 +165,29 @@ class Epochs:
             raise termination
         self.endings.raise_if_due()
         return epoch_data
+
+    def evaluation_pass(self, name: str) -> Iterator[Batch]:
+        """Yield the batches of a pass of a stream without running the model; see `Loop.evaluation_pass`."""
+        before = self.training, self.current
+        stream = self.streams.get(name, train=False)
+        checks = self.checks
+        check_batch, announce = checks.begin(name, ", ".join(self.events.changers)), self.events.begin_stream()[0]
+        with preserved_randomness(), stream:
+            seed_everything(self.seed, "evaluation", name)
+            self.training, self.current = False, stream
+            try:
+                for batch in stream:
+                    if check_batch(batch) == 0:
+                        continue
+                    changed = announce(stream_name=name, batch=batch) if announce is not None else None
+                    if changed is None:
+                        yield batch
+                    elif checks.check_changed(changed):
+                        yield changed
+                    self.endings.raise_if_due(in_epoch=True)
+                self.endings.raise_if_due(in_epoch=True)  # a signal may end the stream
+            finally:
+                self.training, self.current = before
 
     def _add_rates(self, epoch_data: EpochData, streams: Sequence[str]) -> None:
         """Add the learning rates of the last update, or of the first one if there is none yet, to train streams."""

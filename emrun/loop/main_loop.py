@@ -184,6 +184,8 @@ class MainLoop(Answers):
         self._session = Session(self.epochs, self.first_batch, prefetches, preempt_exit_code)
         self.notify, self.listens = events.notify, events.listens
         """See `Loop.notify` and `Loop.listens`."""
+        self.evaluation_pass = self.epochs.evaluation_pass
+        """See `Loop.evaluation_pass`."""
         self.wait_for_checkpoints = saving.wait
         """See `Loop.wait_for_checkpoints`."""
         self.change_hooks(hooks)

@@ -54,6 +54,8 @@ class ClosedForm(ABC):
 
     on_update = True
     metric = None
+    sets_rates = True
+    """Whether the shares are those of learning rates; a hook may use a schedule for another number, and sets False."""
     depends_on_end = True
     """Whether the part between warm-up and cool-down depends on where it ends."""
 
@@ -199,11 +201,11 @@ class ClosedForm(ABC):
             return None
         if horizon.updates > known["updates"] and self._on_extend is not None:
             plan = self._extension(horizon, self._on_extend)
-            if self._on_extend == "hold" and plan["rate"] == 0:
+            if self.sets_rates and self._on_extend == "hold" and plan["rate"] == 0:
                 return "on_extend=hold keeps the rate of the last update, which is 0 and trains nothing; use replan"
             self._factor_of(plan)  # checks that the lengths fit
             return None
-        cools = self._cools_of(known)
+        cools = self._cools_of(known) if self.sets_rates else None  # nothing else requests a checkpoint
         text = "Resume with the limits that the run had, or train anew"
         if cools is not None and 0 < cools < self.updates_done and self._keeps_rates(known, horizon, cools):
             text = (

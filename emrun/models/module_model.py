@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from emrun.fields import (
 )
 from emrun.hook import Loop
 from emrun.model import AbstractModel
+from emrun.models.batch_norm import calculated_anew
 from emrun.models.compilation import Compilation
 from emrun.models.evaluation_weights import EvaluationWeights
 from emrun.models.init_from import InitFrom
@@ -93,6 +94,7 @@ class ModuleModel(AbstractModel):
             self._memory_format.apply(module)
         self.precision = precision
         self._autocast = Autocast.of(precision, module, self.device)
+        self._cast = self._autocast if type(self).forward is not ModuleModel.forward else None
         self._scale = LossScale(self.device) if precision == "fp16" else None
         self._skipped = SkippedUpdates(self._scale)
         self._tf32 = TF32(self.device) if precision == "tf32" else None
@@ -102,6 +104,7 @@ class ModuleModel(AbstractModel):
         self._evaluation_weights: EvaluationWeights | None = None
         self.restored_weights: Mapping[str, Tensor] | None = None
         """After the load of a checkpoint: the weights that evaluations used, if they are not those being trained."""
+        self._restores_averages = True  # False once it is known that no hook takes them
         self._loaded_from: Path | None = None
         self._stream_metrics = StreamMetrics(of_streams, self.device) if of_streams else None
         self._inputs = Inputs(module, InputNames.read(module, inputs), self._outputs.sources(), self.device)
@@ -188,6 +191,11 @@ class ModuleModel(AbstractModel):
         return self._outputs.losses
 
     @property
+    def loss_terms(self) -> Mapping[str, Any]:
+        """Name -> a loss, with its `function` and, in a sum of several, its `scale`; a single one is called `loss`."""
+        return self._outputs.terms
+
+    @property
     def is_lazy(self) -> bool:  # type: ignore[override]
         """Whether parts of the module have no shapes yet."""
         return self._random_of_lazy is not None
@@ -235,8 +243,9 @@ class ModuleModel(AbstractModel):
         """Restore the weights that are trained, the modes of the module's parts, and the metrics."""
         trained = self._loaded_from / TRAINED if self._loaded_from is not None else None
         if trained is not None and trained.exists():
-            tensors = chain(self.module.named_parameters(), self.module.named_buffers())
-            self.restored_weights = {name: tensor.detach().clone() for name, tensor in tensors}
+            if self._restores_averages:
+                tensors = chain(self.module.named_parameters(), self.module.named_buffers())
+                self.restored_weights = {name: tensor.detach().clone() for name, tensor in tensors}
             load_weights(self.module, trained.parent, TRAINED)
         if "modes" in state:
             set_modes(self.module, state["modes"])
@@ -297,6 +306,28 @@ class ModuleModel(AbstractModel):
         if self._evaluation_weights is not None:
             self._evaluation_weights.use(False)
         self._evaluation_weights = None if weights is None else EvaluationWeights(self.module, weights)
+
+    def recompute_batch_norm(self, batches: Iterable[Batch]) -> None:
+        """Calculate the running statistics of BatchNorm anew, for the weights of evaluations.
+
+        This is `torch.optim.swa_utils.update_bn`: the module runs on the batches in training mode, without gradients,
+        and the statistics become the means over the batches. Nothing else changes. After an error, and if there is no
+        batch, the statistics stay as they are. The statistics of the training stay in any case.
+        """
+        others = self._evaluation_weights
+        was_in_use = others is not None and others.in_use
+        rest = iter(batches)
+        first = list(islice(rest, 1))  # hooks that prepare for an evaluation have done so with the first batch
+        if others is not None:
+            others.use(True)
+        try:
+            forward = self.forward if self._cast is None else partial(self._cast.call, self.forward)
+            with torch.no_grad(), calculated_anew(self.module):
+                for batch in chain(first, rest):
+                    forward(self._tensors(batch))
+        finally:
+            if others is not None:
+                others.use(was_in_use)
 
     def load(self, directory: Path) -> None:
         """Read the weights from `model.safetensors`, and the module's extra state from `state.pt`.

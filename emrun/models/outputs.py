@@ -38,7 +38,8 @@ class Outputs:
                 raise ArgumentError("outputs", f"{list(names)} names an output twice")
         self._named = tuple(names) if names is not None else None
         self._only = self._named[0] if self._named is not None and len(self._named) == 1 else None
-        self._terms = calculations("loss", loss, device)
+        self.terms = self._terms = calculations("loss", loss, device)
+        """The losses by their names; a single one is called `loss`."""
         self._sums_terms = "loss" not in self._terms and bool(self._terms)
         measured = calculations("metrics", metrics, device)
         self._metrics = {name: each for name, each in measured.items() if each.metric is None}

@@ -177,7 +177,6 @@ class TorchModel(ModuleModel):
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
         if self._is_own_scheme:
             self._optimization.autocast = self._autocast
-        self._cast = self._autocast if own.forward is not ModuleModel.forward else None
         self._is_own_saving = own.save is not ModuleModel.save or own.load is not ModuleModel.load
         self._loadable = Loadable(self)
         self._traces: Traces | None = None  # of the last step, if a subclass trains in its own way
@@ -249,7 +248,7 @@ class TorchModel(ModuleModel):
             self.evaluation_weights = None
         if self.load_initial is not None:
             self.load_initial()
-        self._main_loop = main_loop
+        self._main_loop, self._restores_averages = main_loop, True
         self._loadable.register()
 
     @property
@@ -275,7 +274,7 @@ class TorchModel(ModuleModel):
                 self._stream_metrics.check()
         self.built_apart = None  # its process ends
         if self.restored_weights is not None:
-            self.restored_weights = None
+            self.restored_weights, self._restores_averages = None, False  # nor after the second load
             _LOG.warning("the averages of the weights in the checkpoint are not used: no hook averages any more")
 
     def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:

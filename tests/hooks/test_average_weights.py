@@ -5,11 +5,12 @@ import pytest
 import torch
 from doubles import SGD, Push, Streams, run
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
 from emrun.errors import ArgumentError, HookError
-from emrun.hooks import AverageWeights
+from emrun.hooks import AverageWeights, SetOverTime, StopAfter
+from emrun.models.schedules import Linear
 
 
 class Net(nn.Module):
@@ -64,7 +65,7 @@ class Averaged(AbstractHook):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_averages_equal_those_of_torch_to_the_last_bit(arguments, function, every, first, accumulate):
     torch.manual_seed(0)
-    own, theirs = AverageWeights(**arguments), Averaged(function, every, first)
+    own, theirs = AverageWeights(**arguments, batch_norm="average"), Averaged(function, every, first)
     optimizer = Factory(torch.optim.SGD, lr=0.1, momentum=0.9)
     model = TorchModel(Net(), optimizer=optimizer, accumulate=accumulate, device="cpu")
     run(model, batches(), own, theirs, epochs=2)
@@ -100,11 +101,101 @@ def test_an_evaluation_uses_the_averages_and_the_training_does_not_change():
     ]  # fmt: skip
 
 
+class Both:
+    """A dataset whose train stream is shuffled."""
+
+    def train_stream(self, ctx):
+        for rows in ctx.batches(24, 4, shuffle=True):
+            yield {"x": np.concatenate([each["x"] for each in batches()])[rows]}
+
+    def valid_stream(self):
+        yield batches()[0]
+
+
+class Statistics(AbstractHook):
+    """Keeps the statistics of BatchNorm of each evaluation, and recomputes them as a script would, with torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.expected = [], []
+
+    def before_evaluation(self):
+        model = self.main_loop.model
+        if model.evaluation_weights is not None:
+            theirs = AveragedModel(Net())
+            theirs.module.load_state_dict(model.evaluation_weights)
+            update_bn([torch.from_numpy(each["x"]) for each in self.main_loop.evaluation_pass("train")], theirs)
+            self.expected.append([value.clone() for value in theirs.module.layers[1].buffers()])
+
+    def after_batch(self, stream_name):
+        if stream_name == "valid" and self.main_loop.model.evaluation_weights is not None:
+            self.seen.append([value.clone() for value in self.main_loop.model.module.layers[1].buffers()])
+
+
+@pytest.mark.parametrize("arguments", [{"kind": "swa"}, {"decay": 0.9, "batch_norm": "recompute"}], ids=["swa", "ema"])
+def test_recomputed_statistics_equal_those_of_torch_and_the_training_does_not_change(arguments):
+    def trained(*hooks, streams=("valid",)):
+        torch.manual_seed(0)
+        model = TorchModel(Net(), optimizer=Factory(torch.optim.SGD, lr=0.1), device="cpu")
+        with MainLoop(model, Both(), hooks, on_unused_sources="ignore") as loop:
+            loop.epoch([], ["train"])  # as the zeroth
+            for _ in range(2):
+                loop.epoch(["train"], streams)
+        return model, torch.rand(1)
+
+    plain, random = trained()
+    statistics = Statistics()
+    model, _ = trained(AverageWeights(**arguments), statistics)
+    assert len(statistics.seen) == 2
+    for seen, expected in zip(statistics.seen, statistics.expected, strict=True):
+        assert all(map(torch.equal, seen, expected))
+    assert all(map(torch.equal, model.module.state_dict().values(), plain.module.state_dict().values()))
+    without_evaluation, random_of_averages = trained(AverageWeights(**arguments), streams=())
+    assert torch.equal(without_evaluation.evaluation_weights["layers.1.running_mean"], statistics.expected[-1][0])
+    assert torch.equal(random, random_of_averages)
+
+
+def test_a_momentum_that_is_set_over_time_does_not_count_in_recomputed_statistics():
+    def statistics_with(*hooks):
+        torch.manual_seed(0)
+        statistics, model = Statistics(), TorchModel(Net(), optimizer=Factory(torch.optim.SGD, lr=0.0), device="cpu")
+        hooks = [AverageWeights(kind="swa"), *hooks, statistics, StopAfter(epochs=1)]
+        MainLoop(model, Both(), hooks, extra_streams=["valid"], on_unused_sources="ignore").run_training()
+        return statistics.seen[-1]
+
+    own = SetOverTime("module.layers.1.momentum", Factory(Linear))
+    assert all(map(torch.equal, statistics_with(own), statistics_with()))
+
+
+def test_averages_that_have_not_changed_and_modules_without_batch_norm_need_no_pass():
+    class Passes(AbstractHook):
+        count = 0
+
+        def before_batch(self, stream_name):
+            self.count += stream_name == "train" and not self.main_loop.training
+
+    def passes(module, **arguments):
+        hook = Passes()
+        model = TorchModel(module, optimizer=SGD, device="cpu")
+        with MainLoop(model, Both(), [AverageWeights(**arguments), hook], on_unused_sources="ignore") as loop:
+            loop.epoch(["train"], ["valid"])
+            loop.epoch([], ["valid"])
+        return hook.count
+
+    assert passes(Net(), kind="swa") == 6
+    assert passes(Net(), kind="swa", not_before="50 updates") == 0
+    assert passes(Net(), decay=0.9) == 0
+    assert passes(Push(), kind="swa") == 0
+    with pytest.raises(HookError, match="batch_norm: recompute: the module has no BatchNorm"):
+        passes(Push(), kind="swa", batch_norm="recompute")
+
+
 @pytest.mark.parametrize(
     ("arguments", "argument", "message"),
     [
         ({}, "half_life", "give half_life or decay"),
-        ({"decay": 0.9, "half_life": "5 updates"}, "half_life", "both given"),
+        ({"decay": 0.9, "half_life": "5 updates"}, "half_life", "half_life: 5 updates and decay: 0.9 say the same"),
+        ({"kind": "swa", "batch_norm": "none"}, "batch_norm", "'none'"),
         ({"decay": 1.0}, "decay", "1.0 is not a number between 0 and 1"),
         ({"decay": True}, "decay", "True is not a number between 0 and 1"),
         ({"half_life": "5 epochs"}, "half_life", "'5 epochs' is not an interval"),

@@ -38,7 +38,7 @@ def test_events_come_in_order():
     hook = recording_hook()
     trained(hook, extra_streams=["valid"], skip_zeroth_epoch=True)
     batch = ["before_batch", "after_batch"]
-    streams = [*batch * 3, "after_stream", *batch * 2, "after_stream"]
+    streams = [*batch * 3, "after_stream", "before_evaluation", *batch * 2, "after_stream"]
     epoch = ["before_epoch", *streams, "after_epoch", "after_epoch_profile"]
     assert names(hook) == ["before_training", *epoch, "after_training"]
 

@@ -107,8 +107,10 @@ AROUND_UPDATES = {
     "ClipGradients": {"norm": 0.1},
     "Freeze": {"match": r"layers\.0", "until": "3 updates"},
     "LogNorms": {},
+    "AverageWeights of kind swa": {"kind": "swa"},
+    "SetOverTime": {"target": "module.layers.*.p", "end": 0.1, "schedule": {"class": "Linear"}},
 }
-"""Name -> the arguments of a hook that acts on gradients or weights."""
+"""Name, or name and what is special -> the arguments of a hook that acts on gradients or weights."""
 
 
 class Interrupt(AbstractHook):

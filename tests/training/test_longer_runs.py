@@ -4,6 +4,7 @@ import math
 import shutil
 
 import pytest
+import torch
 from doubles import SGD, Affine, Streams
 from training.resuming import Interrupt, config_of, result, train_with
 
@@ -119,6 +120,31 @@ def test_each_choice_gives_the_rates_that_it_promised(project, choice, caplog):
     promised = ", ".join(f"{expected[place]:.3g}" for place in (0, 4, 9))
     assert f"on_extend={choice:6}  {promised}\n" in str(caught.value)
     assert f"; on_extend={choice} after 10 updates, from {before[-1]:.3g} to {expected[0]:.3g}" in caplog.text
+
+
+def test_a_number_that_is_set_over_time_follows_the_same_rules(project):
+    def weight_decay(run):
+        state = torch.load(run / "checkpoints" / "latest" / "state.pt", weights_only=True)
+        return state["model"]["optimizer"]["state"]["param_groups"][0]["weight_decay"]
+
+    config = config_of()
+    schedule = {"class": "Linear", "cooldown": "2 updates"}
+    own = {"SetOverTime": {"target": "optimizer.weight_decay", "value": 0.1, "schedule": schedule}}
+    config["hooks"] = [own, {"StopAfter": {"epochs": 2}}]
+    directory = project / "run"
+    train(create_training(config, output_dir=directory))
+    with pytest.raises(StateError) as caught:
+        resume_training(directory, LONGER)
+    message = str(caught.value)
+    assert message.startswith("hooks.SetOverTime.schedule, of optimizer.weight_decay; rates are shares of its value: ")
+    assert "  hooks.SetOverTime.schedule.on_extend=replan  0.444, 0.222, 0\n" in message
+    assert "before-cooldown" not in message
+    assert weight_decay(directory) == 0
+    shutil.copytree(directory, project / "other")
+    train(resume_training(directory, [*LONGER, "hooks.SetOverTime.schedule.on_extend=hold"]))  # 0 trains, unlike a rate
+    assert weight_decay(directory) == 0
+    train(resume_training(project / "other", [*LONGER, "hooks.SetOverTime.schedule.on_extend=rewarm"]))
+    assert weight_decay(project / "other") == 0
 
 
 @pytest.mark.parametrize("choice", ["replan", "hold", "rewarm"])

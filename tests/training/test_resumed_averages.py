@@ -1,6 +1,7 @@
 """Averages of the weights over resumes, evaluations in other processes, and without their hook."""
 
 import copy
+import itertools
 import json
 import shutil
 
@@ -34,6 +35,21 @@ def trained(directory):
     return (directory / "checkpoints" / "latest" / "training.safetensors").read_bytes()
 
 
+def test_a_resume_from_within_the_pass_that_recomputes_batch_norm_is_exact(project):
+    config = config_with(kind="swa", every="1 epochs")
+    config["main_loop"]["extra_streams"] = [{"valid": "2 epochs"}]  # the first epoch evaluates nothing
+    events = interrupted(config, project / "straight", None)
+    expected = result(project / "straight")
+    without_model = [("before_batch train", "before_batch train")]
+    in_pass = [at for at, pair in enumerate(itertools.pairwise(events), 1) if pair in without_model]
+    assert len(in_pass) == 8  # of the first four of five batches of two passes
+    for at in (in_pass[1], in_pass[5]):
+        interrupted(config, project / "run", at)
+        resumed(project / "run")
+        assert result(project / "run") == expected
+        shutil.rmtree(project / "run")
+
+
 def test_an_evaluation_in_another_process_has_the_same_figures_without_the_hook(project):
     config = config_with(decay=0.5)
     training = create_training(config, output_dir=project / "run")
@@ -54,4 +70,5 @@ def test_the_averages_of_a_checkpoint_are_dropped_with_the_hook_and_begin_anew_w
     assert all(torch.equal(value, final[name]) for name, value in without.model.module.state_dict().items())
     train(without)
     assert "no hook averages any more" in caplog.text
+    assert without.model.restored_weights is None
     assert not (project / "run" / "checkpoints" / "latest" / "training.safetensors").exists()
