@@ -7,7 +7,7 @@ MINUTES := 60
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test test-fast campaign check format bench bench-loop bench-step bench-startup bench-checkpoint bench-compile bench-streams bench-peers wheel clean
+.PHONY: setup train test test-fast campaign check format bench bench-loop bench-step bench-updates bench-startup bench-checkpoint bench-compile bench-streams bench-peers wheel clean
 
 setup: $(INSTALLED)
 
@@ -41,13 +41,16 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: bench-peers bench-step bench-startup bench-checkpoint bench-compile bench-streams
+bench: bench-peers bench-step bench-updates bench-startup bench-checkpoint bench-compile bench-streams
 
 bench-loop: setup
 	$(BIN)/python benchmarks/peers.py --only bare,null --peers emrun --rounds 30
 
 bench-step: setup
 	$(BIN)/python benchmarks/step.py
+
+bench-updates: setup
+	$(BIN)/python benchmarks/updates.py
 
 bench-startup: setup
 	$(BIN)/python benchmarks/startup.py

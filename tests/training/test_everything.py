@@ -7,40 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from ruamel.yaml import YAML
-from training.resuming import plain
+from training.resuming import SEND, plain
 
 from emrun.config.names import short_names
 
 SAMPLE = Path(__file__).parents[2] / "sample_configs" / "digits_everything.yaml"
-
-SEND = '''
-import json
-import os
-from pathlib import Path
-
-from emrun import AbstractHook
-
-
-class Send(AbstractHook):
-    """Sends this process the first signal in signals.json, [number, event, iteration], when its turn has come."""
-
-    def __init__(self):
-        super().__init__()
-        file = Path("signals.json")
-        self.file, self.signals = file, json.loads(file.read_text()) if file.exists() else []
-
-    def after_batch(self, stream_name):
-        self.happened(stream_name)
-
-    def after_epoch(self):
-        self.happened("after_epoch")
-
-    def happened(self, event):
-        if self.signals and self.signals[0][1:] == [event, self.main_loop.iterations_done]:
-            number, *_ = self.signals.pop(0)
-            self.file.write_text(json.dumps(self.signals))
-            os.kill(os.getpid(), number)
-'''
 
 SIGNALS = [  # an epoch has 45 iterations; rows are written every 20 updates, checkpoints every 50
     (signal.SIGINT, "train", 77),

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from samples import SAMPLES, shorter
 from training.resuming import (
     AROUND_UPDATES,
     DATA,
@@ -29,8 +30,6 @@ from training.resuming import (
 
 from emrun import AbstractHook, TrainingTerminated, create_training, resume_training
 from emrun.training.create import train
-
-SAMPLES = Path(__file__).parents[2] / "sample_configs"
 
 KINDS = [  # global random numbers that are drawn in a reader thread cannot be exact
     *((kind, buffer) for kind in ("context", "plain", "own_random") for buffer in (0, 2)),
@@ -115,8 +114,7 @@ def test_every_sample_can_be_interrupted_in_an_epoch_and_in_an_evaluation(projec
         return hook.events
 
     def created(directory):
-        overrides = ["hooks.StopAfter.epochs=2", "main_loop.fixed_epoch_size=8", "seed=1"]
-        overrides += ["~hooks.Check"] if "Check:" in Path(sample.name).read_text() else []
+        overrides = ["hooks.StopAfter.epochs=2", "main_loop.fixed_epoch_size=8", "seed=1", *shorter(sample)]
         return create_training(sample.name, output_dir=directory, overrides=overrides)
 
     def found(directory):
