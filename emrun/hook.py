@@ -5,6 +5,7 @@
     for epoch_id in 0, 1, 2, ...:                           # epoch 0 only evaluates the train and the extra streams
         before_epoch(epoch_id)
         for stream_name in train stream, extra streams that are due:
+            before_stream(stream_name)                      # not again if the stream is resumed in its middle
             for batch in stream:
                 before_batch(stream_name, batch)            # a hook may change the batch
                 model.run(batch):                           # in the train stream, once for each update:
@@ -301,6 +302,14 @@ class AbstractHook(_NotesNames):
         states are then those with which the epoch began. Afterwards, the weights and the states of the model and the
         hooks are loaded a second time. Anything else that this event changes must therefore depend on `epoch_id` alone.
         Requests for checkpoints and terminations have no effect in this call.
+        """
+
+    def before_stream(self, stream_name: str) -> None:
+        """Called before the first batch of a stream in an epoch.
+
+        `main_loop.training` says whether the model is trained on the stream: the zeroth epoch evaluates all of them.
+        When an epoch is resumed in the middle of its train stream, this is not called for this stream again: what it
+        sets up must be in `state_dict`, or in `before_epoch`. Evaluations that were interrupted begin again.
         """
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:

@@ -35,6 +35,7 @@ def test_the_events_are_those_of_the_loop_with_the_arguments_that_are_supplied()
         ("register_mainloop", ("main_loop",)),
         ("before_training", ()),
         ("before_epoch", ("epoch_id",)),
+        ("before_stream", ("stream_name",)),
         ("before_batch", ("stream_name", "batch")),
         ("before_update", ("model", "optimizer")),
         ("after_update", ("model", "optimizer")),
