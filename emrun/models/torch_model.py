@@ -207,6 +207,11 @@ class TorchModel(ModuleModel):
         return self._optimization.optimizers
 
     @property
+    def optimizer_names(self) -> Sequence[str]:
+        """The names of several optimizers, also as long as a lazy module has none yet; else empty."""
+        return [each.name for each in self._optimization.members if each.name]
+
+    @property
     def scheduler(self) -> Scheduler | ClosedForm | None:
         """See the class."""
         return self.schedulers.get("optimizer") if self.optimizer is not None else None
