@@ -6,6 +6,7 @@
         before_epoch(epoch_id)
         for stream_name in train stream, extra streams that are due:
             before_evaluation()                             # once an epoch, before the streams that are evaluated
+            before_stream(stream_name)                      # not again if the stream is resumed in its middle
             for batch in stream:
                 before_batch(stream_name, batch)            # a hook may change the batch
                 model.run(batch):                           # in the train stream, once for each update:
@@ -321,6 +322,14 @@ class AbstractHook(_NotesNames):
 
         A run that is interrupted in its evaluations repeats them when it is resumed, and this event too: checkpoints of
         that time have the states of the hooks before this event.
+        """
+
+    def before_stream(self, stream_name: str) -> None:
+        """Called before the first batch of a stream in an epoch.
+
+        `main_loop.training` says whether the model is trained on the stream: the zeroth epoch evaluates all of them.
+        When an epoch is resumed in the middle of its train stream, this is not called for this stream again: what it
+        sets up must be in `state_dict`, or in `before_epoch`. Evaluations that were interrupted begin again.
         """
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:

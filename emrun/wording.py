@@ -48,8 +48,13 @@ def same(name: str) -> list[str]:
 
 def _most_alike(name: str, allowed: Iterable[str], cutoff: float) -> str | None:
     candidates = {normalised(candidate): candidate for candidate in allowed}
-    near = difflib.get_close_matches(normalised(name), candidates, n=1, cutoff=cutoff)
-    return candidates[near[0]] if near else None
+    word = normalised(name)
+    near = difflib.get_close_matches(word, candidates, n=3, cutoff=cutoff)
+
+    def likeness(other: str) -> tuple[float, bool]:
+        return difflib.SequenceMatcher(None, other, word).ratio(), other[:1] == word[:1]
+
+    return candidates[max(near, key=likeness)] if near else None
 
 
 _SAME = (

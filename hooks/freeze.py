@@ -38,7 +38,7 @@ class Freeze(AbstractHook):
     Args:
         match: a regular expression for the names of the parameters (`re.search`), or a list of them.
         until: when the parameters begin to be trained: after `500 updates`, `2 epochs` or `1 passes` of the train
-            stream. By default they are always frozen.
+            stream; a bare number means epochs. By default they are always frozen.
 
     Raises:
         ArgumentError: an expression matches no parameter, or nothing is left to train; or the length of a pass is not
@@ -83,14 +83,18 @@ class Freeze(AbstractHook):
         if self._is_frozen is not None:
             self._was_held = self._is_frozen
         self._is_frozen = None
-        if until is None or loop.evaluating:
+        if loop.evaluating:
             return
-        self._updates = int(until.count) if until.unit == "updates" else None
-        if until.unit == "passes" and loop.fixed_epoch_size is not None:
-            of_pass = loop.horizon.updates_per_pass
-            if of_pass is None:
-                raise ArgumentError("until", f"{until}: the length of a pass is not known; give updates or epochs")
-            self._updates = int(until.count) * of_pass
+        if until is not None:
+            self._updates = int(until.count) if until.unit == "updates" else None
+            if until.unit == "passes" and loop.fixed_epoch_size is not None:
+                of_pass = loop.horizon.updates_per_pass
+                if of_pass is None:
+                    raise ArgumentError("until", f"{until}: the length of a pass is not known; give updates or epochs")
+                self._updates = int(until.count) * of_pass
+        if self._is_due():
+            how_long = f"for the first {until}" if until is not None else "always"
+            _LOG.info("Freeze: %s frozen %s", counted(len(self._parameters), "parameter"), how_long)
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Freeze the parameters, or end that; only between updates, so that no update has half of the gradients."""

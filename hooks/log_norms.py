@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from emrun import AbstractHook
+from emrun.errors import ArgumentError
 from emrun.fields import TEXT, Kind, mapping_of, record, sequence_of, whole
 from emrun.hook import Loop
 from emrun.hooks._parameters import check_matches, dense, module_of, patterns, suffix_of
@@ -37,16 +39,18 @@ class LogNorms(AbstractHook):
       were all 0. Often, 0.001 is a good value, and much more or less is a sign of a learning rate that does not fit.
 
     For each expression of `match` there are three more, such as `gradient_norm(bias)`. With several optimizers, each
-    has values of its own: `gradient_norm_NAME`. Nothing is copied from the device before the end of the epoch, except
-    for the step record. An update that is measured needs memory for a copy of the weights. An update that is skipped
-    does not count in the means. The zeroth epoch and epochs without a measured update have no means.
+    has values of its own, `gradient_norm_NAME`, and those of the expressions that match its parameters. Nothing is
+    copied from the device before the end of the epoch, except for the step record. An update that is measured needs
+    memory for a copy of the weights. An update that is skipped does not count in the means. The zeroth epoch and epochs
+    without a measured update have no means.
 
     Args:
         match: a regular expression for names of parameters (`re.search`), or a list of them; each is measured too.
         every: how often: `10 updates`.
 
     Raises:
-        ArgumentError: an expression matches no parameter, or an argument has a value that is not allowed.
+        ArgumentError: an expression matches no parameter that an optimizer trains, or an argument has a value that is
+            not allowed.
         HookError: the model is not a `TorchModel`.
     """
 
@@ -62,6 +66,7 @@ class LogNorms(AbstractHook):
         self._match = patterns("match", match)
         self._every = int(Interval.parse("every", every, ("updates",)).count)
         self._parts: dict[str, _Parts] = {}  # suffix of the optimizer -> its parameters
+        self._matching: dict[str, list[re.Pattern[str]]] = {}  # suffix -> the expressions that match some of them
         self._gradients: Tensor | None = None  # the norms of the current update
         self._before: list[Tensor] = []  # the weights before it
         self._sums: dict[str, tuple[Tensor, int]] = {}  # suffix -> the sums of the values, number of updates
@@ -73,9 +78,13 @@ class LogNorms(AbstractHook):
         super().register_mainloop(main_loop)
         model = main_loop.model
         check_matches("match", self._match, module_of("LogNorms", model))
-        several = getattr(model, "optimizers", None) or {}
-        named = [f"_{name}" for name in several] if len(several) > 1 else [""]
-        self.writes = [f"{name}/mean" for suffix in named for name in self._names(suffix)]
+        self._find_matching()
+        unused = [each for each in self._match if not any(each in found for found in self._matching.values())]
+        if self._matching and unused:
+            raise ArgumentError("match", f"{unused[0].pattern!r} matches only parameters that no optimizer trains")
+        names = getattr(model, "optimizer_names", ())  # a lazy module has no optimizers yet
+        suffixes = list(self._matching) or [f"_{name}" for name in names] or [""]
+        self.writes = [f"{name}/mean" for suffix in suffixes for name in self._names(suffix)]
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the sums of the previous epoch."""
@@ -90,7 +99,8 @@ class LogNorms(AbstractHook):
         suffix = suffix_of(model, optimizer)
         parts = self._parts.get(suffix)
         if parts is None:
-            parts = self._parts[suffix] = _Parts(model.module, optimizer, self._match)
+            found = self._matching[suffix] = _matching(model.module, optimizer, self._match)
+            parts = self._parts[suffix] = _Parts(model.module, optimizer, found)
         with torch.no_grad():
             self._gradients = parts.norms([each.grad for each in parts.parameters])
             self._before = [each.detach().clone() for each in parts.parameters]
@@ -114,6 +124,8 @@ class LogNorms(AbstractHook):
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Add the means to the data of the epoch."""
+        if not self._matching:  # of an epoch that was resumed after its last update
+            self._find_matching()
         for suffix, (total, count) in self._sums.items():
             means = (total / count).tolist()
             values = epoch_data.setdefault(self.main_loop.train_stream_name, {})
@@ -132,13 +144,20 @@ class LogNorms(AbstractHook):
         if list(state["patterns"]) == [each.pattern for each in self._match]:
             self._sums = {suffix: (saved["total"], saved["count"]) for suffix, saved in state["sums"].items()}
 
+    def _find_matching(self) -> None:
+        """Find out which expressions match parameters of which optimizer, as far as there are optimizers."""
+        model: Any = self.main_loop.model
+        for optimizer in (getattr(model, "optimizers", None) or {}).values():
+            self._matching[suffix_of(model, optimizer)] = _matching(model.module, optimizer, self._match)
+
     def _names(self, suffix: str) -> list[str]:
-        ends = [suffix, *(f"{suffix}({each.pattern})" for each in self._match)]
+        matching = self._matching.get(suffix, self._match)
+        ends = [suffix, *(f"{suffix}({each.pattern})" for each in matching)]
         return [f"{value}{end}" for value in _VALUES for end in ends]
 
     def _record(self, index: int, suffix: str, norms: Tensor) -> None:
         """Add the values of one kind to the step record."""
-        count = len(self._match) + 1
+        count = len(norms)
         names = self._names(suffix)[index * count : (index + 1) * count]
         for name, norm in zip(names, norms.unbind(), strict=True):
             self.main_loop.record(name, norm)
@@ -147,6 +166,13 @@ class LogNorms(AbstractHook):
         exact = values if values.device.type == "mps" else values.double()  # MPS has no doubles
         total, count = self._sums.get(suffix, (None, 0))
         self._sums[suffix] = (exact if total is None else total.to(exact.device) + exact, count + 1)
+
+
+def _matching(module: torch.nn.Module, optimizer: Any, match: Sequence[re.Pattern[str]]) -> list[re.Pattern[str]]:
+    """Return the expressions that match the name of a parameter of an optimizer."""
+    held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    names = [name for name, each in module.named_parameters(remove_duplicate=False) if id(each) in held]
+    return [regex for regex in match if any(map(regex.search, names))]
 
 
 class _Parts:

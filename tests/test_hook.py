@@ -36,6 +36,7 @@ def test_the_events_are_those_of_the_loop_with_the_arguments_that_are_supplied()
         ("before_training", ()),
         ("before_epoch", ("epoch_id",)),
         ("before_evaluation", ()),
+        ("before_stream", ("stream_name",)),
         ("before_batch", ("stream_name", "batch")),
         ("before_update", ("model", "optimizer")),
         ("after_update", ("model", "optimizer")),

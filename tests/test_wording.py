@@ -11,6 +11,7 @@ from emrun.wording import counted, did_you_mean, duration, listed, progress
         ("epoch", ["epochs", "minutes"], "; did you mean 'epochs'?"),
         ("stop_after", ["StopAfter"], "; did you mean 'StopAfter'?"),
         ("LR", ["lr"], "; did you mean 'lr'?"),
+        ("bfp16", ["fp16", "bf16"], "; did you mean 'bf16'?"),  # both are as near
         ("zzz", ["epochs"], ""),
         ("", ["epochs"], ""),
         ("epochs", [], ""),

@@ -37,6 +37,7 @@ _COMPARED = "set `variable` and `condition` (min or max) of the hook that compar
 _RATE = "every run records learning rates in steps.jsonl, metrics.jsonl and the log; remove this hook"
 _BOARD = "emrun does not write TensorBoard files yet; WriteCSV writes statistics, and every run has a metrics.jsonl"
 _TRACKER = f"emrun does not support trackers yet; every run has a metrics.jsonl, and {_OWN_HOOK} send `epoch_data`"
+_RECIPES = "look into docs/recipes.md and sample_configs/recipes: what is not a hook of emrun may be a few lines there"
 _RESUME = "`emrun resume RUN_DIR` continues a run from its checkpoint"
 _INITIAL = "set model.init_from to a run, a checkpoint or a file with weights"
 _RESTORE = f"{_RESUME}; to begin a new run with its weights, set model.init_from"
@@ -69,6 +70,7 @@ _HOOKS = {
     "progressbar tqdmprogressbar richprogressbar progbarlogger tqdm": "use the hook ShowProgress",
     "terminateonnan nanstopper": "use the hook StopOnNaN",
     "finishafter maxepochs timer": "use the hook StopAfter",
+    "learningratefinder lrfinder lrfind mixup sam": _RECIPES,
     "backupandrestore modelloadcontinuetraining": _RESUME,
     "logdir": "every run prints its directory; remove this hook",
 }

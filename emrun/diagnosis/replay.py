@@ -173,7 +173,7 @@ class _Attempt:
             set_random_state(self._random)
             yield dict(batch)
             if step.train:
-                self._model.finish_update()
+                loop.epochs.finish_update()  # of a window that the batch does not end
             raise _WentThroughError  # whatever follows is not part of the step
 
         stream = StreamWrapper(only_batch, name=step.stream, training=step.train, seed=self._seed)

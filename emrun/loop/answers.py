@@ -148,9 +148,10 @@ class Answers:
 
     def record(self, name: str, value: Any) -> None:
         """Add a value of the current iteration to the step record; see `Loop.record`."""
-        if self.epochs.training:
-            self._steps.add(name, value, self._state.iterations_done)
-        elif self.epochs.current is None and not self._endings.evaluating:
+        if self.epochs.current is not None:
+            if self.epochs.training:
+                self._steps.add(name, value, self._state.iterations_done)
+        elif not self._endings.evaluating:
             raise HookError(
                 f"record({name!r}, ...) was called outside of the batches of a stream, so that the value belongs to no "
                 "iteration; call it in before_batch, before_update, after_update or after_batch of the train stream"

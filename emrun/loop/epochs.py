@@ -139,7 +139,7 @@ class Epochs:
         if train:
             if state.begin_train_streams():
                 for stream in train:
-                    self._run_stream(stream, train=True, is_last=stream is train[-1], may_be_empty=is_resumed)
+                    self._run_stream(stream, train=True, is_last=stream is train[-1], is_resumed=is_resumed)
             state.end_train_streams()  # again: a hook may have run an epoch by hand in `after_stream`
             if evaluated or self.events.listens("before_evaluation"):
                 state.keep_copy()
@@ -205,13 +205,22 @@ class Epochs:
         return None
 
     def _run_stream(
-        self, stream: StreamWrapper, *, train: bool, is_last: bool = False, may_be_empty: bool = False
+        self, stream: StreamWrapper, *, train: bool, is_last: bool = False, is_resumed: bool = False
     ) -> None:
-        """Run the model on the batches of one epoch of a stream, then call `after_stream`."""
+        """Run the model on the batches of one epoch of a stream, between `before_stream` and `after_stream`.
+
+        Args:
+            stream: the stream.
+            train: whether the model is trained on it.
+            is_last: whether it is the last train stream of the epoch.
+            is_resumed: whether the epoch is resumed in its middle, so that the stream may have begun, or have no batch.
+        """
         before = self.training, self.current  # a hook may evaluate another stream between two batches
         self.training = train
-        self.current = stream.__enter__()  # a train stream also reads ahead during the evaluations; see `Session.end`
         try:
+            if not (is_resumed and (is_last or stream.has_begun)):
+                self.events.notify("before_stream", stream_name=stream.name)
+            self.current = stream.__enter__()  # a train stream also reads ahead during evaluations; see `Session.end`
             if self._silence is not None:
                 self._silence.__enter__()
             if train:
@@ -223,10 +232,10 @@ class Epochs:
             self.training, self.current = before
             if not (train and stream is self.streams.trained.get(stream.name)):  # `Session.end` ends train streams
                 stream.__exit__(None, None, None)
-        self._note_length(stream, batches_run, train=train, is_whole=stream.epoch_ended and not may_be_empty)
+        self._note_length(stream, batches_run, train=train, is_whole=stream.epoch_ended and not is_resumed)
         if not (train and stream.epoch_ended):
             self.endings.raise_if_due(in_epoch=True)  # not after the last batch: a resume would begin another pass
-        if batches_run == 0 and not may_be_empty:
+        if batches_run == 0 and not is_resumed:
             self.checks.report_empty_stream(stream.name)
         if train and is_last:
             self.state.end_train_streams()
@@ -311,7 +320,7 @@ class Epochs:
                     self._save_requested()
             if has_windows and model.is_accumulating:
                 handled, is_last_update = batch, True
-                self._finish_update()
+                self.finish_update()
                 handled = None
         except BaseException as error:  # user code may also call sys.exit
             if handled is not None:
@@ -321,11 +330,16 @@ class Epochs:
             raise
         return batches_run
 
-    def _finish_update(self) -> None:
+    def finish_update(self) -> None:
         """Make the update of the last window of an epoch, which has fewer batches than the others."""
-        with self.steps.reopened(self.state.iterations_done):
-            self.model.finish_update()
-        self.state.updates_done += 1
+        state = self.state
+        state.iterations_done -= 1  # for hooks, as in any other update
+        try:
+            with self.steps.reopened(state.iterations_done + 1):
+                self.model.finish_update()
+        finally:
+            state.iterations_done += 1
+        state.updates_done += 1
 
     def _end_silence(self) -> None:
         """Stop waiting for the first batch of the session: it was run, or there will be none."""

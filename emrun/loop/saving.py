@@ -14,6 +14,7 @@ from emrun.arguments import safe_component
 from emrun.epoch_data import declared
 from emrun.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_of
 from emrun.hook import AbstractHook
+from emrun.schedule_plan import BEFORE_COOLDOWN
 from emrun.storage.checkpoint_names import Names, go_back_to
 from emrun.storage.checkpoints import commit
 from emrun.storage.files import storing
@@ -264,6 +265,12 @@ def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
             raise HookError(
                 f"{kind} (hooks[{index}]) saves under the name {name!r}, which SaveLatest and the end of every "
                 "training use; give the hook another model_name",
+                index,
+            )
+        if _as_saved(name) == BEFORE_COOLDOWN:
+            raise HookError(
+                f"{kind} (hooks[{index}]) saves under the name {name!r}, which schedules with a cool-down use; give "
+                "the hook another model_name",
                 index,
             )
         for earlier, other in saved[:number]:

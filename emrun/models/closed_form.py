@@ -58,6 +58,8 @@ class ClosedForm(ABC):
     """Whether the shares are those of learning rates; a hook may use a schedule for another number, and sets False."""
     depends_on_end = True
     """Whether the part between warm-up and cool-down depends on where it ends."""
+    largest_final = 1.0
+    """The largest share of the rate that a run may end with."""
 
     def __init__(
         self,
@@ -69,8 +71,9 @@ class ClosedForm(ABC):
         **others: Any,
     ) -> None:
         extension.check_choice(on_extend)
-        if isinstance(final, bool) or not isinstance(final, int | float) or not 0 <= final <= 1:
-            raise ArgumentError("final", f"{final!r} is not a share of the rate, from 0 to 1")
+        if isinstance(final, bool) or not isinstance(final, int | float) or not 0 <= final <= self.largest_final:
+            allowed = "from 0 to 1" if self.largest_final == 1 else "a positive number"
+            raise ArgumentError("final", f"{final!r} is not a share of the rate, {allowed}")
         self.optimizer = optimizer
         self.final = float(final)
         self.warmup = None if warmup is None else Length.parse("warmup", warmup)

@@ -98,7 +98,7 @@ class ModuleModel(AbstractModel):
         self._scale = LossScale(self.device) if precision == "fp16" else None
         self._skipped = SkippedUpdates(self._scale)
         self._tf32 = TF32(self.device) if precision == "tf32" else None
-        self._outputs = Outputs(outputs, loss, metrics, self.device)
+        self._outputs = Outputs(outputs, loss, metrics, self.device, module)
         of_streams = self._outputs.of_streams
         self._main_loop: Loop | None = None
         self._evaluation_weights: EvaluationWeights | None = None

@@ -87,6 +87,7 @@ class Optimization(Optimizers):
         """Whether the window ends with the current part."""
         self._batches = 0  # of the window that have begun
         self._pending: dict[torch.optim.Optimizer, float | Tensor] = {}  # those to step at the end, and their weights
+        self._asked: set[torch.optim.Optimizer] = set()  # those whose update the current part has asked for
         self._further = self.members[1:]
         self.autocast: Autocast | None = None
         """The autocast that the model runs `train_step` in, which is left for gradients and updates."""
@@ -101,6 +102,10 @@ class Optimization(Optimizers):
         """The parameters of the module at the beginning of the train stream."""
         self._others: list[torch.nn.Parameter] = []  # in no optimizer, but their gradients are cleared
         self._has_looked = False  # whether it was looked for parameters that nothing trains
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a deep copy gets: it has no gradients, as torch does not copy them, so it begins a new window."""
+        return {**vars(self), "is_open": False, "is_ending": False, "_batches": 0, "_pending": {}, "_asked": set()}
 
     def begin_epoch(self) -> None:
         """Reset what an incomplete epoch has left."""
@@ -155,6 +160,7 @@ class Optimization(Optimizers):
             self.clear()
             self.is_open = True
         self._batches += is_last
+        self._asked.clear()
         self.is_ending = self._batches == self.accumulate
         self.weight = float(examples)
 
@@ -225,7 +231,7 @@ class Optimization(Optimizers):
         """Make an update with the gradients, or note that the window makes it at its end.
 
         Raises:
-            ArgumentError: there is no such optimizer.
+            ArgumentError: there is no such optimizer, or a window gets two updates of it.
         """
         if optimizer is None:
             names = listed([each.name for each in self.members])
@@ -243,6 +249,14 @@ class Optimization(Optimizers):
 
     def _update(self, optimizer: torch.optim.Optimizer) -> None:
         if self.has_windows:
+            if optimizer in self._asked:
+                name = next((each.name for each in self.members if each.optimizer is optimizer and each.name), "")
+                raise ArgumentError(
+                    "accumulate" if self.accumulate > 1 else "micro_batch_size",
+                    f"train_step calls update({f'{name!r}' * bool(name)}) twice for a batch, but an optimizer makes "
+                    "one update for all parts of a window; call it once, or remove the key",
+                )
+            self._asked.add(optimizer)
             self._pending[optimizer] = self._pending.get(optimizer, 0.0) + self.weight
             if self.is_ending:
                 self._step(optimizer, self._pending.pop(optimizer))
@@ -278,7 +292,8 @@ class Optimization(Optimizers):
         if own is not None:
             own.rates = learning_rates(optimizer)  # before a hook or the scheduler changes them
         if reason is not None:
-            self.skipped.add(reason, loop.updates_done + 1 if loop is not None else None)
+            number = loop.updates_done + 1 if loop is not None else None
+            self.skipped.add(reason, number, own.name if own is not None else "")
             clear_gradients(optimizer)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # otherwise schedulers of torch warn
         else:

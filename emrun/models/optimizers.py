@@ -198,10 +198,13 @@ class Optimizers:
         if sorted(several or ()) != sorted(names):
             now, then = (listed(each) if each else "no names" for each in (names, list(several or ())))
             raise StateError(f"model.optimizer has {now}, but had {then}; a resume cannot change that")
+        refusals: list[str] = []
         for each in self.members:
             try:
                 each.load_state_dict(several[each.name] if several else state, self._model._main_loop)
             except StateError as error:
                 if not each.name:
                     raise
-                raise StateError(f"optimizer {each.name!r}: {error}") from error
+                refusals.append(f"optimizer {each.name!r}: {error}")
+        if refusals:
+            raise StateError("\n".join(refusals))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,19 +28,27 @@ class Outputs:
         loss: one form, or name -> form.
         metrics: name -> form.
         device: the device of losses that are modules.
+        module: what a loss with a parameter `module` gets.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
     """
 
-    def __init__(self, names: Sequence[str] | None, loss: Any, metrics: Any, device: torch.device) -> None:
+    def __init__(
+        self,
+        names: Sequence[str] | None,
+        loss: Any,
+        metrics: Any,
+        device: torch.device,
+        module: torch.nn.Module | None = None,
+    ) -> None:
         if names is not None:
             check_names("outputs", names)
             if len(set(names)) < len(names):
                 raise ArgumentError("outputs", f"{list(names)} names an output twice")
         self._named = tuple(names) if names is not None else None
         self._only = self._named[0] if self._named is not None and len(self._named) == 1 else None
-        self.terms = self._terms = calculations("loss", loss, device)
+        self.terms = self._terms = calculations("loss", loss, device, module)
         """The losses by their names; a single one is called `loss`."""
         self._sums_terms = "loss" not in self._terms and bool(self._terms)
         measured = calculations("metrics", metrics, device)
@@ -171,20 +181,21 @@ class Calculation:
         key: the key in the model's section.
         form: returns the object or function; its options are `inputs` and, for a loss, `scale`.
         device: the device of a loss that is a module.
+        module: what the loss gets if it has a parameter `module`, as a penalty for weights has; None for a metric.
 
     Raises:
         ArgumentError: the loss or metric cannot be calculated.
     """
 
-    def __init__(self, key: str, form: Any, device: torch.device) -> None:
+    def __init__(self, key: str, form: Any, device: torch.device, module: torch.nn.Module | None = None) -> None:
         self.key = key
         if not callable(form):
             raise self._wrong(f"{form!r} is not a class or function; write {{class: ..., inputs: [...]}}")
         options: Mapping[str, Any] = getattr(form, "options", {})
         self.inputs: Sequence[str] = options.get("inputs", ())
         self.scale = options.get("scale", 1.0)
-        if not isinstance(self.inputs, list | tuple) or not self.inputs:
-            raise self._wrong("set 'inputs' to the outputs and sources that it is called with, e.g. [logits, label]")
+        if not isinstance(self.inputs, list | tuple):
+            raise self._wrong(f"inputs {self.inputs!r} is not a list, e.g. [logits, label]")
         if isinstance(self.scale, bool) or not isinstance(self.scale, int | float):
             raise self._wrong(f"scale {self.scale!r} is not a number")
         function = form()
@@ -204,13 +215,19 @@ class Calculation:
             advice = "" if key.startswith("loss") else ", and does not have the methods update, compute and reset"
             raise self._wrong(f"{type(function).__name__} cannot be called{advice}")
         self.function = function
+        place = _place_of_module(function) if module is not None else None
+        self._call = function if place is None else partial(function, module=module)
+        if place is not None and place < len(self.inputs):
+            raise self._wrong("its parameter 'module' must come after those of its 'inputs'")
+        if not self.inputs and place is None:
+            raise self._wrong("set 'inputs' to the outputs and sources that it is called with, e.g. [logits, label]")
 
     def _wrong(self, problem: str) -> ArgumentError:
         return ArgumentError(self.key.partition(".")[0], f"{self.key}: {problem}")
 
     def __call__(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Any:
         """Return the loss or metric; an error in it gets a note with its inputs."""
-        arguments = []
+        arguments: list[Any] = []
         try:
             for name in self.inputs:
                 arguments.append(outputs[name] if name in outputs else inputs[name])  # noqa: PERF401 - is not slower
@@ -220,10 +237,20 @@ class Calculation:
             hint = did_you_mean(str(error.args[0]), there)
             raise StreamError(f"{message}{hint} (there is {listed(there)})", first_batch=True) from None
         try:
-            return self.function(*arguments)
+            return self._call(*arguments)
         except Exception as error:
             add_inputs(error, f"model.{self.key}", map(describe, self.inputs, arguments))
             raise
+
+
+def _place_of_module(function: Any) -> int | None:
+    """Return the index of the parameter `module` of a loss; None if it has no such parameter."""
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        names = list(inspect.signature(called).parameters)
+    except (TypeError, ValueError):  # some functions of torch have no signature
+        return None
+    return names.index("module") if "module" in names else None
 
 
 def is_of_streams(metric: Any) -> bool:
@@ -235,13 +262,14 @@ Calculations = Mapping[str, Calculation]
 """The losses or metrics by their names."""
 
 
-def calculations(key: str, forms: Any, device: torch.device) -> Calculations:
+def calculations(key: str, forms: Any, device: torch.device, module: torch.nn.Module | None = None) -> Calculations:
     """Return the losses or metrics by their names.
 
     Args:
         key: `loss` or `metrics`.
         forms: a form, named `loss`, or name -> form.
         device: the model's device.
+        module: what losses with a parameter `module` get.
 
     Raises:
         ArgumentError: a loss or metric cannot be calculated, or has a name that is not allowed.
@@ -249,12 +277,12 @@ def calculations(key: str, forms: Any, device: torch.device) -> Calculations:
     if forms is None:
         return {}
     if key == "loss" and callable(forms):
-        return {"loss": Calculation("loss", forms, device)}
+        return {"loss": Calculation("loss", forms, device, module)}
     if not isinstance(forms, Mapping):
         raise ArgumentError(key, f"{forms!r} is not a class or function; write {{class: ..., inputs: [...]}}")
     if "loss" in forms:
         raise ArgumentError(key, "'loss' is the name of the minimised sum; choose another name")
-    return {name: Calculation(f"{key}.{name}", form, device) for name, form in forms.items()}
+    return {name: Calculation(f"{key}.{name}", form, device, module) for name, form in forms.items()}
 
 
 def mean_loss(outputs: Mapping[str, Any], of_part: bool = False) -> Tensor:

@@ -19,6 +19,7 @@ from emrun.wording import did_you_mean, listed
 
 _KEY = "recompute"
 _MOST = 8  # names in a message
+_OF_INSTANCE = "_forward_before_recompute"  # the attribute of a part whose forward was set on the instance
 
 
 def recompute(module: torch.nn.Module, value: object) -> list[str]:
@@ -60,18 +61,21 @@ def recompute(module: torch.nn.Module, value: object) -> list[str]:
         if not within and any(pattern.search(name) for pattern in found):
             chosen[name] = part
     for part in chosen.values():
+        own = part.__dict__.get("forward")  # which the user has set
+        if own is not None and getattr(own, "__func__", None) is not _forward:
+            part.__dict__[_OF_INSTANCE] = own
         part.forward = MethodType(_forward, part)  # which a deep copy binds to its copy
     return list(chosen)
 
 
 def _has_forward(part: torch.nn.Module) -> bool:
     """Return whether a part is called, other than a `ModuleList`."""
-    return type(part).forward is not torch.nn.Module.forward
+    return "forward" in part.__dict__ or type(part).forward is not torch.nn.Module.forward
 
 
 def _forward(self: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
     """Call the forward of a part; its activations are computed again for the gradients."""
-    forward = type(self).forward.__get__(self)
+    forward = self.__dict__.get(_OF_INSTANCE) or type(self).forward.__get__(self)
     if not (self.training and torch.is_grad_enabled()):
         return forward(*arguments, **keywords)
     if torch.compiler.is_compiling():  # a compiled graph changes buffers once, and has random numbers of its own

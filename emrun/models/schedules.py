@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 
@@ -179,24 +180,26 @@ class Polynomial(ClosedForm):
 
 
 class Exponential(ClosedForm):
-    """Decays the learning rate to `final` by the same factor in each update.
+    """Changes the learning rate to `final` by the same factor in each update.
 
         model:
           scheduler: {class: Exponential, final: 0.01, warmup: 5%}
 
-    Update k of W updates of warm-up has k / W of the rate. A cool-down keeps the rate at `final`, which the decay then
-    reaches earlier.
+    Update k of W updates of warm-up has k / W of the rate. A cool-down keeps the rate at `final`, which is then reached
+    earlier. A `final` above 1 increases the rate, as a range test of learning rates does.
 
     Args:
         warmup: the length of the warm-up: a share of the run such as `5%`, `500 updates` or `2 passes`.
         cooldown: the length of the cool-down, written in the same ways.
-        final: where the decay ends, as a share of the rate; greater than 0, which no factor reaches.
+        final: where the rate ends, as a share of the rate; greater than 0, which no factor reaches.
         on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
             made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
     """
+
+    largest_final = sys.float_info.max
 
     def __init__(
         self,
@@ -209,6 +212,10 @@ class Exponential(ClosedForm):
         super().__init__(optimizer, warmup, cooldown, final, on_extend)
         if not self.final:
             raise ArgumentError("final", "an exponential decay does not reach 0; write for example 0.01")
+        if self.final > 1 and warmup is not None:
+            raise ArgumentError(
+                "warmup", "a rate that increases to a final above 1 needs no warm-up; remove one of them"
+            )
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return final ** (t / T)."""

@@ -42,17 +42,19 @@ class SkippedUpdates:
         self._stream = stream
         self._streams.setdefault(stream, 0)
 
-    def add(self, reason: str, update: int | None) -> None:
+    def add(self, reason: str, update: int | None, optimizer: str = "") -> None:
         """Count a skipped update; log the first one of the run.
 
         Args:
             reason: why it was skipped.
             update: its number, if it is known.
+            optimizer: the name of its optimizer, if there are several.
         """
         self.total += 1
         self._streams[self._stream] = self._streams.get(self._stream, 0) + 1
         if self.total == 1:
             which = "an update" if update is None else f"update {update}"
+            which += f" of optimizer {optimizer!r}" * bool(optimizer)
             _LOG.info("%s was skipped: %s; %s counts such updates", which, reason, NAME)
 
     def values(self, stream: str) -> dict[str, int]:

@@ -81,7 +81,9 @@ class TorchModel(ModuleModel):
             mapping: the keys to use, by default all.
         loss: an object or function that is called with `inputs`, which names outputs and sources; its result is the
             output `loss`, a scalar or of shape (B, ...). Several losses have names: `{NAME: {class, inputs, scale}}`.
-            Each is an output, and `loss` is their scaled sum. Default: `forward` returns an output `loss`.
+            Each is an output, and `loss` is their scaled sum. A loss with a parameter `module`, such as a penalty for
+            weights, gets the module by that name, after its `inputs`, if any. Default: `forward` returns an output
+            `loss`.
         metrics: name -> an object or function that is called with `inputs`, without gradients; its result is an output.
             An object with the methods `update`, `compute` and `reset`, such as those of torchmetrics, is a metric of
             the whole stream: `update` is called with the `inputs` of each batch, `compute` at the end of the stream.
@@ -202,6 +204,11 @@ class TorchModel(ModuleModel):
     def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
         """See the class."""
         return self._optimization.optimizers
+
+    @property
+    def optimizer_names(self) -> Sequence[str]:
+        """The names of several optimizers, also as long as a lazy module has none yet; else empty."""
+        return [each.name for each in self._optimization.members if each.name]
 
     @property
     def scheduler(self) -> Scheduler | ClosedForm | None:

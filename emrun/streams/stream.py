@@ -120,6 +120,11 @@ class StreamWrapper:
         """The position of the loop in the stream."""
         return StreamPosition(self._pass_number, self._batch)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a batch of the current epoch was read, which did not end."""
+        return self._epoch_batches > 0
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which `load_state_dict` continues after the last batch that was yielded."""
         position = {"pass": self._pass_number, "batch": self._batch, "epoch_batches": self._epoch_batches}

@@ -70,6 +70,15 @@ def test_frozen_parameters_do_not_change_and_thaw_as_in_a_loop_by_hand(optimizer
         assert all(torch.equal(value, net.state_dict()[name]) for name, value in states.states[index].items()), index
 
 
+@pytest.mark.parametrize(
+    ("until", "text"), [(8, "for the first 8 epochs"), ("1 updates", "for the first 1 update"), (None, "always")]
+)
+def test_the_log_says_how_long_it_is(until, text, caplog):
+    caplog.set_level("INFO")
+    run(TorchModel(Net(), optimizer=SGD, device="cpu"), batches(1), Freeze("^body.0", until=until))
+    assert f"Freeze: 2 parameters frozen {text}" in caplog.messages
+
+
 def test_what_an_optimizer_has_learnt_of_a_parameter_is_kept():
     torch.manual_seed(0)
     model = TorchModel(Net(), optimizer=Factory(torch.optim.Adam, lr=0.1), device="cpu")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from doubles import SGD, Push
+from doubles import SGD, Push, Streams
 from doubles import run as train
 from torch import nn
 
@@ -38,7 +38,7 @@ class EpochData(AbstractHook):
 
     def after_epoch(self, epoch_data):
         values = epoch_data["train"].items()
-        self.data.append({name: value["mean"] for name, value in values if name != "learning_rate"})
+        self.data.append({name: value["mean"] for name, value in values if not name.startswith("learning_rate")})
 
 
 PARTS = {"": "", "(^layers.0)": "layers.0", "(table|unused)": ("table", "unused")}
@@ -127,6 +127,37 @@ def test_an_epoch_without_a_measured_update_has_no_values_and_weights_of_0_have_
         model.module.w.zero_()
     train(model, [{"x": [0.0]}] * 2, LogNorms(), seen)
     assert seen.data[0] == pytest.approx({"gradient_norm": 1.0, "weight_norm": 0.15, "update_ratio": 0.5})
+
+
+class Pair(nn.Module):
+    def __init__(self, lazy=False):
+        super().__init__()
+        self.a, self.b = nn.LazyLinear(2) if lazy else nn.Linear(3, 2), nn.Linear(2, 1)
+
+    def forward(self, x):
+        return {"loss": self.b(self.a(x)).squeeze(-1) ** 2}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_several_optimizers_have_values_of_what_matches_their_own_parameters(lazy):
+    torch.manual_seed(0)
+    forms = {name: Factory(torch.optim.SGD, lr=0.1, options={"match": f"^{name}"}) for name in "ab"}
+    seen, norms = EpochData(), LogNorms(match=["^a", "bias"])
+    data = Streams(train=[{"x": np.ones((2, 3), np.float32)}] * 2)
+    with MainLoop(TorchModel(Pair(lazy), optimizer=forms, device="cpu"), data, [norms, seen]) as loop:
+        loop.epoch([], ["train"])  # gives a lazy module its shapes
+        loop.epoch(["train"])
+    ends = ["_a", "_a(^a)", "_a(bias)", "_b", "_b(bias)"]
+    values = [f"{value}{end}" for value in ("gradient_norm", "weight_norm", "update_ratio") for end in ends]
+    assert sorted(seen.data[1]) == sorted(values)
+    assert set(values) <= {each.removesuffix("/mean") for each in norms.writes}
+    assert all(seen.data[1][name] > 0 for name in values)
+
+
+def test_an_expression_for_parameters_without_an_optimizer_is_an_error():
+    form = Factory(torch.optim.SGD, lr=0.1, options={"match": "^a"})
+    with pytest.raises(ArgumentError, match=r"'\^b' matches only parameters that no optimizer trains"):
+        MainLoop(TorchModel(Pair(), optimizer=form, device="cpu"), Data(), [LogNorms(match="^b")])
 
 
 def test_half_precision_is_measured_in_single_precision(run):

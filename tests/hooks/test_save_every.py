@@ -119,11 +119,12 @@ def test_it_keeps_no_more_while_the_previous_checkpoint_is_still_written(scripte
         (partial(SaveBest, "epoch-1"), SaveEvery, "epoch-1"),
         (partial(SaveBest, "a/b"), partial(SaveBest, "a_b"), "the same name on disk"),
         (partial(SaveBest, "latest"), StopOnNaN, "which SaveLatest and the end of every training use"),
+        (partial(SaveBest, "before-cooldown"), StopOnNaN, "'before-cooldown', which schedules with a cool-down use"),
         (partial(SaveBest, "it-00000005"), StopOnNaN, "'it-00000005', which is reserved for the directories"),
         (partial(SaveEvery, model_name="it"), StopOnNaN, r"'it-\*', which is reserved for the directories"),
         (partial(SaveBest, keep=2), partial(SaveBest, "best-7", "accuracy"), "'best-7' and|and 'best-7'"),
     ],
-    ids=["best", "epoch-1", "a_b", "latest", "directory", "a directory in time", "one of the best few"],
+    ids=["best", "epoch-1", "a_b", "latest", "cool-down", "directory", "a directory in time", "one of the best few"],
 )
 def test_two_hooks_that_save_under_one_name_are_refused(scripted, numbers, run, one, other, named, order):
     with pytest.raises(HookError, match=named):

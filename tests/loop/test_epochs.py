@@ -38,9 +38,35 @@ def test_events_come_in_order():
     hook = recording_hook()
     trained(hook, extra_streams=["valid"], skip_zeroth_epoch=True)
     batch = ["before_batch", "after_batch"]
-    streams = [*batch * 3, "after_stream", "before_evaluation", *batch * 2, "after_stream"]
+    trained_on = ["before_stream", *batch * 3, "after_stream"]
+    streams = [*trained_on, "before_evaluation", "before_stream", *batch * 2, "after_stream"]
     epoch = ["before_epoch", *streams, "after_epoch", "after_epoch_profile"]
     assert names(hook) == ["before_training", *epoch, "after_training"]
+
+
+def test_before_stream_comes_before_each_stream_also_of_the_zeroth_epoch():
+    seen = []
+
+    class See(AbstractHook):
+        def before_stream(self, stream_name):
+            seen.append((stream_name, self.main_loop.training))
+
+        def before_batch(self, stream_name):
+            seen.append(stream_name)
+
+    trained(See(), extra_streams=["test"])
+    assert seen == [("train", False), *["train"] * 3, ("test", False), "test", ("train", True), *["train"] * 3,
+                    ("test", False), "test"]  # fmt: skip
+
+
+def test_a_termination_in_before_stream_ends_the_run_before_the_first_batch():
+    class End(AbstractHook):
+        def before_stream(self, stream_name):
+            if self.main_loop.training:
+                raise TrainingTerminated("enough")
+
+    loop = trained(End(), epochs=3)
+    assert (loop.iterations_done, loop.outcome.reason) == (0, "enough")
 
 
 def test_epoch_ids_count_training_epochs_from_one():

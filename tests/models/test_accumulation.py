@@ -60,6 +60,52 @@ def test_the_updates_equal_those_by_hand_to_the_last_bit(kind, sizes, accumulate
     assert (loop.iterations_done, loop.updates_done) == (len(sizes), len(windows))
 
 
+def test_hooks_see_the_same_count_in_each_update_also_in_the_last_of_an_epoch():
+    class Look(AbstractHook):
+        def before_update(self):
+            seen.append((self.main_loop.iterations_done, self.main_loop.updates_done))
+
+        after_update = before_update
+
+    seen = []
+    trained(Net("mean"), batches([8] * 5), 2, Look())
+    assert seen == [(1, 0)] * 2 + [(3, 1)] * 2 + [(4, 2)] * 2
+
+
+def test_a_copy_within_a_window_begins_another_one():
+    """torch does not copy gradients."""
+    optimizer = Factory(torch.optim.SGD, lr=0.1)
+    model = TorchModel(Net("mean"), optimizer=optimizer, accumulate=2, device="cpu")
+    first, second = batches([8, 8])
+    model.run(first, True, "train")
+    other = copy.deepcopy(model)
+    assert (model.is_accumulating, other.is_accumulating) == (True, False)
+    alone = TorchModel(copy.deepcopy(other.module), optimizer=optimizer, accumulate=2, device="cpu")
+    for each in (other, alone):
+        each.run(second, True, "train")
+        assert each.is_accumulating
+        each.finish_update()
+    assert torch.equal(weights(other.module), weights(alone.module))
+
+
+@pytest.mark.parametrize(("keys", "key"), [({"accumulate": 2}, "accumulate"), ({"micro_batch_size": 4}, "micro_batch")])
+def test_a_second_update_for_the_same_batch_is_refused(keys, key):
+    class Twice(TorchModel):
+        def train_step(self, inputs):
+            outputs = self.forward(inputs)
+            self.backward(outputs["loss"].mean())
+            self.update("first")
+            self.update("first")
+            return outputs
+
+    forms = {"first": Factory(torch.optim.SGD, lr=0.1)}
+    forms["first"].options = {"match": "."}
+    model = Twice(Net("mean"), optimizer=forms, device="cpu", **keys)
+    with pytest.raises(ArgumentError, match=r"update\('first'\) twice for a batch") as caught:
+        model.run(batches([8])[0], True, "train")
+    assert caught.value.argument.startswith(key)
+
+
 @pytest.mark.parametrize("kind", ["examples", "mean", "tokens"])
 def test_four_batches_of_eight_are_as_one_of_thirty_two(kind):
     """Not to the last bit: the gradients are added up in another order."""

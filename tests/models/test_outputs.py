@@ -1,5 +1,6 @@
 """The outputs of a module: what forward returns, losses, metrics, and what remains of a step."""
 
+import copy
 import gc
 import weakref
 from contextlib import nullcontext
@@ -432,6 +433,39 @@ class LearnedLoss(nn.Module):
         return a * self.scale
 
 
+def penalty(module):
+    return module.scale**2 / 2
+
+
+class Weighted(nn.Module):
+    def forward(self, values, *, module):
+        return values * module.scale
+
+
+def test_a_loss_with_a_parameter_module_gets_it_after_its_inputs():
+    forms = {
+        "plain": Factory(penalty, is_import=True),
+        "weighted": Factory(Weighted, options={"inputs": ["same"], "scale": 0.5}),
+    }
+    model = identity(loss=forms, optimizer=SGD, device="cpu")
+    (found,) = run(model, [{"x": torch.tensor([2.0, 4.0])}])
+    assert found["plain"] == 0.5
+    assert found["weighted"].tolist() == [2.0, 4.0]
+    assert found["loss"] == 0.5 + 0.5 * 3
+    assert model.module.scale.item() == pytest.approx(1 - 0.1 * (1 + 0.5 * 2 * 3))  # `same` has the scale too
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.module.scale.fill_(4.0)
+    (found,) = evaluate(other, [{"x": torch.tensor([2.0, 4.0])}])
+    assert found["plain"] == 8
+
+
+def test_the_parameter_module_of_a_loss_must_come_after_its_inputs():
+    form = Factory(lambda module, values: values, is_import=True, options={"inputs": ["same"]})
+    with pytest.raises(ArgumentError, match="its parameter 'module' must come after those of its 'inputs'"):
+        identity(loss={"first": form})
+
+
 @pytest.mark.parametrize("key", ["loss", "metrics"])
 @pytest.mark.parametrize(
     ("form", "message"),
@@ -440,7 +474,7 @@ class LearnedLoss(nn.Module):
         (Factory(nn.MSELoss), "set 'inputs' to the outputs and sources that it is called with"),
         (
             Factory(nn.MSELoss, options={"inputs": "same"}),
-            "set 'inputs' to the outputs and sources that it is called with",
+            "inputs 'same' is not a list, e.g. [logits, label]",
         ),
         (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": "1"}), "scale '1' is not a number"),
         (Factory(int, options={"inputs": ["same"]}), "int cannot be called"),

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from types import MethodType
 
 import numpy as np
 import pytest
@@ -46,6 +47,18 @@ class Net(nn.Module):
 
 
 BATCHES = [{"x": torch.linspace(-1, 1, 12).view(4, 3)}, {"x": torch.linspace(-2, 1, 9).view(3, 3)}]
+
+
+def test_a_forward_that_was_set_on_a_part_is_kept():
+    net, x = nn.Sequential(nn.Linear(3, 3)), BATCHES[0]["x"]
+    net[0].forward = MethodType(lambda self, x: x * self.weight.sum(), net[0])
+    expected = net(x)
+    for module in (net, copy.deepcopy(net)):
+        recompute(module, "0")
+        recompute(module, "0")  # as for a second model with the same module
+        assert torch.equal(module(x), expected)
+        module(x).sum().backward()
+        assert torch.equal(module[0].weight.grad, x.sum().expand(3, 3))
 
 
 def train(value, epochs=2, **arguments):

@@ -6,7 +6,7 @@ from doubles import run
 from torch import nn
 
 from emrun import Factory, TorchModel
-from emrun.errors import ArgumentError
+from emrun.errors import ArgumentError, StateError
 
 FACTORS = [{"x": [[1.0, 2.0], [0.5, -1.0]]}, {"x": [[-1.0, 0.0], [2.0, 1.0]]}, {"x": [[0.0, 3.0], [1.0, 1.0]]}]
 
@@ -109,6 +109,17 @@ def test_optimizers_and_schedules_have_the_names_of_the_config():
     assert list(model.schedulers) == ["maker", "judge"]
     model = TorchModel(Game(), optimizer=form(), device="cpu")
     assert model.optimizers == {"optimizer": model.optimizer}
+
+
+def test_a_state_that_no_optimizer_can_load_is_refused_for_each_of_them():
+    saved = TorchModel(Game(), optimizer=forms(), device="cpu").state_dict()
+    others = {name: Factory(torch.optim.Adagrad, options=each.options) for name, each in forms().items()}
+    with pytest.raises(StateError) as caught:
+        TorchModel(Game(), optimizer=others, device="cpu").load_state_dict(saved)
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
+        "optimizer 'maker'",
+        "optimizer 'judge'",
+    ]
 
 
 def test_a_schedule_steps_with_the_updates_of_its_own_optimizer():

@@ -169,6 +169,11 @@ def test_each_group_has_its_own_rate():
     assert one < 1
 
 
+def test_an_exponential_schedule_may_increase_the_rate():
+    found = rates(Exponential(optimizer(), final=1e6), updates=N + 1)
+    assert [found[0], found[N // 2], found[N]] == pytest.approx([found[0], found[0] * 1e3, found[0] * 1e6])
+
+
 def test_a_rate_that_is_a_tensor_stays_one():
     its = optimizer(torch.tensor(1.0))
     assert float(rates(Linear(its), updates=51)[0]) == pytest.approx(1 - 51 / N)  # the same tensor, later
@@ -183,6 +188,12 @@ def test_a_rate_that_is_a_tensor_stays_one():
         (lambda o: Cosine(o, cycles=0), "cycles", "0 is not a whole number of at least 1"),
         (lambda o: Cosine(o, warmup=500), "warmup", "500 has no unit; write a share of the run such as '5%', or"),
         (lambda o: Exponential(o, final=0), "final", "an exponential decay does not reach 0; write for example 0.01"),
+        (lambda o: Exponential(o, final=float("inf")), "final", "inf is not a share of the rate, a positive number"),
+        (
+            lambda o: Exponential(o, final=10, warmup="5%"),
+            "warmup",
+            "a rate that increases to a final above 1 needs no",
+        ),
         (lambda o: Constant(o, final=0.1), "final", "0.1 is where the cool-down ends, and there is none; add cooldown"),
         (lambda o: Polynomial(o, power=-1), "power", "-1 is not a positive number"),
         (lambda o: InverseSqrt(o), "timescale", "give a timescale or a warmup, such as '500 updates'"),

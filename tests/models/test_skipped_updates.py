@@ -40,6 +40,31 @@ class Log(AbstractHook):
         self.seen.append({name: dict(values) for name, values in epoch_data.items()}["train"].get("skipped_updates"))
 
 
+def test_the_log_names_the_optimizer_if_there_are_several(caplog):
+    caplog.set_level(logging.INFO)
+
+    class SkipsLast(AbstractHook):
+        def before_update(self, model, optimizer):
+            if optimizer is model.optimizers["last"]:
+                raise UpdateSkipped("it is the last")
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Parameter(torch.ones(())), torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return {"loss": self.a * self.b * x}
+
+    forms = {name: Factory(torch.optim.SGD, lr=0.1) for name in ("first", "last")}
+    forms["first"].options, forms["last"].options = {"match": "a"}, {"match": "b"}
+    run(TorchModel(Net(), optimizer=forms, device="cpu"), BATCHES, SkipsLast())
+    assert (
+        "update 1 of optimizer 'last' was skipped: it is the last; skipped_updates counts such updates"
+        in caplog.messages
+    )
+
+
 @pytest.mark.parametrize("step_on", [{"class": torch.optim.lr_scheduler.StepLR, "step_size": 2, "gamma": 0.5}])
 def test_a_skipped_update_makes_no_step_and_counts(step_on, caplog, recwarn):
     caplog.set_level(logging.INFO)

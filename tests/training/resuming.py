@@ -160,6 +160,9 @@ class Interrupt(AbstractHook):
     def before_epoch(self, epoch_id):
         self.happened(f"before_epoch {epoch_id}")
 
+    def before_stream(self, stream_name):
+        self.happened(f"before_stream {stream_name}")
+
     def before_batch(self, stream_name):
         self.happened(f"before_batch {stream_name}")
 

@@ -79,7 +79,7 @@ def test_a_training_interrupted_at_every_event_in_turn_ends_the_same(project):
         training = resume_training(directory)
         if training is None:
             break
-        hook = Interrupt(8)  # an evaluation, which begins anew each time, has seven events after before_epoch
+        hook = Interrupt(9)  # an evaluation, which begins anew each time, has eight events after before_epoch
         train_with(training, hook)
     else:
         raise AssertionError("the training makes no progress")

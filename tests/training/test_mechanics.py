@@ -5,12 +5,15 @@
 
 import copy
 import itertools
+import os
 import shutil
+import signal
 
 import pytest
 from training.resuming import AROUND_UPDATES, Interrupt, config_of, result, resumed, train_with
 
 from emrun import AbstractHook, create_training
+from emrun.training.create import train
 
 PARTS = '''
 import torch
@@ -125,6 +128,22 @@ class InterruptByKill(AbstractHook):
         self.copy()
 
 
+class InterruptToSave(AbstractHook):
+    """Sends SIGUSR1 after a batch of an evaluation, and copies the run directory after the next one."""
+
+    def __init__(self, directory, at):
+        super().__init__()
+        self.directory, self.at, self.count = directory, at, 0
+
+    def after_batch(self, stream_name):
+        self.count += stream_name == "valid"
+        if self.count == self.at:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        if self.count == self.at + 1:
+            self.main_loop.wait_for_checkpoints()
+            shutil.copytree(self.directory, f"{self.directory}-saved", symlinks=True)
+
+
 def config_with(*names):
     config = copy.deepcopy(config_of())
     del config["model"]["scheduler"]
@@ -185,6 +204,17 @@ def test_without_any(project):
 @pytest.mark.parametrize("name", [*MECHANICS, *AROUND_UPDATES])
 def test_alone(project, name):
     check(project, name)
+
+
+@pytest.mark.parametrize("name", ["AverageWeights", "optimizer of two modes"])
+def test_a_checkpoint_by_a_signal_within_an_evaluation_that_has_other_weights(project, name):
+    (project / "mechanics_parts.py").write_text(PARTS)
+    train(create_training(config_with(name), output_dir=project / "straight"))
+    training = create_training(config_with(name), output_dir=project / "run")
+    train_with(training, InterruptToSave(project / "run", at=4))  # the first of three batches in the first epoch
+    assert result(project / "run") == result(project / "straight")
+    resumed(project / "run-saved")
+    assert result(project / "run-saved") == result(project / "straight")
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
