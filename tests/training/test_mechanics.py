@@ -97,6 +97,7 @@ PAIRS = [
     ("several optimizers", "LogNorms"),
     ("accumulate", "Freeze"),
     ("ClipGradients", "AverageWeights"),
+    ("recompute", "Diagnose"),
 ]
 """The pairs of `make test`; two of which both set a key cannot be combined."""
 
