@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from emrun.hooks.check import Check as Check
     from emrun.hooks.clip_gradients import ClipGradients as ClipGradients
     from emrun.hooks.compute_stats import ComputeStats as ComputeStats
+    from emrun.hooks.diagnose import Diagnose as Diagnose
     from emrun.hooks.early_stopping import EarlyStopping as EarlyStopping
     from emrun.hooks.freeze import Freeze as Freeze
     from emrun.hooks.log_norms import LogNorms as LogNorms
@@ -33,6 +34,7 @@ __getattr__, __dir__ = lazy_names(
         "Check": "check",
         "ClipGradients": "clip_gradients",
         "ComputeStats": "compute_stats",
+        "Diagnose": "diagnose",
         "EarlyStopping": "early_stopping",
         "Freeze": "freeze",
         "LogNorms": "log_norms",

@@ -13,7 +13,7 @@ from emrun import AbstractHook
 from emrun.errors import ArgumentError
 from emrun.fields import TEXT, Kind, mapping_of, record, sequence_of, whole
 from emrun.hook import Loop
-from emrun.hooks._parameters import check_matches, dense, module_of, patterns, suffix_of
+from emrun.hooks._parameters import check_matches, dense, module_of, norms_of, patterns, suffix_of
 from emrun.types import EpochData, Interval, Units
 
 _VALUES = ("gradient_norm", "weight_norm", "update_ratio")
@@ -194,18 +194,11 @@ class _Parts:
         Args:
             tensors: one for each parameter; None counts as 0.
         """
-        groups: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[Tensor]]] = {}
-        for index, tensor in enumerate(tensors):
-            if tensor is not None:
-                values = dense(tensor)
-                indices, members = groups.setdefault((values.device, values.dtype), ([], []))
-                indices.append(index)
-                members.append(values)
         single: list[Tensor] = [torch.zeros((), device=self._device)] * len(tensors)
-        for (_, dtype), (indices, members) in groups.items():
-            exact = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-            for index, norm in zip(indices, torch._foreach_norm(members, 2, exact), strict=True):
-                single[index] = norm.to(self._device)
+        given = [index for index, tensor in enumerate(tensors) if tensor is not None]
+        found = norms_of([dense(tensor) for tensor in tensors if tensor is not None])
+        for index, norm in zip(given, found, strict=True):
+            single[index] = norm.to(self._device)
         if len({each.dtype for each in single}) > 1:
             single = [each.double() for each in single]
         several = torch.stack(single)

@@ -102,6 +102,7 @@ PAIRS = [
     ("ClipGradients", "AverageWeights"),
     ("accumulate", "SetOverTime"),
     ("AverageWeights of kind swa", "Freeze"),
+    ("recompute", "Diagnose"),
 ]
 """The pairs of `make test`; two of which both set a key cannot be combined."""
 
