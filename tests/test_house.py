@@ -39,7 +39,7 @@ def house(root):
     for path in sorted((root / "emrun").rglob("*.py")):
         parts = path.relative_to(root / "emrun").with_suffix("").parts
         package = parts[0] if len(parts) > 1 else ROOT_PACKAGE
-        if package not in ("hooks", "datasets"):
+        if package not in ("hooks", "datasets", "sample_configs"):
             found[".".join(("emrun", *parts)).removesuffix(".__init__")] = package, path
     for package in ("hooks", "datasets"):
         for path in sorted((root / package).glob("*.py")):
@@ -236,9 +236,9 @@ def test_every_file_has_a_test():
 def test_the_packages_of_the_wheel_are_the_folders():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = set(project["tool"]["setuptools"]["packages"])
-    found = {"emrun", *(f"emrun.{path.parent.name}" for path in (ROOT / "emrun").glob("*/__init__.py"))}
+    found = {"emrun", "emrun.sample_configs", *(f"emrun.{path.parent.name}" for path in (ROOT / "emrun").glob("*/__init__.py"))}
     assert packages == found
-    for name in ("hooks", "datasets"):
+    for name in ("hooks", "datasets", "sample_configs"):
         assert (ROOT / "emrun" / name).readlink() == Path("..") / name
 
 

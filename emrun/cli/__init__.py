@@ -16,6 +16,7 @@ from emrun.cli.config import show_config
 from emrun.cli.dataset import dataset
 from emrun.cli.eval import evaluate
 from emrun.cli.failures import UsersCodeFailed, fail
+from emrun.cli.init import init
 from emrun.cli.replay import replay
 from emrun.cli.resume import resume
 from emrun.cli.show import show
@@ -24,7 +25,7 @@ from emrun.cli.train import train
 from emrun.cli.verify_resume import verify_resume
 
 GROUPS = {
-    "Train": (train, resume, evaluate),
+    "Train": (init, train, resume, evaluate),
     "Look": (check, show_config, show, bench, dataset),
     "Prove": (verify_resume, replay),
 }
