@@ -236,7 +236,11 @@ def test_every_file_has_a_test():
 def test_the_packages_of_the_wheel_are_the_folders():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = set(project["tool"]["setuptools"]["packages"])
-    found = {"emrun", "emrun.sample_configs", *(f"emrun.{path.parent.name}" for path in (ROOT / "emrun").glob("*/__init__.py"))}
+    found = {
+        "emrun",
+        "emrun.sample_configs",
+        *(f"emrun.{path.parent.name}" for path in (ROOT / "emrun").glob("*/__init__.py")),
+    }
     assert packages == found
     for name in ("hooks", "datasets", "sample_configs"):
         assert (ROOT / "emrun" / name).readlink() == Path("..") / name

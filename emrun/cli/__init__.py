@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Any
@@ -12,6 +13,7 @@ from emrun import __version__
 from emrun.censor import censored_standard_error
 from emrun.cli.bench import bench
 from emrun.cli.check import check
+from emrun.cli.completion import completion, register
 from emrun.cli.config import show_config
 from emrun.cli.dataset import dataset
 from emrun.cli.eval import evaluate
@@ -26,7 +28,7 @@ from emrun.cli.verify_resume import verify_resume
 
 GROUPS = {
     "Train": (init, train, resume, evaluate),
-    "Look": (check, show_config, show, bench, dataset),
+    "Look": (check, show_config, show, bench, dataset, completion),
     "Prove": (verify_resume, replay),
 }
 """The commands in the groups and the order in which the help shows them."""
@@ -75,6 +77,8 @@ for _commands in GROUPS.values():
 def main() -> int:
     """Run the command line and return its exit status; after a signal the process ends by that signal."""
     with censored_standard_error():
+        if "_EMRUN_COMPLETE" in os.environ:
+            register()
         try:
             status = emrun.main(standalone_mode=False)
         except click.ClickException as error:

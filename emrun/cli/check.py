@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from emrun.censor import for_terminal
+from emrun.cli import completers
 from emrun.cli.console import terminal_log, with_tracebacks
 from emrun.cli.environment import check_environment
 from emrun.cli.failures import fail
@@ -24,8 +25,8 @@ _MOST_NAMES = 4  # of the parameters of a group
 
 
 @click.command(short_help="Check a config or, without a config, this machine.")
-@click.argument("config", type=click.Path(path_type=Path), required=False)
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@click.argument("config", type=click.Path(path_type=Path), required=False, shell_complete=completers.configs)
+@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=completers.overrides)
 @click.option("--static", is_flag=True, help="Check only what can be known without importing anything (fast).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @with_tracebacks

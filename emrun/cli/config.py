@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from emrun.cli import completers
 from emrun.cli.tables import table
 
 
 @click.command("config", short_help="Print a config as emrun reads it.")
-@click.argument("config", type=click.Path(path_type=Path), required=False)
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@click.argument("config", type=click.Path(path_type=Path), required=False, shell_complete=completers.configs)
+@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=completers.overrides)
 @click.option("--resolved", is_flag=True, help="Replace ${...}, except where values come from the environment.")
 @click.option("--origins", is_flag=True, help="Print where each value comes from: file and line, override or default.")
 @click.option("--schema", is_flag=True, help="Print a JSON schema of configs, for editors, instead of a config.")

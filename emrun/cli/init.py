@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from emrun.arguments import expanded
+from emrun.cli import completers
 from emrun.wording import did_you_mean, listed
 
 _SAMPLES = Path(__file__).parent.parent / "sample_configs"
@@ -17,8 +18,8 @@ _COPIED = (".py", ".yaml")  # not the data that a sample's prepare.py has writte
 _README = """\
 # {name}
 {about}
-{prepare}Find mistakes without training, train, resume after an interrupt, and evaluate. RUN_DIR is the run directory, which
-`emrun train` prints:
+{prepare}Find mistakes without training, train, resume after an interrupt, and evaluate. `emrun train` prints
+the run directory, RUN_DIR:
 
     emrun check config.yaml
     emrun train config.yaml
@@ -60,7 +61,7 @@ def samples() -> dict[str, Path]:
 @click.command(short_help="Begin a project as a copy of a sample.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
-    "--from", "sample", metavar="SAMPLE", default=_DEFAULT, show_default=True,
+    "--from", "sample", metavar="SAMPLE", default=_DEFAULT, show_default=True, shell_complete=completers.sample_names,
     help="The sample that is copied; an unknown name lists them all.",
 )  # fmt: skip
 def init(directory: Path, sample: str) -> int:
@@ -108,7 +109,7 @@ def _files(sample: Path) -> dict[str, bytes]:
 
 def _comment(config: str) -> str:
     """Return the comment at the beginning of a sample, as a paragraph between empty lines."""
-    lines = []
+    lines: list[str] = []
     for line in config.splitlines():
         if not line.startswith("#"):
             break

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from emrun.censor import for_terminal
+from emrun.cli import completers
 from emrun.cli.console import terminal_log, with_tracebacks
 from emrun.cli.failures import print_failure, users_code
 from emrun.cli.signals import import_torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Repeat the step that made a run fail, and find the cause.")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=click.Path(path_type=Path), shell_complete=completers.runs)
 @click.option("--device", metavar="NAME", help="The device of the model, e.g. cpu; by default that of the config.")
 @click.option("--anomaly", is_flag=True, help="Also name the operation whose gradient is NaN (slow).")
 @with_tracebacks

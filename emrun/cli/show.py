@@ -9,6 +9,7 @@ import textwrap
 
 import click
 
+from emrun.cli import completers
 from emrun.cli.console import with_tracebacks
 from emrun.cli.failures import users_code
 
@@ -19,7 +20,10 @@ _HEADING = re.compile(r"\w+:")
 
 
 @click.command(short_help="List hooks, datasets, models, ..., or explain one of them.")
-@click.argument("name", required=False, metavar="[hooks|datasets|models|optimizers|schedules|metrics|NAME]")
+@click.argument(
+    "name", required=False, metavar="[hooks|datasets|models|optimizers|schedules|metrics|NAME]",
+    shell_complete=completers.at_hand,
+)  # fmt: skip
 @with_tracebacks
 def show(name: str | None) -> int:
     """List what a config can name: hooks, datasets, models, optimizers, schedules and metrics; with NAME, explain it.
