@@ -22,13 +22,19 @@ MAY_IMPORT = {
     "models": {ROOT_PACKAGE, "storage"},
     "hooks": {ROOT_PACKAGE, "storage"},
     "datasets": {ROOT_PACKAGE, "streams", "storage"},
+    "runs": {ROOT_PACKAGE, "config", "storage"},
     "training": {ROOT_PACKAGE, "config", "storage", "loop"},
     "diagnosis": {ROOT_PACKAGE, "config", "streams", "storage", "loop", "training"},
-    "cli": {ROOT_PACKAGE, "config", "loop", "training", "diagnosis"},
+    "cli": {ROOT_PACKAGE, "config", "loop", "training", "diagnosis", "runs"},
 }
 """The packages whose modules a package may import, besides its own."""
-ONLY = {("cli", "loop"): {"emrun.loop.interrupts"}}
-"""The only modules that a package may import from another package."""
+ONLY = {
+    ("cli", "loop"): {"emrun.loop.interrupts"},
+    ("runs", "storage"): {
+        f"emrun.storage.{name}" for name in ("files", "lock", "manifest", "metrics", "run", "steps", "trace")
+    },
+}
+"""The only modules that a package may import from another package: for `runs`, those that need no torch."""
 LATE = {"stream_context", "names", "init_from", "compilation"}
 """Modules that import torch, its compiler, entry points or tabulate only when needed."""
 
@@ -149,7 +155,7 @@ def test_help_imports_no_torch_and_nothing_else_heavy():
 
 WITHOUT_TORCH = (
     "errors", "hook", "config.yaml_tree", "config.config", "config.names", "storage.run", "storage.files",
-    "loop.interrupts",
+    "loop.interrupts", *sorted(f"runs.{path.stem}" for path in (ROOT / "emrun" / "runs").glob("[!_]*.py")),
 )  # fmt: skip
 
 

@@ -6,11 +6,14 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from emrun.errors import TIMED_OUT, ReadTimeout, StorageError, is_timeout
+from emrun.wording import size_of
 
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of new ones
 # absolute directory with a / -> the check, which raises if this process may not write it any more; unguarded part
@@ -49,6 +52,36 @@ def refuse_timeout(error: BaseException, path: Path) -> None:
         if is_timeout(found):
             raise ReadTimeout(errno.ETIMEDOUT, f"cannot read {path}: {TIMED_OUT}") from error
         found = found.__cause__ or found.__context__
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """Return the content of a file that may be anybody's: a regular file, and not too large.
+
+    Args:
+        path: the file.
+        most: the largest size in bytes.
+
+    Raises:
+        StorageError: there is no such file, or it cannot be read, is larger, or is a directory, a pipe or a device.
+    """
+    with opened_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise StorageError(errno.EFBIG, f"cannot read {path}: it is larger than {size_of(most)}")
+    return content
+
+
+@contextmanager
+def opened_regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that may be anybody's for reading; a pipe or a device, which may never end, is refused.
+
+    Raises:
+        StorageError: there is no such file, or it cannot be read; also if that happens in the block.
+    """
+    with storing(path, "read"), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 - a descriptor
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        yield file
 
 
 def guard(directory: Path, check: Callable[[], None], but: str) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from emrun.fields import ANYTHING, fitting, mapping_of, record, whole
-from emrun.storage.files import storing
+from emrun.storage.lines import read_lines
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,15 +22,22 @@ _EPOCH = record({"epoch": whole(), "streams": mapping_of(mapping_of(ANYTHING))})
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file; lines that are incomplete or not of an epoch are left out with a warning."""
     lines: list[dict[str, Any]] = []
-    with storing(path, "read"):
-        content = path.read_bytes() if path.exists() else b""
-    for number, line in enumerate(content.splitlines(), start=1):
-        epoch = _epoch_of(line)
+    for number, epoch in epochs_of(path):
         if epoch is None:
             _LOG.warning("%s: line %d is damaged or not the metrics of an epoch; the line is ignored", path, number)
         else:
             lines.append(epoch)
     return lines
+
+
+def epochs_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield the number and the content of each line of a metrics file; None for a damaged line.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    for number, line in enumerate(read_lines(path), start=1):
+        yield number, _epoch_of(line)
 
 
 def _epoch_of(line: bytes) -> dict[str, Any] | None:

@@ -167,13 +167,25 @@ def read_trace(directory: Path) -> dict[str, Any]:
     except Exception as error:  # the YAML library raises other errors for unexpected content
         _LOG.warning("%s is damaged (%s)", directory / TRACE, type(error).__name__)
         return {}
+    known, problems = known_fields(trace)
+    for problem in problems:
+        _LOG.warning("%s: %s", directory / TRACE, problem)
+    return known
+
+
+def known_fields(trace: object) -> tuple[dict[str, Any], list[str]]:
+    """Return the content of a trace without fields that have an invalid value, and what is wrong with those.
+
+    Args:
+        trace: the content of the file, in plain types.
+    """
     if not isinstance(trace, dict):
-        return {}
-    known = {}
+        return {}, []
+    known, problems = {}, []
     for name, value in trace.items():
         kind = _KINDS.get(name) if isinstance(name, str) else None
         if kind is None or fitting(value, kind):
             known[name] = value
         else:
-            _LOG.warning("%s: %s is %s, but must be %s", directory / TRACE, name, shown(value), kind.allowed)
-    return known
+            problems.append(f"{name} is {shown(value)}, but must be {kind.allowed}")
+    return known, problems
