@@ -31,7 +31,8 @@ MAY_IMPORT = {
 ONLY = {
     ("cli", "loop"): {"emrun.loop.interrupts"},
     ("runs", "storage"): {
-        f"emrun.storage.{name}" for name in ("files", "lock", "manifest", "metrics", "run", "steps", "trace")
+        f"emrun.storage.{name}"
+        for name in ("code", "code_record", "files", "lines", "lock", "manifest", "metrics", "run", "steps", "trace")
     },
 }
 """The only modules that a package may import from another package: for `runs`, those that need no torch."""
@@ -212,6 +213,7 @@ def test_every_file_has_a_test():
         "loop/outcome": "loop/test_endings",
         "loop/loss_watch": "loop/test_main_loop",
         "model": "loop/test_main_loop",
+        "runs/comparison": "cli/test_diff",
         "training/build": "training/test_create",
         "models/evaluation_weights": "hooks/test_average_weights",
         "models/extension": "training/test_longer_runs",

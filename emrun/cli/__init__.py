@@ -16,6 +16,7 @@ from emrun.cli.check import check
 from emrun.cli.completion import completion, register
 from emrun.cli.config import show_config
 from emrun.cli.dataset import dataset
+from emrun.cli.diff import diff
 from emrun.cli.eval import evaluate
 from emrun.cli.failures import UsersCodeFailed, fail
 from emrun.cli.init import init
@@ -29,6 +30,7 @@ from emrun.cli.verify_resume import verify_resume
 GROUPS = {
     "Train": (init, train, resume, evaluate),
     "Look": (check, show_config, show, bench, dataset, completion),
+    "Compare": (diff,),
     "Prove": (verify_resume, replay),
 }
 """The commands in the groups and the order in which the help shows them."""

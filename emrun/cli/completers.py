@@ -107,7 +107,7 @@ def _streams_or_overrides(context: click.Context, incomplete: str) -> _Items:
 
 
 def _samples(context: click.Context, incomplete: str) -> _Items:
-    from emrun.cli.init import samples
+    from emrun.cli.samples import samples
 
     return _named(samples(), incomplete)
 

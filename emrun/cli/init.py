@@ -9,9 +9,9 @@ import click
 
 from emrun.arguments import expanded
 from emrun.cli import completers
+from emrun.cli.samples import samples
 from emrun.wording import did_you_mean, listed
 
-_SAMPLES = Path(__file__).parent.parent / "sample_configs"
 _DEFAULT = "my_project"
 _MAY_BE_THERE = {".git"}
 _COPIED = (".py", ".yaml")  # not the data that a sample's prepare.py has written into a clone
@@ -49,13 +49,6 @@ def test_the_config():
 {prepare}    subprocess.run([sys.executable, "-m", "emrun", "check", "config.yaml"], cwd=PROJECT, check=True)
 '''
 _TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT, check=True)\n'
-
-
-def samples() -> dict[str, Path]:
-    """Return the samples: name -> a directory with a `config.yaml`, or a config."""
-    found = sorted(_SAMPLES.iterdir())
-    projects = {path.name: path for path in found if (path / "config.yaml").is_file()}
-    return {**projects, **{path.stem: path for path in found if path.suffix == ".yaml"}}
 
 
 @click.command(short_help="Begin a project as a copy of a sample.")

@@ -39,6 +39,7 @@ _KINDS = {
     "seed": optional(whole(-(2**63))),
     "command": sequence_of(TEXT),
     "host": TEXT,
+    "device": optional(TEXT),
     "pid": whole(),
     "forked_from": record({"directory": TEXT, "checkpoint": optional(TEXT)}),
     "has_checkpoints": FLAG,
@@ -99,12 +100,13 @@ class Trace:
         self._written_at = self._clock()
         self.write(train_begin=_in_text(self._written_at))
 
-    def begin_again(self, previous: Mapping[str, Any], resumed: Mapping[str, Any]) -> None:
+    def begin_again(self, previous: Mapping[str, Any], resumed: Mapping[str, Any], **others: Any) -> None:
         """Write that the run continues.
 
         Args:
             previous: the trace before this resume.
             resumed: the entry to add to the list of resumes.
+            others: other entries of the trace.
         """
         self._written_at = self._clock()
         now = _in_text(self._written_at)
@@ -114,7 +116,7 @@ class Trace:
         before = {key: previous.get(key) for key in ("reason", "command", "host", "pid")}
         entry = {"time": now, **resumed, "before": {"status": last_status(previous), **before}}
         resumes = previous.get("resumes")
-        self.write(**entries, resumes=[*(resumes if isinstance(resumes, list) else []), entry])
+        self.write(**others, **entries, resumes=[*(resumes if isinstance(resumes, list) else []), entry])
 
     def count(self, epochs_done: int, iterations_done: int) -> None:
         """Set the number of finished epochs and iterations; at most every ten seconds, the file is written."""

@@ -32,6 +32,7 @@ from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
+from emrun.training.device import device_of
 from emrun.training.settings import FOUND, keep_settings
 from emrun.training.user_code import log_code_directory, record_code
 from emrun.wording import counted, listed, progress
@@ -114,7 +115,11 @@ def resume_training(
                 _LOG.info("%s has no checkpoint: starting from the beginning", source)
             log_plan(plan_schedule(training, plan))
             _store(run, config.root, source, changed)
-            run.trace.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
+            run.trace.begin_again(
+                trace,
+                {"checkpoint": place.name if place else None, "changed": changed},
+                device=device_of(training.model),
+            )
             return training
     except BaseException:
         if run is not None:
