@@ -132,12 +132,6 @@ def in_one_line(text: str, longest: int = 300) -> str:
     return plain if len(plain) <= longest else f"{plain[:longest]}..."
 
 
-def printable(text: str, most: int = 200) -> str:
-    """Return somebody else's text for a terminal: in one line, without control characters, and not too long."""
-    cut = text if len(text) <= most else f"{text[: most - 3]}..."
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
-
-
 def normalised(name: str) -> str:
     """Return a name without regard to case and underscores, as short names and what was meant are compared."""
     return name.lower().replace("_", "")

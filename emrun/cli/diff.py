@@ -13,7 +13,7 @@ from emrun.arguments import expanded
 from emrun.cli import completers
 from emrun.cli.as_json import print_json, with_json
 from emrun.cli.tables import table
-from emrun.wording import counted, listed, printable
+from emrun.wording import counted, in_one_line, listed
 
 _MOST_ROWS = 30
 _MOST_LINES = 60  # of all unified diffs
@@ -50,7 +50,7 @@ def _report(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the report; all text of a run is made printable."""
     for name, run in zip("ab", found["runs"], strict=True):
         done = f"{counted(run['epochs_done'], 'epoch')}, {counted(run['iterations_done'], 'iteration')}"
-        yield f"{name}: {printable(run['directory'])} ({run['status']}, {done})"
+        yield f"{name}: {in_one_line(run['directory'])} ({run['status']}, {done})"
     for section in (_config(found), _code(found), _data(found), _statistics(found), _steps(found)):
         yield ""
         yield from section
@@ -63,12 +63,12 @@ def _config(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"config: not compared: {reason}"
         return
     rows = [
-        [printable(each["key"], _LONGEST), *(_side(each[name]) for name in "ab"), _origin(each)]
+        [in_one_line(each["key"], _LONGEST), *(_side(each[name]) for name in "ab"), _origin(each)]
         for each in found["config"]
     ]
     order = found["hooks_order"]
     if order is not None:
-        names = [[printable(name, _LONGEST) for name in order[side]] for side in "ab"]
+        names = [[in_one_line(name, _LONGEST) for name in order[side]] for side in "ab"]
         rows.append(["order of hooks", listed(names[0]), listed(names[1]), ""])
     yield from _table("config", rows, ["key", "a", "b", "from"])
 
@@ -79,11 +79,11 @@ def _side(value: Mapping[str, Any] | None) -> str:
 
 def _value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return printable(text, _LONGEST)
+    return in_one_line(text, _LONGEST)
 
 
 def _origin(row: Mapping[str, Any]) -> str:
-    origins = {name: printable(row[name]["origin"]) for name in "ab" if row[name] is not None}
+    origins = {name: in_one_line(row[name]["origin"]) for name in "ab" if row[name] is not None}
     if len(set(origins.values())) == 1:
         return next(iter(origins.values()))
     return "; ".join(f"{name}: {origin}" for name, origin in origins.items())
@@ -96,7 +96,7 @@ def _code(found: Mapping[str, Any]) -> Iterator[str]:
         yield from _modules(found["modules"])
         versions = [["Python", found["python"]["a"], found["python"]["b"]]] if found["python"] else []
         versions += [[each["name"], each["a"], each["b"]] for each in found["packages"]]
-        rows = [["(not there)" if cell is None else printable(cell, _LONGEST) for cell in row] for row in versions]
+        rows = [["(not there)" if cell is None else in_one_line(cell, _LONGEST) for cell in row] for row in versions]
         yield from _table("packages", rows, ["package", "a", "b"])
         if found["repositories"] is not None:
             for name in "ab":
@@ -104,26 +104,26 @@ def _code(found: Mapping[str, Any]) -> Iterator[str]:
     if (reason := found["not_compared"].get("device")) is not None:
         yield f"device: not compared: {reason}"
     elif found["device"] is not None:
-        yield f"device: {printable(found['device']['a'])} and {printable(found['device']['b'])}"
+        yield f"device: {in_one_line(found['device']['a'])} and {in_one_line(found['device']['b'])}"
     else:
         yield "device: equal"
 
 
 def _repository(entry: Mapping[str, Any]) -> str:
-    commit = "no commit" if entry["commit"] is None else f"commit {printable(entry['commit'][:12])}"
-    changes = "" if entry["changes"] is None else f" with changes {printable(entry['changes'][:12])}"
-    return f"{printable(entry['directory'])} {commit}{changes}"
+    commit = "no commit" if entry["commit"] is None else f"commit {in_one_line(entry['commit'][:12])}"
+    changes = "" if entry["changes"] is None else f" with changes {in_one_line(entry['changes'][:12])}"
+    return f"{in_one_line(entry['directory'])} {commit}{changes}"
 
 
 def _modules(modules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    rows = [[printable(each["name"], _LONGEST), each["change"]] for each in modules]
+    rows = [[in_one_line(each["name"], _LONGEST), each["change"]] for each in modules]
     yield from _table("code", rows, ["module", ""])
     left = _MOST_LINES
     for each in modules:
         lines = (each["diff"] or "").split("\n") if each["diff"] else []
-        yield from (f"  {printable(line.expandtabs(4))}" for line in lines[:left])
+        yield from (f"  {in_one_line(line.expandtabs(4))}" for line in lines[:left])
         if len(lines) > left:
-            yield f"  ... {counted(len(lines) - left, 'more line')} of {printable(each['name'], _LONGEST)}"
+            yield f"  ... {counted(len(lines) - left, 'more line')} of {in_one_line(each['name'], _LONGEST)}"
         left = max(0, left - len(lines))
 
 
@@ -133,8 +133,8 @@ def _data(found: Mapping[str, Any]) -> Iterator[str]:
         return
     rows = []
     for each in found["data"]:
-        sources = listed([printable(name, _LONGEST) for name in each["sources"]])
-        rows.append([printable(each["stream"], _LONGEST), str(each["pass"]), sources])
+        sources = listed([in_one_line(name, _LONGEST) for name in each["sources"]])
+        rows.append([in_one_line(each["stream"], _LONGEST), str(each["pass"]), sources])
     yield from _table("data", rows, ["stream", "pass", "sources that differ in its first batch"])
 
 
@@ -152,7 +152,7 @@ def _statistics(found: Mapping[str, Any]) -> Iterator[str]:
             if sides["a"] == sides["b"]:
                 continue
             cells = [_entry(sides[side], which) for which in ("last", "lowest", "highest") for side in "ab"]
-            rows.append([printable(address, _LONGEST), *cells])
+            rows.append([in_one_line(address, _LONGEST), *cells])
         headers = [
             "statistic (epoch)",
             *(f"{which} {name}" for which in ("last", "lowest", "highest") for name in "ab"),
@@ -177,7 +177,7 @@ def _steps(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"steps: not compared: {whose} recorded none"
     elif first is not None:
         values = "; ".join(
-            f"{'the ' if name in ('loss',) else ''}{printable(name, _LONGEST)} differs: {_pair(*pair)}"
+            f"{'the ' if name in ('loss',) else ''}{in_one_line(name, _LONGEST)} differs: {_pair(*pair)}"
             for name, pair in first["values"].items()
         )
         thinned = f" (every {first['every']:,}th iteration is recorded)" if first["every"] > 1 else ""

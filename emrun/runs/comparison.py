@@ -16,7 +16,7 @@ from emrun.runs.config_comparison import compare_configs
 from emrun.runs.step_comparison import compare_steps
 from emrun.runs.stored_run import StoredRun, number
 from emrun.storage.lines import read_lines
-from emrun.wording import printable
+from emrun.wording import in_one_line
 
 _MOST = 10_000  # entries of a file that are compared
 _BATCH = record({"stream": TEXT, "pass": whole(), "sources": mapping_of(optional(TEXT))})
@@ -57,7 +57,7 @@ def compare(a: StoredRun, b: StoredRun) -> dict[str, Any]:
         except NotCompared as error:
             reasons[name] = str(error)
         except (ConfigError, StorageError) as error:
-            reasons[name] = printable(str(error).partition("\n")[0])
+            reasons[name] = in_one_line(str(error).partition("\n")[0])
     is_equal = not any(found[part] for part in PARTS if part != "steps")
     is_equal = is_equal and (found["steps"] is None or found["steps"]["equal"])
     runs = [

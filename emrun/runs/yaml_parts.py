@@ -101,7 +101,11 @@ def _split(lines: list[str]) -> Mapping[str, YamlPart] | None:
     indent = -1
     below: list[str] | None = None
     first, is_list = "", False
+    deeper = " "
     for line in lines:
+        if below is not None and line.startswith(deeper):
+            below.append(line)
+            continue
         bare = line.lstrip(" ")
         if not bare or bare[0] == "#":
             if below is not None:
@@ -109,17 +113,12 @@ def _split(lines: list[str]) -> Mapping[str, YamlPart] | None:
             continue
         here = len(line) - len(bare)
         if indent < 0:
-            indent, is_list = here, bare.startswith("- ")
-        if here > indent:
-            if below is None:
-                return None
-            below.append(line)
-            continue
+            indent, is_list, deeper = here, bare.startswith("- "), " " * (here + 1)
         match = (_ITEM if is_list else _ENTRY).fullmatch(bare)
         if here == indent and match is None and not is_list and below is not None and not first and bare[:2] == "- ":
             below.append(line)  # a list may begin below the key itself
             continue
-        if here < indent or match is None:
+        if here != indent or match is None:
             return None
         first = (match[match.lastindex or 0] if is_list else match[2]) or ""
         first = "" if first.startswith("#") else first.rstrip(" ")
