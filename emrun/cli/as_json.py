@@ -18,7 +18,12 @@ with_json = click.option("--json", "as_json", is_flag=True, help="Print the resu
 
 def print_json(result: Any) -> None:
     """Print a result as JSON; values that are not finite are the strings NaN, Infinity and -Infinity."""
-    click.echo(json.dumps(plain(result), indent=2, allow_nan=False))
+    click.echo(in_json(result))
+
+
+def in_json(result: Any) -> str:
+    """Return a result as JSON; see `print_json`."""
+    return json.dumps(plain(result), indent=2, allow_nan=False)
 
 
 def only_json(as_json: bool) -> AbstractContextManager[Any]:
