@@ -51,10 +51,16 @@ def _report(found: Mapping[str, Any]) -> Iterator[str]:
     for name, run in zip("ab", found["runs"], strict=True):
         done = f"{counted(run['epochs_done'], 'epoch')}, {counted(run['iterations_done'], 'iteration')}"
         yield f"{name}: {in_one_line(run['directory'])} ({run['status']}, {done})"
-    for section in (_config(found), _code(found), _data(found), _statistics(found), _steps(found)):
-        yield ""
-        yield from section
-    yield ""
+    was_long = True
+    for section in (_config, _modules, _packages, _device, _data, _statistics, _steps, _verdict):
+        lines = list(section(found))
+        if was_long or len(lines) > 1:
+            yield ""
+        yield from lines
+        was_long = len(lines) > 1
+
+
+def _verdict(found: Mapping[str, Any]) -> Iterator[str]:
     yield "the runs are equal" if found["equal"] else "the runs differ"
 
 
@@ -89,11 +95,10 @@ def _origin(row: Mapping[str, Any]) -> str:
     return "; ".join(f"{name}: {origin}" for name, origin in origins.items())
 
 
-def _code(found: Mapping[str, Any]) -> Iterator[str]:
+def _packages(found: Mapping[str, Any]) -> Iterator[str]:
     if (reason := found["not_compared"].get("code")) is not None:
-        yield f"code: not compared: {reason}"
+        yield f"packages: not compared: {reason}"
     else:
-        yield from _modules(found["modules"])
         versions = [["Python", found["python"]["a"], found["python"]["b"]]] if found["python"] else []
         versions += [[each["name"], each["a"], each["b"]] for each in found["packages"]]
         rows = [["(not there)" if cell is None else in_one_line(cell, _LONGEST) for cell in row] for row in versions]
@@ -101,6 +106,9 @@ def _code(found: Mapping[str, Any]) -> Iterator[str]:
         if found["repositories"] is not None:
             for name in "ab":
                 yield f"git {name}: {listed([_repository(each) for each in found['repositories'][name]])}"
+
+
+def _device(found: Mapping[str, Any]) -> Iterator[str]:
     if (reason := found["not_compared"].get("device")) is not None:
         yield f"device: not compared: {reason}"
     elif found["device"] is not None:
@@ -115,7 +123,11 @@ def _repository(entry: Mapping[str, Any]) -> str:
     return f"{in_one_line(entry['directory'])} {commit}{changes}"
 
 
-def _modules(modules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _modules(found: Mapping[str, Any]) -> Iterator[str]:
+    if (reason := found["not_compared"].get("code")) is not None:
+        yield f"code: not compared: {reason}"
+        return
+    modules = found["modules"]
     rows = [[in_one_line(each["name"], _LONGEST), each["change"]] for each in modules]
     yield from _table("code", rows, ["module", ""])
     left = _MOST_LINES

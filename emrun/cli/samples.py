@@ -11,4 +11,5 @@ def samples() -> dict[str, Path]:
     """Return the samples: name -> a directory with a `config.yaml`, or a config."""
     found = sorted(_SAMPLES.iterdir())
     projects = {path.name: path for path in found if (path / "config.yaml").is_file()}
-    return {**projects, **{path.stem: path for path in found if path.suffix == ".yaml"}}
+    configs = {path.stem: path for path in found if path.suffix == ".yaml"}
+    return dict(sorted({**projects, **configs}.items()))

@@ -98,10 +98,9 @@ def test_the_same_run_twice_is_equal(runs, emrun):
     done = emrun("diff", runs / "one", runs / "again")
     assert (done.returncode, done.stderr) == (0, "")
     assert differing(runs, "one", "again") == {}
-    shown = done.stdout.split("\n\n")[1:]
-    assert shown == [
-        "config: equal", "code: equal\npackages: equal\ndevice: equal", "data: equal", "statistics: equal",
-        "steps: equal for all 20 iterations", "the runs are equal\n",
+    assert done.stdout.split("\n\n")[1].splitlines() == [
+        "config: equal", "code: equal", "packages: equal", "device: equal", "data: equal", "statistics: equal",
+        "steps: equal for all 20 iterations", "the runs are equal",
     ]  # fmt: skip
 
 
