@@ -8,14 +8,14 @@ from emrun.storage.lock import RunLock
 
 CONFIG = """\
 seed: 1
-dataset: {class: Digits, batch_size: 100, flat: true}
+dataset: {class: Majority, n: 50}
 model:
-  module: {class: torch.nn.Linear, in_features: 64, out_features: 10}
-  inputs: [image]
-  outputs: [logits]
-  loss: {class: torch.nn.CrossEntropyLoss, inputs: [logits, label]}
+  module: {class: torch.nn.Linear, in_features: 11, out_features: 1}
+  inputs: [x]
+  outputs: [logit]
+  loss: {class: torch.nn.MSELoss, inputs: [logit, logit]}
   optimizer: {class: SGD, lr: 0.1}
-main_loop: {extra_streams: [valid], fixed_epoch_size: 3}
+main_loop: {extra_streams: [valid], on_unused_sources: ignore}
 hooks:
   - ComputeStats: {variables: [loss]}
   - SaveBest

@@ -76,7 +76,9 @@ def test_only_the_part_with_the_value_is_parsed(monkeypatch):
     split_text(CONFIG).get("name")
     assert seen == []
     split_text(CONFIG).get("dataset", "class")
-    assert seen == ["value: {class: Digits, batch_size: 32}"]
+    assert seen == []
+    split_text(CONFIG).get("hooks", "0", "ComputeStats", "variables")
+    assert seen == ["value: {variables: [loss]}"]
 
 
 @pytest.mark.parametrize("text", [
@@ -125,7 +127,7 @@ def test_whatever_emrun_writes_is_read_right(tree):
 @given(st.lists(st.sampled_from([
     "a: 1", "b:", "  c: 2", "  - x", "- y", "  d: {e: 1,", "    f: 2}", "'q'", "  g: 'open", "  h: |", "    # text",
     "# note", "", "  i: >-", "   j: [1, 2] # end", 'k: "a # b"', "  - l: 1", "    m: 2", "n: it's", "  o: *a",
-    "p: &a 1",
+    "p: &a 1", "q: {a: 1, b: x-y, c: 'z'}", "  r: {a: 1, a: 2}", "s: {a: 1 , b: on}",
 ]), max_size=8))  # fmt: skip
 @settings(max_examples=200, deadline=None)
 def test_whatever_lines_there_are_they_are_read_right_or_not_at_all(lines):
