@@ -59,9 +59,10 @@ class StoredRun:
                 content = None
             known, problems = known_fields(parse(text, TRACE).plain() if content is None else content)
         except (ConfigError, StorageError) as error:
-            known, problems = {}, [str(error).partition("\n")[0]]
-        lacking = [] if problems or "status" in known else ["status is missing"]
-        self.problems += [f"{TRACE}: {each}" for each in (*problems, *lacking)]
+            self.note(str(error).partition("\n")[0])
+            return {}
+        for each in (*problems, *([] if problems or "status" in known else ["status is missing"])):
+            self.note(f"{TRACE}: {each}")
         return known
 
     @property

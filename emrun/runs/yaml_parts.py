@@ -19,6 +19,8 @@ _ENTRY = re.compile(r"([A-Za-z_][\w.-]*):(?: +(.*))?")
 _ITEM = re.compile(r"- +(.*)")
 _UNUSUAL = re.compile(r"<<|[\t\r\x85\u2028\u2029]")  # merge keys; blanks and ends of lines that YAML has besides
 _SIMPLE = re.compile(r"([\w.+/-]+|'[^'\\]*'|\"[^\"\\]*\")(?: +#.*)?")
+_PAIR = re.compile(r"([A-Za-z_][\w.-]*): ([\w.+/-]+|'[^'\\,{}\[\]]*')")
+_FLOW = re.compile(rf"\{{{_PAIR.pattern}(?:, {_PAIR.pattern})*\}}")
 _WORD = re.compile(r"[A-Za-z_][\w./-]*")
 _NOT_TEXT = frozenset(("true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"))
 _WHOLE = re.compile(r"-?(?:0|[1-9]\d{0,17})")
@@ -51,7 +53,8 @@ class YamlPart:
     def children(self) -> Mapping[str, YamlPart] | None:
         """Return the entries of a mapping by key, or of a list by index as text; None if only the parser can tell."""
         if self._children is MISSING:
-            self._children = None if self._first else _split(self._lines)
+            is_flow = self._first.startswith("{") and not self._lines
+            self._children = _split_flow(self._first) if is_flow else None if self._first else _split(self._lines)
         return self._children  # type: ignore[return-value]
 
     def get(self, *path: str) -> Any:
@@ -133,6 +136,13 @@ def _split(lines: list[str]) -> Mapping[str, YamlPart] | None:
             return None
         found[key] = YamlPart(first, below)
     return found or None
+
+
+def _split_flow(first: str) -> Mapping[str, YamlPart] | None:
+    """Return the parts of a mapping such as `{class: AdamW, lr: 0.1}`; None if it is not that simple."""
+    pairs = _PAIR.findall(first) if _FLOW.fullmatch(first) else []
+    found = {name: YamlPart(value, []) for name, value in pairs if name.lower() not in _NOT_TEXT}
+    return found if pairs and len(found) == len(pairs) else None
 
 
 def _is_closed(first: str) -> bool:
