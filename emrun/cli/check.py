@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from emrun.censor import for_terminal
-from emrun.cli import completers
 from emrun.cli.as_json import only_json, print_json, with_json
+from emrun.cli.completers import complete_configs, complete_overrides
 from emrun.cli.console import terminal_log, with_tracebacks
 from emrun.cli.environment import check_environment
 from emrun.cli.failures import fail
@@ -24,8 +24,8 @@ _MOST_NAMES = 4  # of the parameters of a group
 
 
 @click.command(short_help="Check a config or, without a config, this machine.")
-@click.argument("config", type=click.Path(path_type=Path), required=False, shell_complete=completers.configs)
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=completers.overrides)
+@click.argument("config", type=click.Path(path_type=Path), required=False, shell_complete=complete_configs)
+@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 @click.option("--static", is_flag=True, help="Check only what can be known without importing anything (fast).")
 @with_json
 @with_tracebacks

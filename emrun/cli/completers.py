@@ -120,15 +120,15 @@ def _at_hand(context: click.Context, incomplete: str) -> _Items:
     return _named((*kinds, *names), incomplete)
 
 
-configs = _quietly(_configs)
+complete_configs = _quietly(_configs)
 """Completes a config: YAML files and directories."""
-runs = _quietly(_runs)
+complete_runs = _quietly(_runs)
 """Completes a run: directories that are runs, and those with runs in them."""
-overrides = _quietly(_overrides)
+complete_overrides = _quietly(_overrides)
 """Completes the key of an override, one part at a time, from the config and the signatures of its classes."""
-streams_or_overrides = _quietly(_streams_or_overrides)
+complete_streams = _quietly(_streams_or_overrides)
 """Completes a stream of the dataset, or else an override."""
-sample_names = _quietly(_samples)
+complete_samples = _quietly(_samples)
 """Completes the name of a sample."""
-at_hand = _quietly(_at_hand)
+complete_names = _quietly(_at_hand)
 """Completes a name that `emrun show` explains."""

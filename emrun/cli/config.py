@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from emrun.cli import completers
 from emrun.cli.as_json import print_json, with_json
+from emrun.cli.completers import complete_configs, complete_overrides
 from emrun.cli.tables import table
 
 
 @click.command("config", short_help="Print a config as emrun reads it.")
-@click.argument("config", type=click.Path(path_type=Path), required=False, shell_complete=completers.configs)
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=completers.overrides)
+@click.argument("config", type=click.Path(path_type=Path), required=False, shell_complete=complete_configs)
+@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 @click.option("--resolved", is_flag=True, help="Replace ${...}, except where values come from the environment.")
 @click.option("--origins", is_flag=True, help="Print where each value comes from: file and line, override or default.")
 @with_json

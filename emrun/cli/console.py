@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from emrun.cli import completers
+from emrun.cli.completers import complete_configs, complete_overrides
 
 VERBOSE = "emrun.verbose"
 """Key of `click.Context.meta`: whether the option `--verbose` was given."""
@@ -52,8 +52,8 @@ def has_colours(stream: Any) -> bool:
 
 def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments `config` and `overrides`."""
-    overrides = click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=completers.overrides)
-    config = click.argument("config", type=click.Path(path_type=Path), shell_complete=completers.configs)
+    overrides = click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
+    config = click.argument("config", type=click.Path(path_type=Path), shell_complete=complete_configs)
     return config(overrides(command))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from emrun.arguments import expanded
-from emrun.cli import completers
 from emrun.cli.as_json import print_json, with_json
+from emrun.cli.completers import complete_runs
 from emrun.cli.tables import table
 from emrun.wording import counted, in_one_line, listed
 
@@ -23,8 +23,8 @@ _Row = Sequence[str]
 
 
 @click.command(short_help="Compare two runs, to the first step that differs.")
-@click.argument("a", metavar="RUN_A", type=click.Path(path_type=Path), shell_complete=completers.runs)
-@click.argument("b", metavar="RUN_B", type=click.Path(path_type=Path), shell_complete=completers.runs)
+@click.argument("a", metavar="RUN_A", type=click.Path(path_type=Path), shell_complete=complete_runs)
+@click.argument("b", metavar="RUN_B", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @with_json
 def diff(a: Path, b: Path, as_json: bool) -> int:
     """Say in what two runs differ, and from which iteration on their recorded values do.

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from emrun.arguments import expanded
-from emrun.cli import completers
 from emrun.cli.as_json import only_json, print_json, with_json
+from emrun.cli.completers import complete_runs, complete_streams
 from emrun.cli.console import with_terminal_log
 from emrun.cli.failures import users_code
 from emrun.cli.signals import end_by_signal, import_torch, unwound_by_sigterm
@@ -17,10 +17,10 @@ from emrun.cli.tables import results
 
 
 @click.command("eval", short_help="Evaluate a run on streams.")
-@click.argument("directory", type=click.Path(path_type=Path), shell_complete=completers.runs)
+@click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.argument(
     "arguments", metavar="STREAM... [OVERRIDE...]", nargs=-1, required=True,
-    shell_complete=completers.streams_or_overrides,
+    shell_complete=complete_streams,
 )  # fmt: skip
 @click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
 @click.option("--checkpoint", metavar="NAME", help="By default best, or latest if there is no best.")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from emrun.arguments import expanded
-from emrun.cli import completers
+from emrun.cli.completers import complete_samples
 from emrun.cli.samples import samples
 from emrun.wording import did_you_mean, listed
 
@@ -54,7 +54,7 @@ _TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT
 @click.command(short_help="Begin a project as a copy of a sample.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
-    "--from", "sample", metavar="SAMPLE", default=_DEFAULT, show_default=True, shell_complete=completers.sample_names,
+    "--from", "sample", metavar="SAMPLE", default=_DEFAULT, show_default=True, shell_complete=complete_samples,
     help="The sample that is copied; an unknown name lists them all.",
 )  # fmt: skip
 def init(directory: Path, sample: str) -> int:

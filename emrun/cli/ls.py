@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emrun.arguments import expanded
-from emrun.cli import completers
 from emrun.cli.as_json import print_json, with_json
+from emrun.cli.completers import complete_runs
 from emrun.cli.tables import table
 from emrun.wording import counted, in_one_line, size_of
 
@@ -32,7 +32,7 @@ def choosing_runs(command: Callable[..., Any]) -> Callable[..., Any]:
     )  # fmt: skip
     recursive = click.option("-r", "--recursive", is_flag=True, help="Also search the directories below.")
     directory = click.argument(
-        "directory", type=click.Path(path_type=Path), default=Path("log"), shell_complete=completers.runs
+        "directory", type=click.Path(path_type=Path), default=Path("log"), shell_complete=complete_runs
     )
     return directory(where(recursive(command)))
 

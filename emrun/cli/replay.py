@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emrun.censor import for_terminal
-from emrun.cli import completers
 from emrun.cli.as_json import in_json, only_json, with_json
+from emrun.cli.completers import complete_runs
 from emrun.cli.console import terminal_log, with_tracebacks
 from emrun.cli.failures import print_failure, users_code
 from emrun.cli.signals import import_torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Repeat the step that made a run fail, and find the cause.")
-@click.argument("directory", type=click.Path(path_type=Path), shell_complete=completers.runs)
+@click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.option("--device", metavar="NAME", help="The device of the model, e.g. cpu; by default that of the config.")
 @click.option("--anomaly", is_flag=True, help="Also name the operation whose gradient is NaN (slow).")
 @with_json

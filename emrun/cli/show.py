@@ -9,8 +9,8 @@ import textwrap
 
 import click
 
-from emrun.cli import completers
 from emrun.cli.as_json import print_json, with_json
+from emrun.cli.completers import complete_names
 from emrun.cli.console import with_tracebacks
 from emrun.cli.failures import users_code
 
@@ -23,7 +23,7 @@ _HEADING = re.compile(r"\w+:")
 @click.command(short_help="List hooks, datasets, models, ..., or explain one of them.")
 @click.argument(
     "name", required=False, metavar="[hooks|datasets|models|optimizers|schedules|metrics|NAME]",
-    shell_complete=completers.at_hand,
+    shell_complete=complete_names,
 )  # fmt: skip
 @with_json
 @with_tracebacks

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from emrun.arguments import expanded
-from emrun.cli import completers
+from emrun.cli.completers import complete_runs
 from emrun.cli.tables import table
 from emrun.wording import in_one_line
 
@@ -22,7 +22,7 @@ _MOST_ROWS = 10_000  # of a table, which is made in memory
 
 @click.command(short_help="Print what runs have recorded, by epoch or by step.")
 @click.argument(
-    "runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.runs
+    "runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete_runs
 )
 @click.option("--steps", is_flag=True, help="The steps of the step record, instead of the epochs.")
 @click.option(
