@@ -19,7 +19,7 @@ from emrun.wording import in_one_line
 _MOST_ROWS = 10_000  # of a table, which is made in memory
 
 
-@click.command(short_help="Print what runs have recorded, epoch by epoch or step by step.")
+@click.command(short_help="Print what runs have recorded, by epoch or by step.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--steps", is_flag=True, help="The steps of the step record, instead of the epochs.")
 @click.option(
