@@ -97,6 +97,15 @@ def test_a_manifest_is_changed_before_its_files_go(directory, monkeypatch):
     assert not (place / STATE).exists()
 
 
+def test_a_checkpoint_of_a_newer_emrun_is_left_alone(directory):
+    place = checkpoints.find(directory / "checkpoints", "best")
+    content = json.loads((place / "manifest.json").read_text())
+    (place / "manifest.json").write_text(json.dumps({**content, "format": 2}))
+    with pytest.raises(StorageError, match="is newer than this emrun supports"):
+        Removal.of(StoredRun(directory), "optimizer states").carry_out()
+    assert (place / STATE).exists()
+
+
 def test_a_run_that_is_in_use_is_refused(make_run):
     run = make_run("a", (0.1,), status="running")
     removal = Removal.of(StoredRun(run.directory), "runs")
