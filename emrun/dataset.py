@@ -46,8 +46,21 @@ class AbstractDataset:
         return "\n".join([table, *(line for line, _ in broken)])
 
 
+SOURCE_COLUMNS = ("stream", "source", "dtype", "shape", "range")
+"""What a row of `describe_sources` has; a stream without batches has a row with the source `no batches`."""
+
+
 def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tuple[str, BaseException]]]:
     """Return a table of all sources of all streams, and a list of (line, error) of the streams that raised an error.
+
+    See `describe_sources`.
+    """
+    rows, broken = describe_sources(dataset, max_batches)
+    return tabulate(rows, headers=SOURCE_COLUMNS), broken
+
+
+def describe_sources(dataset: Any, max_batches: int = 100) -> tuple[list[list[str]], list[tuple[str, BaseException]]]:
+    """Return a row for each source of each stream, see `SOURCE_COLUMNS`, and what `describe_streams` returns of errors.
 
     Args:
         dataset: any object with methods `<name>_stream`.
@@ -68,7 +81,7 @@ def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tu
         except BaseException as error:  # user code may also call sys.exit
             broken.append((f"stream {name!r} fails after {counted(count, 'batch', 'es')}: {_in_a_line(error)}", error))
         rows += [[name, source, *info.row()] for source, info in sources.items()] or [[name, "no batches", "", "", ""]]
-    return tabulate(rows, headers=["stream", "source", "dtype", "shape", "range"]), broken
+    return rows, broken
 
 
 def _in_a_line(error: BaseException) -> str:

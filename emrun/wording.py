@@ -122,6 +122,21 @@ def size_of(count: float) -> str:
     return f"{count / 1000**thousands:.3g} {('B', 'KB', 'MB', 'GB')[thousands]}"
 
 
+def span(seconds: float) -> str:
+    """Return a time for a table: `40 s`, `3.5 min`, `12 h`, `8 d`."""
+    unit, length = next(((unit, length) for unit, length in _SPANS if abs(seconds) >= length), ("s", 1))
+    return f"{seconds / length:.2g} {unit}" if abs(seconds) < 100 * length else f"{seconds / length:.0f} {unit}"
+
+
+_SPANS = (("d", 86400), ("h", 3600), ("min", 60))
+
+
+def in_one_line(text: str, longest: int = 300) -> str:
+    """Return a text that may be anybody's for the terminal: on one line, without control characters, not too long."""
+    plain = text if text.isprintable() else ascii(text)[1:-1]
+    return plain if len(plain) <= longest else f"{plain[:longest]}..."
+
+
 def normalised(name: str) -> str:
     """Return a name without regard to case and underscores, as short names and what was meant are compared."""
     return name.lower().replace("_", "")

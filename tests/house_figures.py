@@ -41,7 +41,7 @@ def code_lines(path):
 
 def engine(root):
     """Return the files of the engine."""
-    links = [root / "emrun" / name for name in ("hooks", "datasets")]
+    links = [root / "emrun" / name for name in ("hooks", "datasets", "sample_configs")]
     return sorted(path for path in (root / "emrun").rglob("*.py") if not any(link in path.parents for link in links))
 
 

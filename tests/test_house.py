@@ -22,13 +22,20 @@ MAY_IMPORT = {
     "models": {ROOT_PACKAGE, "storage"},
     "hooks": {ROOT_PACKAGE, "storage"},
     "datasets": {ROOT_PACKAGE, "streams", "storage"},
+    "runs": {ROOT_PACKAGE, "config", "storage"},
     "training": {ROOT_PACKAGE, "config", "storage", "loop"},
     "diagnosis": {ROOT_PACKAGE, "config", "streams", "storage", "loop", "training"},
-    "cli": {ROOT_PACKAGE, "config", "loop", "training", "diagnosis"},
+    "cli": {ROOT_PACKAGE, "config", "loop", "training", "diagnosis", "runs"},
 }
 """The packages whose modules a package may import, besides its own."""
-ONLY = {("cli", "loop"): {"emrun.loop.interrupts"}}
-"""The only modules that a package may import from another package."""
+ONLY = {
+    ("cli", "loop"): {"emrun.loop.interrupts"},
+    ("runs", "storage"): {
+        f"emrun.storage.{name}"
+        for name in ("code", "code_record", "files", "lines", "lock", "manifest", "metrics", "run", "steps", "trace")
+    },
+}
+"""The only modules that a package may import from another package: for `runs`, those that need no torch."""
 LATE = {"stream_context", "names", "init_from", "compilation"}
 """Modules that import torch, its compiler, entry points or tabulate only when needed."""
 
@@ -39,7 +46,7 @@ def house(root):
     for path in sorted((root / "emrun").rglob("*.py")):
         parts = path.relative_to(root / "emrun").with_suffix("").parts
         package = parts[0] if len(parts) > 1 else ROOT_PACKAGE
-        if package not in ("hooks", "datasets"):
+        if package not in ("hooks", "datasets", "sample_configs"):
             found[".".join(("emrun", *parts)).removesuffix(".__init__")] = package, path
     for package in ("hooks", "datasets"):
         for path in sorted((root / package).glob("*.py")):
@@ -149,7 +156,7 @@ def test_help_imports_no_torch_and_nothing_else_heavy():
 
 WITHOUT_TORCH = (
     "errors", "hook", "config.yaml_tree", "config.config", "config.names", "storage.run", "storage.files",
-    "loop.interrupts",
+    "loop.interrupts", *sorted(f"runs.{path.stem}" for path in (ROOT / "emrun" / "runs").glob("[!_]*.py")),
 )  # fmt: skip
 
 
@@ -206,6 +213,7 @@ def test_every_file_has_a_test():
         "loop/outcome": "loop/test_endings",
         "loop/loss_watch": "loop/test_main_loop",
         "model": "loop/test_main_loop",
+        "runs/comparison": "cli/test_diff",
         "training/build": "training/test_create",
         "models/evaluation_weights": "hooks/test_average_weights",
         "models/extension": "training/test_longer_runs",
@@ -236,9 +244,13 @@ def test_every_file_has_a_test():
 def test_the_packages_of_the_wheel_are_the_folders():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = set(project["tool"]["setuptools"]["packages"])
-    found = {"emrun", *(f"emrun.{path.parent.name}" for path in (ROOT / "emrun").glob("*/__init__.py"))}
+    found = {
+        "emrun",
+        "emrun.sample_configs",
+        *(f"emrun.{path.parent.name}" for path in (ROOT / "emrun").glob("*/__init__.py")),
+    }
     assert packages == found
-    for name in ("hooks", "datasets"):
+    for name in ("hooks", "datasets", "sample_configs"):
         assert (ROOT / "emrun" / name).readlink() == Path("..") / name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Any
@@ -12,21 +13,28 @@ from emrun import __version__
 from emrun.censor import censored_standard_error
 from emrun.cli.bench import bench
 from emrun.cli.check import check
+from emrun.cli.completion import completion, register
 from emrun.cli.config import show_config
 from emrun.cli.dataset import dataset
+from emrun.cli.diff import diff
 from emrun.cli.eval import evaluate
 from emrun.cli.failures import UsersCodeFailed, fail
+from emrun.cli.init import init
+from emrun.cli.ls import ls
 from emrun.cli.predict import predict
+from emrun.cli.prune import prune
 from emrun.cli.replay import replay
 from emrun.cli.resume import resume
 from emrun.cli.show import show
 from emrun.cli.signals import report_and_end_by_signal
+from emrun.cli.trace import trace
 from emrun.cli.train import train
 from emrun.cli.verify_resume import verify_resume
 
 GROUPS = {
-    "Train": (train, resume, evaluate, predict),
-    "Look": (check, show_config, show, bench, dataset),
+    "Train": (init, train, resume, evaluate, predict),
+    "Look": (check, show_config, show, bench, dataset, completion),
+    "Compare": (ls, diff, trace, prune),
     "Prove": (verify_resume, replay),
 }
 """The commands in the groups and the order in which the help shows them."""
@@ -75,6 +83,8 @@ for _commands in GROUPS.values():
 def main() -> int:
     """Run the command line and return its exit status; after a signal the process ends by that signal."""
     with censored_standard_error():
+        if "_EMRUN_COMPLETE" in os.environ:
+            register()
         try:
             status = emrun.main(standalone_mode=False)
         except click.ClickException as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.console import config_arguments, terminal_log, with_tracebacks
 from emrun.cli.failures import users_code
 from emrun.cli.signals import import_torch
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
     help="Milliseconds that the model takes for a batch; by default they are measured.",
 )  # fmt: skip
 @click.option("--all", "all_streams", is_flag=True, help="Also read the streams that the config does not use.")
+@with_json
 @with_tracebacks
-def bench(config: Path, overrides: tuple[str, ...], seconds: float, step_ms: float | None, all_streams: bool) -> int:
+def bench(
+    config: Path, overrides: tuple[str, ...], seconds: float, step_ms: float | None, all_streams: bool, as_json: bool
+) -> int:
     """Measure how fast the streams of CONFIG are read, and recommend how to read them.
 
     Each stream is read without read-ahead, by a thread (main_loop.buffer) and by worker processes (main_loop.workers).
@@ -40,10 +44,46 @@ def bench(config: Path, overrides: tuple[str, ...], seconds: float, step_ms: flo
         from emrun.diagnosis.stream_bench import bench as measure
 
         step = None if step_ms is None else step_ms / 1000
-        with users_code():
+        with only_json(as_json), users_code():
             found = measure(config, overrides, seconds=seconds, step=step, all_streams=all_streams)
-        click.echo(_shown(found))
+        if as_json:
+            print_json(_in_json(found))
+        else:
+            click.echo(_shown(found))
     return 0
+
+
+def _in_json(found: Bench) -> dict[str, Any]:
+    step = found.step
+    return {
+        "step_seconds": step,
+        "why_no_step": found.no_step,
+        "streams": [
+            {
+                "name": stream.name,
+                "trains": stream.trains,
+                "shares_rows": stream.shares_rows,
+                "batches": stream.length,
+                "readings": [
+                    {
+                        **_setting(reading),
+                        "first_batch_seconds": reading.first,
+                        "seconds_per_batch": reading.seconds_per_batch,
+                        "waiting": None
+                        if step is None or reading.first is None or not stream.trains
+                        else stream.waiting(reading, step),
+                    }
+                    for reading in stream.readings
+                ],
+            }
+            for stream in found.streams
+        ],
+        "recommended": None if step is None else _setting(found.streams[0].chosen(step)),
+    }
+
+
+def _setting(reading: Speed) -> dict[str, int]:
+    return {"buffer": reading.setting.buffer, "workers": reading.setting.workers}
 
 
 def _shown(found: Bench) -> str:

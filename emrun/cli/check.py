@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import click
 
 from emrun.censor import for_terminal
+from emrun.cli.as_json import only_json, print_json, with_json
+from emrun.cli.completers import complete_configs, complete_overrides
 from emrun.cli.console import terminal_log, with_tracebacks
 from emrun.cli.environment import check_environment
 from emrun.cli.failures import fail
@@ -24,10 +24,10 @@ _MOST_NAMES = 4  # of the parameters of a group
 
 
 @click.command(short_help="Check a config or, without a config, this machine.")
-@click.argument("config", type=click.Path(path_type=Path), required=False)
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@click.argument("config", type=click.Path(path_type=Path), required=False, shell_complete=complete_configs)
+@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 @click.option("--static", is_flag=True, help="Check only what can be known without importing anything (fast).")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@with_json
 @with_tracebacks
 def check(config: Path | None, overrides: tuple[str, ...], static: bool, as_json: bool) -> int:
     """Find what is wrong with CONFIG, without training, and show what its data and its model agree on.
@@ -49,16 +49,16 @@ def check(config: Path | None, overrides: tuple[str, ...], static: bool, as_json
     with terminal_log(quiet=True):
         sys.dont_write_bytecode = True
         try:
-            with redirect_stdout(sys.stderr) if as_json else nullcontext(), unwound_by_sigterm():
+            with only_json(as_json), unwound_by_sigterm():
                 contract = _check(config, overrides, static)  # so that what the user's code prints is not in the JSON
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
             if as_json:
-                click.echo(json.dumps({"problems": _problems(error), "contract": None}, indent=2))
+                print_json({"problems": _problems(error), "contract": None})
             return error.exit_status if as_json and isinstance(error, ConfigError) else fail(error)
     if as_json:
-        click.echo(json.dumps({"problems": [], "contract": contract}, indent=2))
+        print_json({"problems": [], "contract": contract})
     elif contract is None:
         click.echo(f"{config}: nothing is wrong, as far as can be checked without importing anything")
     else:

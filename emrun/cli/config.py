@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import click
 
+from emrun.cli.as_json import print_json, with_json
+from emrun.cli.completers import complete_configs, complete_overrides
 from emrun.cli.tables import table
 
 
 @click.command("config", short_help="Print a config as emrun reads it.")
-@click.argument("config", type=click.Path(path_type=Path), required=False)
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@click.argument("config", type=click.Path(path_type=Path), required=False, shell_complete=complete_configs)
+@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 @click.option("--resolved", is_flag=True, help="Replace ${...}, except where values come from the environment.")
 @click.option("--origins", is_flag=True, help="Print where each value comes from: file and line, override or default.")
+@with_json
 @click.option("--schema", is_flag=True, help="Print a JSON schema of configs, for editors, instead of a config.")
-def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool, origins: bool, schema: bool) -> int:
+def show_config(
+    config: Path | None, overrides: tuple[str, ...], resolved: bool, origins: bool, as_json: bool, schema: bool
+) -> int:
     """Print CONFIG, a file or a directory with a config.yaml, merged with the files that it extends and the overrides.
 
     The config is not checked against the classes that it names; --origins reads their defaults from their sources.
     """
     if schema:
-        if config is not None or resolved or origins:
+        if config is not None or resolved or origins or as_json:
             raise click.UsageError(
                 "--schema describes all configs; remove CONFIG and the other options", click.get_current_context()
             )
         from emrun.config.json_schema import config_schema
 
-        click.echo(json.dumps(config_schema(), indent=2))
+        print_json(config_schema())
         return 0
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.", click.get_current_context())
@@ -42,21 +47,26 @@ def show_config(config: Path | None, overrides: tuple[str, ...], resolved: bool,
     for note in read.notes:
         click.echo(f"warning: {note}", err=True)
     tree = read.tree if resolved else read.root
+    rows: list[tuple[str, Any, str]] = []
     if origins:
-        rows = [
-            (".".join(map(str, path)), repr(node.shown()), str(node.position))  # as overrides write the key
+        rows += [
+            (".".join(map(str, path)), node.shown(), str(node.position))  # as overrides write the key
             for path, node, _ in (((), tree, None), *tree.places())
             if not (node.value and isinstance(node.value, dict | list))
         ]
         for key, value, kind in defaults_of(read):
-            rows.insert(_place(key, rows), (key, repr(value), f"default of {kind}"))
-        click.echo(table(rows))
+            rows.insert(_place(key, rows), (key, value, f"default of {kind}"))
+    if as_json:
+        listed = [dict(zip(("key", "value", "origin"), row, strict=True)) for row in rows] if origins else None
+        print_json({"config": tree.shown(), "origins": listed})
+    elif origins:
+        click.echo(table([(key, repr(value), origin) for key, value, origin in rows]))
     else:
         click.echo(dump(node_of(tree.shown(), tree.position)), nl=False)
     return 0
 
 
-def _place(key: str, rows: list[tuple[str, str, str]]) -> int:
+def _place(key: str, rows: list[tuple[str, Any, str]]) -> int:
     """Return the index at which a key belongs among the rows: after the last row of its mapping."""
     while "." in key:
         key = key.rpartition(".")[0]

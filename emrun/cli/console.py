@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from emrun.cli.completers import complete_configs, complete_overrides
+
 VERBOSE = "emrun.verbose"
 """Key of `click.Context.meta`: whether the option `--verbose` was given."""
 
@@ -50,8 +52,9 @@ def has_colours(stream: Any) -> bool:
 
 def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments `config` and `overrides`."""
-    overrides = click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
-    return click.argument("config", type=click.Path(path_type=Path))(overrides(command))
+    overrides = click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
+    config = click.argument("config", type=click.Path(path_type=Path), shell_complete=complete_configs)
+    return config(overrides(command))
 
 
 def _note_verbose(context: click.Context, parameter: click.Parameter, value: bool) -> bool:

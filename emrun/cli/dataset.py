@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.console import config_arguments, terminal_log, with_tracebacks
 from emrun.cli.failures import print_error, users_code
 from emrun.cli.signals import import_torch
+from emrun.cli.tables import table
 from emrun.errors import exit_status
 from emrun.wording import meant_of
 
@@ -16,8 +18,9 @@ from emrun.wording import meant_of
 @click.command(short_help="Call a method of a config's dataset.")
 @click.argument("method")
 @config_arguments
+@with_json
 @with_tracebacks
-def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
+def dataset(method: str, config: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     """Build the dataset of CONFIG, call its METHOD without arguments and print the result.
 
     Every dataset has the method stream_info, which shows the sources of its streams; when a stream fails, the exit
@@ -25,18 +28,22 @@ def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
     """
     with terminal_log():
         import_torch()
-        from emrun.dataset import AbstractDataset, describe_streams
+        from emrun.dataset import SOURCE_COLUMNS, AbstractDataset, describe_sources
         from emrun.training.create import create_dataset
 
-        with users_code():
+        with only_json(as_json), users_code():
             built = create_dataset(config, overrides)
         public = [name for name in dir(built) if not name.startswith("_")]
         methods = [name for name in public if callable(getattr(type(built), name, None))]  # evaluates no property
         standard = AbstractDataset.stream_info
         if method == "stream_info" and getattr(type(built), method, standard) is standard:
-            with users_code():
-                table, broken = describe_streams(built)
-            click.echo(table)
+            with only_json(as_json), users_code():
+                rows, broken = describe_sources(built)
+            if as_json:
+                streams = [dict(zip(SOURCE_COLUMNS, row, strict=True)) for row in rows]
+                print_json({"streams": streams, "failures": [line for line, _ in broken]})
+            else:
+                click.echo(table(rows, SOURCE_COLUMNS))
             for line, _ in broken:
                 print_error(f"{click.style('error:', fg='red', bold=True)} {line}")
             statuses = {exit_status(error) for _, error in broken}
@@ -44,8 +51,10 @@ def dataset(method: str, config: Path, overrides: tuple[str, ...]) -> int:
         if method not in methods:
             kind = type(built).__name__
             raise click.UsageError(f"dataset {kind} has no method {method!r}{meant_of(method, methods)}")
-        with users_code():
+        with only_json(as_json), users_code():
             found = getattr(built, method)()
-        if found is not None:
+        if as_json:
+            print_json({"result": found})
+        elif found is not None:
             click.echo(found)
         return 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from emrun.cli.as_json import print_json
 from emrun.cli.failures import print_error
 from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import table
@@ -26,7 +26,7 @@ def check_environment(as_json: bool) -> int:
         problems = [
             {"file": None, "line": None, "column": None, "key": None, "message": each} for each in found.problems
         ]
-        click.echo(json.dumps({**asdict(found), "problems": problems}, indent=2))
+        print_json({**asdict(found), "problems": problems})
     else:
         click.echo(table(list(found.facts.items())))
         click.echo("\n" + table([list(row.values()) for row in found.devices], list(found.devices[0])) + "\n")

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from emrun.arguments import expanded
+from emrun.cli.as_json import only_json, print_json, with_json
+from emrun.cli.completers import complete_runs, complete_streams
 from emrun.cli.console import with_terminal_log
 from emrun.cli.failures import users_code
 from emrun.cli.signals import end_by_signal, import_torch, unwound_by_sigterm
@@ -15,17 +17,26 @@ from emrun.cli.tables import results
 
 
 @click.command("eval", short_help="Evaluate a run on streams.")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.argument("arguments", metavar="STREAM... [OVERRIDE...]", nargs=-1, required=True)
+@click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
+@click.argument(
+    "arguments", metavar="STREAM... [OVERRIDE...]", nargs=-1, required=True,
+    shell_complete=complete_streams,
+)  # fmt: skip
 @click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
 @click.option("--checkpoint", metavar="NAME", help="By default best, or latest if there is no best.")
 @click.option(
     "--output-dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
     help="Save the results in DIR/STREAM-N and write nothing into the run directory.",
 )  # fmt: skip
+@with_json
 @with_terminal_log
 def evaluate(
-    directory: Path, arguments: tuple[str, ...], config: Path | None, checkpoint: str | None, output_dir: Path | None
+    directory: Path,
+    arguments: tuple[str, ...],
+    config: Path | None,
+    checkpoint: str | None,
+    output_dir: Path | None,
+    as_json: bool,
 ) -> int:
     """Evaluate a checkpoint of the run in DIRECTORY on streams of its dataset.
 
@@ -51,12 +62,14 @@ def evaluate(
     found = {}
     try:
         for stream in streams:
-            with unwound_by_sigterm(), users_code():
+            with only_json(as_json), unwound_by_sigterm(), users_code():
                 found.update(evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir))
     except Interrupted as error:
         click.echo(f"{error.reason}; the evaluation is not complete", err=True)
         end_by_signal(error.signal)
     finally:
-        if found:
+        if as_json and found:
+            print_json({"streams": found})
+        elif found:
             click.echo(results(found))
     return 0

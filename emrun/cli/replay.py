@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from emrun.censor import for_terminal
+from emrun.cli.as_json import in_json, only_json, with_json
+from emrun.cli.completers import complete_runs
 from emrun.cli.console import terminal_log, with_tracebacks
 from emrun.cli.failures import print_failure, users_code
 from emrun.cli.signals import import_torch
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Repeat the step that made a run fail, and find the cause.")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.option("--device", metavar="NAME", help="The device of the model, e.g. cpu; by default that of the config.")
 @click.option("--anomaly", is_flag=True, help="Also name the operation whose gradient is NaN (slow).")
+@with_json
 @with_tracebacks
-def replay(directory: Path, device: str | None, anomaly: bool) -> int:
+def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) -> int:
     """Repeat the step that made the run in DIRECTORY fail, and name the examples of the batch that cause the failure.
 
     DIRECTORY is the run, or a capsule in its folder failures: the batch, the weights and the random states of a step.
@@ -41,12 +44,37 @@ def replay(directory: Path, device: str | None, anomaly: bool) -> int:
         import_torch()
         from emrun.diagnosis.replay import replay as do_again
 
-        with users_code():
+        with only_json(as_json), users_code():
             found = do_again(directory, device, anomaly)
         if found.error is not None and exit_status(found.error) == 1:
             print_failure(found.error)
-        click.echo(for_terminal(report(found)))
+        if as_json:
+            click.echo(for_terminal(in_json(_in_json(found))))
+        else:
+            click.echo(for_terminal(report(found)))
     return 0 if found.reproduced else 1
+
+
+def _in_json(found: Replay) -> dict[str, Any]:
+    capsule, step = found.capsule, found.capsule.step
+    return {
+        "reproduced": found.reproduced,
+        "step": {
+            "stream": step.stream, "train": step.train, "batch": step.batch, "epoch": step.epoch,
+            "iteration": step.iteration,
+        },
+        "then": {"error": capsule.facts["error"], "message": capsule.facts["message"]},
+        "now": found.message or None,
+        "weights": capsule.facts["weights"],
+        "random_states": capsule.facts["random_before_step"],
+        "causes": found.causes,
+        "every_example": found.is_every,
+        "possibly_more": found.is_cut,
+        "examples": found.known_as,
+        "not_finite": found.not_finite,
+        "anomaly": found.anomaly,
+        "notes": found.notes,
+    }  # fmt: skip
 
 
 def report(found: Replay) -> str:

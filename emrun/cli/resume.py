@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from emrun.arguments import expanded
+from emrun.cli.completers import complete_overrides, complete_runs
 from emrun.cli.console import with_terminal_log
 from emrun.cli.failures import users_code
 from emrun.cli.signals import ignore_early_requests, import_torch, unwound_by_sigterm
@@ -15,8 +16,8 @@ from emrun.cli.train import run
 
 
 @click.command(short_help="Resume a run.")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1)
+@click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
+@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 @click.option("--checkpoint", metavar="NAME", help="A name or a path; by default the newest intact checkpoint.")
 @click.option(
     "--fork", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),

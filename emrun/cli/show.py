@@ -9,6 +9,8 @@ import textwrap
 
 import click
 
+from emrun.cli.as_json import print_json, with_json
+from emrun.cli.completers import complete_names
 from emrun.cli.console import with_tracebacks
 from emrun.cli.failures import users_code
 
@@ -19,9 +21,13 @@ _HEADING = re.compile(r"\w+:")
 
 
 @click.command(short_help="List hooks, datasets, models, ..., or explain one of them.")
-@click.argument("name", required=False, metavar="[hooks|datasets|models|optimizers|schedules|metrics|NAME]")
+@click.argument(
+    "name", required=False, metavar="[hooks|datasets|models|optimizers|schedules|metrics|NAME]",
+    shell_complete=complete_names,
+)  # fmt: skip
+@with_json
 @with_tracebacks
-def show(name: str | None) -> int:
+def show(name: str | None, as_json: bool) -> int:
     """List what a config can name: hooks, datasets, models, optimizers, schedules and metrics; with NAME, explain it.
 
     The lists have the names of emrun, of installed packages and, for optimizers and schedules, of PyTorch. NAME is one
@@ -34,6 +40,10 @@ def show(name: str | None) -> int:
     from emrun.user_modules import find_user_modules
     from emrun.wording import did_you_mean
 
+    if as_json and (name is None or name in PLACES):
+        kinds = PLACES if name is None else [name]
+        print_json({kind: [{"name": each, "summary": text} for each, text in listing(kind)] for kind in kinds})
+        return 0
     formatter = click.HelpFormatter(width=_width())
     if name is None:
         for kind, place in PLACES.items():
@@ -59,7 +69,10 @@ def show(name: str | None) -> int:
                 text = own_explanation(path, locate(path))
         except NotThere as error:
             raise click.UsageError(str(error)) from error
-    click.echo(_wrapped(text, _width()))
+    if as_json:
+        print_json({"name": name, "text": text})
+    else:
+        click.echo(_wrapped(text, _width()))
     return 0
 
 

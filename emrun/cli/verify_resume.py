@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from emrun.cli.as_json import print_json, with_json
 from emrun.cli.console import config_arguments, terminal_log
 from emrun.cli.failures import fail
 from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import table
 
 if TYPE_CHECKING:
+    from emrun.diagnosis.differences import Difference
     from emrun.diagnosis.longer_run import Extension
     from emrun.diagnosis.verification import Row, Verification
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     help="Instead of interrupting, make the run longer when it has ended: 2x, or an end such as '40 epochs'.",
 )  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@with_json
 def verify_resume(
     config: Path,
     overrides: tuple[str, ...],
@@ -41,6 +44,7 @@ def verify_resume(
     full_epochs: bool,
     extend: str | None,
     quiet: bool,
+    as_json: bool,
 ) -> int:
     """Prove, with CONFIG, that an interrupted run equals an uninterrupted one, or name the first difference.
 
@@ -75,7 +79,7 @@ def verify_resume(
             with unwound_by_sigterm():
                 if extend is not None:
                     extension = verify_extension(config, overrides, extend)
-                    _show_extension(extension)
+                    print_json(_extension_in_json(extension)) if as_json else _show_extension(extension)
                     return 0 if extension.is_exact else 1
                 found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs)
         except VerificationFailed as error:
@@ -83,8 +87,41 @@ def verify_resume(
                 click.echo(str(error).rstrip(), err=True)
                 return error.exit_status
             return fail(error)
-    _show(found)
+    print_json(_in_json(found)) if as_json else _show(found)
     return 0 if found.is_exact else 1
+
+
+def _in_json(found: Verification) -> dict[str, Any]:
+    rows = [
+        {
+            "interrupted_at": None if row.point is None else row.point.name,
+            "iteration": None if row.point is None else row.point.iteration,
+            "by": row.how,
+            "resumed_at": row.resumed_at,
+            **_difference(row.difference),
+        }
+        for row in found.rows
+    ]
+    return {"exact": found.is_exact, "iterations": found.iterations, "rows": rows, "notes": found.notes}
+
+
+def _extension_in_json(found: Extension) -> dict[str, Any]:
+    return {
+        "exact": found.is_exact,
+        "checkpoint": found.checkpoint,
+        "resumed_at": found.resumed_at,
+        "end_before": found.ended,
+        "end_now": found.end,
+        "refusal": found.refusal,
+        "repeatable": found.is_repeatable,
+        **_difference(found.difference),
+    }
+
+
+def _difference(found: Difference | None) -> dict[str, str | None]:
+    if found is None:
+        return {"difference": None, "likely_cause": None}
+    return {"difference": found.what, "likely_cause": found.cause}
 
 
 def _show(found: Verification) -> None:

@@ -29,6 +29,15 @@ def interpolate(config: Node) -> Node:
     return interpolated
 
 
+def without_environment(config: Node) -> Node:
+    """Replace every `${key.path}` as `interpolate` does, but leave `${env:...}` as it is: the environment is not read.
+
+    Raises:
+        ConfigError: as `interpolate`.
+    """
+    return _Interpolation(config, reads_environment=False).of(config, (), 1)
+
+
 def unread_vars(config: Node) -> list[str]:
     """Return a note for each free value, under `vars`, that is never used; files that it extends may be shared.
 
@@ -73,9 +82,10 @@ def name_of(path: Sequence[Any]) -> str:
 class _Interpolation:
     """Replaces each `${...}` and counts the resulting values: like aliases, references can multiply."""
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: Node, *, reads_environment: bool = True) -> None:
         self._root = root
         self._count = 0
+        self._reads_environment = reads_environment
 
     def of(self, node: Node, active: tuple[str, ...], depth: int) -> Node:
         """Return a tree with its interpolations replaced; `active` are the names that are being looked up."""
@@ -90,7 +100,8 @@ class _Interpolation:
         whole = _INTERPOLATION.fullmatch(node.value)
         if whole and whole["name"] is not None:
             found = self._named(whole["name"], node, active, depth)
-            value = read_scalar(found.value) if whole["name"].startswith("env:") else found.value
+            is_read = whole["name"].startswith("env:") and self._reads_environment
+            value = read_scalar(found.value) if is_read else found.value
             return replace(found, value=value, position=node.position, key=node.key, former=node.former)
         return self._text(node, active, depth)
 
@@ -117,7 +128,7 @@ class _Interpolation:
     def _named(self, name: str, node: Node, active: tuple[str, ...], depth: int) -> Node:
         """Return the value that an interpolation refers to."""
         if name.startswith("env:"):
-            return _environment(name, node)
+            return _environment(name, node) if self._reads_environment else replace(node, value=f"${{{name}}}")
         if name in active:
             circle = " -> ".join((*active[active.index(name) :], name))
             raise node.error(f"${{{name}}} refers to itself: {circle}")

@@ -213,6 +213,20 @@ def _hook_path(path: Sequence[str], names: Sequence[str]) -> list[str]:
     return [".".join(path[:length]), *path[length:]]
 
 
+def hook_at(path: Sequence[str], names: Sequence[str]) -> tuple[int, list[str]] | None:
+    """Return the index of the hook that a path below `hooks` names, and the rest of the path; None if it is not listed.
+
+    Args:
+        path: the path, as overrides have it.
+        names: the names of the listed hooks; of several hooks with a name, the first is meant.
+    """
+    first, *rest = _hook_path(path, names)
+    if first.isdecimal():
+        return (int(first), rest) if len(first) < 10 and int(first) < len(names) else None
+    found = next((index for index, name in enumerate(names) if _is_hook(first, name)), None)
+    return None if found is None else (found, rest)
+
+
 def _is_hook(part: str, name: str) -> bool:
     """Return whether a part of a path is the name of a hook, whole or, without regard to case, without the module."""
     return part == name or normalised(part) == normalised(name.rpartition(".")[2])

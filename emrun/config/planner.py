@@ -227,8 +227,8 @@ class Planner:
             parameters, rest, key=key, node=node, args=given, first=first, supplied=hidden,
             own_keys=own_keys, elsewhere=self._elsewhere,
         )  # fmt: skip
-        self.places |= {(key, name) for name in (*named, *own_keys) if name not in supplied}
         taken = parameters.by_position(first + len(given or ())) if parameters is not None else []
+        self.places |= {(key, name) for name in (*named, *own_keys) if name not in (*supplied, *taken)}
         self.defaults += [
             (f"{key}.{name}", parameter.default, str(node.value["class"].shown()))
             for name, parameter in named.items()

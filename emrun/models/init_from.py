@@ -19,8 +19,8 @@ from emrun.errors import ArgumentError, ReadTimeout, StateError, StorageError, U
 from emrun.models.fit import Fit, kind_of, likely_rename, overflowing
 from emrun.models.patterns import compiled, patterns
 from emrun.models.weights import extra_state, own_memory, own_tensors
-from emrun.storage.saved_weights import read_saved, shown
-from emrun.wording import did_you_mean, listed
+from emrun.storage.saved_weights import read_saved
+from emrun.wording import did_you_mean, in_one_line, listed
 
 _LOG = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class InitFrom:
                 if count:
                     unused.pop(pattern.pattern, None)
             if new in found:
-                both = f"{shown(before[new])} and {shown(name)} both become {shown(new)}"
+                both = f"{in_one_line(before[new])} and {in_one_line(name)} both become {in_one_line(new)}"
                 raise ArgumentError(f"{_KEY}.rename", both)
             found[new], before[new] = tensor, name
         if unused:
@@ -192,7 +192,7 @@ def _renames(value: object) -> tuple[tuple[re.Pattern[str], str], ...]:
 def _named(names: Iterable[str]) -> str:
     """Return the first names, and how many there are."""
     names = list(names)
-    return f"{listed([shown(each) for each in names[:_MOST]])}{f', ... ({len(names)})' * (len(names) > _MOST)}"
+    return f"{listed([in_one_line(each) for each in names[:_MOST]])}{f', ... ({len(names)})' * (len(names) > _MOST)}"
 
 
 def _reason_for_nothing(module: torch.nn.Module, fit: Fit, there: Mapping[str, Tensor]) -> str:

@@ -44,9 +44,10 @@ from emrun.models.skipped_updates import SkippedUpdates
 from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
+from emrun.storage.manifest import TRAINED
 from emrun.storage.state_file import FILE, load_state
 from emrun.storage.weights import FILE as FILE_OF_WEIGHTS
-from emrun.storage.weights import TRAINED, write_weights
+from emrun.storage.weights import write_weights
 from emrun.types import Batch, Prefetch
 
 EXTRA = mapping_of(ANYTHING)

@@ -21,7 +21,7 @@ from emrun.storage.files import check_guards, flush_directory, flush_file, stori
 RECORD = "record.json"
 _MODULES = "modules"
 _FORMAT = 1
-_KIND = record(
+KIND = record(
     {
         "format": choice(_FORMAT),
         "python": TEXT,
@@ -194,7 +194,7 @@ def read_code(directory: Path) -> dict[str, Any] | None:
     try:
         with storing(directory / RECORD, "read"), suppress(FileNotFoundError):
             content: dict[str, Any] = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-            return content if fitting(content, _KIND) else None
+            return content if fitting(content, KIND) else None
     except (ValueError, RecursionError):
         pass
     return None

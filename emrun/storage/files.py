@@ -6,11 +6,14 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from emrun.errors import TIMED_OUT, ReadTimeout, StorageError, is_timeout
+from emrun.wording import size_of
 
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of new ones
 # absolute directory with a / -> the check, which raises if this process may not write it any more; unguarded part
@@ -49,6 +52,48 @@ def refuse_timeout(error: BaseException, path: Path) -> None:
         if is_timeout(found):
             raise ReadTimeout(errno.ETIMEDOUT, f"cannot read {path}: {TIMED_OUT}") from error
         found = found.__cause__ or found.__context__
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """Return the content of a file that may be anybody's: a regular file, and not too large.
+
+    Args:
+        path: the file.
+        most: the largest size in bytes.
+
+    Raises:
+        StorageError: there is no such file, or it cannot be read, is larger, or is a directory, a pipe or a device.
+    """
+    with storing(path, "read"):
+        descriptor = _open_regular(path)
+        try:
+            content = os.read(descriptor, most + 1)
+            while len(content) <= most and (more := os.read(descriptor, most + 1 - len(content))):
+                content += more
+        finally:
+            os.close(descriptor)
+    if len(content) > most:
+        raise StorageError(errno.EFBIG, f"cannot read {path}: it is larger than {size_of(most)}")
+    return content
+
+
+@contextmanager
+def opened_regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that may be anybody's for reading; a pipe or a device, which may never end, is refused.
+
+    Raises:
+        StorageError: there is no such file, or it cannot be read; also if that happens in the block.
+    """
+    with storing(path, "read"), open(_open_regular(path), "rb") as file:
+        yield file
+
+
+def _open_regular(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return descriptor
 
 
 def guard(directory: Path, check: Callable[[], None], but: str) -> None:

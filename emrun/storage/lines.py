@@ -6,12 +6,41 @@ import enum
 import hashlib
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from emrun.storage.files import append_line, storing, truncate, write_atomically
+from emrun.storage.files import append_line, opened_regular, storing, truncate, write_atomically
 
 _LOG = logging.getLogger(__name__)
+
+
+LONGEST = 50_000_000
+"""The most bytes of a line that is read."""
+
+
+def read_lines(path: Path, longest: int = LONGEST) -> Iterator[bytes]:
+    """Yield the lines of a file with their ends, one after another; b"" stands for a line that is too long.
+
+    A missing file has no lines.
+
+    Args:
+        path: the file.
+        longest: the most bytes of a line.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    with storing(path, "read"):
+        if not path.exists():
+            return
+    with opened_regular(path) as file:
+        while line := file.readline(longest + 1):
+            is_complete = len(line) <= longest or line.endswith(b"\n")
+            while not is_complete:
+                rest = file.readline(longest)
+                is_complete = not rest or rest.endswith(b"\n")
+                line = b""
+            yield line
 
 
 class Change(enum.Enum):

@@ -25,11 +25,14 @@ from functools import partial
 from pathlib import Path
 
 from emrun.errors import RunInUse, StorageError
-from emrun.storage.files import guard, storing, unguard, write_atomically
+from emrun.storage.files import guard, read_regular, storing, unguard, write_atomically
 
 _LOCK, _OWNER = ".lock", ".owner.json"
+LOCK_FILES = (_LOCK, _OWNER)
+"""The files of the lock in a run directory."""
 EVALUATIONS = "eval"
 """The directory of a run that evaluations write; evaluations take no lock."""
+_LARGEST_OWNER = 10_000  # bytes
 _NOT_THERE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the system or the file system does not have such locks
 _FLOCK = "hhqqi4x"  # struct flock of Linux: l_type, l_whence, l_start, l_len, l_pid
 _HELD: dict[Path, int] = {}  # the runs that this process writes -> the descriptor of the lock file
@@ -94,7 +97,7 @@ class _Owner:
     def of(cls, run: Path) -> _Owner | None:
         """Return the owner that is recorded in a run; None if there is no valid record."""
         try:
-            found = cls(**json.loads((run / _OWNER).read_text(encoding="utf-8")))
+            found = cls(**json.loads(read_regular(run / _OWNER, _LARGEST_OWNER)))
         except (OSError, ValueError, TypeError, RecursionError):
             return None
         fits = type(found.pid) is int and found.pid > 0 and type(found.host) is str
@@ -104,6 +107,40 @@ class _Owner:
     def lives_here(self) -> bool:
         """Whether the process runs on this host and has not ended."""
         return self.host == socket.gethostname() and _start_of(self.pid) == (True, self.started)
+
+
+def writer_of(directory: Path) -> str | None:
+    """Return the process that writes a run, in words; None if no process does. The lock is only looked at.
+
+    On a file system without locks, a process on another host counts as ended.
+
+    Args:
+        directory: the directory of the run.
+    """
+    owner = _Owner.of(directory)
+    if directory.resolve() in _HELD:
+        return f"process {os.getpid()}"
+    is_here = owner is not None and owner.lives_here
+    try:
+        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:  # it was deleted, or cannot be read
+        return str(owner) if is_here else None
+    try:
+        found = _command(descriptor, "F_OFD_GETLK", fcntl.F_WRLCK, 0)
+    finally:
+        os.close(descriptor)
+    if found is None:
+        return str(owner) if is_here else None
+    return None if found[0] == fcntl.F_UNLCK else _name_of(found[3], directory)
+
+
+def last_writer_elsewhere(directory: Path) -> str | None:
+    """Return the process of another host that has not released the lock of a run, in words; None if there is none.
+
+    Whether it has ended can only be seen on that host, unless the file system shares locks.
+    """
+    owner = _Owner.of(directory)
+    return str(owner) if owner is not None and owner.host != socket.gethostname() else None
 
 
 def _start_of(pid: int) -> tuple[bool, int | None]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from emrun.arguments import safe_component
-from emrun.errors import ReadTimeout, StateError, StorageError, reason_of
+from emrun.errors import ReadTimeout, StateError, StorageError, UsageError, reason_of
 from emrun.fields import ANOTHER_CHECKPOINT, FILES, Kind, kinds_of, mapping_of, reading, record, sequence_of, whole
-from emrun.storage.files import refuse_timeout
-from emrun.storage.sealed import damaged_file, read_seal, seal
+from emrun.storage.files import flush_directory, refuse_timeout, storing
+from emrun.storage.sealed import damaged_file, read_seal, seal, write_seal
 
 FORMAT = 1
 FILE = "manifest.json"
+STATE, TRAINED = "state.pt", "training.safetensors"
+TO_RESUME = (STATE, TRAINED)
+"""The files of a checkpoint that a resume needs and an evaluation does not, with few exceptions; see `leave_out`."""
 ASIDE = ".tmp-"  # prefix of directories that are being written or deleted, or will be deleted
 _DIRECTORY = re.compile(r"it-\d{8,}(-\d+)?")
 
@@ -107,6 +111,41 @@ def read_manifest(place: Path) -> Manifest:
     if is_directory_name(directory) and directory.split("-")[1] != f"{manifest.iteration:08d}":
         raise StorageError(f"checkpoint {place}: {FILE} belongs to another checkpoint; the checkpoint is damaged")
     return manifest
+
+
+def leave_out(place: Path, names: Sequence[str]) -> None:
+    """Remove files of a checkpoint, which is intact afterwards, but cannot be resumed.
+
+    Args:
+        place: the checkpoint.
+        names: the files; those that are not there are ignored.
+
+    Raises:
+        StorageError: the manifest is damaged, or a file cannot be removed.
+        StateError: a field of the manifest has an invalid value.
+    """
+    manifest = read_manifest(place)
+    left = {name: each for name, each in manifest.files.items() if name not in names}
+    if left != manifest.files:
+        write_seal(place / FILE, {**asdict(manifest), "files": left})
+    with storing(place, "remove files of"):
+        for name in names:
+            (place / name).unlink(missing_ok=True)
+        flush_directory(place)
+
+
+def check_resumable(place: Path) -> None:
+    """Check that a checkpoint has what a resume needs, which `leave_out` removes.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if not (place / STATE).exists():
+        raise UsageError(
+            f"checkpoint {place} has no {STATE}, so that it cannot be resumed: `emrun prune --optimizer-states` has "
+            "removed it. The run can still be evaluated; to begin a new run with its weights, set "
+            f"model.init_from: {place}"
+        )
 
 
 def readable_manifest(place: Path) -> Manifest | None:

@@ -5,27 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from emrun.fields import ANYTHING, fitting, mapping_of, record, whole
-from emrun.storage.files import storing
+from emrun.storage.lines import read_lines
 
 _LOG = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
-_EPOCH = record({"epoch": whole(), "streams": mapping_of(mapping_of(ANYTHING))})
-"""The fields of a line of `metrics.jsonl` that emrun reads."""
+_READ = json.JSONDecoder().raw_decode
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file; lines that are incomplete or not of an epoch are left out with a warning."""
     lines: list[dict[str, Any]] = []
-    with storing(path, "read"):
-        content = path.read_bytes() if path.exists() else b""
-    for number, line in enumerate(content.splitlines(), start=1):
-        epoch = _epoch_of(line)
+    for number, epoch in epochs_of(path):
         if epoch is None:
             _LOG.warning("%s: line %d is damaged or not the metrics of an epoch; the line is ignored", path, number)
         else:
@@ -33,13 +28,30 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def epochs_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield the number and the content of each line of a metrics file; None for a damaged line.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    for number, line in enumerate(read_lines(path), start=1):
+        yield number, _epoch_of(line)
+
+
 def _epoch_of(line: bytes) -> dict[str, Any] | None:
     """Return the content of a line of `metrics.jsonl`; None if the line is damaged."""
     try:
-        content = json.loads(line)
+        text = line.decode().strip()
+        content, end = _READ(text)
     except (ValueError, RecursionError):
         return None
-    return content if fitting(content, _EPOCH) else None
+    return content if end == len(text) and type(content) is dict and _is_epoch(**content) else None
+
+
+def _is_epoch(epoch: Any = None, streams: Any = None, **others: Any) -> bool:
+    """Return whether fields are those of an epoch: there may be a million lines, so this is written for its speed."""
+    is_count = type(epoch) is int and 0 <= epoch < 2**63
+    return is_count and type(streams) is dict and all(type(each) is dict for each in streams.values())
 
 
 def is_before(line: bytes, end: int) -> bool:

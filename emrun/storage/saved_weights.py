@@ -25,14 +25,13 @@ from emrun.storage.manifest import FILE as MANIFEST
 from emrun.storage.manifest import verify
 from emrun.storage.run import CHECKPOINTS, holds_run
 from emrun.storage.weights import FILE, read_safetensors
-from emrun.wording import listed, nearest
+from emrun.wording import in_one_line, listed, nearest
 
 _INDEX = f"{FILE}.index.json"
 _INDEX_ENDING = ".index.json"
 _LARGEST_INDEX = 100_000_000  # bytes, as safetensors limits its headers
 _NESTED = ("state_dict", "model_state_dict", "model", "module")  # where other programs keep the weights in a file
 _MOST = 8  # names in a message
-_LONGEST = 300  # characters of a name in a message
 _CALLED = re.compile(r"GLOBAL ([\w.]+)")
 _LFS = b"version https://git-lfs"
 _ALONE = "save the state dict alone: torch.save(module.state_dict(), PATH)"
@@ -94,13 +93,7 @@ def read_saved(path: Path) -> SavedWeights:
 
 
 def _first(names: list[str]) -> str:
-    return f"{listed([shown(each) for each in names[:_MOST]])}{', ...' * (len(names) > _MOST)}"
-
-
-def shown(name: str) -> str:
-    """Return a name from a file for a message: on one line, without control characters, not too long."""
-    plain = name if name.isprintable() else ascii(name)[1:-1]
-    return plain if len(plain) <= _LONGEST else f"{plain[:_LONGEST]}..."
+    return f"{listed([in_one_line(each) for each in names[:_MOST]])}{', ...' * (len(names) > _MOST)}"
 
 
 def _missing(path: Path) -> UsageError:
@@ -181,14 +174,14 @@ def _of_index(path: Path) -> dict[str, Tensor]:
     for file in dict.fromkeys(names.values()):
         is_plain = file == Path(file).name and "\\" not in file and file.isprintable() and file not in ("", ".", "..")
         if not is_plain or file.endswith(".json"):
-            wrong = f"{shown(file)!r} is not the name of a file with weights in its directory"
+            wrong = f"{in_one_line(file)!r} is not the name of a file with weights in its directory"
             raise StorageError(errno.EINVAL, f"cannot read {path}: {wrong}")
         if not (path.parent / file).exists():
             raise StorageError(errno.ENOENT, f"cannot read {path}: {path.parent / file} is missing")
         files[file] = _of_file(path.parent / file).tensors
     lacking = [name for name, file in names.items() if name not in files[file]]
     if lacking:
-        wrong = f"{shown(names[lacking[0]])} has no {_first(lacking)}"
+        wrong = f"{in_one_line(names[lacking[0]])} has no {_first(lacking)}"
         raise StorageError(errno.EINVAL, f"cannot read {path}: {wrong}; the files are of different models")
     return {name: files[file][name] for name, file in names.items()}
 
@@ -206,7 +199,9 @@ def _load(path: Path) -> Any:
             called = _CALLED.search(str(error))
             reason = reason_of(error) if isinstance(error, OSError) else "torch.save did not write it as a state dict"
             if called is not None:
-                reason = f"it needs {shown(called[1])}, and only tensors and plain values are read; nothing was called"
+                reason = (
+                    f"it needs {in_one_line(called[1])}, and only tensors and plain values are read; nothing was called"
+                )
             raise StorageError(errno.EINVAL, f"cannot read {path}: {reason}; {_ALONE}") from error
         raise pointer from error
 
@@ -241,7 +236,7 @@ def _state_dict(path: Path, content: Any) -> SavedWeights:
         name = inner[0]
     found = content if name is None else content[name]
     tensors = {key: each for key, each in found.items() if isinstance(key, str) and isinstance(each, Tensor)}
-    source = str(path) if name is None else f"{path} (entry {shown(str(name))})"
+    source = str(path) if name is None else f"{path} (entry {in_one_line(str(name))})"
     return SavedWeights(source, tensors, [str(key) for key in found if key not in tensors])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from emrun.storage.files import flush_directory, flush_file, storing
+from emrun.storage.files import flush_directory, flush_file, storing, write_atomically
 
 _CHUNK = 2**24  # bytes; large, because a thread waits for the interpreter lock between two chunks
 
@@ -29,11 +29,26 @@ def seal(folder: Path, name: str, content: Mapping[str, Any]) -> None:
     for path in sorted(folder.iterdir()):
         flush_file(path)
         files[path.name] = describe(path)
-    said = {**content, "files": files}
-    text = json.dumps({**said, "sha256": json_digest(said)}, indent=2) + "\n"
-    (folder / name).write_text(text, encoding="utf-8")
+    (folder / name).write_text(_text_of({**content, "files": files}), encoding="utf-8")
     flush_file(folder / name)
     flush_directory(folder)
+
+
+def write_seal(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace the file that describes a folder.
+
+    Args:
+        path: the file.
+        content: its content, with `files`, besides its own `sha256`.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    write_atomically(path, _text_of(content))
+
+
+def _text_of(content: Mapping[str, Any]) -> str:
+    return json.dumps({**content, "sha256": json_digest(content)}, indent=2) + "\n"
 
 
 def read_seal(path: Path) -> tuple[Any, bool]:

@@ -11,8 +11,9 @@ import torch
 
 from emrun.errors import StorageError
 from emrun.storage.files import refuse_timeout
+from emrun.storage.manifest import STATE
 
-FILE = "state.pt"
+FILE = STATE
 
 
 def save_state(state: Mapping[str, Any], directory: Path) -> None:
@@ -41,6 +42,9 @@ def load_state(directory: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types; some messages advise to disable `weights_only`
         refuse_timeout(error, path)
+        if isinstance(error, FileNotFoundError):
+            removed = "it is missing; `emrun prune --optimizer-states` removes it"
+            raise StorageError(errno.ENOENT, f"cannot read {path}: {removed}") from error
         raise StorageError(errno.EIO, f"cannot read {path}: the file is not a saved state of a run") from error
     if not isinstance(state, dict):
         raise StorageError(errno.EIO, f"cannot read {path}: the file is not a saved state of a run")

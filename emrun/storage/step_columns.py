@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from emrun.arguments import expanded
 from emrun.errors import UsageError
-from emrun.storage.files import storing
 from emrun.storage.run import holds_run, no_run
-from emrun.storage.steps import FORMAT, ITERATION, STEPS, Chunk, format_of, read_chunk
+from emrun.storage.steps import ITERATION, STEPS, Chunk, chunks_of
 from emrun.storage.trace import TRACE
 
 _LOG = logging.getLogger(__name__)
@@ -60,18 +59,9 @@ def read_steps(run: str | Path) -> dict[str, NDArray[Any]]:
 def _chunks_of(path: Path) -> list[Chunk]:
     """Return the chunks of a file, in their order."""
     chunks: list[Chunk] = []
-    with storing(path, "read"):
-        content = path.read_bytes() if path.exists() else b""
-    end = 0
-    for number, line in enumerate(content.splitlines(), start=1):
-        chunk, found = read_chunk(line), format_of(line)
-        if chunk is not None and chunk.first > end:
-            chunks.append(chunk)
-            end = chunk.first + chunk.every * (len(chunk) - 1)
-        elif chunk is not None:
-            _LOG.warning("%s: line %d begins before the end of line %d; it is ignored", path, number, number - 1)
-        elif found is not None and found > FORMAT:
-            _LOG.warning("%s: line %d has format %d, but this emrun reads %d; ignored", path, number, found, FORMAT)
+    for each in chunks_of(path):
+        if isinstance(each, Chunk):
+            chunks.append(each)
         else:
-            _LOG.warning("%s: line %d is damaged or not a chunk of steps; it is ignored", path, number)
+            _LOG.warning("%s: %s", path, each)
     return chunks

@@ -8,7 +8,7 @@ import math
 import re
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from emrun.fields import Kind, fitting, record, whole
 from emrun.storage.files import storing
-from emrun.storage.lines import Change, Lines
+from emrun.storage.lines import Change, Lines, read_lines
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,6 +80,26 @@ def read_chunk(line: bytes | str) -> Chunk | None:
     chunk = Chunk(content["from"], content["every"], columns)
     lengths = {len(values) for values in columns.values()}
     return chunk if lengths == {len(chunk) or 1} and ITERATION not in columns else None
+
+
+def chunks_of(path: Path) -> Iterator[Chunk | str]:
+    """Yield the chunks of a step record in their order; for a line that is left out, the reason.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    end = 0
+    for number, line in enumerate(read_lines(path), start=1):
+        chunk, found = read_chunk(line), format_of(line)
+        if chunk is not None and chunk.first > end:
+            yield chunk
+            end = chunk.first + chunk.every * (len(chunk) - 1)
+        elif chunk is not None:
+            yield f"line {number} begins before the end of line {number - 1}; it is ignored"
+        elif found is not None and found > FORMAT:
+            yield f"line {number} has format {found}, but this emrun reads {FORMAT}; ignored"
+        else:
+            yield f"line {number} is damaged or not a chunk of steps; it is ignored"
 
 
 def _in_json(value: float | None) -> float | str | None:

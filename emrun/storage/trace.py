@@ -39,6 +39,7 @@ _KINDS = {
     "seed": optional(whole(-(2**63))),
     "command": sequence_of(TEXT),
     "host": TEXT,
+    "device": optional(TEXT),
     "pid": whole(),
     "forked_from": record({"directory": TEXT, "checkpoint": optional(TEXT)}),
     "has_checkpoints": FLAG,
@@ -99,12 +100,13 @@ class Trace:
         self._written_at = self._clock()
         self.write(train_begin=_in_text(self._written_at))
 
-    def begin_again(self, previous: Mapping[str, Any], resumed: Mapping[str, Any]) -> None:
+    def begin_again(self, previous: Mapping[str, Any], resumed: Mapping[str, Any], **others: Any) -> None:
         """Write that the run continues.
 
         Args:
             previous: the trace before this resume.
             resumed: the entry to add to the list of resumes.
+            others: other entries of the trace.
         """
         self._written_at = self._clock()
         now = _in_text(self._written_at)
@@ -114,7 +116,7 @@ class Trace:
         before = {key: previous.get(key) for key in ("reason", "command", "host", "pid")}
         entry = {"time": now, **resumed, "before": {"status": last_status(previous), **before}}
         resumes = previous.get("resumes")
-        self.write(**entries, resumes=[*(resumes if isinstance(resumes, list) else []), entry])
+        self.write(**others, **entries, resumes=[*(resumes if isinstance(resumes, list) else []), entry])
 
     def count(self, epochs_done: int, iterations_done: int) -> None:
         """Set the number of finished epochs and iterations; at most every ten seconds, the file is written."""
@@ -167,13 +169,25 @@ def read_trace(directory: Path) -> dict[str, Any]:
     except Exception as error:  # the YAML library raises other errors for unexpected content
         _LOG.warning("%s is damaged (%s)", directory / TRACE, type(error).__name__)
         return {}
+    known, problems = known_fields(trace)
+    for problem in problems:
+        _LOG.warning("%s: %s", directory / TRACE, problem)
+    return known
+
+
+def known_fields(trace: object) -> tuple[dict[str, Any], list[str]]:
+    """Return the content of a trace without fields that have an invalid value, and what is wrong with those.
+
+    Args:
+        trace: the content of the file, in plain types.
+    """
     if not isinstance(trace, dict):
-        return {}
-    known = {}
+        return {}, []
+    known, problems = {}, []
     for name, value in trace.items():
         kind = _KINDS.get(name) if isinstance(name, str) else None
         if kind is None or fitting(value, kind):
             known[name] = value
         else:
-            _LOG.warning("%s: %s is %s, but must be %s", directory / TRACE, name, shown(value), kind.allowed)
-    return known
+            problems.append(f"{name} is {shown(value)}, but must be {kind.allowed}")
+    return known, problems

@@ -18,9 +18,6 @@ from emrun.storage.files import refuse_timeout, storing
 FILE = "model.safetensors"
 """The weights that evaluations use."""
 
-TRAINED = "training.safetensors"
-"""The weights that are trained, if evaluations use others."""
-
 _TIED = "tied"  # the only key of the metadata: safetensors writes several in random order, and files would differ
 
 

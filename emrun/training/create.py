@@ -26,6 +26,7 @@ from emrun.randomness import draw_seed, seed_everything
 from emrun.schedule_plan import log_plan
 from emrun.storage.run import Run, create_run
 from emrun.training.build import Training, assemble, plan_schedule
+from emrun.training.device import device_of
 from emrun.training.settings import keep_settings
 from emrun.training.user_code import log_code_directory, record_code
 from emrun.user_modules import find_user_modules
@@ -88,6 +89,7 @@ def create_training(
             warn_of(loaded.notes)
             log_code_directory(plan)
             training = keep_settings(assemble(plan, run.directory, run, is_new=True), run)
+            run.trace.write(device=device_of(training.model))
             schedule = plan_schedule(training, plan) if checks_schedule else None
             _LOG.info("run directory: %s", run.directory)  # not before a mistake in the config, which deletes it
             log_plan(schedule)

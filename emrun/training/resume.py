@@ -26,12 +26,13 @@ from emrun.storage.code_record import copy_code
 from emrun.storage.files import storing, write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
-from emrun.storage.manifest import verify
+from emrun.storage.manifest import check_resumable, verify
 from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.create import DRAWN, refuse_ranks, warn_of
+from emrun.training.device import device_of
 from emrun.training.settings import FOUND, keep_settings
 from emrun.training.user_code import log_code_directory, record_code
 from emrun.wording import counted, listed, progress
@@ -94,8 +95,7 @@ def resume_training(
             run.release()
             return None
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
-        if place is None:
-            _check_that_nothing_is_lost(source, trace)
+        _check_that_nothing_is_lost(source, trace, place)
         if fork is not None:
             run = _fork_of(source, fork, seed=int(trace.get("seed") or 0), command=command, censor=censor)
             with storing(fork, "copy a run to"):
@@ -115,7 +115,11 @@ def resume_training(
                 _LOG.info("%s has no checkpoint: starting from the beginning", source)
             log_plan(plan_schedule(training, plan))
             _store(run, config.root, source, changed)
-            run.trace.begin_again(trace, {"checkpoint": place.name if place else None, "changed": changed})
+            run.trace.begin_again(
+                trace,
+                {"checkpoint": place.name if place else None, "changed": changed},
+                device=device_of(training.model),
+            )
             return training
     except BaseException:
         if run is not None:
@@ -197,15 +201,21 @@ def _name_what_stays(training: Training, root: Path, changed: Mapping[str, Any])
             _LOG.info("no hook saves these checkpoints any more, they stay as they are: %s", listed(left))
 
 
-def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any]) -> None:
-    """Check that a run without checkpoints may start from the beginning: it was killed before the first was committed.
+def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any], place: Path | None) -> None:
+    """Check that a run has what a resume from a checkpoint needs, or without one, that it may start from the beginning.
+
+    It may if it was killed before the first checkpoint was committed.
 
     The trace records the first checkpoint a moment after its commit. The line of the first epoch in the metrics is
     written just before its checkpoint, so there may be a line without a checkpoint.
 
     Raises:
-        UsageError: the run has recorded a training epoch or has had a checkpoint; a new start would replace its files.
+        UsageError: the checkpoint has no optimizer state any more; or there is none, and the run has recorded a
+            training epoch or has had a checkpoint: a new start would replace its files.
     """
+    if place is not None:
+        check_resumable(place)
+        return
     recorded = read_metrics(source / METRICS)
     is_at_its_first = len(recorded) <= 1 and trace.get("status") in ("running", "failed")
     had_none = trace.get("has_checkpoints") is not True

@@ -38,22 +38,29 @@ def test_the_example_with_a_nan_is_named_and_the_weights_before_it_are_saved(doo
     weights = load_file(doomed / "run/failures/1/model.safetensors")
     assert all(math.isfinite(values.sum()) for values in weights.values())
     before = files(doomed / "run")
-    for where in ("run", "run/failures/1"):
-        done = emrun("replay", where)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == [
-            "training on stream 'train', batch 3 of the pass, after 0 epochs and 3 iterations",
-            "then: emrun.hook.TrainingAborted: train/loss is NaN at iteration 4 (StopOnNaN)",
-            "now: emrun.hook.TrainingAborted: train/loss is NaN at iteration 4 (StopOnNaN)",
-            "weights: before the step",
-            "random states before the step: none are used",
-            "note: of all hooks, only StopOnNaN is called",
-            "reproduced",
-            "cause: example 13",
-            "example 13 has label 0, name 'train-3-13'",
-            "source 'x' has values that are not finite in example 13",
-        ]
-        assert done.stderr == ""
+    done = emrun("replay", "run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "training on stream 'train', batch 3 of the pass, after 0 epochs and 3 iterations",
+        "then: emrun.hook.TrainingAborted: train/loss is NaN at iteration 4 (StopOnNaN)",
+        "now: emrun.hook.TrainingAborted: train/loss is NaN at iteration 4 (StopOnNaN)",
+        "weights: before the step",
+        "random states before the step: none are used",
+        "note: of all hooks, only StopOnNaN is called",
+        "reproduced",
+        "cause: example 13",
+        "example 13 has label 0, name 'train-3-13'",
+        "source 'x' has values that are not finite in example 13",
+    ]
+    assert done.stderr == ""
+    done = emrun("replay", "run/failures/1", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    again = json.loads(done.stdout)
+    error = {"error": "emrun.hook.TrainingAborted", "message": "train/loss is NaN at iteration 4 (StopOnNaN)"}
+    assert (again["reproduced"], again["then"], again["causes"]) == (True, error, [[13]])
+    assert again["step"] == {"stream": "train", "train": True, "batch": 3, "epoch": 0, "iteration": 3}
+    assert again["examples"] == {"13": {"label": 0, "name": "train-3-13"}}
+    assert again["not_finite"] == {"x": [13]}
     assert files(doomed / "run") == before
 
 

@@ -1,0 +1,134 @@
+"""What the arguments of the commands are completed with in a shell: configs, override keys, streams, runs, ..."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_RUN = "trace.yaml"
+_CONFIGS = (".yaml", ".yml")
+_UNFINISHED = "partial"  # an item after which the shell writes no blank
+_FILE = "path"  # an item whose special characters the shell quotes
+_PLAIN = "plain"
+
+_Items = Iterable[tuple[str, str]]
+_Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
+
+
+def _quietly(items: Callable[[click.Context, str], _Items]) -> _Completer:
+    """Return a completer that finds nothing where something is wrong, for example with the config."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        try:
+            return [CompletionItem(value, type=kind) for value, kind in items(context, incomplete)]
+        except Exception:  # a message would stand in the middle of the line that is typed
+            return []
+
+    return complete
+
+
+def _named(names: Iterable[str], incomplete: str) -> list[tuple[str, str]]:
+    return [(name, _PLAIN) for name in names if name.startswith(incomplete)]
+
+
+def _entries(incomplete: str) -> Iterator[tuple[str, Path]]:
+    """Yield the entries of the directory that is typed, and how they are written; hidden ones if a dot is typed."""
+    head, slash, tail = incomplete.rpartition("/")
+    place = Path(f"{head}{slash}" or ".").expanduser()
+    for path in sorted(place.iterdir()):
+        is_shown = path.name.startswith(tail) and (tail.startswith(".") or not path.name.startswith("."))
+        if is_shown and path.name.isprintable():
+            yield f"{head}{slash}{path.name}", path
+
+
+def _configs(context: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    for written, path in _entries(incomplete):
+        if path.is_dir():
+            yield f"{written}/", _FILE
+        elif path.suffix in _CONFIGS:
+            yield written, _FILE
+
+
+def _runs(context: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    found = [(written, path) for written, path in _entries(incomplete) if path.is_dir()]
+    runs = {written for written, path in found if (path / _RUN).is_file()}
+    above = {written for written, path in found if written not in runs and _has_runs(path)}
+    for written, _ in found:
+        if written in runs:
+            yield written, _FILE
+        elif written in above or not (runs or above):
+            yield f"{written}/", _FILE
+
+
+def _has_runs(directory: Path) -> bool:
+    try:
+        return any((path / _RUN).is_file() for path in directory.iterdir())
+    except OSError:
+        return False
+
+
+def _overrides(context: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    from emrun.config.config import read_config
+    from emrun.config.override_keys import keys_below
+
+    deletes = incomplete.startswith("~")
+    if "=" in incomplete:
+        return
+    head, dot, tail = incomplete.removeprefix("~").rpartition(".")
+    source = context.params.get("config") or context.params["directory"]
+    keys = keys_below(read_config(source), head.split(".") if head else [])
+    for name, is_deeper in keys.items():
+        if name.startswith(tail):
+            written = f"{'~' * deletes}{head}{dot}{name}"
+            if is_deeper:
+                yield f"{written}.", _UNFINISHED
+            elif deletes:
+                yield written, _PLAIN
+            else:
+                yield f"{written}=", _UNFINISHED
+
+
+def _streams_or_overrides(context: click.Context, incomplete: str) -> _Items:
+    from emrun.config.config import read_config
+    from emrun.config.override_keys import streams_of
+
+    source = context.params.get("config") or context.params["directory"]
+    found = [] if re.search(r"[.~=]", incomplete) else _named(streams_of(read_config(source)), incomplete)
+    return found or list(_overrides(context, incomplete))
+
+
+def _samples(context: click.Context, incomplete: str) -> _Items:
+    from emrun.cli.samples import samples
+
+    return _named(samples(), incomplete)
+
+
+def _at_hand(context: click.Context, incomplete: str) -> _Items:
+    from emrun.config.names import short_names
+
+    kinds = ("hooks", "datasets", "models", "optimizers", "schedules", "metrics")
+    names = (name for kind in ("hook", "dataset") for name in short_names(kind, installed=False))
+    return _named((*kinds, *names), incomplete)
+
+
+complete_configs = _quietly(_configs)
+"""Completes a config: YAML files and directories."""
+complete_runs = _quietly(_runs)
+"""Completes a run: directories that are runs, and those with runs in them."""
+complete_overrides = _quietly(_overrides)
+"""Completes the key of an override, one part at a time, from the config and the signatures of its classes."""
+complete_streams = _quietly(_streams_or_overrides)
+"""Completes a stream of the dataset, or else an override."""
+complete_samples = _quietly(_samples)
+"""Completes the name of a sample."""
+complete_names = _quietly(_at_hand)
+"""Completes a name that `emrun show` explains."""

@@ -1,0 +1,226 @@
+"""`emrun diff`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from emrun.arguments import expanded
+from emrun.cli.as_json import print_json, with_json
+from emrun.cli.completers import complete_runs
+from emrun.cli.tables import table
+from emrun.wording import counted, in_one_line, listed
+
+_MOST_ROWS = 30
+_MOST_LINES = 60  # of all unified diffs
+_LONGEST = 60  # characters of a value
+
+_Row = Sequence[str]
+
+
+@click.command(short_help="Compare two runs, to the first step that differs.")
+@click.argument("a", metavar="RUN_A", type=click.Path(path_type=Path), shell_complete=complete_runs)
+@click.argument("b", metavar="RUN_B", type=click.Path(path_type=Path), shell_complete=complete_runs)
+@with_json
+def diff(a: Path, b: Path, as_json: bool) -> int:
+    """Say in what two runs differ, and from which iteration on their recorded values do.
+
+    Compared are the configs by meaning, the modules of your code, the versions of packages, the device, the first
+    batches of the streams, the statistics of the epochs, and the values of every recorded step, exactly. Nothing is
+    run, and neither PyTorch nor your code is imported.
+
+    Exit status, as that of diff: 0 the runs are equal, 1 they differ, 2 wrong usage, 74 a directory cannot be read.
+    """
+    from emrun.runs.comparison import compare
+    from emrun.runs.search import find_run
+
+    found = compare(find_run(expanded(a)), find_run(expanded(b)))
+    if as_json:
+        print_json(found)
+    else:
+        click.echo("\n".join(_report(found)))
+    return 0 if found["equal"] else 1
+
+
+def _report(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the report; all text of a run is made printable."""
+    for name, run in zip("ab", found["runs"], strict=True):
+        done = f"{counted(run['epochs_done'], 'epoch')}, {counted(run['iterations_done'], 'iteration')}"
+        yield f"{name}: {in_one_line(run['directory'])} ({run['status']}, {done})"
+    was_long = True
+    for section in (_config, _modules, _packages, _device, _data, _statistics, _steps, _verdict):
+        lines = list(section(found))
+        if was_long or len(lines) > 1:
+            yield ""
+        yield from lines
+        was_long = len(lines) > 1
+
+
+def _verdict(found: Mapping[str, Any]) -> Iterator[str]:
+    yield "the runs are equal" if found["equal"] else "the runs differ"
+
+
+def _config(found: Mapping[str, Any]) -> Iterator[str]:
+    if (reason := found["not_compared"].get("config")) is not None:
+        yield f"config: not compared: {reason}"
+        return
+    rows = [
+        [in_one_line(each["key"], _LONGEST), *(_side(each[name]) for name in "ab"), _origin(each)]
+        for each in found["config"]
+    ]
+    order = found["hooks_order"]
+    if order is not None:
+        names = [[in_one_line(name, _LONGEST) for name in order[side]] for side in "ab"]
+        rows.append(["order of hooks", listed(names[0]), listed(names[1]), ""])
+    yield from _table("config", rows, ["key", "a", "b", "from"])
+
+
+def _side(value: Mapping[str, Any] | None) -> str:
+    return "(not there)" if value is None else _value(value["value"])
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return in_one_line(text, _LONGEST)
+
+
+def _origin(row: Mapping[str, Any]) -> str:
+    origins = {name: in_one_line(row[name]["origin"]) for name in "ab" if row[name] is not None}
+    if len(set(origins.values())) == 1:
+        return next(iter(origins.values()))
+    return "; ".join(f"{name}: {origin}" for name, origin in origins.items())
+
+
+def _packages(found: Mapping[str, Any]) -> Iterator[str]:
+    if (reason := found["not_compared"].get("code")) is not None:
+        yield f"packages: not compared: {reason}"
+    else:
+        versions = [["Python", found["python"]["a"], found["python"]["b"]]] if found["python"] else []
+        versions += [[each["name"], each["a"], each["b"]] for each in found["packages"]]
+        rows = [["(not there)" if cell is None else in_one_line(cell, _LONGEST) for cell in row] for row in versions]
+        yield from _table("packages", rows, ["package", "a", "b"])
+        if found["repositories"] is not None:
+            for name in "ab":
+                yield f"git {name}: {listed([_repository(each) for each in found['repositories'][name]])}"
+
+
+def _device(found: Mapping[str, Any]) -> Iterator[str]:
+    if (reason := found["not_compared"].get("device")) is not None:
+        yield f"device: not compared: {reason}"
+    elif found["device"] is not None:
+        yield f"device: {in_one_line(found['device']['a'])} and {in_one_line(found['device']['b'])}"
+    else:
+        yield "device: equal"
+
+
+def _repository(entry: Mapping[str, Any]) -> str:
+    commit = "no commit" if entry["commit"] is None else f"commit {in_one_line(entry['commit'][:12])}"
+    changes = "" if entry["changes"] is None else f" with changes {in_one_line(entry['changes'][:12])}"
+    return f"{in_one_line(entry['directory'])} {commit}{changes}"
+
+
+def _modules(found: Mapping[str, Any]) -> Iterator[str]:
+    if (reason := found["not_compared"].get("code")) is not None:
+        yield f"code: not compared: {reason}"
+        return
+    modules = found["modules"]
+    rows = [[in_one_line(each["name"], _LONGEST), each["change"]] for each in modules]
+    yield from _table("code", rows, ["module", ""])
+    left = _MOST_LINES
+    for each in modules:
+        lines = (each["diff"] or "").split("\n") if each["diff"] else []
+        yield from (f"  {in_one_line(line.expandtabs(4))}" for line in lines[:left])
+        if len(lines) > left:
+            yield f"  ... {counted(len(lines) - left, 'more line')} of {in_one_line(each['name'], _LONGEST)}"
+        left = max(0, left - len(lines))
+
+
+def _data(found: Mapping[str, Any]) -> Iterator[str]:
+    if (reason := found["not_compared"].get("data")) is not None:
+        yield f"data: not compared: {reason}"
+        return
+    rows = []
+    for each in found["data"]:
+        sources = listed([in_one_line(name, _LONGEST) for name in each["sources"]])
+        rows.append([in_one_line(each["stream"], _LONGEST), str(each["pass"]), sources])
+    yield from _table("data", rows, ["stream", "pass", "sources that differ in its first batch"])
+
+
+def _statistics(found: Mapping[str, Any]) -> Iterator[str]:
+    if (reason := found["not_compared"].get("statistics")) is not None:
+        yield f"statistics: not compared: {reason}"
+    elif found["epochs"] is None:
+        yield "statistics: equal"
+    else:
+        epochs = found["epochs"]
+        counts = f" (the last is {epochs['a']} in a and {epochs['b']} in b)" * (epochs["a"] != epochs["b"])
+        yield f"statistics: they differ from epoch {epochs['first']} on{counts}"
+        rows = []
+        for address, sides in found["statistics"].items():
+            if sides["a"] == sides["b"]:
+                continue
+            cells = [_entry(sides[side], which) for which in ("last", "lowest", "highest") for side in "ab"]
+            rows.append([in_one_line(address, _LONGEST), *cells])
+        headers = [
+            "statistic (epoch)",
+            *(f"{which} {name}" for which in ("last", "lowest", "highest") for name in "ab"),
+        ]
+        if rows:
+            yield from _cut(rows, headers)
+
+
+def _entry(summary: Mapping[str, Any] | None, which: str) -> str:
+    return "" if summary is None else f"{summary[which][0]:.6g} ({summary[which][1]})"
+
+
+def _steps(found: Mapping[str, Any]) -> Iterator[str]:
+    steps = found["steps"]
+    if steps is None:
+        yield f"steps: not compared: {found['not_compared'].get('steps')}"
+        return
+    last = [each and f"{each:,}" for each in steps["last"]]
+    first, count = steps["first"], f"{steps['compared']:,}"
+    if None in last:
+        whose = " and ".join(name for name, each in zip("ab", last, strict=True) if each is None)
+        yield f"steps: not compared: {whose} recorded none"
+    elif first is not None:
+        values = "; ".join(
+            f"{'the ' if name in ('loss',) else ''}{in_one_line(name, _LONGEST)} differs: {_pair(*pair)}"
+            for name, pair in first["values"].items()
+        )
+        thinned = f" (every {first['every']:,}th iteration is recorded)" if first["every"] > 1 else ""
+        equal = f"equal for {count} iterations" if steps["compared"] else "not equal from the beginning"
+        yield f"steps: {equal}; at {first['iteration']:,} {values}{thinned}"
+    elif steps["equal"]:
+        yield f"steps: equal for all {count} iterations"
+    else:
+        alone = [f"{n:,} only in {name}" for name, n in zip("ab", steps["alone"], strict=True) if n]
+        more = f"; of those before, {listed(alone)}" if alone else ""
+        yield f"steps: equal for {count} iterations; the last is {last[0]} in a and {last[1]} in b{more}"
+
+
+def _pair(one: float | None, other: float | None) -> str:
+    """Return two values with as many digits as are needed to tell them apart."""
+    if one is None or other is None:
+        return " and ".join("nothing" if each is None else f"{each:.6g}" for each in (one, other))
+    texts = ((f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in (4, 6, 8, 10, 12, 17))
+    return " and ".join(next((pair for pair in texts if pair[0] != pair[1]), (repr(one), repr(other))))
+
+
+def _table(name: str, rows: Sequence[_Row], headers: Sequence[str]) -> Iterator[str]:
+    """Yield a heading and a table; without rows, that the part is equal."""
+    if rows:
+        yield f"{name}: {counted(len(rows), 'difference')}"
+        yield from _cut(rows, headers)
+    else:
+        yield f"{name}: equal"
+
+
+def _cut(rows: Sequence[_Row], headers: Sequence[str]) -> Iterator[str]:
+    yield table(rows[:_MOST_ROWS], headers)
+    if len(rows) > _MOST_ROWS:
+        yield f"... {len(rows) - _MOST_ROWS} more (--json has all)"

@@ -1,0 +1,132 @@
+"""`emrun init`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from emrun.arguments import expanded
+from emrun.cli.completers import complete_samples
+from emrun.cli.samples import samples
+from emrun.wording import did_you_mean, listed
+
+_DEFAULT = "my_project"
+_MAY_BE_THERE = {".git"}
+_COPIED = (".py", ".yaml")  # not the data that a sample's prepare.py has written into a clone
+_README = """\
+# {name}
+{about}
+{prepare}Find mistakes without training, train, resume after an interrupt, and evaluate. `emrun train` prints
+the run directory, RUN_DIR:
+
+    emrun check config.yaml
+    emrun train config.yaml
+    emrun resume RUN_DIR
+    emrun eval RUN_DIR valid
+
+`test_project.py` is a test for pytest: it runs `emrun check`. If a library is missing:
+`pip install 'emrun[{extras}]'`.
+"""
+_PREPARE = """\
+Write the data, once:
+
+    python prepare.py
+
+"""
+_TEST = '''\
+"""The config works: `emrun check` reads the data, and tries a step, evaluations, saving and loading."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).parent
+
+
+def test_the_config():
+{prepare}    subprocess.run([sys.executable, "-m", "emrun", "check", "config.yaml"], cwd=PROJECT, check=True)
+'''
+_TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT, check=True)\n'
+
+
+@click.command(short_help="Begin a project as a copy of a sample.")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--from", "sample", metavar="SAMPLE", default=_DEFAULT, show_default=True, shell_complete=complete_samples,
+    help="The sample that is copied; an unknown name lists them all.",
+)  # fmt: skip
+def init(directory: Path, sample: str) -> int:
+    """Create a project in DIR: a sample config, the Python files that it names, a README and a test.
+
+    DIR must not exist, or be empty; a directory .git may be there. A config without other files is copied as
+    config.yaml. Train it with: cd DIR; emrun train config.yaml
+    """
+    known = samples()
+    if sample not in known:
+        near = did_you_mean(sample, known)
+        raise click.UsageError(f"there is no sample {sample!r}{near} (there are {listed(list(known))})")
+    target = expanded(directory)
+    if target.is_symlink() or target.exists():
+        if not target.is_dir():
+            raise click.UsageError(f"{target} is not a directory")
+        there = sorted(path.name for path in target.iterdir() if path.name not in _MAY_BE_THERE)
+        if there:
+            message = f"{target} is not empty (it has {listed([*there[:3], *['...'] * (len(there) > 3)])})"
+            raise click.UsageError(f"{message}; name a new or an empty directory")
+    files = _files(known[sample])
+    _write(target, files)
+    click.echo(f"created {target} from the sample {sample}: {listed(list(files))}")
+    first = "python prepare.py; " if "prepare.py" in files else ""
+    click.echo(f"train it with: cd {click.format_filename(target)}; {first}emrun train config.yaml")
+    return 0
+
+
+def _files(sample: Path) -> dict[str, bytes]:
+    """Return the files of a project made from a sample: name -> content."""
+    copied = [path for path in sorted(sample.iterdir()) if path.suffix in _COPIED] if sample.is_dir() else [sample]
+    files = {path.name if sample.is_dir() else "config.yaml": path.read_bytes() for path in copied}
+    prepares = "prepare.py" in files
+    texts = {
+        "README.md": _README.format(
+            name=sample.stem,
+            about=_comment(files["config.yaml"].decode()),
+            prepare=_PREPARE * prepares,
+            extras="metrics,data,transformers" if sample.name == "transformers" else "metrics,data",
+        ),
+        "test_project.py": _TEST.format(prepare=_TEST_PREPARES * prepares),
+    }
+    return {**files, **{name: text.encode() for name, text in texts.items()}}
+
+
+def _comment(config: str) -> str:
+    """Return the comment at the beginning of a sample, as a paragraph between empty lines."""
+    lines: list[str] = []
+    for line in config.splitlines():
+        if not line.startswith("#"):
+            break
+        is_command = line.startswith("#   ")
+        lines += [""] * (is_command and not (lines and lines[-1].startswith("    ")))
+        lines.append(f"    {line[4:]}" if is_command else line[2:])
+    return "".join(f"\n{line}" for line in lines) + "\n" * bool(lines)
+
+
+def _write(target: Path, files: dict[str, bytes]) -> None:
+    """Write the files into a directory, all or none."""
+    is_new = not target.exists()
+    target.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    try:
+        for name, content in files.items():
+            written.append(target / name)
+            with written[-1].open("xb") as file:
+                file.write(content)
+    except BaseException:
+        for path in written:
+            with suppress(OSError):
+                path.unlink()
+        if is_new:
+            with suppress(OSError):
+                target.rmdir()
+        raise

@@ -1,0 +1,109 @@
+"""Finds the keys that overrides of a config can set, for the completion of shells; nothing is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from emrun.config.config import Config
+from emrun.config.names import short_names
+from emrun.config.overrides import hook_entry
+from emrun.config.plan import code_directories
+from emrun.config.planner import Planner
+from emrun.config.sections import SECTIONS
+from emrun.config.source_finder import Sources
+from emrun.config.yaml_tree import Node
+from emrun.user_modules import find_user_modules
+
+_DEEPER = ("dataset", "eval", "hooks", "main_loop", "model", "vars")  # sections that are mappings
+_WRITTEN = re.compile(r"[\w-]+")  # a key that needs no quotes, neither in YAML nor in a shell
+
+
+def keys_below(config: Config, above: Sequence[str]) -> dict[str, bool]:
+    """Return the keys of a mapping of a config: those it has, and those that the signature of its class allows.
+
+    Only the classes on the way to the mapping are looked up, so that a shell does not wait.
+
+    Args:
+        config: the config.
+        above: the path of the mapping, as overrides write it; empty for the sections.
+
+    Returns:
+        The key -> whether there may be keys below it.
+    """
+    tree = config.root
+    if not above:
+        return {**{name: name in _DEEPER for name in SECTIONS}, **_there(tree)}
+    if above[0] == "hooks":
+        return _keys_of_hooks(tree, above[1:])
+    node = tree.get(*above)
+    found = dict.fromkeys(_arguments(_only(tree, above), above), False)
+    return {**found, **(_there(node) if node is not None else {})}
+
+
+def streams_of(config: Config) -> list[str]:
+    """Return the names of the streams that the dataset of a config has, as far as its source says."""
+    section = config.root.get("dataset")
+    if section is None or not isinstance(section.value, dict):
+        return []
+    find_user_modules(*code_directories(config.root))
+    finder = Sources()
+    recipe = Planner(finder).section(replace(section, value=_class_of(section)), "dataset")
+    return list((recipe and finder.streams(recipe.target)) or ())
+
+
+def _keys_of_hooks(tree: Node, above: Sequence[str]) -> dict[str, bool]:
+    section = tree.get("hooks")
+    entries = section.value if section is not None and isinstance(section.value, list) else []
+    there = {str(name): arguments for name, arguments in map(hook_entry, entries) if name is not None}
+    if not above:
+        return dict.fromkeys(filter(_WRITTEN.fullmatch, [*there, *short_names("hook", installed=False)]), True)
+    if len(above) > 1:
+        node = there.get(above[0])
+        node = None if node is None else node.get(*above[1:])
+        return {} if node is None else _there(node)
+    find_user_modules(*code_directories(tree))
+    planner = Planner(Sources())
+    planner.hook(above[0], None, tree, "hook")
+    arguments = there.get(above[0])
+    found = {name: False for key, name in planner.places if key == "hook"}
+    return {**dict(sorted(found.items())), **(_there(arguments) if arguments is not None else {})}
+
+
+def _arguments(tree: Node, above: Sequence[str]) -> list[str]:
+    """Return the arguments of the call that has a path."""
+    find_user_modules(*code_directories(tree))
+    planner = Planner(Sources())
+    others = {name: None for name in ("dataset", "model", "main_loop") if name != above[0]}
+    planner.config(tree, (), {**others, "hooks": ()})
+    return sorted(name for key, name in planner.places if re.sub(r"\[(\d+)\]", r".\1", key).split(".") == list(above))
+
+
+def _there(node: Node) -> dict[str, bool]:
+    """Return the keys of a mapping, or the indices of a list, that are in the config."""
+    entries = node.value.items() if isinstance(node.value, dict) else enumerate(node.value or ())
+    if not isinstance(node.value, dict | list):
+        return {}
+    named = {str(key): isinstance(child.value, dict | list) for key, child in entries}
+    return {key: is_deeper for key, is_deeper in named.items() if _WRITTEN.fullmatch(key)}
+
+
+def _only(node: Node, path: Sequence[str]) -> Node:
+    """Return a mapping with nothing but its class and what is on a path."""
+    if isinstance(node.value, list) and path and path[0].isdecimal() and int(path[0]) < len(node.value):
+        index = int(path[0])
+        rest = [Node(None, each.position, each.position) for each in node.value[:index]]
+        return replace(node, value=[*rest, _only(node.value[index], path[1:])])
+    if not isinstance(node.value, dict):
+        return node
+    kept = _class_of(node)
+    if "code_directory" in node.value:
+        kept["code_directory"] = node.value["code_directory"]
+    if path and path[0] in node.value:
+        kept[path[0]] = _only(node.value[path[0]], path[1:])
+    return replace(node, value=kept)
+
+
+def _class_of(node: Node) -> dict[str, Node]:
+    return {key: child for key, child in node.value.items() if key in ("class", "import")}

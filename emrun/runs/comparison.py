@@ -1,0 +1,157 @@
+"""Compares two runs: `compare` says in what their directories differ, as a mapping for JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from emrun.epoch_data import statistics
+from emrun.errors import ConfigError, StorageError
+from emrun.fields import TEXT, fitting, mapping_of, optional, record, whole
+from emrun.runs.code_comparison import compare_code
+from emrun.runs.config_comparison import compare_configs
+from emrun.runs.step_comparison import compare_steps
+from emrun.runs.stored_run import StoredRun, number
+from emrun.storage.lines import read_lines
+from emrun.wording import in_one_line
+
+_MOST = 10_000  # entries of a file that are compared
+_BATCH = record({"stream": TEXT, "pass": whole(), "sources": mapping_of(optional(TEXT))})
+
+PARTS = ("config", "hooks_order", "modules", "packages", "python", "repositories", "device", "data", "epochs", "steps")
+"""The parts of a comparison; a part without differences is None or an empty list."""
+
+
+def compare(a: StoredRun, b: StoredRun) -> dict[str, Any]:
+    """Return in what two runs differ, in plain types.
+
+    Returns:
+        `runs`: for both, `directory`, `status`, `epochs_done`, `iterations_done`, `problems`. `equal`: whether no part
+        differs. `not_compared`: part -> why it could not be compared. `statistics`: address -> `a` and `b`, each None
+        or a mapping of `last`, `lowest` and `highest` to the value and its epoch. And the parts, see `PARTS`:
+
+        - `config`: a list of `key`, `a` and `b`, each None where the key is not there, or with `value` and `origin`.
+        - `hooks_order`: the names of the hooks that both have, in the order of `a` and of `b`.
+        - `modules`: a list of `name`, `change` (`changed`, `only in a`, `only in b`) and `diff`, a unified diff.
+        - `packages`: a list of `name`, `a` and `b`, the versions; `python` and `device`: `a` and `b`.
+        - `repositories`: for `a` and `b` a list of `directory`, `commit` and `changes`, the checksum of a patch.
+        - `data`: a list of `stream`, `pass` and `sources`, whose values in the first batch differ.
+        - `epochs`: `first`, the first epoch whose statistics differ, and `a` and `b`, their last epochs.
+        - `steps`: see `compare_steps`.
+    """
+    found: dict[str, Any] = dict.fromkeys(PARTS)
+    reasons: dict[str, str] = {}
+    for name, part in (
+        ("config", lambda: compare_configs(a, b)),
+        ("code", lambda: compare_code(a.directory, b.directory)),
+        ("device", lambda: {"device": _device(a, b)}),
+        ("data", lambda: {"data": _compare_batches(a.directory, b.directory)}),
+        ("statistics", lambda: _compare_epochs(a, b)),
+        ("steps", lambda: {"steps": compare_steps(a.steps(), b.steps())}),
+    ):
+        try:
+            found.update(part())
+        except NotCompared as error:
+            reasons[name] = str(error)
+        except (ConfigError, StorageError) as error:
+            reasons[name] = in_one_line(str(error).partition("\n")[0])
+    is_equal = not any(found[part] for part in PARTS if part != "steps")
+    is_equal = is_equal and (found["steps"] is None or found["steps"]["equal"])
+    runs = [
+        {
+            "directory": str(run.directory),
+            "status": run.status,
+            "epochs_done": run.epochs_done,
+            "iterations_done": run.iterations_done,
+            "problems": run.problems,
+        }
+        for run in (a, b)
+    ]
+    return {"runs": runs, "equal": is_equal, "not_compared": reasons, **found}
+
+
+class NotCompared(Exception):
+    """A part that at least one of the runs does not have."""
+
+
+def _device(a: StoredRun, b: StoredRun) -> dict[str, str] | None:
+    one, other = (run.trace.get("device") for run in (a, b))
+    if one is None or other is None:
+        lacking = " and ".join(name for name, each in (("a", one), ("b", other)) if each is None)
+        raise NotCompared(f"the device of {lacking} is not recorded")
+    return None if one == other else {"a": one, "b": other}
+
+
+def _compare_batches(a: Path, b: Path) -> list[dict[str, Any]]:
+    """Return the first batches of streams, recorded in both runs, that differ."""
+    one, other = _batches(a), _batches(b)
+    if not one.keys() & other.keys():
+        raise NotCompared("no batch of the same stream is recorded in both")
+    found = []
+    for stream, index in [each for each in one if each in other]:
+        mine, theirs = one[stream, index], other[stream, index]
+        sources = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+        if sources:
+            found.append({"stream": stream, "pass": index, "sources": sources})
+    return found
+
+
+def _batches(directory: Path) -> dict[tuple[str, int], dict[str, str | None]]:
+    found: dict[tuple[str, int], dict[str, str | None]] = {}
+    for line in read_lines(directory / "code" / "batches.jsonl"):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if fitting(entry, _BATCH) and len(found) < _MOST:
+            found[entry["stream"], entry["pass"]] = entry["sources"]
+    return found
+
+
+def _compare_epochs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
+    """Return the first epoch that differs, and the last, lowest and highest values of all statistics, side by side."""
+    sides: list[dict[str, dict[str, Any]]] = [{}, {}]
+    last: list[int | None] = [None, None]
+    first = None
+    for pair in zip_longest(a.epochs(), b.epochs()):
+        for index, epoch in enumerate(pair):
+            if epoch is not None:
+                last[index] = epoch["epoch"]
+                _collect(epoch, sides[index])
+        one, other = pair
+        if first is None and (one is None or other is None or not _same_epoch(one, other)):
+            first = (one or other or {})["epoch"]
+    addresses = {**sides[0], **sides[1]}
+    rows = {each: {"a": sides[0].get(each), "b": sides[1].get(each)} for each in addresses}
+    epochs = None if first is None else {"first": first, "a": last[0], "b": last[1]}
+    return {"epochs": epochs, "statistics": rows}
+
+
+def _same_epoch(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return bool(one["epoch"] == other["epoch"] and one["streams"] == other["streams"])
+
+
+def _collect(epoch: Mapping[str, Any], found: dict[str, dict[str, Any]]) -> None:
+    for address, value in _numbers(epoch["streams"]):
+        entry = [value, epoch["epoch"]]
+        known = found.get(address)
+        if known is None:
+            if len(found) < _MOST:
+                found[address] = {"last": entry, "lowest": entry, "highest": entry}
+            continue
+        known["last"] = entry
+        if value < known["lowest"][0]:
+            known["lowest"] = entry
+        if value > known["highest"][0]:
+            known["highest"] = entry
+
+
+def _numbers(streams: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for stream, variables in streams.items():
+        for name, value in statistics(variables):
+            found = number(value)
+            if found is not None:
+                yield f"{stream}/{name}", found

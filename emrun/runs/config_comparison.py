@@ -1,0 +1,110 @@
+"""Compares the configs of two runs by meaning: key by key, hooks by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from emrun.config.overrides import hook_entry
+from emrun.config.yaml_tree import Node
+from emrun.errors import ConfigError
+from emrun.runs.stored_run import StoredRun
+
+_MOST = 1_000  # differences
+
+
+def compare_configs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
+    """Return the parts `config` and `hooks_order` of a comparison; see `compare`.
+
+    Values are compared after references to other values are replaced. The order of keys, comments, and the way in which
+    a value is written do not matter, but 1, 1.0 and true are three values. An origin is the line in `config.yaml` of
+    the run and, if there was one in the command, the override.
+
+    Raises:
+        StorageError: a config cannot be read.
+        ConfigError: a config is damaged.
+    """
+    one, other = _tree(a), _tree(b)
+    commands = [_overrides(run.trace) for run in (a, b)]
+    found: list[dict[str, Any]] = []
+    for key, left, right in _differences(one, other, ()):
+        if len(found) == _MOST:
+            break
+        sides = [_side(node, key, own) for node, own in zip((left, right), commands, strict=True)]
+        found.append({"key": key, "a": sides[0], "b": sides[1]})
+    return {"config": found, "hooks_order": _order(one, other)}
+
+
+def _tree(run: StoredRun) -> Node:
+    try:
+        return run.resolved
+    except ConfigError:  # a reference leads nowhere
+        return run.config.root
+
+
+def _side(node: Node | None, key: str, overrides: Mapping[str, str]) -> dict[str, Any] | None:
+    if node is None:
+        return None
+    line = f"config.yaml:{node.position.line}" if node.position.line else "config.yaml"
+    given = next((text for name, text in overrides.items() if f"{key}.".startswith(f"{name}.")), None)
+    return {"value": node.plain(), "origin": line if given is None else f"{line}, override {given}"}
+
+
+def _overrides(trace: Mapping[str, Any]) -> dict[str, str]:
+    """Return the overrides in the commands that started and resumed a run: key -> the override."""
+    before = [each.get("before") for each in trace.get("resumes", ())]
+    commands = [each["command"] for each in before if isinstance(each, dict) and isinstance(each.get("command"), list)]
+    words = [word for command in [*commands, trace.get("command", ())] for word in command]
+    pairs = [(word.partition("=")[0], word) for word in words if isinstance(word, str) and "=" in word]
+    return {key: word for key, word in pairs if key and not key.startswith("-")}
+
+
+def _differences(
+    one: Node | None, other: Node | None, path: tuple[str, ...]
+) -> Iterator[tuple[str, Node | None, Node | None]]:
+    """Yield the keys whose values differ, as overrides write them, with both values."""
+    if one is not None and other is not None:
+        if path == ("hooks",) and isinstance(one.value, list) and isinstance(other.value, list):
+            pair: tuple[Mapping[str, Node], Mapping[str, Node]] | None = _hooks(one), _hooks(other)
+        else:
+            pair = _entries(one, other)
+        if pair is not None:
+            for name in {**pair[0], **pair[1]}:
+                yield from _differences(pair[0].get(name), pair[1].get(name), (*path, name))
+            return
+        if repr(one.plain()) == repr(other.plain()):
+            return
+    yield ".".join(path), one, other
+
+
+def _entries(one: Node, other: Node) -> tuple[Mapping[str, Node], Mapping[str, Node]] | None:
+    """Return what two values consist of, if they can be compared part by part."""
+    if isinstance(one.value, dict) and isinstance(other.value, dict):
+        return one.children(), other.children()
+    if isinstance(one.value, list) and isinstance(other.value, list) and len(one.value) == len(other.value):
+        return one.children(), other.children()
+    return None
+
+
+def _hooks(section: Node) -> dict[str, Node]:
+    """Return the arguments of hooks by name; those of a hook that is listed twice by index and name."""
+    entries = [(hook_entry(entry), entry) for entry in section.value]
+    names = [name for (name, _), _ in entries]
+    found = {}
+    for index, ((name, arguments), entry) in enumerate(entries):
+        key = str(index) if name is None else name if names.count(name) == 1 else f"{index}.{name}"
+        is_bare = arguments is None or arguments.value is None
+        found[key] = entry if name is None else Node({}, entry.position) if is_bare else arguments
+    return {key: node for key, node in found.items() if node is not None}
+
+
+def _order(one: Node, other: Node) -> dict[str, list[str]] | None:
+    sections = [tree.get("hooks") for tree in (one, other)]
+    names = [
+        [str(hook_entry(entry)[0]) for entry in section.value]
+        if section is not None and isinstance(section.value, list)
+        else []
+        for section in sections
+    ]
+    a, b = ([name for name in own if name in there] for own, there in (names, names[::-1]))
+    return {"a": a, "b": b} if a != b and sorted(a) == sorted(b) else None

@@ -1,0 +1,90 @@
+"""Finds the runs below a directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from emrun.errors import StorageError, UsageError
+from emrun.runs.stored_run import StoredRun
+from emrun.storage.files import storing
+from emrun.storage.run import CONFIG, no_run
+from emrun.storage.trace import TRACE
+
+_BESIDE = ("metrics.jsonl", "steps.jsonl", "train.log", "checkpoints", ".lock")
+"""What a run has, and a project with a `config.yaml` does not."""
+_DEEPEST = 20  # directories in each other
+
+
+def find_runs(directory: Path, *, deep: bool = False) -> Iterator[StoredRun]:
+    """Yield the runs in a directory by name: those directly in it, or the directory itself if it is a run.
+
+    Results of evaluations are not runs. Links to directories are not followed, and there is no search within a run.
+
+    Args:
+        directory: the directory.
+        deep: also search the directories below, except hidden ones.
+
+    Raises:
+        UsageError: there is no such directory.
+        StorageError: it cannot be read.
+    """
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "does not exist"
+        raise UsageError(f"{directory} {what}; give a directory with runs, or a run")
+    if _may_be_run(_names_in(directory)):
+        yield from _run_in(directory)
+    else:
+        yield from _below(directory, deep, 0)
+
+
+def find_run(directory: Path) -> StoredRun:
+    """Return the run in a directory.
+
+    Raises:
+        UsageError: the directory does not hold a run.
+        StorageError: it cannot be read.
+    """
+    if not directory.is_dir():
+        raise no_run(directory) if directory.exists() else UsageError(f"{directory} does not exist")
+    run = next(_run_in(directory), None) if _may_be_run(_names_in(directory)) else None
+    if run is None:
+        raise UsageError(f"{directory} is not a run directory: it has no {TRACE} of a run")
+    return run
+
+
+def _below(directory: Path, deep: bool, depth: int) -> Iterator[StoredRun]:
+    try:
+        with os.scandir(directory) as entries:
+            found = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        if depth:
+            return  # not of interest: a directory that is not a run, or another user's
+        raise StorageError(error.errno or errno.EIO, f"cannot read {directory}: {error.strerror}") from error
+    for name in sorted(found):
+        place = directory / name
+        try:
+            names = {TRACE} if os.path.lexists(place / TRACE) else _names_in(place)
+        except StorageError:  # perhaps a run of another user, which is shown as damaged
+            names = set() if name.startswith(".") else {TRACE}
+        if _may_be_run(names):
+            yield from _run_in(place)
+        elif deep and depth < _DEEPEST and not name.startswith("."):
+            yield from _below(place, deep, depth + 1)
+
+
+def _names_in(directory: Path) -> set[str]:
+    with storing(directory, "read"):
+        return set(os.listdir(directory))  # noqa: PTH208 - names only, of thousands of directories
+
+
+def _may_be_run(names: set[str]) -> bool:
+    return TRACE in names or (CONFIG in names and any(each in names for each in _BESIDE))
+
+
+def _run_in(directory: Path) -> Iterator[StoredRun]:
+    run = StoredRun(directory)
+    if not run.is_evaluation:
+        yield run

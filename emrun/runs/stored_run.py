@@ -1,0 +1,352 @@
+"""A run as its directory describes it; see `StoredRun`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from emrun.config.config import Config
+from emrun.config.interpolation import without_environment
+from emrun.config.overrides import hook_at
+from emrun.config.yaml_tree import Node, parse
+from emrun.errors import ConfigError, StorageError
+from emrun.runs.yaml_parts import MISSING, Unclear, YamlPart, below, split_text
+from emrun.storage.files import read_regular
+from emrun.storage.lock import writer_of
+from emrun.storage.metrics import METRICS, epochs_of
+from emrun.storage.run import CONFIG
+from emrun.storage.steps import STEPS, Chunk, chunks_of
+from emrun.storage.trace import TRACE, known_fields
+from emrun.wording import counted
+
+STATUSES = ("running", "finished", "interrupted", "failed", "killed", "damaged")
+"""What `StoredRun.status` may be."""
+_LARGEST_TRACE = 1_000_000  # bytes
+_LARGEST_CONFIG = 2_000_000
+_DEEPEST = 20  # references from one value of a config to another
+_WRITTEN = (METRICS, STEPS, TRACE, "train.log")
+
+
+class StoredRun:
+    """A run as its directory describes it. Every part is read when it is first asked for, and nothing is written.
+
+    What cannot be read is left out, and `problems` says so; the methods that return one part raise an error instead.
+
+    Args:
+        directory: the run directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.problems: list[str] = []
+        """What is damaged, as far as it has been read, each in a sentence."""
+
+    @cached_property
+    def trace(self) -> Mapping[str, Any]:
+        """The fields of `trace.yaml`; those with an invalid value, or all, are missing if the file is damaged."""
+        try:
+            text = self._text(TRACE, _LARGEST_TRACE)
+            parts = split_text(text)
+            entries = parts.children() if parts is not None else None
+            try:
+                content = {name: part.plain() for name, part in (entries or {}).items()} if entries else None
+            except Unclear:
+                content = None
+            known, problems = known_fields(parse(text, TRACE).plain() if content is None else content)
+        except (ConfigError, StorageError) as error:
+            self.note(str(error).partition("\n")[0])
+            return {}
+        for each in (*problems, *([] if problems or "status" in known else ["status is missing"])):
+            self.note(f"{TRACE}: {each}")
+        return known
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether the directory has the results of an evaluation, which have the same files but no seed."""
+        return "status" in self.trace and self.trace.get("seed") is None
+
+    @cached_property
+    def status(self) -> str:
+        """How the run stands: one of `STATUSES`.
+
+        `killed`: it has not ended, and no process writes it. `damaged`: its trace does not say.
+        """
+        status = self.trace.get("status")
+        if status is None:
+            return "damaged"
+        if status == "running" and writer_of(self.directory) is None:
+            return "killed"
+        return str(status)
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run ended, in one line."""
+        return self.trace.get("reason")
+
+    @cached_property
+    def epochs_done(self) -> int:
+        """The number of finished epochs."""
+        return self._counted("epochs_done", "epoch")
+
+    @cached_property
+    def iterations_done(self) -> int:
+        """The number of batches of the train stream that were run, as of the last epoch or the end."""
+        return self._counted("iterations_done", "iteration")
+
+    @property
+    def begin(self) -> datetime | None:
+        """When the run began."""
+        return _time(self.trace.get("train_begin"))
+
+    @cached_property
+    def end(self) -> datetime | None:
+        """When the run ended; of a run that was killed, when its files were last written; None while it runs."""
+        if self.status == "running":
+            return None
+        if self.status in ("killed", "damaged") or self.trace.get("train_end") is None:
+            return self.last_written
+        return _time(self.trace.get("train_end"))
+
+    @property
+    def last_written(self) -> datetime | None:
+        """When the files that a run writes were last written."""
+        times = []
+        for name in _WRITTEN:
+            with suppress(OSError):
+                times.append((self.directory / name).lstat().st_mtime)
+        return datetime.fromtimestamp(max(times)).astimezone() if times else None
+
+    @cached_property
+    def size(self) -> int:
+        """The size of all files below the directory in bytes; links are not followed."""
+        return size_below(self.directory)
+
+    @cached_property
+    def config_text(self) -> str:
+        """The text of `config.yaml`.
+
+        Raises:
+            StorageError: it cannot be read, or is not UTF-8.
+        """
+        return self._text(CONFIG, _LARGEST_CONFIG)
+
+    @cached_property
+    def config(self) -> Config:
+        """The config of the run. Other files are not read, and no value of the environment; see `resolved`.
+
+        Raises:
+            StorageError: it cannot be read.
+            ConfigError: it is not a config.
+        """
+        root = parse(self.config_text, str(self.directory / CONFIG))
+        if not isinstance(root.value, dict):
+            raise root.error("a config must be a mapping with the keys dataset, model, ...")
+        return Config(root, self.directory.name, self.config_text)
+
+    @cached_property
+    def resolved(self) -> Node:
+        """The config with references to other values replaced; `${env:...}` stays as it is.
+
+        Raises:
+            StorageError: it cannot be read.
+            ConfigError: it is not a config, or a reference leads nowhere.
+        """
+        return without_environment(self.config.root)
+
+    def value(self, key: str) -> Any:
+        """Return a value of the config in plain types; `MISSING` if there is none. Nothing is constructed.
+
+        Args:
+            key: a key path as in overrides: `model.module.channels`, `hooks.StopAfter.epochs`, `hooks.0`.
+
+        Raises:
+            StorageError: the config cannot be read.
+            ConfigError: it is not a config.
+        """
+        return self._value(tuple(key.split(".")), 0)
+
+    def note(self, problem: str) -> None:
+        """Add a sentence to `problems`."""
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def epochs(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of `metrics.jsonl` one after another; `problems` counts damaged ones.
+
+        Each has `epoch`, `streams` (stream -> variable -> a number or a mapping aggregation -> number) and usually
+        `iteration` and `seconds`; other values are possible, since a file may be damaged: see `number`.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        damaged = 0
+        for _, epoch in epochs_of(self.directory / METRICS):
+            if epoch is None:
+                damaged += 1
+            else:
+                yield epoch
+        if damaged:
+            self.note(f"{METRICS}: {counted(damaged, 'line')} damaged or not of an epoch")
+
+    def steps(self) -> Iterator[Chunk]:
+        """Yield the chunks of `steps.jsonl` one after another; `problems` has those that are left out.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        left_out: list[str] = []
+        for each in chunks_of(self.directory / STEPS):
+            if isinstance(each, Chunk):
+                yield each
+            elif not left_out:
+                left_out.append(each)
+            else:
+                left_out.append("")
+        if left_out:
+            more = f", and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+            self.note(f"{STEPS}: {left_out[0]}{more}")
+
+    def _value(self, path: tuple[str, ...], depth: int) -> Any:
+        try:
+            parts = self._parts
+            if parts is None:
+                raise Unclear
+            place = _in_parts(parts, path)
+            found = MISSING if place is None else parts.get(*place)
+            if isinstance(found, str) and found.startswith("${") and found.find("}") == len(found) - 1:
+                name = found[2:-1]
+                if name.startswith("env:"):
+                    return found
+                if depth < _DEEPEST and (other := self._value(tuple(name.split(".")), depth + 1)) is not MISSING:
+                    return other
+                raise Unclear
+            if "${" in str(found):
+                raise Unclear
+        except Unclear:
+            tree = self.resolved.plain()
+            hooks = tree.get("hooks") if path[0] == "hooks" and len(path) > 1 else None
+            is_listed = isinstance(hooks, list) and all(isinstance(each, str | dict) for each in hooks)
+            whole = _below_hooks(path, hooks) if is_listed else path  # type: ignore[arg-type]
+            return MISSING if whole is None else below(tree, whole)
+        return found
+
+    @cached_property
+    def _parts(self) -> YamlPart | None:
+        return split_text(self.config_text)
+
+    def _text(self, name: str, most: int) -> str:
+        content = read_regular(self.directory / name, most)
+        try:
+            return content.decode("utf-8").removeprefix("\ufeff")
+        except UnicodeDecodeError as error:
+            raise StorageError(0, f"cannot read {self.directory / name}: it is not encoded in UTF-8") from error
+
+    @cached_property
+    def _last_epoch(self) -> Mapping[str, Any]:
+        """The last line of `metrics.jsonl`."""
+        last: Mapping[str, Any] = {}
+        with suppress(StorageError):
+            for epoch in self.epochs():
+                last = epoch
+        return last
+
+    def _counted(self, field: str, name: str) -> int:
+        """Return a count of the trace; of the last line of `metrics.jsonl`, if that is newer: the run has no end."""
+        counted = self.trace.get(field)
+        if counted is not None and self.trace.get("status") not in (None, "running"):
+            return int(counted)
+        found = self._last_epoch.get(name)
+        return max(int(counted or 0), found if type(found) is int and 0 <= found < 2**63 else 0)
+
+
+def number(value: Any) -> float | None:
+    """Return a number of `metrics.jsonl`, in which values that are not finite are strings; None for another value."""
+    if value in ("NaN", "Infinity", "-Infinity"):
+        return float(value)
+    if type(value) is float or (type(value) is int and abs(value) < 2**63):
+        return float(value)
+    return None
+
+
+def statistic(epoch: Mapping[str, Any], address: str) -> float | None:
+    """Return a statistic of an epoch; None if the epoch does not have it.
+
+    Args:
+        epoch: a line of `metrics.jsonl`.
+        address: `stream/variable/aggregation`, or `stream/variable` for the mean or a plain number. The name of a
+            variable may contain slashes.
+    """
+    stream, names = _named_by(address)
+    variables = epoch["streams"].get(stream, {})
+    for variable, aggregation in names:
+        found = variables.get(variable)
+        if isinstance(found, dict):
+            if aggregation in found:
+                return number(found[aggregation])
+        elif found is not None and aggregation == "mean":
+            return number(found)
+    return None
+
+
+@cache
+def _named_by(address: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the stream, and the pairs of a variable and an aggregation that an address may mean."""
+    stream, _, name = address.partition("/")
+    variable, _, aggregation = name.rpartition("/")
+    return stream, ((name, "mean"), (variable, aggregation))
+
+
+def size_below(directory: Path) -> int:
+    """Return the size of all files below a directory in bytes; what cannot be read is left out."""
+    total, waiting = 0, [str(directory)]
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for each in entries:
+                with suppress(OSError):
+                    if each.is_dir(follow_symlinks=False):
+                        waiting.append(each.path)
+                    else:
+                        total += each.stat(follow_symlinks=False).st_size
+    return total
+
+
+def _time(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+        return found if found.tzinfo else found.astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _in_parts(parts: YamlPart, path: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return a key path as the text has it: below `hooks`, with an index and the name; None if there is none."""
+    hooks = (parts.children() or {}).get("hooks") if path[0] == "hooks" and len(path) > 1 else None
+    if hooks is None:
+        return path
+    items = hooks.children()
+    if items is None:
+        raise Unclear
+    return _below_hooks(path, [list(item.children() or {}) or item.plain() for item in items.values()])
+
+
+def _below_hooks(path: tuple[str, ...], hooks: list[Any]) -> tuple[str, ...] | None:
+    """Return a key path below `hooks` as the tree has it.
+
+    Args:
+        path: the path, as overrides have it.
+        hooks: the entries of the list: a name, or a mapping or list with the name.
+    """
+    names = [each if isinstance(each, str) else str(next(iter(each or ()), "")) for each in hooks]
+    found = hook_at(path[1:], names)
+    if found is None:
+        return None
+    index, rest = found
+    name = () if isinstance(hooks[index], str) else (names[index],)
+    return ("hooks", str(index), *name, *rest)

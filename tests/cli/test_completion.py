@@ -1,0 +1,127 @@
+"""Completion in a shell: what is offered at each place, by the scripts of bash, zsh and fish."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+from emrun.cli import emrun as commands
+
+ROOT = Path(__file__).parent.parent.parent
+EMRUN = Path(sys.executable).with_name("emrun")
+SHELLS = ("bash", "zsh", "fish")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The current directory: a project with a run in `log`."""
+    place = shutil.copytree(ROOT / "sample_configs" / "my_project", tmp_path / "project")
+    run = place / "log" / "tumours_20261120-210301"
+    run.mkdir(parents=True)
+    (run / "trace.yaml").write_text("status: finished\n")
+    shutil.copy(place / "config.yaml", run)
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return place
+
+
+def completed(line):
+    """Return the values that complete the last word of a line."""
+    *words, incomplete = line.split(" ")
+    complete = ShellComplete(commands, {}, "emrun", "_EMRUN_COMPLETE")
+    return [item.value for item in complete.get_completions(words, incomplete)]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("verify", ["verify-resume"]),
+        ("train --auto", ["--auto-resume"]),
+        ("train c", ["config.yaml"]),
+        ("train ", ["__pycache__/", "config.yaml", "log/"]),
+        ("check config.yaml mod", ["model."]),
+        ("train config.yaml model.module.h", ["model.module.hidden="]),
+        ("train config.yaml model.optimizer.l", ["model.optimizer.lr="]),
+        ("train config.yaml model.optimizer.par", []),
+        ("train config.yaml dataset.b", ["dataset.batch_size="]),
+        ("train config.yaml main_loop.wor", ["main_loop.workers="]),
+        ("train config.yaml see", ["seed="]),
+        ("train config.yaml hooks.SaveB", ["hooks.SaveBest."]),
+        ("train config.yaml hooks.WriteC", ["hooks.WriteCSV."]),
+        ("train config.yaml hooks.StopAfter.ep", ["hooks.StopAfter.epochs="]),
+        ("train config.yaml hooks.my_hooks.GradientNorm.en", []),
+        ("train config.yaml ~main_loop.e", ["~main_loop.extra_streams."]),
+        ("train config.yaml ~model.optimizer.l", ["~model.optimizer.lr"]),
+        ("train config.yaml model.optimizer.lr=", []),
+        ("train nowhere.yaml model.", []),
+        ("resume ", ["log/"]),
+        ("resume log/", ["log/tumours_20261120-210301"]),
+        ("resume log/tumours_20261120-210301 hooks.StopO", ["hooks.StopOnNaN.", "hooks.StopOnPlateau."]),
+        ("eval log/tumours_20261120-210301 ", ["train", "valid"]),
+        ("eval log/tumours_20261120-210301 valid model.module.d", ["model.module.dropout="]),
+        ("init new --from tok", ["token_windows"]),
+        ("show savel", []),
+        ("show SaveL", ["SaveLatest"]),
+        ("completion f", ["fish"]),
+    ],
+)  # fmt: skip
+def test_a_word_is_completed(line, expected, project):
+    (project / "__pycache__").mkdir()
+    (project / ".hidden.yaml").write_text("")
+    (project / "a\nb.yaml").write_text("")
+    assert completed(line) == expected
+
+
+def test_a_broken_config_is_completed_with_nothing(project, capfd):
+    (project / "config.yaml").write_text("model: {class: [")
+    assert completed("train config.yaml model.") == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_keys_that_need_quotes_are_not_offered(project):
+    (project / "config.yaml").write_text('vars: {good: 1, "bad, key": 2, "\\e[31m": 3}\ndataset: {}\n')
+    assert completed("train config.yaml vars.") == ["vars.good="]
+
+
+def test_completion_imports_neither_torch_nor_user_code(project):
+    (project / "my_model.py").write_text((project / "my_model.py").read_text() + "\nraise SystemExit('imported')\n")
+    code = (
+        "import sys; sys.argv = ['emrun']; from emrun.cli import main\n"
+        "try: main()\n"
+        "finally: print(sorted({m.split('.')[0] for m in sys.modules}), file=sys.stderr)"
+    )
+    words = {"COMP_WORDS": "emrun train config.yaml model.module.", "COMP_CWORD": "3"}
+    env = {"_EMRUN_COMPLETE": "bash_complete", "PATH": "", **words}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=project, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == [f"partial,model.module.{each}" for each in ("dropout=", "hidden=", "class=")]
+    loaded = set(ast.literal_eval(done.stderr))
+    assert not loaded & {"torch", "numpy", "tabulate", "tqdm", "safetensors", "sklearn", "my_model"}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_a_shell_knows_the_kinds_of_items(shell):
+    done = CliRunner().invoke(commands, ["completion", shell])
+    assert done.exit_code == 0
+    assert f"_EMRUN_COMPLETE={shell}_complete" in done.output
+    assert all(each in done.output for each in ("partial", "path"))
+    found = shutil.which(shell)
+    if found is not None:
+        check = "--no-execute" if shell == "fish" else "-n"
+        subprocess.run([found, check], input=done.output, text=True, timeout=60, check=True)
+
+
+def test_bash_completes_by_its_script(project):
+    script = (
+        f'PATH="{EMRUN.parent}:$PATH"; eval "$(emrun completion bash)"; compopt() {{ echo "compopt $*"; }}\n'
+        "COMP_WORDS=(emrun train config.yaml model.module.h); COMP_CWORD=3; _emrun_completion emrun\n"
+        'echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", script], cwd=project, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("compopt -o\nnospace\nmodel.module.hidden=\n", "")
