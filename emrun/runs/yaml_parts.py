@@ -41,20 +41,23 @@ class YamlPart:
     Args:
         first: what follows its key or its dash on the same line.
         lines: the lines below.
+        children: its entries, if they are known; see `children`.
     """
 
     __slots__ = ("_children", "_first", "_lines")
 
-    def __init__(self, first: str, lines: list[str]) -> None:
+    def __init__(
+        self, first: str, lines: list[str], children: Mapping[str, YamlPart] | object | None = MISSING
+    ) -> None:
         self._first = first
         self._lines = lines
-        self._children: Mapping[str, YamlPart] | object | None = MISSING
+        self._children = children
 
     def children(self) -> Mapping[str, YamlPart] | None:
         """Return the entries of a mapping by key, or of a list by index as text; None if only the parser can tell."""
         if self._children is MISSING:
             is_flow = self._first.startswith("{") and not self._lines
-            self._children = _split_flow(self._first) if is_flow else None if self._first else _split(self._lines)
+            self._children = _split_flow(self._first) if is_flow else None if self._first else _block(self._lines)
         return self._children  # type: ignore[return-value]
 
     def get(self, *path: str) -> Any:
@@ -86,8 +89,8 @@ class YamlPart:
 
 def split_text(text: str) -> YamlPart | None:
     """Return a text as a part to read values from; None if it has what only the parser understands."""
-    part = YamlPart("", text.split("\n"))
-    return None if _UNUSUAL.search(text) or part.children() is None else part
+    part = YamlPart("", text.split("\n"), None if _UNUSUAL.search(text) else _split(text.split("\n")))
+    return None if part.children() is None else part
 
 
 def below(value: Any, path: tuple[str, ...]) -> Any:
@@ -96,6 +99,17 @@ def below(value: Any, path: tuple[str, ...]) -> Any:
         entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         value = next((entry for key, entry in entries if str(key) == name), MISSING)
     return value
+
+
+def _block(lines: list[str]) -> Mapping[str, YamlPart] | None:
+    """Return the parts of a block as `_split` does; of many runs, most blocks are the same."""
+    text = "\n".join(lines)
+    return _remembered_block(text) if len(text) <= _REMEMBERED else _split(lines)
+
+
+@lru_cache(1000)
+def _remembered_block(text: str) -> Mapping[str, YamlPart] | None:
+    return _split(text.split("\n"))
 
 
 def _split(lines: list[str]) -> Mapping[str, YamlPart] | None:
