@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from emrun.arguments import expanded
+from emrun.cli.as_json import only_json, print_json, with_json
+from emrun.cli.completers import complete_runs, complete_streams
 from emrun.cli.console import with_terminal_log
 from emrun.cli.failures import users_code
 from emrun.cli.signals import end_by_signal, import_torch, unwound_by_sigterm
@@ -15,8 +16,8 @@ from emrun.wording import counted, progress
 
 
 @click.command(short_help="Write the outputs for every example of a stream.")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.argument("stream")
+@click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
+@click.argument("stream", shell_complete=complete_streams)
 @click.argument("overrides", nargs=-1)
 @click.option(
     "-o", "--output", metavar="FILE", required=True, type=click.Path(path_type=Path),
@@ -26,7 +27,7 @@ from emrun.wording import counted, progress
 @click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
 @click.option("--checkpoint", metavar="NAME", help="By default best, or latest if there is no best.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@with_json
 @with_terminal_log
 def predict(
     directory: Path,
@@ -57,7 +58,7 @@ def predict(
 
     names = None if variables is None else [name.strip() for name in variables.split(",")]
     try:
-        with unwound_by_sigterm(), users_code():
+        with only_json(as_json), unwound_by_sigterm(), users_code():
             made = predict_stream(
                 directory, stream, output, overrides, config, checkpoint, names, overwrite=overwrite
             )  # fmt: skip
@@ -65,10 +66,9 @@ def predict(
         click.echo(f"{error.reason}; {output} is not written", err=True)
         end_by_signal(error.signal)
     if as_json:
-        found = {"file": str(made.file), "rows": made.rows, "columns": list(made.columns)}
-        at = {"directory": str(made.checkpoint), "epoch": made.epoch, "iteration": made.iteration}
-        click.echo(json.dumps({**found, "checkpoint": at}, indent=2))
+        at = {"directory": made.checkpoint, "epoch": made.epoch, "iteration": made.iteration}
+        print_json({"file": made.file, "rows": made.rows, "columns": made.columns, "checkpoint": at})
     else:
         click.echo(f"{made.file}: {counted(made.rows, 'row')} of stream {stream}: {', '.join(made.columns)}")
-        click.echo(f"by checkpoint {made.checkpoint}: {progress(made.epoch, made.iteration)}")
+        click.echo(f"by checkpoint {made.checkpoint.name}: {progress(made.epoch, made.iteration)}")
     return 0
