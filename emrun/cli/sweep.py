@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,18 +80,21 @@ def sweep(
 
     more = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"sweep.jobs={jobs}"] * (jobs is not None)
     loaded = load_config(config, (*overrides, *more))
+    if not expanded(config).is_file() and not expanded(config).is_dir():
+        raise UsageError(f"{config} can be read only once, but each trial reads the config; give a file")
     settings = _settings(loaded)
     parameters = _parameters(loaded, given, settings)
     directory = expanded(output_dir or output_root / f"{loaded.get('name') or loaded.name}_sweep")
     trials = Trials(loaded, parameters, settings, directory)
     trials.check()
     search = _search(trials, loaded)
-    command = ["train", "-q", str(config), *(each for each in overrides if not each.lstrip("~").startswith("sweep"))]
+    command = ["train", str(config), *(each for each in overrides if not each.lstrip("~").startswith("sweep"))]
     if dry_run:
         return _print_commands(trials, search, command)
     ending = None
     if not shows_status and not shows_best:
-        ending = _run(trials, search, command, loaded)
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # what the user's code prints
+            ending = _run(trials, search, command, loaded)
         if ending.exit_status == 2:  # nothing was trained
             click.echo(ending.text.strip(), err=True)
             return 2
@@ -199,8 +202,11 @@ def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: 
 
     jobs = Jobs(main, COMMAND, settings.devices, may_fork)
 
+    node = loaded.root.get("sweep", "objective")
+    place = str(Problem(None if node is None else node.position, "sweep.objective", ""))
+
     def started_with(trial: Trial) -> list[str]:
-        return arguments(_command(command, trial), trial.directory, settings.objective)
+        return arguments(_command(command, trial), trial.directory, settings.objective, place)
 
     return SweepLoop(trials, settings, jobs, started_with, threads, search).run()
 

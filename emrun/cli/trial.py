@@ -41,9 +41,10 @@ class Sweep:
 
 
 class _Checks(TrialChecks):
-    def __init__(self, directory: str, objective: str | None) -> None:
+    def __init__(self, directory: str, objective: str | None, place: str) -> None:
         self._directory = Path(directory)
         self._objective = objective
+        self._place = place
 
     def check_config(self, loaded: Config) -> None:
         from emrun.launch.trials import identity
@@ -63,18 +64,19 @@ class _Checks(TrialChecks):
         except HookError as error:
             if loop.run is not None:
                 loop.run.remove()
-            raise _WrongSweep(f"sweep.objective: {error}") from error
+            raise _WrongSweep(f"{self._place}: {error}") from error
 
 
-def arguments(command: Sequence[str], directory: Path, objective: str | None) -> list[str]:
+def arguments(command: Sequence[str], directory: Path, objective: str | None, place: str) -> list[str]:
     """Return the arguments for `main`.
 
     Args:
         command: the arguments of `emrun train`.
         directory: the run directory.
         objective: the objective; None if the sweep has none.
+        place: where the objective stands, for messages.
     """
-    return [json.dumps({"directory": str(directory), "objective": objective}), *command]
+    return [json.dumps({"directory": str(directory), "objective": objective, "place": place}), *command]
 
 
 def main(given: Sequence[str]) -> int:
@@ -82,7 +84,7 @@ def main(given: Sequence[str]) -> int:
     logging.getLogger().handlers.clear()  # those of the sweep, if this process was forked
     sys.argv = ["emrun", *given[1:]]
     try:
-        status = train.main(list(given[2:]), standalone_mode=False, obj=_Checks(**json.loads(given[0])))
+        status = train.main(["-q", *given[2:]], standalone_mode=False, obj=_Checks(**json.loads(given[0])))
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -65,6 +65,8 @@ class Sweep:
         devices: Sequence[int | str] | None = None,
         on_error: OnError = "continue",
     ) -> None:
+        if not isinstance(parameters, Mapping | None):
+            raise ArgumentError("parameters", f"{parameters!r} is not a mapping from keys to values")
         check_count("repeats", repeats, minimum=1)
         for name, value, minimum in (("trials", trials, 1), ("folds", folds, 2), ("jobs", jobs, 1)):
             if value is not None:
@@ -76,7 +78,6 @@ class Sweep:
             raise ArgumentError("devices", f"{devices!r} is not a list of devices such as [0, 1]")
         if objective is not None and not (isinstance(objective, str) and _ADDRESS.fullmatch(objective)):
             raise ArgumentError("objective", f"{objective!r} is not an address such as valid/loss/mean")
-        self.parameters = dict(parameters or {})
         self.method, self.method_arguments = named("method", method)
         self.trials = trials
         self.repeats = repeats

@@ -78,6 +78,7 @@ class _State:
 
     done: dict[Path, Result] = field(default_factory=dict)
     elsewhere: dict[Path, float] = field(default_factory=dict)  # -> when to look again
+    look_again: float = 0.0  # when to look for experiments of other processes
     ended: set[str] = field(default_factory=set)  # experiments of which the proposals know the results
 
 
@@ -114,11 +115,6 @@ class SweepLoop:
         self._ending: Ending | None = None
         self._signals: list[int] = []
         self._is_waiting = False
-
-    @property
-    def experiments(self) -> list[Experiment]:
-        """The experiments, as far as they are chosen."""
-        return self._experiments
 
     def run(self) -> Ending:
         """Run the trials, with handlers for SIGINT and SIGTERM, which end the running trials with checkpoints."""
@@ -169,7 +165,7 @@ class SweepLoop:
     def _next(self) -> tuple[Experiment, Trial] | None:
         """Return the next trial to start; None if there is none now."""
         is_adaptive = self._search is not None and self._settings.method not in ("grid", "random")
-        if is_adaptive:
+        if is_adaptive and time.monotonic() >= self._state.look_again:
             self._add_known()
         for experiment in self._experiments:
             for trial in experiment.trials:
@@ -209,6 +205,7 @@ class SweepLoop:
 
     def _add_known(self) -> None:
         """Add the experiments that other processes, or earlier ones, have chosen."""
+        self._state.look_again = time.monotonic() + _LOOK
         for each in self._trials.known():
             if all(each.trials != other.trials for other in self._experiments):
                 self._experiments.append(each)

@@ -17,13 +17,15 @@ from typing import Any
 
 from emrun.config.config import Config
 from emrun.config.interpolation import unread_values
-from emrun.config.plan import check_statically
-from emrun.errors import ConfigError, Position, Problem
+from emrun.config.plan import Plan
+from emrun.config.source_finder import Sources
+from emrun.errors import ConfigError, Position, Problem, StorageError
 from emrun.launch.parameters import Parameter, Value
 from emrun.launch.settings import Sweep
 from emrun.randomness import derived_seed
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.yaml_parts import MISSING
+from emrun.storage.run import CONFIG
 
 NOT_OF_IDENTITY = ("sweep", "name", "code_directory")
 """The sections of a config that do not tell one trial from another."""
@@ -78,8 +80,10 @@ class Trials:
         self.parameters = parameters
         self.settings = settings
         self.directory = directory
-        self.seed = int(self._base["seed"])
+        seed = self._base["seed"]
+        self.seed = seed if isinstance(seed, int) else 0  # another one is reported by `check`
         """The seed of the sweep: that of the config, or 0."""
+        self._known: dict[Path, Experiment | None] = {}
 
     def grid(self) -> Iterator[Experiment]:
         """Yield the experiments of all combinations; the values of the last parameter change first."""
@@ -114,6 +118,7 @@ class Trials:
             others = each.values[1:] if each.span is None else [each.span.high]
             tried += [{**first, each.name: other} for other in others]
         problems: list[Problem] = []
+        finder, plan = Sources(), None
         for values in tried:
             positions: dict[str, Position] = {}
             for each in self.parameters:
@@ -124,7 +129,7 @@ class Trials:
                     if self.settings.folds is not None:
                         _check_fold(config)
                         config = config.overridden([f"{_FOLD}=0"])
-                    check_statically(config, evaluations=True)
+                    plan = Plan.with_evaluations(config, finder) if plan is None else Plan.of(config, finder, plan)
             except ConfigError as error:
                 problems += [each for each in error.problems if each not in problems]
         if problems:
@@ -136,21 +141,28 @@ class Trials:
 
     def known(self) -> Iterator[Experiment]:
         """Yield the experiments that have directories, as their configs tell: the directories are the only record."""
-        seen: list[Mapping[str, Value]] = []
-        keys = list(dict.fromkeys(key for each in self.parameters for key in each.keys))
+        seen: set[tuple[Trial, ...]] = set()
         for place in sorted(self.directory.glob(f"{_PREFIX}*")):
-            try:
-                stored = StoredRun(place)
-                found = {key: stored.value(key) for key in keys}
-                values = {each.name: each.value_in(found) for each in self.parameters}
-                if MISSING in found.values() or None in values.values() or values in seen:
-                    continue
-                experiment = self.experiment(values)
-            except (ConfigError, OSError):
-                continue  # not a trial of this sweep
-            if any(trial.directory == place for trial in experiment.trials):
-                seen.append(values)
-                yield experiment
+            if place not in self._known and (place / CONFIG).exists():
+                self._known[place] = self._of_directory(place)
+            found = self._known.get(place)
+            if found is not None and found.trials not in seen:
+                seen.add(found.trials)
+                yield found
+
+    def _of_directory(self, place: Path) -> Experiment | None:
+        """Return the experiment to which a directory belongs; None if it is not a trial of this sweep."""
+        keys = dict.fromkeys(key for each in self.parameters for key in each.keys)
+        try:
+            stored = StoredRun(place)
+            found = {key: stored.value(key) for key in keys}
+            values = {each.name: each.value_in(found) for each in self.parameters}
+            if MISSING in found.values() or None in values.values():
+                return None
+            experiment = self.experiment(values)
+        except (ConfigError, StorageError):
+            return None
+        return experiment if any(trial.directory == place for trial in experiment.trials) else None
 
     def _trial(self, config: Config, overrides: tuple[str, ...], repeat: int, fold: int | None) -> Trial:
         seed = self.seed if repeat == 0 else derived_seed(self.seed, "repeat", repeat) % 2**31

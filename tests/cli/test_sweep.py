@@ -32,7 +32,7 @@ def test_the_config_of_a_trial_has_no_section_sweep(project, emrun):
     emrun("sweep", "-q", "config.yaml")
     assert len(trials(project)) == 2
     assert all("sweep" not in (run / "config.yaml").read_text() for run in trials(project))
-    assert trace(trials(project)[0])["command"][:3] == ["emrun", "train", "-q"]
+    assert trace(trials(project)[0])["command"][:3] == ["emrun", "train", "config.yaml"]
     assert emrun("train", "-q", "config.yaml", "--output-dir", "alone").returncode == 0
     assert "sweep" not in (project / "alone" / "config.yaml").read_text()
     assert emrun("check", "config.yaml", "sweep.repeats=zero").returncode == 2
@@ -43,9 +43,8 @@ def test_dry_run_prints_the_commands_of_the_trials_that_are_left(project, emrun)
     done = emrun("sweep", "config.yaml", "-p", "model.lr=[0.3, 0.5]", "--jobs", "2", "--dry-run")
     (line,) = done.stdout.splitlines()
     words = shlex.split(line)
-    assert words[:5] == ["OMP_NUM_THREADS=1", "emrun", "train", "-q", "config.yaml"]
-    assert words[5:7] == ["model.lr=0.5", "--output-dir"]
-    assert words[8] == "--auto-resume"
+    assert words[:5] == ["OMP_NUM_THREADS=1", "emrun", "train", "config.yaml", "model.lr=0.5"]
+    assert (words[5], words[7]) == ("--output-dir", "--auto-resume")
     assert len(trials(project)) == 2
 
 
@@ -64,7 +63,7 @@ def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun):
     arguments = ("-p", "model.lr=[0.5, 0.0001]", "hooks.StopAfter.epochs=15", "dataset.delay=0.02")
     pruner = "sweep.pruner={median: {n_startup_trials: 1}}"
     done = emrun("sweep", "config.yaml", *arguments, pruner)
-    assert (done.returncode, done.stderr.count("pruned after")) == (0, 1)
+    assert (done.returncode, done.stderr.count(": pruned in ")) == (0, 1)
     assert sorted(statuses(project)) == ["finished", "pruned"]
     pruned = trials(project)[statuses(project).index("pruned")]
     assert trace(pruned)["reason"].startswith("pruned after epoch ")
@@ -83,6 +82,8 @@ def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun):
         (["~sweep.parameters"], "nothing to try: give -p"),
         (["sweep.jbos=2"], "sweep: unknown argument 'jbos'; did you mean 'jobs'?"),
         (["sweep.condition=best"], "sweep.condition: 'best' is not one of min, max"),
+        (["sweep.parameters=lr"], "sweep.parameters: 'lr' is not a mapping"),
+        (["seed=abc"], "seed: 'abc' is not a whole number"),
         (["sweep.pruner=nothing"], "override 'sweep.pruner=nothing': sweep.pruner: Optuna has no 'nothing'"),
         (["sweep.folds=2", "dataset.fold=0"], "no value of the config is ${vars.fold}"),
         (["--status", "--best"], "use one of --status, --best, --dry-run"),
@@ -98,6 +99,7 @@ def test_bad_input_is_an_error_before_the_first_trial(project, emrun, arguments,
 def test_an_objective_that_no_hook_writes_is_an_error_before_the_first_trial(project, emrun):
     done = emrun("sweep", "config.yaml", "sweep.objective=valid/los/mean")
     assert done.returncode == 2
+    assert "override 'sweep.objective=valid/los/mean': sweep.objective: Sweep monitors valid/los/mean" in done.stderr
     assert "no hook writes 'los/mean'; did you mean 'loss/mean'?" in done.stderr
     assert done.stdout == ""
     assert trials(project) == []

@@ -7,11 +7,14 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from sweeps import content, statuses, trace, trials, write_project
+
+from emrun.storage.lock import RunLock, writer_of
 
 EMRUN = Path(sys.executable).with_name("emrun")
 MAJORITY = Path(__file__).parents[2] / "sample_configs" / "majority.yaml"
@@ -52,8 +55,6 @@ def test_trials_of_a_sweep_that_is_killed_equal_those_that_were_trained_alone(pr
 
 def wait_until_free(project):
     """Wait until the trials of a sweep that was killed have ended, so that the next sweep need not wait for them."""
-    from emrun.storage.lock import writer_of
-
     while any(writer_of(run) is not None for run in trials(project)):
         time.sleep(0.01)
 
@@ -76,6 +77,27 @@ def test_an_interrupted_sweep_saves_checkpoints_and_says_how_to_continue(project
     assert "interrupted" in statuses(project)
     assert all((run / "checkpoints" / "latest").exists() for run in trials(project))
     assert emrun("sweep", "-q", "config.yaml").returncode == 0
+    assert statuses(project) == ["finished"] * 2
+
+
+def test_a_trial_that_another_process_trains_is_left_to_it_and_waited_for(project, emrun):
+    do(project, "trial")
+    assert emrun("sweep", "-q", "config.yaml", "-p", "model.lr=[0.1]").returncode == 1
+    (killed,) = trials(project)
+    lock = RunLock(killed)
+
+    def release():
+        while not any("finished" in path.read_text() for path in project.glob("log/*/*/trace.yaml")):
+            time.sleep(0.01)
+        lock.release()
+
+    other = threading.Thread(target=release)
+    other.start()
+    done = emrun("sweep", "config.yaml")
+    other.join()
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if "finished" in line]
+    assert [killed.name in line for line in lines] == [False, True]
     assert statuses(project) == ["finished"] * 2
 
 
@@ -169,7 +191,7 @@ class Campaign:
         while len(self.runs()) == before:
             assert process.poll() is None
             time.sleep(0.01)
-        time.sleep(self.random.uniform(0.0, 1.5))
+        time.sleep(self.random.uniform(0.0, 0.8))
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         if what != "parent" and children:
             os.kill(int(children[0]), signal.SIGKILL)
@@ -182,19 +204,18 @@ class Campaign:
 def test_twenty_trials_survive_five_kills_and_equal_those_trained_alone(tmp_path):
     sweep = Campaign(tmp_path)
     finished = {}
-    for what in ("parent", "trial", "both", "parent", "both"):
+    for what in ("parent", "both", "parent", "both", "trial"):
         process = sweep.start()
         sweep.kill(process, what)
         output, _ = process.communicate()
         assert process.returncode == (1 if what == "trial" else -9), output
-        finished |= {
-            run: (run / "trace.yaml").read_text() for run in sweep.runs() if trace(run)["status"] == "finished"
-        }
+        texts = {path: path.read_text() for path in tmp_path.glob("log/*/*/trace.yaml")}
+        finished |= {path: text for path, text in texts.items() if "status: finished" in text}
     process = sweep.start()
     assert (process.communicate()[0] and process.returncode) == 0
     runs = sweep.runs()
     assert [trace(run)["status"] for run in runs] == ["finished"] * 20
-    assert all((run / "trace.yaml").read_text() == text for run, text in finished.items())
+    assert all(path.read_text() == text for path, text in finished.items())
     assert sum("resumes" in trace(run) for run in runs) > 1
     command = [EMRUN, "sweep", *sweep.arguments, *sweep.sweep, "--dry-run", "--output-dir", "alone"]
     lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
