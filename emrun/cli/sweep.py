@@ -180,7 +180,7 @@ def _print_commands(trials: Trials, search: Search | None, command: Sequence[str
 def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: Config) -> Ending:
     """Run the trials; PyTorch is imported for all of them here."""
     from emrun.cli.trial import COMMAND, arguments, main
-    from emrun.launch.jobs import THREADS, Jobs, count_threads, threads_per_job
+    from emrun.launch.jobs import THREADS, Jobs, threads_per_job
     from emrun.launch.sweep import SweepLoop
 
     settings = trials.settings
@@ -188,19 +188,13 @@ def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: 
     if threads is not None:
         os.environ[THREADS] = str(threads)  # before PyTorch is imported
     import_torch()
-    import torch
-    import torch._dynamo  # the first optimizer imports it
 
     import emrun.training.create
     import emrun.training.resume  # noqa: F401
 
-    before = count_threads()
     _import_classes(trials, search)
 
-    def may_fork() -> bool:
-        return sys.platform == "linux" and count_threads() == before and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-
-    jobs = Jobs(main, COMMAND, settings.devices, may_fork)
+    jobs = Jobs(main, COMMAND, settings.devices)
 
     node = loaded.root.get("sweep", "objective")
     place = str(Problem(None if node is None else node.position, "sweep.objective", ""))

@@ -1,8 +1,7 @@
 """Processes for trials: each is forked from this one, which has imported PyTorch and never computed anything with it.
 
-A trial costs no start of Python and no imports. A fork is safe only while PyTorch has started no threads and no GPU is
-in use here: a child would wait for threads that it does not have. Where that is not certain, because the import of a
-class has started threads or on another system than Linux, a child begins a new Python instead.
+A trial costs no start of Python and no imports. Where a fork is not safe, because the import of a class has started
+threads or uses a GPU, or on another system than Linux, a child begins a new Python instead.
 """
 
 from __future__ import annotations
@@ -43,11 +42,30 @@ def threads_per_job(jobs: int) -> int | None:
     return None if jobs == 1 else max(1, cores // jobs)
 
 
-def count_threads() -> int:
-    """Return how many threads this process has, those of libraries included; 0 if the system does not say."""
-    with suppress(OSError):
-        return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names only
-    return 0
+def is_fork_safe() -> bool:
+    """Return whether a child of this process can compute: no library has threads here, and no GPU is in use.
+
+    OpenBLAS, which NumPy and SciPy use, ends its threads before a fork and starts them again when it needs them. So a
+    fork that does nothing shows whether there are others, such as those of OpenMP, for which a child would wait.
+    """
+    if sys.platform != "linux":
+        return False
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return False
+    if _count_threads() > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    return _count_threads() == 1
+
+
+def _count_threads() -> int:
+    """Return how many threads this process has, those of libraries included."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names only
 
 
 class Job:
@@ -114,7 +132,7 @@ class Jobs:
         run: Callable[[Sequence[str]], int],
         command: Sequence[str],
         devices: Sequence[str] | None,
-        may_fork: Callable[[], bool],
+        may_fork: Callable[[], bool] = is_fork_safe,
     ) -> None:
         self._run = run
         self._command = command

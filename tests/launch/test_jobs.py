@@ -1,6 +1,7 @@
 """Processes for trials; how they end with their sweep is tested in test_sweep.py."""
 
 import os
+import subprocess
 import sys
 import time
 
@@ -53,3 +54,21 @@ def test_the_cores_are_divided_among_the_jobs(monkeypatch, given, count, expecte
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     monkeypatch.setattr(jobs.os, "sched_getaffinity", lambda pid: set(range(6)))
     assert threads_per_job(count) == expected
+
+
+def test_a_fork_is_safe_unless_a_library_has_threads_other_than_those_of_openblas():
+    code = """
+import os
+import numpy as np
+from emrun.launch.jobs import is_fork_safe
+np.ones((500, 500)) @ np.ones((500, 500))
+print(len(os.listdir("/proc/self/task")) > 1, is_fork_safe())
+import torch
+print(is_fork_safe())
+torch.set_num_threads(2)
+torch.ones(500, 500) @ torch.ones(500, 500)
+print(is_fork_safe())
+"""
+    several = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=several, capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\nTrue\nFalse\n"

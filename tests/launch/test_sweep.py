@@ -191,10 +191,11 @@ class Campaign:
         while len(self.runs()) == before:
             assert process.poll() is None
             time.sleep(0.01)
-        time.sleep(self.random.uniform(0.0, 0.8))
+        if what != "trial":  # one that has just begun cannot end before it is killed
+            time.sleep(self.random.uniform(0.0, 0.8))
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         if what != "parent" and children:
-            os.kill(int(children[0]), signal.SIGKILL)
+            os.kill(int(children[-1]), signal.SIGKILL)
         if what != "trial":
             process.kill()
 
