@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -70,17 +71,23 @@ def call(command: list[str], place: Path) -> None:
     subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL)
 
 
-def measured(way, count: int) -> tuple[float, float]:
-    """Return the seconds of a way with this number of trials, and those of the training in them."""
+def cpu_seconds() -> float:
+    """Return the CPU time of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measured(way, count: int) -> tuple[float, float, float]:
+    """Return the seconds of a way with this number of trials, those of the training in them, and its CPU time."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        began = perf_counter()
+        began, used = perf_counter(), cpu_seconds()
         way(count, place)
-        taken = perf_counter() - began
+        taken, used = perf_counter() - began, cpu_seconds() - used
         files = list(place.glob("*/*/metrics.jsonl"))
         assert len(files) == count
         lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    return taken, sum(line["seconds"] for line in lines)
+    return taken, sum(line["seconds"] for line in lines), used
 
 
 def main() -> None:
@@ -92,16 +99,19 @@ def main() -> None:
     ways = {"emrun sweep": sweep, "a shell loop": shell, "Optuna with subprocesses": optuna}
     costs: dict[str, list[float]] = {name: [] for name in ways}
     starts: dict[str, list[float]] = {name: [] for name in ways}
+    used: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(arguments.rounds):
         for name, way in ways.items():
             few, many = (measured(way, count) for count in (FEW, FEW + arguments.trials))
             cost = (many[0] - few[0] - (many[1] - few[1])) / arguments.trials
             costs[name].append(cost)
+            used[name].append((many[2] - few[2]) / arguments.trials)
             starts[name].append(few[0] - few[1] - FEW * cost)
     for name in ways:
         cost, start = statistics.median(costs[name]), statistics.median(starts[name])
         verdict = "" if name != "emrun sweep" else f", budget {BUDGET}, {'held' if cost <= BUDGET else 'NOT HELD'}"
-        print(f"{name}: {cost:.2f} s a trial beside its training{verdict}; once {start:.1f} s", flush=True)
+        cpu = f"CPU time of a trial with its training {statistics.median(used[name]):.2f} s"
+        print(f"{name}: {cost:.2f} s a trial beside its training{verdict}; once {start:.1f} s; {cpu}", flush=True)
 
 
 if __name__ == "__main__":

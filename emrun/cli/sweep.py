@@ -188,14 +188,13 @@ def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: 
     if threads is not None:
         os.environ[THREADS] = str(threads)  # before PyTorch is imported
     import_torch()
+    import torch._dynamo  # noqa: F401 - the first optimizer imports it, which takes a second
 
     import emrun.training.create
-    import emrun.training.resume  # noqa: F401
+    import emrun.training.resume  # noqa: F401 - here, so that the trials do not
 
-    _import_classes(trials, search)
-
+    _import_classes(trials)
     jobs = Jobs(main, COMMAND, settings.devices)
-
     node = loaded.root.get("sweep", "objective")
     place = str(Problem(None if node is None else node.position, "sweep.objective", ""))
 
@@ -205,7 +204,7 @@ def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: 
     return SweepLoop(trials, settings, jobs, started_with, threads, search).run()
 
 
-def _import_classes(trials: Trials, search: Search | None) -> None:
+def _import_classes(trials: Trials) -> None:
     """Import the classes that the first trial names, so that the trials do not; find what only imports can find."""
     from emrun.config.import_finder import Imported
     from emrun.config.plan import Plan
