@@ -3,6 +3,12 @@
 A transcript (a block of kind `console`) must have the output that the command has, but for numbers and blanks; a line
 `...` stands for any lines. `REFRESH_TRANSCRIPTS=1 pytest -n 0 tests/test_readme.py -m ''` writes the output into the
 pages instead.
+
+docs/commands.md has the transcripts of the commands on runs. All blocks of the page run one after another in a copy of
+the README's project, so that a later block finds the runs of an earlier one. To add a command: write a section with a
+block `console` that has only its lines `$ emrun ...`, and let the command above write the output into it; give runs
+fixed names (`--output-dir`), add a block `sh` for what need not be shown, and mark a block that takes more than a few
+seconds `console slow`: `make campaign` runs it, in a copy of the project of its own.
 """
 
 import json
@@ -110,8 +116,9 @@ SHOWN = {
 
 
 def normal(text):
-    """Return an output as it is compared: without numbers and sizes, and whatever the width of columns and lines."""
+    """Return an output as it is compared: without numbers, sizes and times, whatever the width of columns and lines."""
     text = re.sub(r"\b0 [KMG]B\b", "0 B", re.sub(r"\d[\d.,:e+-]*", "0", text))
+    text = re.sub(r"\b0 (min|h|d)\b", "0 s", text)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     return [re.sub(r"-{2,}", "--", line) for line in lines if line]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from emrun.wording import counted, did_you_mean, duration, listed, progress
+from emrun.wording import counted, did_you_mean, duration, in_one_line, listed, progress, span
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,10 @@ def test_the_only_name_with_this_beginning_is_suggested():
 )
 def test_a_time_is_written_in_seconds_or_minutes(seconds, text):
     assert duration(seconds) == text
+
+
+def test_times_and_texts_of_a_table_are_short():
+    assert [span(each) for each in (0, 40, 90, 7200, 86400 * 250)] == ["0 s", "40 s", "1.5 min", "2 h", "250 d"]
+    assert in_one_line("größer") == "größer"
+    assert in_one_line("a\n\x1b[31m\u202e\udcff") == r"a\n\x1b[31m\u202e\udcff"
+    assert in_one_line("x" * 10, 4) == "xxxx..."

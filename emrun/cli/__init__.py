@@ -16,17 +16,21 @@ from emrun.cli.config import show_config
 from emrun.cli.dataset import dataset
 from emrun.cli.eval import evaluate
 from emrun.cli.failures import UsersCodeFailed, fail
+from emrun.cli.ls import ls
+from emrun.cli.prune import prune
 from emrun.cli.replay import replay
 from emrun.cli.resume import resume
 from emrun.cli.show import show
 from emrun.cli.signals import report_and_end_by_signal
 from emrun.cli.sweep import sweep
+from emrun.cli.trace import trace
 from emrun.cli.train import train
 from emrun.cli.verify_resume import verify_resume
 
 GROUPS = {
     "Train": (train, resume, evaluate, sweep),
     "Look": (check, show_config, show, bench, dataset),
+    "Compare": (ls, trace, prune),
     "Prove": (verify_resume, replay),
 }
 """The commands in the groups and the order in which the help shows them."""

@@ -66,7 +66,7 @@ def _below(directory: Path, deep: bool, depth: int) -> Iterator[StoredRun]:
     for name in sorted(found):
         place = directory / name
         try:
-            names = _names_in(place)
+            names = {TRACE} if os.path.lexists(place / TRACE) else _names_in(place)
         except StorageError:  # perhaps a run of another user, which is shown as damaged
             names = set() if name.startswith(".") else {TRACE}
         if _may_be_run(names):

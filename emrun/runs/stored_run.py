@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,10 @@ class StoredRun:
                 content = None
             known, problems = known_fields(parse(text, TRACE).plain() if content is None else content)
         except (ConfigError, StorageError) as error:
-            known, problems = {}, [str(error).partition("\n")[0]]
-        lacking = [] if problems or "status" in known else ["status is missing"]
-        self.problems += [f"{TRACE}: {each}" for each in (*problems, *lacking)]
+            self.note(str(error).partition("\n")[0])
+            return {}
+        for each in (*problems, *([] if problems or "status" in known else ["status is missing"])):
+            self.note(f"{TRACE}: {each}")
         return known
 
     @property
@@ -280,17 +281,24 @@ def statistic(epoch: Mapping[str, Any], address: str) -> float | None:
         address: `stream/variable/aggregation`, or `stream/variable` for the mean or a plain number. The name of a
             variable may contain slashes.
     """
-    stream, _, name = address.partition("/")
+    stream, names = _named_by(address)
     variables = epoch["streams"].get(stream, {})
-    head, _, tail = name.rpartition("/")
-    for variable, aggregation in ((name, "mean"), (head, tail)):
+    for variable, aggregation in names:
         found = variables.get(variable)
-        if isinstance(found, Mapping):
+        if isinstance(found, dict):
             if aggregation in found:
                 return number(found[aggregation])
         elif found is not None and aggregation == "mean":
             return number(found)
     return None
+
+
+@cache
+def _named_by(address: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the stream, and the pairs of a variable and an aggregation that an address may mean."""
+    stream, _, name = address.partition("/")
+    variable, _, aggregation = name.rpartition("/")
+    return stream, ((name, "mean"), (variable, aggregation))
 
 
 def size_below(directory: Path) -> int:

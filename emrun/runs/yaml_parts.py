@@ -19,6 +19,8 @@ _ENTRY = re.compile(r"([A-Za-z_][\w.-]*):(?: +(.*))?")
 _ITEM = re.compile(r"- +(.*)")
 _UNUSUAL = re.compile(r"<<|[\t\r\x85\u2028\u2029]")  # merge keys; blanks and ends of lines that YAML has besides
 _SIMPLE = re.compile(r"([\w.+/-]+|'[^'\\]*'|\"[^\"\\]*\")(?: +#.*)?")
+_PAIR = re.compile(r"([A-Za-z_][\w.-]*): ([\w.+/-]+|'[^'\\,{}\[\]]*')")
+_FLOW = re.compile(rf"\{{{_PAIR.pattern}(?:, {_PAIR.pattern})*\}}")
 _WORD = re.compile(r"[A-Za-z_][\w./-]*")
 _NOT_TEXT = frozenset(("true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"))
 _WHOLE = re.compile(r"-?(?:0|[1-9]\d{0,17})")
@@ -39,19 +41,23 @@ class YamlPart:
     Args:
         first: what follows its key or its dash on the same line.
         lines: the lines below.
+        children: its entries, if they are known; see `children`.
     """
 
     __slots__ = ("_children", "_first", "_lines")
 
-    def __init__(self, first: str, lines: list[str]) -> None:
+    def __init__(
+        self, first: str, lines: list[str], children: Mapping[str, YamlPart] | object | None = MISSING
+    ) -> None:
         self._first = first
         self._lines = lines
-        self._children: Mapping[str, YamlPart] | object | None = MISSING
+        self._children = children
 
     def children(self) -> Mapping[str, YamlPart] | None:
         """Return the entries of a mapping by key, or of a list by index as text; None if only the parser can tell."""
         if self._children is MISSING:
-            self._children = None if self._first else _split(self._lines)
+            is_flow = self._first.startswith("{") and not self._lines
+            self._children = _split_flow(self._first) if is_flow else None if self._first else _block(self._lines)
         return self._children  # type: ignore[return-value]
 
     def get(self, *path: str) -> Any:
@@ -83,8 +89,8 @@ class YamlPart:
 
 def split_text(text: str) -> YamlPart | None:
     """Return a text as a part to read values from; None if it has what only the parser understands."""
-    part = YamlPart("", text.split("\n"))
-    return None if _UNUSUAL.search(text) or part.children() is None else part
+    part = YamlPart("", text.split("\n"), None if _UNUSUAL.search(text) else _split(text.split("\n")))
+    return None if part.children() is None else part
 
 
 def below(value: Any, path: tuple[str, ...]) -> Any:
@@ -95,13 +101,28 @@ def below(value: Any, path: tuple[str, ...]) -> Any:
     return value
 
 
+def _block(lines: list[str]) -> Mapping[str, YamlPart] | None:
+    """Return the parts of a block as `_split` does; of many runs, most blocks are the same."""
+    text = "\n".join(lines)
+    return _remembered_block(text) if len(text) <= _REMEMBERED else _split(lines)
+
+
+@lru_cache(1000)
+def _remembered_block(text: str) -> Mapping[str, YamlPart] | None:
+    return _split(text.split("\n"))
+
+
 def _split(lines: list[str]) -> Mapping[str, YamlPart] | None:
     """Return the parts of a mapping or a list that begins on a line of its own; None if it is not that simple."""
     found: dict[str, YamlPart] = {}
     indent = -1
     below: list[str] | None = None
     first, is_list = "", False
+    deeper = " "
     for line in lines:
+        if below is not None and line.startswith(deeper):
+            below.append(line)
+            continue
         bare = line.lstrip(" ")
         if not bare or bare[0] == "#":
             if below is not None:
@@ -109,17 +130,12 @@ def _split(lines: list[str]) -> Mapping[str, YamlPart] | None:
             continue
         here = len(line) - len(bare)
         if indent < 0:
-            indent, is_list = here, bare.startswith("- ")
-        if here > indent:
-            if below is None:
-                return None
-            below.append(line)
-            continue
+            indent, is_list, deeper = here, bare.startswith("- "), " " * (here + 1)
         match = (_ITEM if is_list else _ENTRY).fullmatch(bare)
         if here == indent and match is None and not is_list and below is not None and not first and bare[:2] == "- ":
             below.append(line)  # a list may begin below the key itself
             continue
-        if here < indent or match is None:
+        if here != indent or match is None:
             return None
         first = (match[match.lastindex or 0] if is_list else match[2]) or ""
         first = "" if first.startswith("#") else first.rstrip(" ")
@@ -134,6 +150,13 @@ def _split(lines: list[str]) -> Mapping[str, YamlPart] | None:
             return None
         found[key] = YamlPart(first, below)
     return found or None
+
+
+def _split_flow(first: str) -> Mapping[str, YamlPart] | None:
+    """Return the parts of a mapping such as `{class: AdamW, lr: 0.1}`; None if it is not that simple."""
+    pairs = _PAIR.findall(first) if _FLOW.fullmatch(first) else []
+    found = {name: YamlPart(value, []) for name, value in pairs if name.lower() not in _NOT_TEXT}
+    return found if pairs and len(found) == len(pairs) else None
 
 
 def _is_closed(first: str) -> bool:

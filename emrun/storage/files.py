@@ -64,8 +64,14 @@ def read_regular(path: Path, most: int) -> bytes:
     Raises:
         StorageError: there is no such file, or it cannot be read, is larger, or is a directory, a pipe or a device.
     """
-    with opened_regular(path) as file:
-        content = file.read(most + 1)
+    with storing(path, "read"):
+        descriptor = _open_regular(path)
+        try:
+            content = os.read(descriptor, most + 1)
+            while len(content) <= most and (more := os.read(descriptor, most + 1 - len(content))):
+                content += more
+        finally:
+            os.close(descriptor)
     if len(content) > most:
         raise StorageError(errno.EFBIG, f"cannot read {path}: it is larger than {size_of(most)}")
     return content
@@ -78,10 +84,16 @@ def opened_regular(path: Path) -> Iterator[BinaryIO]:
     Raises:
         StorageError: there is no such file, or it cannot be read; also if that happens in the block.
     """
-    with storing(path, "read"), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 - a descriptor
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
+    with storing(path, "read"), open(_open_regular(path), "rb") as file:
         yield file
+
+
+def _open_regular(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return descriptor
 
 
 def guard(directory: Path, check: Callable[[], None], but: str) -> None:

@@ -266,6 +266,7 @@ def test_the_help_shows_each_command_in_one_group_and_no_old_words(emrun):
     assert names == {
         "Train": ["train", "resume", "eval"],
         "Look": ["check", "config", "show", "bench", "dataset"],
+        "Compare": ["ls", "trace", "prune"],
         "Prove": ["verify-resume", "replay"],
     }
     assert sorted(itertools.chain(*names.values())) == sorted(commands.commands)

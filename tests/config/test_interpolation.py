@@ -5,7 +5,7 @@ import os
 import pytest
 
 from emrun.config.config import Config, read_config
-from emrun.config.interpolation import escaped, interpolate, unread_vars
+from emrun.config.interpolation import escaped, interpolate, unread_vars, without_environment
 from emrun.config.overrides import override
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import MAX_DEPTH, node_of, parse
@@ -235,3 +235,12 @@ def test_a_free_value_of_an_extended_file_need_not_be_used(tmp_path):
     (tmp_path / "own.yaml").write_text("extends: base.yaml\nvars: {own: 1}")
     (note,) = unread_vars(read_config(tmp_path / "own.yaml").root)
     assert note.startswith("${vars.own} is never used")
+
+
+def test_the_environment_can_be_left_alone(monkeypatch):
+    monkeypatch.setenv("EMRUN_TEST", "secret")
+    text = "a: ${env:EMRUN_TEST}\nb: x ${env:EMRUN_TEST,y} ${c}\nc: 3\nd: ${c}\ne: ${env:EMRUN_TEST_NOT_SET}\nf: ${a}\n"
+    assert without_environment(parse(text, "c.yaml")).plain() == {
+        "a": "${env:EMRUN_TEST}", "b": "x ${env:EMRUN_TEST,y} 3", "c": 3, "d": 3, "e": "${env:EMRUN_TEST_NOT_SET}",
+        "f": "${env:EMRUN_TEST}",
+    }  # fmt: skip

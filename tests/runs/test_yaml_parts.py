@@ -15,8 +15,7 @@ from emrun.runs import yaml_parts
 from emrun.runs.yaml_parts import MISSING, Unclear, split_text
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = [ROOT / "sample_configs", ROOT / "tests" / "wrong_configs"]
-SAMPLES = sorted(path for folder in FOLDERS for path in folder.rglob("*.yaml") if path.is_file())
+SAMPLES = sorted((ROOT / "sample_configs").rglob("*.yaml"))
 CONFIG = """\
 # a comment
 seed: 42
@@ -77,7 +76,9 @@ def test_only_the_part_with_the_value_is_parsed(monkeypatch):
     split_text(CONFIG).get("name")
     assert seen == []
     split_text(CONFIG).get("dataset", "class")
-    assert seen == ["value: {class: Digits, batch_size: 32}"]
+    assert seen == []
+    split_text(CONFIG).get("hooks", "0", "ComputeStats", "variables")
+    assert seen == ["value: {variables: [loss]}"]
 
 
 @pytest.mark.parametrize("text", [
@@ -100,15 +101,10 @@ def test_what_is_not_simple_is_left_to_the_parser(text):
             parts.get("a")
 
 
-def test_the_configs_of_this_repository_are_read_right():
+def test_the_samples_are_read_right():
     for path in SAMPLES:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        if len(text) < 10_000:
-            is_split = check_all(text)
-            assert is_split or "sample_configs" not in str(path) or "<<" in text, path
+        text = path.read_text(encoding="utf-8")
+        assert check_all(text) or "<<" in text, path
 
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=12))
@@ -131,7 +127,7 @@ def test_whatever_emrun_writes_is_read_right(tree):
 @given(st.lists(st.sampled_from([
     "a: 1", "b:", "  c: 2", "  - x", "- y", "  d: {e: 1,", "    f: 2}", "'q'", "  g: 'open", "  h: |", "    # text",
     "# note", "", "  i: >-", "   j: [1, 2] # end", 'k: "a # b"', "  - l: 1", "    m: 2", "n: it's", "  o: *a",
-    "p: &a 1",
+    "p: &a 1", "q: {a: 1, b: x-y, c: 'z'}", "  r: {a: 1, a: 2}", "s: {a: 1 , b: on}",
 ]), max_size=8))  # fmt: skip
 @settings(max_examples=200, deadline=None)
 def test_whatever_lines_there_are_they_are_read_right_or_not_at_all(lines):

@@ -17,6 +17,8 @@ from emrun.storage.files import (
     flush_lines,
     link_atomically,
     make_directory,
+    opened_regular,
+    read_regular,
     storing,
     truncate,
     write_atomically,
@@ -345,3 +347,19 @@ def test_a_new_directory_is_flushed_with_those_above_it(tmp_path, monkeypatch):
         make_directory(tmp_path / "a" / "b")
     make_directory(tmp_path / "a" / "b", exist_ok=True)
     assert len(flushed) == 2
+
+
+def test_only_a_regular_file_of_a_limited_size_is_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_regular(tmp_path / "file", 100) == read_regular(tmp_path / "link", 1000) == b"x" * 100
+    with opened_regular(tmp_path / "file") as file:
+        assert file.read(2) == b"xx"
+    for name, message in (("pipe", "not a regular file"), (".", "not a regular file"), ("none", "No such file")):
+        with pytest.raises(StorageError, match=message):
+            read_regular(tmp_path / name, 100)
+        with pytest.raises(StorageError, match=message), opened_regular(tmp_path / name):
+            pass
+    with pytest.raises(StorageError, match="it is larger than 99 B"):
+        read_regular(tmp_path / "file", 99)

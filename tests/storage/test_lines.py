@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from emrun.storage.lines import Change, Lines
+from emrun.storage.lines import Change, Lines, read_lines
 
 
 @pytest.fixture
@@ -75,3 +75,9 @@ def test_a_file_that_is_changed_meanwhile_continues_after_its_last_complete_line
     assert lines.path.read_bytes() == left + b"next\nlast\n"
     assert len(caplog.records) == 1
     assert lines.digest == hashlib.sha256(left + b"next\nlast\n").hexdigest()
+
+
+def test_lines_are_read_one_after_another_and_none_is_too_long(tmp_path):
+    (tmp_path / "lines").write_bytes(b"one\n" + b"x" * 95 + b"\n\ntwelve letter\nend")
+    assert list(read_lines(tmp_path / "lines", 12)) == [b"one\n", b"", b"\n", b"", b"end"]
+    assert list(read_lines(tmp_path / "none")) == []

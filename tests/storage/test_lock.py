@@ -18,7 +18,7 @@ import pytest
 
 from emrun.errors import RunInUse
 from emrun.storage.files import append_line, flush_lines, truncate, write_atomically
-from emrun.storage.lock import RunLock
+from emrun.storage.lock import RunLock, last_writer_elsewhere, writer_of
 
 HOLD = """
 import sys
@@ -307,3 +307,28 @@ def test_a_record_lock_is_used_where_there_are_no_locks_of_open_files(tmp_path, 
     assert f"in use by process {os.getpid()} on " in refused_by_another_process(tmp_path)
     lock.release()
     RunLock(tmp_path).release()
+
+
+def test_who_writes_a_run_is_seen_without_taking_or_changing_its_lock(tmp_path, holder, monkeypatch):
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert writer_of(tmp_path) == f"process {holder.pid} on {socket.gethostname()}"
+    with monkeypatch.context() as patch:
+        patch.setattr("emrun.storage.lock._command", lambda *_: None)  # no locks of open files
+        assert writer_of(tmp_path) == f"process {holder.pid} on {socket.gethostname()}"
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    (tmp_path / ".lock").unlink()
+    assert writer_of(tmp_path) == f"process {holder.pid} on {socket.gethostname()}"
+    holder.kill()
+    holder.communicate()
+    assert writer_of(tmp_path) is None
+    assert last_writer_elsewhere(tmp_path) is None
+
+
+def test_a_run_that_this_process_writes_or_nobody_writes(tmp_path):
+    assert writer_of(tmp_path) is None
+    lock = RunLock(tmp_path)
+    assert writer_of(tmp_path) == f"process {os.getpid()}"
+    lock.release()
+    assert writer_of(tmp_path) is None
+    (tmp_path / ".owner.json").write_text(json.dumps({"pid": 3, "started": 1, "host": "elsewhere"}))
+    assert (writer_of(tmp_path), last_writer_elsewhere(tmp_path)) == (None, "process 3 on elsewhere")

@@ -44,3 +44,8 @@ def test_a_full_disk_is_not_reported_as_something_else(tmp_path, size):
     (tmp_path / "state.pt").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
         save_state({"a": torch.zeros(size)}, tmp_path)
+
+
+def test_a_state_that_is_missing_may_have_been_removed(tmp_path):
+    with pytest.raises(StorageError, match=r"it is missing; `emrun prune --optimizer-states` removes it"):
+        load_state(tmp_path)

@@ -1,0 +1,201 @@
+"""`emrun ls`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from emrun.arguments import expanded
+from emrun.cli.tables import table
+from emrun.wording import counted, in_one_line, size_of
+
+if TYPE_CHECKING:
+    from emrun.runs.columns import Column, Row
+
+_SHORT = ("name", "status", "epochs", "best", "age", "duration", "size")
+_LONG = ("best_epoch", "iterations", "model", "dataset", "reason")
+_MOST_PROBLEMS = 10
+
+
+def choosing_runs(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what commands that choose runs share: the directory, the search below it, and conditions."""
+    where = click.option(
+        "--where", "conditions", metavar="CONDITION", multiple=True,
+        help="Only runs that meet it, e.g. model.optimizer.lr=0.1, 'valid/loss<0.3' or status=failed; may be repeated.",
+    )  # fmt: skip
+    recursive = click.option("-r", "--recursive", is_flag=True, help="Also search the directories below.")
+    directory = click.argument("directory", type=click.Path(path_type=Path), default=Path("log"))
+    return directory(where(recursive(command)))
+
+
+@click.command(short_help="List runs: how they stand and what they reached.")
+@choosing_runs
+@click.option("-l", "--long", is_flag=True, help="Show more: the epoch of the best value, the model, the dataset, ...")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also show runs that ended before their first epoch.")
+@click.option("-v", "--verbose", is_flag=True, help="As -l; of a single run, also show its config and its files.")
+@click.option("-c", "--columns", metavar="NAME,...", help="Show these after the name, instead of the usual columns.")
+@click.option("--sort", metavar="NAME", default="name", show_default=True, help="Sort by this; -NAME in reverse.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def ls(
+    directory: Path, conditions: tuple[str, ...], recursive: bool, long: bool, everything: bool, verbose: bool,
+    columns: str | None, sort: str, as_json: bool,
+) -> int:  # fmt: skip
+    """List the runs in DIRECTORY (by default log), or the run in it. Nothing is imported, and nothing is written.
+
+    NAME is a fact (name, status, epochs, iterations, best, best_epoch, age, duration, size, begin, end, reason, host,
+    model, dataset), the key of a value of the config, such as model.optimizer.lr or hooks.StopAfter.epochs, or a
+    statistic: valid/loss is its mean in the last epoch, min:valid/loss the lowest, valid/loss/std another aggregation.
+    best is the best value of the statistic of SaveBest, or else the lowest valid/loss.
+    """
+    from emrun.runs.columns import FACTS, check_known, column, rows_of
+    from emrun.runs.conditions import Condition
+    from emrun.runs.search import find_runs
+    from emrun.runs.yaml_parts import MISSING
+
+    root = expanded(directory)
+    wanted = [Condition.parse(each) for each in conditions]
+    names = [each.strip() for each in columns.split(",") if each.strip()] if columns else []
+    shown = [column(each) for each in names] or [FACTS[each] for each in (*_SHORT[1:], *(_LONG * (long or verbose)))]
+    key = column(sort.removeprefix("-"))
+    asked = [*shown, key, *(each.column for each in wanted), *([FACTS["best"]] if as_json else [])]
+    found = rows_of(find_runs(root, deep=recursive), root, asked)
+    check_known(asked, found)
+    rows = [row for row in found if all(each.holds(row) for each in wanted)]
+    if not (everything or wanted or (found and found[0].run.directory == root)):
+        rows = [row for row in rows if row.run.epochs_done or row.run.status in ("running", "killed", "damaged")]
+    there = [row for row in rows if key.of(row) is not MISSING]
+    there.sort(key=lambda row: _order(key, row), reverse=sort.startswith("-"))
+    rows = there + [row for row in rows if key.of(row) is MISSING]
+    if as_json:
+        click.echo(json.dumps([_in_json(row, names) for row in rows], indent=2))
+    elif rows:
+        click.echo(runs_table(rows, [FACTS["name"], *shown]))
+        if (long or verbose) and len(rows) > 1:
+            click.echo(f"\n{_counts(rows)}")
+        if verbose and len(rows) == 1:
+            click.echo(f"\n{_contents(rows[0])}")
+    _tell(root, found, rows, has_conditions=bool(wanted))
+    return 0
+
+
+def _order(key: Column, row: Row) -> tuple[Any, ...]:
+    """Return what rows are sorted by; the best value comes first, whether it is the lowest or the highest."""
+    value = key.of(row)
+    if key.name == "best":
+        address, which = row.summaries.watched
+        return address, which, -value if which == "max" else value
+    is_number = isinstance(value, int | float)
+    return (0, float(value), "") if is_number else (1, 0.0, str(value))
+
+
+def runs_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """Return runs as a table; the statistic of `best` is in the heading if it is the same in all of them."""
+    watched = {_watched(row) for row in rows} if any(each.name == "best" for each in columns) else set()
+    headers, align, cells = [], [], []
+    for each in columns:
+        values = [each.of(row) for row in rows]
+        texts = [each.text(value) for value in values]
+        heading = in_one_line(each.name)
+        is_number = each.is_number or all(isinstance(value, int | float) for value in values)
+        if each.name == "best" and len(watched) == 1:
+            heading = min(watched)
+        elif each.name == "best":
+            is_number = False
+            texts = [f"{_watched(row)} {text}" if text else "" for row, text in zip(rows, texts, strict=True)]
+        headers.append(heading)
+        align.append("right" if is_number else "left")
+        cells.append(texts)
+    return table(list(zip(*cells, strict=True)), headers, align)
+
+
+def _watched(row: Row) -> str:
+    address, which = row.summaries.watched
+    return in_one_line(f"{which} {address.removesuffix('/mean')}", 60)
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    """Return how many runs there are of each model on each dataset."""
+    from emrun.runs.columns import FACTS
+
+    kinds = ("model", "dataset")
+    pairs = Counter(tuple(FACTS[kind].text(FACTS[kind].of(row)) for kind in kinds) for row in rows)
+    lines = [[*pair, str(count)] for pair, count in sorted(pairs.items())]
+    return table(lines, [*kinds, "runs"], ["left", "left", "right"])
+
+
+def _contents(row: Row) -> str:
+    """Return the config of a run and what its directory holds, with sizes."""
+    from emrun.errors import StorageError
+    from emrun.runs.stored_run import size_below
+
+    try:
+        text = row.run.config_text
+    except StorageError as error:
+        text = str(error)
+    config = "\n".join(in_one_line(line) for line in text.split("\n")).rstrip()
+    entries = sorted(row.run.directory.iterdir())
+    lines = [
+        [
+            "d" if each.is_dir() and not each.is_symlink() else "-",
+            in_one_line(each.name),
+            size_of(size_below(each) if each.is_dir() and not each.is_symlink() else each.lstat().st_size),
+        ]
+        for each in entries
+        if not each.name.startswith(".")
+    ]
+    return f"{config}\n\n{table(lines, align=['left', 'left', 'right'])}"
+
+
+def _in_json(row: Row, names: Sequence[str]) -> dict[str, Any]:
+    """Return all facts about a run for programs, and what was asked for by name; null for what is missing."""
+    from emrun.runs.columns import FACTS, column
+
+    address, which = row.summaries.watched
+    best = row.summaries.best
+    said: dict[str, Any] = {"directory": str(row.run.directory)}
+    units = {"age": "age_seconds", "duration": "duration_seconds", "size": "size_bytes"}
+    for name, each in FACTS.items():
+        if name not in ("best", "best_epoch"):
+            said[units.get(name, name)] = _plain(each.of(row))
+    said["best"] = best and {"statistic": address, "condition": which, "value": _plain(best[0]), "epoch": best[1]}
+    said["columns"] = {name: _plain(column(name).of(row)) for name in names}
+    return {**said, "problems": row.run.problems}
+
+
+def _plain(value: Any) -> Any:
+    from datetime import datetime
+
+    from emrun.runs.yaml_parts import MISSING
+
+    if value is MISSING:
+        return None
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and value - value != 0:
+        return json.dumps(value)
+    return value
+
+
+def _tell(root: Path, found: Sequence[Row], rows: Sequence[Row], *, has_conditions: bool) -> None:
+    """Say on standard error what the list does not show, and what is damaged."""
+    if not found:
+        click.echo(f"no runs in {root} (-r also searches the directories below)", err=True)
+    elif len(found) > len(rows):
+        why = (
+            "they do not meet the conditions" if has_conditions else "they ended before the first epoch; -a shows them"
+        )
+        click.echo(f"{counted(len(found) - len(rows), 'run')} not shown: {why}", err=True)
+    problems = [f"{in_one_line(row.name)}: {in_one_line(each)}" for row in rows for each in row.run.problems]
+    for each in problems[:_MOST_PROBLEMS]:
+        click.echo(f"warning: {each}", err=True)
+    if len(problems) > _MOST_PROBLEMS:
+        click.echo(f"warning: {len(problems) - _MOST_PROBLEMS} more problems; --json has all", err=True)

@@ -1,0 +1,162 @@
+"""`emrun prune`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from emrun.arguments import expanded
+from emrun.cli.ls import choosing_runs, runs_table
+from emrun.wording import counted, did_you_mean, in_one_line, listed, size_of
+
+if TYPE_CHECKING:
+    from emrun.runs.columns import Row
+    from emrun.runs.pruning import Removal, What
+
+
+@click.command(short_help="Remove runs, or only their checkpoints, after showing them.")
+@choosing_runs
+@click.option("--epochs", type=click.IntRange(1), metavar="N", help="Only runs with fewer than N finished epochs.")
+@click.option("--older", metavar="TIME", help="Only runs that ended longer ago, e.g. 30d or 12h.")
+@click.option("--status", "statuses", metavar="STATUS", multiple=True, help="Only runs that are finished, failed, ...")
+@click.option("--keep-best", "kept", type=click.IntRange(1), metavar="N", help="Of these runs, keep the best N.")
+@click.option(
+    "--by", metavar="STATISTIC", help="What --keep-best compares, e.g. min:valid/loss; by default that of SaveBest.",
+)  # fmt: skip
+@click.option("--checkpoints", is_flag=True, help="Remove only the checkpoints, and keep the records.")
+@click.option(
+    "--optimizer-states", is_flag=True,
+    help="Remove only what a resume needs: the runs can be evaluated, but not resumed.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Show what would be removed.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; needs --dry-run or --yes.")
+def prune(
+    directory: Path, conditions: tuple[str, ...], recursive: bool, epochs: int | None, older: str | None,
+    statuses: tuple[str, ...], kept: int | None, by: str | None, checkpoints: bool, optimizer_states: bool,
+    dry_run: bool, yes: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Remove runs in DIRECTORY (by default log), or parts of them, after showing them and asking.
+
+    The options that choose runs are combined; at least one is needed, unless DIRECTORY is itself a run. A run that is
+    in use stays, and so does everything that is not surely a run: damaged ones, results of evaluations, links.
+    """
+    from emrun.runs.pruning import ERRORS, Removal
+
+    if checkpoints and optimizer_states:
+        raise click.UsageError("--checkpoints removes the optimizer states too; leave out --optimizer-states")
+    if as_json and not (dry_run or yes):
+        raise click.UsageError("--json cannot ask; add --dry-run or --yes")
+    if by is not None and kept is None:
+        raise click.UsageError("--by says what --keep-best compares; add --keep-best N")
+    what: What = "checkpoints" if checkpoints else "optimizer states" if optimizer_states else "runs"
+    root = expanded(directory)
+    rows = _chosen(root, conditions, recursive, epochs, older, statuses, kept, by)
+    found = [(row, Removal.of(row.run, what)) for row in rows]
+    going = []
+    for row, removal in found:
+        refusal = removal.refusal()
+        if refusal is not None:
+            click.echo(f"{in_one_line(row.name)} stays: it {in_one_line(refusal)}", err=True)
+        elif removal.size:
+            going.append((row, removal))
+    if as_json:
+        click.echo(json.dumps(_in_json(going, what), indent=2))
+    elif going:
+        click.echo(f"{_table(going)}\n{_said(going, what)}")
+    if not going:
+        click.echo("nothing to remove", err=True)
+    if dry_run or not going:
+        return 0
+    if not (yes or _agrees()):
+        click.echo("nothing was removed", err=True)
+        return 0
+    removed, failures = 0, []
+    for row, removal in going:
+        try:
+            removal.carry_out()
+            removed += removal.size
+        except ERRORS as error:
+            failures.append(f"{in_one_line(row.name)}: {in_one_line(str(error))}")
+    click.echo(f"removed {size_of(removed)}", err=as_json)
+    for failure in failures:
+        click.echo(f"error: {failure}", err=True)
+    return 74 if failures else 0
+
+
+def _chosen(
+    root: Path, conditions: Sequence[str], recursive: bool, epochs: int | None, older: str | None,
+    statuses: Sequence[str], kept: int | None, by: str | None,
+) -> list[Row]:  # fmt: skip
+    """Return the runs that all options choose."""
+    from emrun.runs.columns import FACTS, check_known, column, rows_of
+    from emrun.runs.conditions import Condition, time_of
+    from emrun.runs.pruning import better, without_best
+    from emrun.runs.search import find_runs
+    from emrun.runs.stored_run import STATUSES
+
+    wanted = [Condition.parse(each) for each in conditions]
+    seconds = None if older is None else time_of(older, "--older")
+    for each in statuses:
+        if each not in STATUSES:
+            near = did_you_mean(each, STATUSES)
+            raise click.UsageError(f"--status: {each!r} is not a status{near} (there are {listed(STATUSES)})")
+    compared = [] if by is None else [column(by)]
+    found = rows_of(
+        find_runs(root, deep=recursive), root, [FACTS["best"], *compared, *(each.column for each in wanted)]
+    )
+    is_run = len(found) == 1 and found[0].run.directory == root
+    if not (is_run or wanted or statuses or any(each is not None for each in (epochs, older, kept))):
+        raise click.UsageError(
+            "say which runs: --epochs, --older, --status, --where, --keep-best, or the path of a run"
+        )
+    check_known((*compared, *(each.column for each in wanted)), found)
+    rows = []
+    for row in found:
+        end = row.run.end
+        is_old = seconds is None or (end is not None and (row.now - end).total_seconds() > seconds)
+        is_short = epochs is None or row.run.epochs_done < epochs
+        is_it = not statuses or row.run.status in statuses
+        if is_old and is_short and is_it and all(each.holds(row) for each in wanted):
+            rows.append(row)
+    if kept is not None and rows:
+        rows = without_best(rows, kept, *better(rows, by))
+    return rows
+
+
+def _table(going: Sequence[tuple[Row, Removal]]) -> str:
+    from emrun.runs.columns import FACTS, Column
+
+    sizes = {row.name: removal.size for row, removal in going}
+    removes = Column("removes", lambda row: sizes[row.name], "bytes", is_number=True)
+    return runs_table(
+        [row for row, _ in going], [*(FACTS[name] for name in ("name", "status", "epochs", "best", "age")), removes]
+    )
+
+
+def _said(going: Sequence[tuple[Row, Removal]], what: What) -> str:
+    """Return what will be removed, how much this is, and what is not possible afterwards."""
+    size = size_of(sum(removal.size for _, removal in going))
+    count = counted(len(going), "run")
+    return {
+        "runs": f"removes {count}, {size}",
+        "checkpoints": f"removes all checkpoints of {count}, {size}: they cannot be resumed or evaluated any more",
+        "optimizer states": f"removes the optimizer states of {count}, {size}: they cannot be resumed any more",
+    }[what]
+
+
+def _agrees() -> bool:
+    try:
+        return click.confirm("remove them?", err=True)
+    except click.Abort:  # there is no answer; Ctrl-C is one
+        click.echo(err=True)
+        return False
+
+
+def _in_json(going: Sequence[tuple[Row, Removal]], what: What) -> dict[str, object]:
+    removes = [{"directory": str(row.run.directory), "size_bytes": removal.size} for row, removal in going]
+    return {"what": what, "removes": removes, "size_bytes": sum(removal.size for _, removal in going)}

@@ -1,0 +1,113 @@
+"""`emrun trace`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from emrun.arguments import expanded
+from emrun.cli.tables import table
+from emrun.wording import in_one_line
+
+_MOST_ROWS = 10_000  # of a table, which is made in memory
+
+
+@click.command(short_help="Print what runs have recorded, by epoch or by step.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--steps", is_flag=True, help="The steps of the step record, instead of the epochs.")
+@click.option(
+    "-f", "--format", "kind", type=click.Choice(["csv", "tsv", "jsonl", "table"]), default="csv", show_default=True,
+    help="How the rows are printed.",
+)  # fmt: skip
+@click.option(
+    "-k", "--keys", metavar="[NEW=]OLD,...", multiple=True,
+    help="Only these columns, or keys of the config, perhaps with another name; may be repeated.",
+)  # fmt: skip
+@click.option("--stream", "streams", metavar="NAME", multiple=True, help="Only this stream; may be repeated.")
+@click.option("--variable", "variables", metavar="NAME", multiple=True, help="Only this variable; may be repeated.")
+@click.option("--list-keys", is_flag=True, help="Print the names of the columns only, one on each line.")
+def trace(
+    runs: tuple[Path, ...], steps: bool, kind: str, keys: tuple[str, ...], streams: tuple[str, ...],
+    variables: tuple[str, ...], list_keys: bool,
+) -> int:  # fmt: skip
+    """Print the epochs, or with --steps the steps, that each RUN has recorded, as one table on standard output.
+
+    The columns are epoch, iteration, seconds, and the statistics: valid/loss is a mean, valid/loss/std another
+    aggregation. Of several runs, the column run has the name. Resumes are joined: an epoch or a step is there once. A
+    value that is missing is empty; numbers are exact, and those that are not finite are NaN, Infinity and -Infinity.
+    """
+    from emrun.runs.records import RUN, Records
+    from emrun.runs.search import find_run
+
+    found = Records(_named([find_run(expanded(each)) for each in runs]), steps, streams, variables)
+    names = dict(_renamed(each) for option in keys for each in option.split(",") if each.strip())
+    if names:
+        found.check_keys(list(names.values()))
+        names = names if len(found.runs) == 1 or RUN in names.values() else {RUN: RUN, **names}
+    else:
+        names = {key: key for key in found.keys()}  # noqa: SIM118 - not a mapping
+    if list_keys:
+        click.echo("\n".join(in_one_line(name) for name in names))
+    else:
+        rows = found.rows(list(names.values()))
+        _print(({new: row[old] for new, old in names.items() if old in row} for row in rows), list(names), kind)
+    for name, run in found.runs.items():
+        for problem in run.problems:
+            click.echo(f"warning: {in_one_line(name)}: {in_one_line(problem)}", err=True)
+    return 0
+
+
+def _named(runs: Sequence[Any]) -> Mapping[str, Any]:
+    """Return the runs by the names of their directories; by their paths if two have the same name."""
+    names = [run.directory.resolve().name for run in runs]
+    is_unique = len(set(names)) == len(names)
+    return {in_one_line(name if is_unique else str(run.directory)): run for name, run in zip(names, runs, strict=True)}
+
+
+def _renamed(text: str) -> tuple[str, str]:
+    new, sign, old = text.strip().partition("=")
+    return (new, old) if sign else (new, new)
+
+
+def _print(rows: Iterator[dict[str, Any]], names: Sequence[str], kind: str) -> None:
+    if kind == "jsonl":
+        for row in rows:
+            click.echo(json.dumps({name: _in_json(value) for name, value in row.items()}))
+        return
+    heading = [in_one_line(name) for name in names]
+    if kind == "table":
+        cells = []
+        for row in rows:
+            cells.append([_cell(row[name], short=True) if name in row else "" for name in names])
+            if len(cells) > _MOST_ROWS:
+                raise click.UsageError(f"a table has at most {_MOST_ROWS:,} rows; use -f csv")
+        click.echo(table(cells, heading, ["left" if name == "run" else "right" for name in names]))
+        return
+    writer = csv.writer(sys.stdout, delimiter="," if kind == "csv" else "\t", lineterminator="\n")
+    writer.writerow(heading)
+    writer.writerows([_cell(row[name]) if name in row else "" for name in names] for row in rows)
+
+
+def _cell(value: Any, *, short: bool = False) -> str:
+    """Return a value for a table or a line of CSV; text is in one line and without control characters."""
+    if isinstance(value, float):
+        return _word(value) or (f"{value:.6g}" if short else repr(value))
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        value = json.dumps(value)
+    return in_one_line(str(value))
+
+
+def _in_json(value: Any) -> Any:
+    return _word(value) or value if isinstance(value, float) else value
+
+
+def _word(value: float) -> str:
+    """Return the name of a number that is not finite, otherwise nothing."""
+    return "" if math.isfinite(value) else json.dumps(value)

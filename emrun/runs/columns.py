@@ -1,0 +1,194 @@
+"""What can be asked of a run by name: a fact such as `epochs`, a value of its config, or a statistic."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from emrun.epoch_data import statistics
+from emrun.errors import ConfigError, StorageError, UsageError
+from emrun.runs.stored_run import StoredRun
+from emrun.runs.summaries import Summaries, Which
+from emrun.runs.yaml_parts import MISSING
+from emrun.wording import did_you_mean, in_one_line, size_of, span
+
+_WIDEST = 60  # characters of a value in a table
+_STATISTIC = re.compile(r"(?:(last|min|max):)?([^./:]+/.+)")
+Unit = Literal["seconds", "bytes", "time", "status", "class", ""]
+"""What the values of a column are, where this matters for how they are shown and compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A run of a list, with what is read of it once.
+
+    Args:
+        run: the run.
+        name: how the list names it.
+        summaries: its statistics.
+        now: the time, for ages.
+    """
+
+    run: StoredRun
+    name: str
+    summaries: Summaries
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Something that each run has.
+
+    Args:
+        name: how the user names it.
+        of: returns the value of a run in plain types; `MISSING` if the run has none.
+        unit: what the values are.
+        is_number: whether a table aligns the values to the right.
+        address: the statistic that it is, if it is one.
+        which: of a statistic, which value.
+    """
+
+    name: str
+    of: Callable[[Row], Any]
+    unit: Unit = ""
+    is_number: bool = False
+    address: str | None = None
+    which: Which = "last"
+
+    def text(self, value: Any) -> str:
+        """Return a value as a table shows it, in one line without control characters."""
+        if value is MISSING:
+            return ""
+        if isinstance(value, datetime):
+            return f"{value:%Y-%m-%d %H:%M}"
+        if self.unit in ("seconds", "bytes"):
+            return span(value) if self.unit == "seconds" else size_of(value)
+        if isinstance(value, float):
+            return f"{value:.6g}"
+        return in_one_line(value if isinstance(value, str) else json.dumps(value, default=str), _WIDEST)
+
+
+def _or_missing(value: Any) -> Any:
+    return MISSING if value is None else value
+
+
+def _age(row: Row) -> Any:
+    return MISSING if row.run.begin is None else (row.now - row.run.begin).total_seconds()
+
+
+def _duration(row: Row) -> Any:
+    begin, end = row.run.begin, row.run.end or row.now
+    return MISSING if begin is None else max(0.0, (end - begin).total_seconds())
+
+
+def _class_of(*keys: str) -> Callable[[Row], Any]:
+    return lambda row: next((found for key in keys if (found := value_of(row.run, key)) is not MISSING), MISSING)
+
+
+def value_of(run: StoredRun, key: str) -> Any:
+    """Return a value of the config of a run, `MISSING` if there is none; a config that cannot be read is a problem."""
+    try:
+        return run.value(key)
+    except (ConfigError, StorageError) as error:
+        run.note(str(error).partition("\n")[0])
+        return MISSING
+
+
+FACTS = {
+    column.name: column
+    for column in (
+        Column("name", lambda row: row.name),
+        Column("status", lambda row: row.run.status, "status"),
+        Column("epochs", lambda row: row.run.epochs_done, is_number=True),
+        Column("iterations", lambda row: row.run.iterations_done, is_number=True),
+        Column("best", lambda row: row.summaries.best[0] if row.summaries.best else MISSING, is_number=True),
+        Column("best_epoch", lambda row: row.summaries.best[1] if row.summaries.best else MISSING, is_number=True),
+        Column("age", _age, "seconds", is_number=True),
+        Column("duration", _duration, "seconds", is_number=True),
+        Column("size", lambda row: row.run.size, "bytes", is_number=True),
+        Column("begin", lambda row: _or_missing(row.run.begin), "time"),
+        Column("end", lambda row: _or_missing(row.run.end), "time"),
+        Column("reason", lambda row: _or_missing(row.run.reason)),
+        Column("host", lambda row: _or_missing(row.run.trace.get("host"))),
+        Column("model", _class_of("model.module.class", "model.class"), "class"),
+        Column("dataset", _class_of("dataset.class"), "class"),
+    )
+}
+"""The facts about a run that have a name of their own."""
+
+
+def column(name: str) -> Column:
+    """Return what a name stands for.
+
+    Args:
+        name: a fact such as `epochs`; a statistic, `stream/variable` or `stream/variable/aggregation`, its last value,
+            with `min:` or `max:` before it its lowest or highest; or the key of a value of the config.
+    """
+    if name in FACTS:
+        return FACTS[name]
+    found = _STATISTIC.fullmatch(name)
+    if found is None:
+        unit: Unit = "class" if name.rpartition(".")[2] == "class" else ""
+        return Column(name, lambda row: value_of(row.run, name), unit)
+    address = found[2]
+    which: Which = "min" if found[1] == "min" else "max" if found[1] == "max" else "last"
+
+    def value(row: Row) -> Any:
+        found = row.summaries.of(address, which)
+        return MISSING if found is None else found[0]
+
+    return Column(name, value, is_number=True, address=address, which=which)
+
+
+def rows_of(runs: Iterable[StoredRun], root: Path, columns: Sequence[Column], now: datetime | None = None) -> list[Row]:
+    """Return runs as rows of a list.
+
+    Args:
+        runs: the runs.
+        root: the directory that they are in; names are relative to it.
+        columns: all that will be asked for.
+        now: the time; by default that of the system.
+    """
+    addresses = [each.address for each in columns if each.address is not None]
+    with_best = any(each.name in ("best", "best_epoch") for each in columns)
+    now = datetime.now().astimezone() if now is None else now
+    return [
+        Row(run, _name_of(run.directory, root), Summaries(run, addresses, with_best=with_best), now) for run in runs
+    ]
+
+
+def _name_of(directory: Path, root: Path) -> str:
+    return directory.resolve().name if directory == root else str(directory.relative_to(root))
+
+
+def check_known(columns: Iterable[Column], rows: Sequence[Row]) -> None:
+    """Check that each value is there in at least one run: otherwise its name is probably a mistake.
+
+    Raises:
+        UsageError: no run has one of them; the message has the nearest name.
+    """
+    for each in columns:
+        if each.name not in FACTS and rows and all(each.of(row) is MISSING for row in rows):
+            names = {*FACTS, *(known for row in rows[:1] for known in _names_in(row.run))}
+            bare = each.name.removeprefix(f"{each.which}:")
+            what = "recorded the statistic" if each.address else "a value in its config with the key"
+            raise UsageError(f"no run has {what} {in_one_line(bare)!r}{did_you_mean(bare, names)}")
+
+
+def _names_in(run: StoredRun) -> list[str]:
+    """Return the names of all values of the config and all statistics of a run."""
+    names: list[str] = []
+    try:
+        names += [".".join(map(str, path)) for path, _, _ in run.config.root.places()]
+        for epoch in run.epochs():
+            names += [f"{stream}/{name}" for stream, each in epoch["streams"].items() for name, _ in statistics(each)]
+            if len(names) > 10_000:
+                break
+    except (ConfigError, StorageError):
+        pass
+    return list(dict.fromkeys(names))

@@ -1,0 +1,117 @@
+"""Conditions that runs are chosen by, such as `model.module.channels=32` and `valid/loss<0.3`."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from emrun.config.names import same_class
+from emrun.config.yaml_tree import parse
+from emrun.errors import ConfigError, UsageError
+from emrun.runs.columns import Column, Row, column
+from emrun.runs.stored_run import STATUSES
+from emrun.runs.yaml_parts import MISSING
+from emrun.wording import did_you_mean, in_one_line, listed
+
+_CONDITION = re.compile(r"([^=!<>]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+_ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_BYTES = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on a value of a run. A run without the value meets only `!=`.
+
+    Args:
+        column: the value.
+        sign: one of `=`, `!=`, `<`, `<=`, `>`, `>=`.
+        wanted: what the value is compared with.
+    """
+
+    column: Column
+    sign: str
+    wanted: Any
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Read a condition, `NAME=VALUE`, with a name as `column` takes it.
+
+        A value is YAML; of an age or a duration a time such as `2d`, of a size such as `1GB`, of `begin` and `end` a
+        date. Classes are compared as in a config: Digits is emrun.datasets.digits.Digits.
+
+        Raises:
+            UsageError: it is not a condition.
+        """
+        match = _CONDITION.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{in_one_line(text)!r} is not a condition; write for example model.optimizer.lr=0.1")
+        asked = column(match[1].strip())
+        return cls(asked, match[2], _wanted(asked, match[3].strip()))
+
+    def holds(self, row: Row) -> bool:
+        """Return whether a run meets the condition."""
+        value = self.column.of(row)
+        if self.sign in ("=", "!="):
+            return (value is not MISSING and self._equals(value)) is (self.sign == "=")
+        comparable = (int, float), (str,), (datetime,)
+        fits = any(
+            all(isinstance(each, kind) and not isinstance(each, bool) for each in (value, self.wanted))
+            for kind in comparable
+        )
+        return fits and _ORDERS[self.sign](value, self.wanted)
+
+    def _equals(self, value: Any) -> bool:
+        if self.column.unit == "class":
+            return same_class(value, self.wanted)
+        return bool(value == self.wanted) and isinstance(value, bool) is isinstance(self.wanted, bool)
+
+
+def _wanted(asked: Column, text: str) -> Any:
+    match asked.unit:
+        case "seconds":
+            return quantity(text, _SECONDS, "a time such as 30d, 12h or 5min", asked.name)
+        case "bytes":
+            return quantity(text, _BYTES, "a size such as 500MB or 2GB", asked.name)
+        case "status" if text not in STATUSES:
+            raise UsageError(f"{text!r} is not a status{did_you_mean(text, STATUSES)} (there are {listed(STATUSES)})")
+        case "time":
+            try:
+                found = datetime.fromisoformat(text)
+            except ValueError as error:
+                raise UsageError(f"{asked.name}: {text!r} is not a time; write for example 2026-11-20") from error
+            return found if found.tzinfo else found.astimezone()
+        case "status":
+            return text
+    try:
+        return parse(text, "condition").plain()
+    except ConfigError as error:
+        raise UsageError(f"{asked.name}: {error.problems[0].message}") from error
+
+
+def quantity(text: str, units: dict[str, Any], example: str, name: str) -> float:
+    """Return a number with its unit as a number of the smallest unit.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or match[2] not in units:
+        raise UsageError(f"{name}: {in_one_line(text)!r} is not {example}")
+    return float(match[1]) * float(units[match[2]])
+
+
+def time_of(text: str, name: str) -> float:
+    """Return a time such as `30d` in seconds.
+
+    Raises:
+        UsageError: it is not a time.
+    """
+    return quantity(text, _SECONDS, "a time such as 30d, 12h or 5min", name)

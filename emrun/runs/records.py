@@ -1,0 +1,149 @@
+"""What runs have recorded, epoch by epoch or step by step, as rows of one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from emrun.errors import UsageError
+from emrun.runs.columns import value_of
+from emrun.runs.stored_run import StoredRun, number
+from emrun.runs.yaml_parts import MISSING
+from emrun.storage.steps import ITERATION
+from emrun.wording import did_you_mean, in_one_line, listed
+
+RUN = "run"
+"""The column with the name of the run."""
+_OF_EPOCH = ("epoch", ITERATION, "seconds")
+Record = Mapping[str, Any]
+"""Column -> a number, a plain value of the config, or a string; a column without a value is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The records of runs.
+
+    Args:
+        runs: name -> run.
+        by_step: the steps of the step record instead of the epochs.
+        streams: only statistics of these streams; all if empty.
+        variables: only statistics of these variables; all if empty.
+    """
+
+    runs: Mapping[str, StoredRun]
+    by_step: bool = False
+    streams: Sequence[str] = ()
+    variables: Sequence[str] = ()
+
+    def keys(self) -> list[str]:
+        """Return the columns that the runs have: the counters, then the statistics. The files are read for it.
+
+        Raises:
+            UsageError: no run has recorded anything of the streams or variables that are asked for.
+            StorageError: a file cannot be read.
+        """
+        found: dict[str, None] = {}
+        for run in self.runs.values():
+            for keys in _keys_of_steps(run) if self.by_step else map(_keys_of_epoch, run.epochs()):
+                found.update(dict.fromkeys(keys))
+        first = [ITERATION] if self.by_step else [each for each in _OF_EPOCH if each in found]
+        others = [each for each in found if each not in first]
+        self._check(others)
+        kept = [each for each in others if self._is_asked(each)]
+        return [*([RUN] if len(self.runs) > 1 else []), *first, *kept]
+
+    def rows(self, keys: Sequence[str]) -> Iterator[Record]:
+        """Yield a row for each epoch or step of each run, one after another.
+
+        Args:
+            keys: what is asked for: columns, as `keys` returns them, or keys of values of the config.
+
+        Raises:
+            StorageError: a file cannot be read.
+        """
+        for name, run in self.runs.items():
+            of_run: dict[str, Any] = {RUN: name}
+            for key in keys:
+                if key not in (RUN, *_OF_EPOCH) and "/" not in key:
+                    value = value_of(run, key)
+                    of_run.update({key: value} if value is not MISSING else {})
+            for record in _steps_of(run) if self.by_step else map(_record_of, run.epochs()):
+                yield {**of_run, **record}
+
+    def check_keys(self, keys: Sequence[str]) -> None:
+        """Check that each key that is asked for has a value in at least one run.
+
+        Raises:
+            UsageError: no run has it; the message has the nearest.
+        """
+        there = [RUN, *self.keys()]
+        for key in keys:
+            if key not in there and all(value_of(run, key) is MISSING for run in self.runs.values()):
+                why = "is neither recorded nor a key of the config"
+                raise UsageError(f"{in_one_line(key)!r} {why}{did_you_mean(key, there)} (--list-keys lists all)")
+
+    def _is_asked(self, key: str) -> bool:
+        is_of_stream = not self.streams or any(self._is_of(key, stream=each) for each in self.streams)
+        return is_of_stream and (not self.variables or any(self._is_of(key, variable=each) for each in self.variables))
+
+    def _is_of(self, key: str, *, stream: str | None = None, variable: str | None = None) -> bool:
+        """Return whether a column is of a stream, or of a variable, whose name may contain slashes."""
+        own, _, rest = key.partition("/")
+        if stream is not None:
+            return own == stream
+        name = key if self.by_step else rest
+        return name == variable or name.startswith(f"{variable}/")
+
+    def _check(self, there: Sequence[str]) -> None:
+        if self.by_step and self.streams:
+            raise UsageError("--stream: the steps are those of the train stream; leave it out")
+        asked = [("stream", each) for each in self.streams] + [("variable", each) for each in self.variables]
+        for what, name in asked:
+            if not any(self._is_of(key, **{what: name}) for key in there):
+                parts = [key if self.by_step else key.split("/")[what == "variable"] for key in there]
+                known = [in_one_line(each) for each in dict.fromkeys(parts)]
+                near = did_you_mean(name, known)
+                raise UsageError(
+                    f"no run has recorded the {what} {in_one_line(name)!r}{near} (there are {listed(known)})"
+                )
+
+
+def _keys_of_epoch(epoch: Mapping[str, Any]) -> list[str]:
+    return list(_record_of(epoch))
+
+
+def _keys_of_steps(run: StoredRun) -> Iterator[list[str]]:
+    for chunk in run.steps():
+        yield list(chunk.columns)
+
+
+def _record_of(epoch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of `metrics.jsonl` as a row: `stream/variable` is a mean or a plain number."""
+    row: dict[str, Any] = {}
+    for name in _OF_EPOCH:
+        value = epoch.get(name)
+        if number(value) is not None:
+            row[name] = value
+    for stream, variables in epoch["streams"].items():
+        for variable, value in variables.items():
+            each = value if isinstance(value, Mapping) else {"mean": value}
+            for aggregation, found in each.items():
+                if number(found) is not None:
+                    name = f"{stream}/{variable}"
+                    row[name if aggregation == "mean" else f"{name}/{aggregation}"] = _exact(found)
+    return row
+
+
+def _steps_of(run: StoredRun) -> Iterator[dict[str, Any]]:
+    for chunk in run.steps():
+        names = list(chunk.columns)
+        for index, values in enumerate(zip(*chunk.columns.values(), strict=True)):
+            row: dict[str, Any] = {ITERATION: chunk.first + chunk.every * index}
+            row.update((name, value) for name, value in zip(names, values, strict=True) if value is not None)
+            yield row
+
+
+def _exact(value: Any) -> Any:
+    """Return a number as it is recorded; one that is not finite, which is a string in JSON, as a float."""
+    return float(value) if isinstance(value, str) else value

@@ -1,0 +1,87 @@
+"""What became of a statistic in a run: its last, lowest and highest value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from emrun.errors import ConfigError, StorageError
+from emrun.runs.stored_run import StoredRun, statistic
+
+Which = Literal["last", "min", "max"]
+
+
+@dataclass(slots=True)
+class Summary:
+    """The last, the lowest and the highest value of a statistic, each with its epoch; None if there is none.
+
+    NaN is neither the lowest nor the highest value; of equal values, the earliest counts.
+    """
+
+    last: tuple[float, int] | None = None
+    min: tuple[float, int] | None = None
+    max: tuple[float, int] | None = None
+
+    def add(self, value: float, epoch: int) -> None:
+        """Add the value of an epoch."""
+        self.last = value, epoch
+        if not math.isnan(value):
+            if self.min is None or value < self.min[0]:
+                self.min = value, epoch
+            if self.max is None or value > self.max[0]:
+                self.max = value, epoch
+
+
+class Summaries:
+    """The statistics of a run that are asked for, all read in one pass over `metrics.jsonl`.
+
+    Args:
+        run: the run.
+        addresses: the statistics that will be asked for, besides that of `SaveBest`.
+        with_best: whether that of `SaveBest` will be asked for.
+    """
+
+    def __init__(self, run: StoredRun, addresses: Iterable[str] = (), *, with_best: bool = True) -> None:
+        self.run = run
+        self._addresses = list(addresses)
+        self._with_best = with_best
+
+    @cached_property
+    def watched(self) -> tuple[str, Which]:
+        """The address and the condition by which the hook `SaveBest` of the run chooses; without it, its default."""
+        try:
+            found = self.run.value("hooks.SaveBest")
+        except (ConfigError, StorageError):
+            found = None
+        given: dict[Any, Any] = found if isinstance(found, dict) else {}
+        condition = given.get("condition", "min")
+        parts = [given.get("stream", "valid"), given.get("variable", "loss"), given.get("aggregation", "mean")]
+        return "/".join(str(each) for each in parts if each is not None), "max" if condition == "max" else "min"
+
+    @property
+    def best(self) -> tuple[float, int] | None:
+        """The best value of the statistic that `watched` names, and its epoch."""
+        address, condition = self.watched
+        return self.of(address, condition)
+
+    def of(self, address: str, which: Which) -> tuple[float, int] | None:
+        """Return a value of a statistic and its epoch; None if the run has not recorded it."""
+        found: tuple[float, int] | None = getattr(self._found.get(address, Summary()), which)
+        return found
+
+    @cached_property
+    def _found(self) -> dict[str, Summary]:
+        addresses = {*self._addresses, *([self.watched[0]] if self._with_best else [])}
+        found = {address: Summary() for address in addresses}
+        try:
+            for epoch in self.run.epochs():
+                for address, summary in found.items():
+                    value = statistic(epoch, address)
+                    if value is not None:
+                        summary.add(value, epoch["epoch"])
+        except StorageError as error:
+            self.run.note(str(error))
+        return found

@@ -1,0 +1,101 @@
+"""`emrun prune`."""
+
+import json
+
+import pytest
+
+from emrun.storage.lock import RunLock
+
+CONFIG = """\
+seed: 1
+dataset: {class: Majority, n: 50}
+model:
+  module: {class: torch.nn.Linear, in_features: 11, out_features: 1}
+  inputs: [x]
+  outputs: [logit]
+  loss: {class: torch.nn.MSELoss, inputs: [logit, logit]}
+  optimizer: {class: SGD, lr: 0.1}
+main_loop: {extra_streams: [valid], on_unused_sources: ignore}
+hooks:
+  - ComputeStats: {variables: [loss]}
+  - SaveBest
+  - StopAfter: {epochs: 1}
+"""
+
+
+@pytest.fixture
+def runs(make_run, tmp_path):
+    """Return a function that returns the names of the runs that are there."""
+    make_run("a", (0.1, 0.9))
+    make_run("b", (0.1, 0.7, 0.6), status="failed")
+    make_run("c", (0.05,), status="killed")
+    return lambda: sorted(path.name for path in (tmp_path / "log").iterdir())
+
+
+def test_runs_are_shown_and_removed_after_a_question(runs, emrun):
+    done = emrun("prune", "--status", "failed")  # standard input is empty: there is no answer
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[2].split()[:3] == ["b", "failed", "2"]
+    assert "remove them? [y/N]" in done.stderr
+    assert "nothing was removed" in done.stderr
+    assert runs() == ["a", "b", "c"]
+    assert "nothing was removed" not in emrun("prune", "--status", "failed", "--yes").stderr
+    assert runs() == ["a", "c"]
+
+
+@pytest.mark.parametrize(("options", "left"), [
+    (["--epochs", "2"], ["b"]),
+    (["--status", "finished", "--status", "killed"], ["b"]),
+    (["--keep-best", "1"], ["a"]),
+    (["--keep-best", "1", "--by", "max:valid/loss"], ["c"]),
+    (["--keep-best", "1", "--where", "epochs<2"], ["a", "b"]),
+    (["--older", "1h", "--status", "failed"], ["a", "c"]),
+    (["--older", "9000w"], ["a", "b", "c"]),
+    (["--where", "valid/accuracy<0.3"], ["a", "b"]),
+])  # fmt: skip
+def test_runs_are_chosen_by_all_options_together(runs, emrun, options, left):
+    done = emrun("prune", *options, "--yes")
+    assert done.returncode == 0, done.stderr
+    assert runs() == left
+
+
+def test_a_dry_run_removes_nothing_and_json_is_for_programs(runs, emrun, tmp_path):
+    found = json.loads(emrun("prune", "--epochs", "2", "--dry-run", "--json").stdout)
+    assert [each["directory"] for each in found["removes"]] == ["log/a", "log/c"]
+    assert (found["what"], found["size_bytes"]) == ("runs", sum(each["size_bytes"] for each in found["removes"]))
+    assert runs() == ["a", "b", "c"]
+
+
+def test_a_run_in_use_stays_and_the_others_go(runs, emrun, tmp_path):
+    lock = RunLock(tmp_path / "log" / "c")
+    done = emrun("prune", "--epochs", "9", "--yes")
+    lock.release()
+    assert done.returncode == 0
+    assert "c stays: it is in use by process" in done.stderr
+    assert runs() == ["c"]
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ([], "say which runs: --epochs, --older, --status, --where, --keep-best, or the path of a run"),
+    (["--older", "3"], "--older: '3' is not a time such as 30d"),
+    (["--status", "fialed"], "did you mean 'failed'"),
+    (["--by", "min:valid/loss"], "add --keep-best N"),
+    (["--keep-best", "1", "--by", "valid/loss"], "write --by min:valid/loss or --by max:valid/loss"),
+    (["--keep-best", "1", "--by", "min:valid/los"], "did you mean 'valid/loss'"),
+    (["--checkpoints", "--optimizer-states", "--epochs", "1"], "leave out --optimizer-states"),
+    (["--json", "--epochs", "1"], "add --dry-run or --yes"),
+])  # fmt: skip
+def test_what_cannot_be_pruned_is_an_error(runs, emrun, options, message):
+    done = emrun("prune", *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert runs() == ["a", "b", "c"]
+
+
+def test_without_optimizer_states_a_run_can_be_evaluated(emrun, tmp_path):  # but not resumed: see docs/commands.md
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    assert emrun("train", "c.yaml", "-q", "--output-dir", "log/a").returncode == 0
+    done = emrun("prune", "log/a", "--optimizer-states", "--yes")
+    assert "they cannot be resumed any more" in done.stdout
+    evaluated = emrun("eval", "log/a", "valid", "-q")
+    assert evaluated.returncode == 0, evaluated.stderr

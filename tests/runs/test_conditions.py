@@ -1,0 +1,63 @@
+"""Conditions that runs are chosen by."""
+
+from datetime import timedelta
+
+import pytest
+from stored_runs import BEGIN
+
+from emrun.errors import UsageError
+from emrun.runs.columns import rows_of
+from emrun.runs.conditions import Condition, time_of
+from emrun.runs.search import find_runs
+
+
+@pytest.fixture
+def holds(make_run, tmp_path):
+    """Return a function that says whether a condition holds for a run, two days after it began."""
+    make_run("a", (0.1, 0.7, 0.6))
+
+    def holds(text):
+        condition = Condition.parse(text)
+        root = tmp_path / "log"
+        (row,) = rows_of(find_runs(root), root, [condition.column], BEGIN + timedelta(days=2))
+        return condition.holds(row)
+
+    return holds
+
+
+@pytest.mark.parametrize("text", [
+    "model.module.channels=32", "model.module.channels=32.0", "model.module.channels = 32", "model.module.width=32",
+    "model.module.channels!=33", "model.module.channels>31", "model.module.channels<=32", "valid/accuracy<0.65",
+    "max:valid/accuracy>=0.7", "status=finished", "dataset.class=Digits", "dataset=emrun.datasets.digits.Digits",
+    "hooks.SaveBest.condition=max", "hooks.0.variables=[loss, accuracy]", "age>1d", "age<3d", "duration=2min",
+    "size<1MB", "begin>2026-11-19", "begin<2026-11-22", "epochs=2", "missing.key!=1", "name=a",
+])  # fmt: skip
+def test_a_condition_that_holds(holds, text):
+    assert holds(text)
+
+
+@pytest.mark.parametrize("text", [
+    "model.module.channels=33", "model.module.channels='32'", "model.module.channels>x", "model.module<3",
+    "missing.key=1", "missing.key<1", "missing.key=null", "status=failed", "age>3d", "seed=true", "dataset=Digit",
+])  # fmt: skip
+def test_a_condition_that_does_not_hold(holds, text):
+    assert not holds(text)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("epochs", "'epochs' is not a condition"),
+    ("=3", "'=3' is not a condition"),
+    ("status=finshed", "'finshed' is not a status; did you mean 'finished'"),
+    ("age>3", "age: '3' is not a time such as 30d"),
+    ("size>3 apples", "size: '3 apples' is not a size such as 500MB"),
+    ("begin>yesterday", "begin: 'yesterday' is not a time"),
+    ("seed=[1", r"seed: "),
+    ("\x1b[31m", r"'\\\\x1b\[31m' is not a condition"),
+])  # fmt: skip
+def test_what_is_not_a_condition_is_an_error(text, message):
+    with pytest.raises(UsageError, match=message):
+        Condition.parse(text)
+
+
+def test_times_have_units():
+    assert [time_of(text, "age") for text in ("40s", "1.5h", "2 d", "1w")] == [40, 5400, 172800, 604800]
