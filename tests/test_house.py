@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "runs": {ROOT_PACKAGE, "config", "storage"},
     "training": {ROOT_PACKAGE, "config", "storage", "loop"},
     "diagnosis": {ROOT_PACKAGE, "config", "streams", "storage", "loop", "training"},
-    "cli": {ROOT_PACKAGE, "config", "loop", "training", "diagnosis", "runs"},
+    "launch": {ROOT_PACKAGE, "config", "storage", "runs"},
+    "cli": {ROOT_PACKAGE, "config", "loop", "training", "diagnosis", "runs", "launch"},
 }
 """The packages whose modules a package may import, besides its own."""
 ONLY = {

@@ -27,12 +27,13 @@ from emrun.cli.replay import replay
 from emrun.cli.resume import resume
 from emrun.cli.show import show
 from emrun.cli.signals import report_and_end_by_signal
+from emrun.cli.sweep import sweep
 from emrun.cli.trace import trace
 from emrun.cli.train import train
 from emrun.cli.verify_resume import verify_resume
 
 GROUPS = {
-    "Train": (init, train, resume, evaluate, predict),
+    "Train": (init, train, resume, evaluate, predict, sweep),
     "Look": (check, show_config, show, bench, dataset, completion),
     "Compare": (ls, diff, trace, prune),
     "Prove": (verify_resume, replay),
@@ -55,6 +56,10 @@ class _Commands(click.Group):
                 args = ["bench", *rest]
             case ["hooks", *rest]:
                 args = ["show", *(rest or ["hooks"])]
+            case ["gridsearch", *_]:
+                raise click.UsageError(
+                    "`gridsearch` is now: emrun sweep CONFIG -p 'model.optimizer.lr=[1.0e-4, 3.0e-4]'"
+                )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -25,6 +25,18 @@ if TYPE_CHECKING:
     from emrun.training.build import Training
 
 
+class TrialChecks:
+    """What `emrun sweep` checks in the process of a trial; the object of click's context there."""
+
+    def check_config(self, loaded: Config) -> None:
+        """Check that the config is that of the trial."""
+        raise NotImplementedError
+
+    def check_training(self, training: Training) -> None:
+        """Check that a hook writes the objective of the sweep, before the training begins."""
+        raise NotImplementedError
+
+
 @click.command(short_help="Train from a config.")
 @config_arguments
 @click.option(
@@ -64,7 +76,12 @@ def train(
     from emrun.config.plan import check_statically
 
     loaded = load_config(config, overrides)
-    check_statically(loaded, evaluations=True)
+    sweep = click.get_current_context().find_object(TrialChecks)
+    if sweep is None:
+        check_statically(loaded, evaluations=True)
+    else:  # has done so
+        sweep.check_config(loaded)
+    loaded = loaded.without("sweep")
     from emrun.training.directories import check_free, is_begun
 
     resumed = output_dir if auto_resume else None
@@ -78,6 +95,8 @@ def train(
     try:
         with unwound_by_sigterm(), users_code():
             training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
+        if sweep is not None:
+            sweep.check_training(training)
     except RunExists:
         if resumed is not None:  # another process has created it meanwhile, and has ended
             return _go_on(resumed, loaded)

@@ -86,6 +86,12 @@ class Config(Mapping[str, Any]):
             return self
         return Config(merge(self.root, section), self.name, self.text, self.notes)
 
+    def without(self, *sections: str) -> Config:
+        """Return the config without sections that it may have."""
+        kept = {key: node for key, node in self.root.value.items() if key not in sections}
+        is_same = len(kept) == len(self.root.value)
+        return self if is_same else Config(replace(self.root, value=kept), self.name, self.text, self.notes)
+
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
         """Return the config with defaults for top-level keys that are missing or null."""
         has = {key: node for key, node in self.root.value.items() if key not in defaults or node.value is not None}

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from emrun.config.names import NotThere, dotted_path, short_names
+from emrun.config.planner import SWEEP
 from emrun.config.sections import DEFAULT_MODEL, OVERLAY, REQUIRED, SECTIONS, SUPPLIED, SUPPLIED_TO_LOOP
 from emrun.config.signatures import UNREAD
 from emrun.config.source_finder import Sources
@@ -34,6 +35,7 @@ _DESCRIPTIONS = {
     "main_loop": "Arguments of the main loop.",
     "hooks": "The hooks, called in this order; each is `Name` or `Name: {argument: value}`.",
     "eval": "Stream -> changes to the config for its evaluation; `hooks` replace the hooks, other sections are merged.",
+    "sweep": "What `emrun sweep` varies, and how it runs its trials; not part of the config of a run.",
 }
 _EXTENDS = "A file or a list of files over which this config is merged; paths are relative to this file."
 _TYPES = {bool: "boolean", int: "integer", float: "number", complex: "number", str: "string", type(None): "null"}
@@ -133,6 +135,7 @@ class _Writer:
             "main_loop": self._arguments(self._find("emrun.loop.main_loop.MainLoop"), {}, SUPPLIED_TO_LOOP),
             "hooks": {"items": self._hook()},
             "eval": {"additionalProperties": _reference("overlay")},
+            "sweep": self._arguments(self._find(SWEEP), {}, ("self",)),
         }
         for name, kinds in SECTIONS.items():
             allowed = [_TYPES[kind] for kind in kinds] + ["null"] * (name not in REQUIRED)

@@ -103,6 +103,7 @@ _KEYS = {
     "monitor metricforbestmodel greaterisbetter": _COMPARED,
     "warmup warmupsteps numwarmupsteps warmupratio warmupepochs lrwarmup lrscheduler lrschedulertype": _SCHEDULER,
     "predict": "use `emrun predict RUN_DIR STREAM -o FILE`; settings of a stream go to eval.STREAM",
+    "gridsearch hyperparametersearch hpsearch tuner optuna": "set sweep.parameters; `emrun sweep CONFIG` tries them",
     "shuffle": "the dataset decides the order: `ctx.batches(..., shuffle=True)`",
     "autoscalebatchsize autofindbatchsize": "set model.micro_batch_size: auto, which splits batches that do not fit",
     "batchsize": "the dataset makes the batches; set `batch_size` under dataset if its class has that argument",

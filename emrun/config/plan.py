@@ -100,7 +100,7 @@ class Plan:
 
     def _recipes_for(self, tree: Node) -> dict[str, Any]:
         """Return the recipes of the sections that are the same in another tree: section -> recipe, recipes or None."""
-        made = {"dataset": self.dataset, "model": self.model, "hooks": self.hooks, "main_loop": None}
+        made = {"dataset": self.dataset, "model": self.model, "hooks": self.hooks, "main_loop": None, "sweep": None}
         same = {name for name in made if repr(tree.get(name)) == repr(self.config.get(name))}  # 1 == True == 1.0
         return {name: recipe for name, recipe in made.items() if name in same}
 

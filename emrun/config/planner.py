@@ -21,6 +21,8 @@ from emrun.types import Factory, Form
 from emrun.wording import did_you_mean, listed, normalised, sure
 
 _KEYS = ("class", "import", "args")
+SWEEP = "emrun.launch.settings.Sweep"
+"""The class whose constructor is the schema of the section `sweep`."""
 _METRICS = ("accuracy", "errors", "top_k")  # the functions of `emrun.metrics`
 
 
@@ -57,6 +59,8 @@ class Planner:
         made = dict(known)
         if "main_loop" not in made:
             self._main_loop(tree.get("main_loop"))
+        if "sweep" not in made and tree.get("sweep") is not None:
+            self.problems += check_main_loop(tree.get("sweep"), self._parameters_of(SWEEP), self._elsewhere, "sweep")
         for kind in ("dataset", "model"):
             if kind not in made:
                 made[kind] = self.section(tree.get(kind), kind)
@@ -65,14 +69,17 @@ class Planner:
         return made
 
     def _main_loop(self, section: Node | None) -> None:
-        main_loop = self._finder.find("emrun.loop.main_loop.MainLoop")
-        parameters = self._finder.parameters(main_loop) if main_loop is not None else None
+        parameters = self._parameters_of("emrun.loop.main_loop.MainLoop")
         self.problems += check_main_loop(section, parameters, self._elsewhere)
         for name, parameter in (parameters.named if parameters is not None else {}).items():
             if name not in SUPPLIED_TO_LOOP:
                 self.places.add(("main_loop", name))
                 if section is None or section.get(name) is None:
                     self.defaults.append((f"main_loop.{name}", parameter.default, "MainLoop"))
+
+    def _parameters_of(self, path: str) -> Any:
+        target = self._finder.find(path)
+        return self._finder.parameters(target) if target is not None else None
 
     def section(self, node: Node | None, kind: str) -> Any:
         """Prepare the section `dataset` or `model`; None if it is not a mapping, which `check_sections` reports."""

@@ -1,4 +1,4 @@
-"""Checks the sections of a config, and the section `main_loop` against the constructor of the main loop."""
+"""Checks the sections of a config, and the sections `main_loop` and `sweep` against their constructors."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
     "main_loop": (dict,),
     "hooks": (list,),
     "eval": (dict,),
+    "sweep": (dict,),
 }
 """The sections of a config -> the types that their values may have."""
 
@@ -77,30 +78,31 @@ def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> list[Problem
 
 
 def check_main_loop(
-    section: Node | None, main_loop: Parameters | None, elsewhere: Elsewhere = nowhere
+    section: Node | None, main_loop: Parameters | None, elsewhere: Elsewhere = nowhere, name: str = "main_loop"
 ) -> list[Problem]:
-    """Return the problems of the section `main_loop`: unknown keys, and values of the wrong type.
+    """Return the problems of the section `main_loop` or `sweep`: unknown keys, and values of the wrong type.
 
     Args:
         section: the section, None when the config has none.
-        main_loop: the parameters of the main loop's constructor.
+        main_loop: the parameters of its constructor.
         elsewhere: returns where else in the config a key belongs.
+        name: the name of the section.
     """
     if section is None or not isinstance(section.value, dict) or main_loop is None:
         return []
     policy = section.get("on_incorrect_config")
     lenient = policy is not None and policy.value in ("warn", "ignore")
-    allowed = [name for name in main_loop.named if name not in SUPPLIED_TO_LOOP]
+    allowed = [each for each in main_loop.named if each not in SUPPLIED_TO_LOOP]
     problems = []
     for key, node in section.value.items():
         if key in allowed:
             if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
-                message = node.censored("main_loop does not build objects; write the value without 'class' or 'import'")
-                problems.append(Problem(node.position, f"main_loop.{key}", message))
+                message = node.censored(f"{name} does not build objects; write the value without 'class' or 'import'")
+                problems.append(Problem(node.position, f"{name}.{key}", message))
             else:
-                problems += check_type(node, main_loop.named[key], f"main_loop.{key}")
+                problems += check_type(node, main_loop.named[key], f"{name}.{key}")
         elif not (lenient and isinstance(key, str) and key not in SUPPLIED_TO_LOOP):
-            problems.append(unknown(node, "main_loop", key, allowed, elsewhere))
+            problems.append(unknown(node, name, key, allowed, elsewhere))
     return problems
 
 

@@ -24,7 +24,7 @@ from emrun.storage.steps import STEPS, Chunk, chunks_of
 from emrun.storage.trace import TRACE, known_fields
 from emrun.wording import counted
 
-STATUSES = ("running", "finished", "interrupted", "failed", "killed", "damaged")
+STATUSES = ("running", "finished", "interrupted", "failed", "pruned", "killed", "damaged")
 """What `StoredRun.status` may be."""
 _LARGEST_TRACE = 1_000_000  # bytes
 _LARGEST_CONFIG = 2_000_000

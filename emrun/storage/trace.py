@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from importlib import metadata
@@ -34,9 +35,10 @@ _KINDS = {
     "epochs_done": whole(),
     "iterations_done": whole(),
     "exit_status": optional(whole(most=255)),
-    "status": choice("running", "finished", "interrupted", "failed"),
+    "status": choice("running", "finished", "interrupted", "failed", "pruned"),
     "reason": optional(TEXT),
     "seed": optional(whole(-(2**63))),
+    "threads": optional(whole()),
     "command": sequence_of(TEXT),
     "host": TEXT,
     "device": optional(TEXT),
@@ -80,6 +82,7 @@ class Trace:
             "status": "running",
             "reason": None,
             "seed": seed,
+            "threads": _threads(),
             "emrun": emrun.__version__,
             "torch": metadata.version("torch"),
             "python": platform.python_version(),
@@ -137,12 +140,33 @@ class Trace:
             key: self._censor.plain(value) if key in _MAY_HOLD_ANYTHING else value
             for key, value in self._entries.items()
         }
-        yaml = YAML(typ="safe", pure=True)
-        yaml.default_flow_style = False
-        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-        text = io.StringIO()
-        yaml.dump(shown, text)
-        write_atomically(self._path, text.getvalue())
+        write_atomically(self._path, _as_yaml(shown))
+
+
+def _threads() -> int | None:
+    """Return the number of threads of PyTorch, on which the last bits of results may depend; None if it is not used."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.get_num_threads())
+
+
+def mark_pruned(directory: Path, reason: str) -> None:
+    """Write into the trace of a run that has ended that it is not worth continuing; the caller holds its lock.
+
+    Args:
+        directory: the directory of the run.
+        reason: why, in one line.
+    """
+    trace = YAML(typ="safe", pure=True).load((directory / TRACE).read_text(encoding="utf-8"))
+    write_atomically(directory / TRACE, _as_yaml({**trace, "status": "pruned", "reason": reason}))
+
+
+def _as_yaml(entries: Mapping[str, Any]) -> str:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    text = io.StringIO()
+    yaml.dump(dict(entries), text)
+    return text.getvalue()
 
 
 def _in_text(time: datetime) -> str:

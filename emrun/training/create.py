@@ -70,7 +70,7 @@ def create_training(
     root = expanded(output_root)
     place = None if output_dir is None else expanded(output_dir)
     drawn = dict(zip(DRAWN, (draw_seed(), escaped(str(Path.cwd()))), strict=True))
-    loaded = load_config(config, overrides).with_defaults(drawn)
+    loaded = load_config(config, overrides).without("sweep").with_defaults(drawn)
     plan = Plan.of(loaded, Imported())
     existed = place is not None and place.exists()
     had_root = place is not None or root.exists()

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 import emrun
 from emrun.errors import StorageError
 from emrun.storage.run import Run
-from emrun.storage.trace import read_trace
+from emrun.storage.trace import mark_pruned, read_trace
 
 
 def trace_of(run):
@@ -39,6 +39,7 @@ def test_the_trace_tells_how_a_run_began(run):
         "status": "running",
         "reason": None,
         "seed": 42,
+        "threads": torch.get_num_threads(),
         "emrun": emrun.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -234,3 +235,12 @@ def test_the_end_of_a_run_and_that_it_has_checkpoints_are_in_the_trace_at_once(t
 def test_fields_of_a_trace_that_cannot_be_are_left_out(tmp_path, text, left):
     (tmp_path / "trace.yaml").write_text(text)
     assert read_trace(tmp_path) == left
+
+
+def test_a_run_that_was_pruned_says_so_and_the_rest_stays(run):
+    run.trace.begin()
+    run.end("interrupted", 143, "interrupted by SIGTERM", 2, 10)
+    before = trace_of(run)
+    mark_pruned(run.directory, "pruned after epoch 2")
+    assert trace_of(run) == {**before, "status": "pruned", "reason": "pruned after epoch 2"}
+    assert read_trace(run.directory)["status"] == "pruned"

@@ -1,0 +1,302 @@
+"""`emrun sweep`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from emrun.arguments import expanded
+from emrun.cli.as_json import only_json, print_json, with_json
+from emrun.cli.console import config_arguments, with_terminal_log
+from emrun.cli.signals import end_by_signal, import_torch
+from emrun.cli.tables import table
+from emrun.errors import ArgumentError, ConfigError, MissingExtra, Problem, UsageError
+
+if TYPE_CHECKING:
+    from emrun.config.config import Config
+    from emrun.launch.results import Result
+    from emrun.launch.search import Search
+    from emrun.launch.settings import Sweep
+    from emrun.launch.sweep import Ending
+    from emrun.launch.trials import Experiment, Trial, Trials
+
+_WAYS = ("--status", "--best", "--dry-run")
+
+
+@click.command(short_help="Train a config with many combinations of values.")
+@config_arguments
+@click.option(
+    "-p", "--parameter", "given", multiple=True, metavar="KEY=VALUES",
+    help="What to try: 'model.optimizer.lr=[1.0e-4, 3.0e-4]', or a range {low: 1.0e-5, high: 1.0e-2, log: true}.",
+)  # fmt: skip
+@click.option("--repeats", type=click.IntRange(1), help="Train each combination with this many seeds.")
+@click.option("--jobs", type=click.IntRange(1), help="How many trials run at the same time.")
+@click.option(
+    "-o", "--output-root", default="log", show_default=True, type=click.Path(path_type=Path, file_okay=False),
+    help="Create the directory of the sweep, NAME_sweep, in this directory.",
+)  # fmt: skip
+@click.option(
+    "--output-dir", type=click.Path(path_type=Path, file_okay=False), help="The directory of the sweep itself."
+)
+@click.option("--status", "shows_status", is_flag=True, help="Only show how the trials stand.")
+@click.option("--best", "shows_best", is_flag=True, help="Only show the best combination.")
+@click.option("--dry-run", is_flag=True, help="Only print the commands that train the trials.")
+@with_json
+@with_terminal_log
+def sweep(
+    config: Path,
+    overrides: tuple[str, ...],
+    given: tuple[str, ...],
+    repeats: int | None,
+    jobs: int | None,
+    output_root: Path,
+    output_dir: Path | None,
+    shows_status: bool,
+    shows_best: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Train CONFIG with many combinations of values, those of its section sweep and of -p.
+
+    Each trial is a run in the directory of the sweep. The same command continues a sweep: trials that are finished are
+    not trained again, those that were interrupted or killed are resumed. Several processes, also on several machines
+    that share the directory, divide the trials. An OVERRIDE is as for `emrun train`; sweep.KEY=VALUE sets how the sweep
+    is run, such as sweep.objective=valid/loss/mean.
+
+    Exit status: 0 all trials are finished or pruned, 1 a trial failed, 2 wrong usage or config, 74 the disk is full,
+    130 or 143 interrupted.
+    """
+    if shows_status + shows_best + dry_run > 1:
+        raise click.UsageError(f"use one of {', '.join(_WAYS)}")
+    from emrun.config.config import load_config
+    from emrun.launch.trials import Trials
+
+    more = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"sweep.jobs={jobs}"] * (jobs is not None)
+    loaded = load_config(config, (*overrides, *more))
+    if not expanded(config).is_file() and not expanded(config).is_dir():
+        raise UsageError(f"{config} can be read only once, but each trial reads the config; give a file")
+    settings = _settings(loaded)
+    parameters = _parameters(loaded, given, settings)
+    directory = expanded(output_dir or output_root / f"{loaded.get('name') or loaded.name}_sweep")
+    trials = Trials(loaded, parameters, settings, directory)
+    trials.check()
+    search = _search(trials, loaded)
+    command = ["train", str(config), *(each for each in overrides if not each.lstrip("~").startswith("sweep"))]
+    if dry_run:
+        return _print_commands(trials, search, command)
+    ending = None
+    if not shows_status and not shows_best:
+        with only_json(as_json):
+            ending = _run(trials, search, command, loaded)
+        if ending.exit_status == 2:  # nothing was trained
+            click.echo(ending.text.strip(), err=True)
+            return 2
+    experiments = _known(trials, search)
+    _print(experiments, trials, only_best=shows_best, as_json=as_json)
+    return 0 if ending is None else _end(ending, experiments)
+
+
+def _settings(loaded: Config) -> Sweep:
+    """Return the section `sweep`; an error is at the position of the argument."""
+    from emrun.config.plan import check_statically
+    from emrun.launch.settings import Sweep
+
+    section = loaded.tree.get("sweep")
+    arguments = section.plain() if section is not None and isinstance(section.value, dict) else {}
+    try:
+        return Sweep(**arguments)
+    except ArgumentError as error:
+        raise ConfigError(_problem(loaded, error)) from error
+    except TypeError:  # unknown keys
+        check_statically(loaded)
+        raise
+
+
+def _problem(loaded: Config, error: ArgumentError) -> Problem:
+    node = loaded.root.get("sweep", error.argument) or loaded.root.get("sweep")
+    return Problem(None if node is None else node.position, f"sweep.{error.argument}", error.message)
+
+
+def _parameters(loaded: Config, given: Sequence[str], settings: Sweep) -> list[Any]:
+    from emrun.launch.parameters import read_parameters
+
+    parameters = read_parameters(loaded.root, given)
+    if not parameters and settings.runs_per_experiment == 1:
+        raise UsageError("nothing to try: give -p 'KEY=[VALUE, ...]', sweep.parameters in the config, or --repeats")
+    if settings.is_grid:
+        for each in parameters:
+            if each.span is not None and each.span.step is None:
+                place = each.positions[0][each.name]
+                message = "a grid needs a list, or a range with step; for other ranges set sweep.method: random or tpe"
+                raise ConfigError(Problem(place, each.name, message))
+    return parameters
+
+
+def _search(trials: Trials, loaded: Config) -> Search | None:
+    """Return what proposes and prunes, if the sweep has a method or a pruner of Optuna."""
+    settings = trials.settings
+    if settings.is_grid and not settings.pruner:
+        return None
+    try:
+        from emrun.launch.search import Search
+    except ImportError as error:
+        what = f"sweep.method: {settings.method}" if not settings.is_grid else f"sweep.pruner: {settings.pruner}"
+        raise MissingExtra(what, "optuna", "sweep") from error
+    try:
+        return Search(trials.parameters, settings, trials.seed)
+    except ArgumentError as error:
+        raise ConfigError(_problem(loaded, error)) from error
+
+
+def _command(command: Sequence[str], trial: Trial) -> list[str]:
+    return [*command, *trial.overrides, "--output-dir", str(trial.directory), "--auto-resume"]
+
+
+def _print_commands(trials: Trials, search: Search | None, command: Sequence[str]) -> int:
+    """Print the commands of the trials that are not finished."""
+    from emrun.launch.jobs import THREADS, threads_per_job
+    from emrun.launch.results import DONE, result_of
+    from emrun.launch.sweep import planned
+
+    settings = trials.settings
+    if settings.method not in ("grid", "random"):
+        raise UsageError(f"--dry-run: {settings.method} chooses by the results, so there are no commands yet")
+    threads = threads_per_job(settings.jobs)
+    before = "" if threads is None else f"{THREADS}={threads} "
+    for experiment in planned(trials, settings, search):
+        for trial in experiment.trials:
+            if result_of(trial, settings).status not in DONE:
+                click.echo(f"{before}emrun {shlex.join(_command(command, trial))}")
+    return 0
+
+
+def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: Config) -> Ending:
+    """Run the trials; PyTorch is imported for all of them here."""
+    from emrun.cli.trial import COMMAND, arguments, main
+    from emrun.launch.jobs import THREADS, Jobs, threads_per_job
+    from emrun.launch.sweep import SweepLoop
+
+    settings = trials.settings
+    threads = threads_per_job(settings.jobs)
+    if threads is not None:
+        os.environ[THREADS] = str(threads)  # before PyTorch is imported
+    import_torch()
+    import torch._dynamo  # noqa: F401 - the first optimizer imports it, which takes a second
+
+    import emrun.training.create
+    import emrun.training.resume  # noqa: F401 - here, so that the trials do not
+
+    _import_classes(trials)
+    jobs = Jobs(main, COMMAND, settings.devices)
+    node = loaded.root.get("sweep", "objective")
+    place = str(Problem(None if node is None else node.position, "sweep.objective", ""))
+
+    def started_with(trial: Trial) -> list[str]:
+        return arguments(_command(command, trial), trial.directory, settings.objective, place)
+
+    return SweepLoop(trials, settings, jobs, started_with, threads, search).run()
+
+
+def _import_classes(trials: Trials) -> None:
+    """Import the classes that the first trial names, so that the trials do not; find what only imports can find."""
+    from emrun.config.import_finder import Imported
+    from emrun.config.plan import Plan
+
+    first = {each.name: each.values[0] if each.span is None else each.span.low for each in trials.parameters}
+    Plan.with_evaluations(trials.config_of(trials.experiment(first).trials[0]), Imported())
+
+
+def _known(trials: Trials, search: Search | None) -> list[tuple[Experiment, list[Result]]]:
+    """Return the experiments of the sweep, best first, with the results of their trials."""
+    from emrun.launch.results import ranked, result_of
+    from emrun.launch.sweep import planned
+
+    is_planned = trials.settings.method in ("grid", "random")
+    again = None if search is None or not is_planned else type(search)(trials.parameters, trials.settings, trials.seed)
+    experiments = planned(trials, trials.settings, again) if is_planned else trials.known()
+    found = [(each, [result_of(trial, trials.settings) for trial in each.trials]) for each in experiments]
+    return ranked(found, trials.settings)
+
+
+def _print(
+    experiments: Sequence[tuple[Experiment, list[Result]]], trials: Trials, *, only_best: bool, as_json: bool
+) -> None:
+    from emrun.launch.results import Summary, as_dict
+
+    settings = trials.settings
+    if only_best:
+        if settings.objective is None:
+            raise UsageError("--best needs an objective, such as sweep.objective=valid/loss/mean")
+        experiments = [each for each in experiments[:1] if Summary.of(_values(each[1])).mean is not None]
+        if not experiments:
+            raise UsageError(f"no trial in {trials.directory} is finished")
+    if as_json:
+        rows = [as_dict(*each, trials.parameters) for each in experiments]
+        whole = {"directory": str(trials.directory), "objective": settings.objective, "condition": settings.condition}
+        print_json({**whole, "experiments": rows})
+        return
+    several = settings.runs_per_experiment > 1
+    headers = [*(each.name for each in trials.parameters), "status"]
+    headers += [] if settings.objective is None else [settings.objective]
+    headers += ["std", "95 % interval", "runs"] if several and settings.objective is not None else []
+    rows_ = []
+    for experiment, results in experiments:
+        row = [each.shown(experiment.values[each.name]) for each in trials.parameters]
+        row.append(_standing(results))
+        found = Summary.of(_values(results))
+        row += [_short(found.mean)] * (settings.objective is not None)
+        if several and settings.objective is not None:
+            interval = "" if found.interval is None else f"± {_short(found.interval)}"
+            row += [_short(found.deviation), interval, f"{found.count} of {len(results)}"]
+        rows_.append([*row, *([] if several else [_relative(experiment.trials[0].directory)])])
+    click.echo(table(rows_, headers if several else [*headers, "directory"]))
+    if only_best and several:
+        for trial in experiments[0][0].trials:
+            click.echo(_relative(trial.directory))
+
+
+def _values(results: Sequence[Result]) -> list[float]:
+    return [each.value for each in results if each.value is not None]
+
+
+def _standing(results: Sequence[Result]) -> str:
+    """Return how the trials of an experiment stand: `finished`, or `finished 2, failed 1`."""
+    counts: dict[str, int] = {}
+    for each in results:
+        counts[each.status] = counts.get(each.status, 0) + 1
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{status} {count}" for status, count in counts.items())
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _relative(path: Path) -> str:
+    with suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
+def _end(ending: Ending, experiments: Sequence[tuple[Experiment, list[Result]]]) -> int:
+    """Say how to continue a sweep that is not done, and return the exit status."""
+    from emrun.launch.results import DONE
+
+    if ending.text:
+        click.echo(ending.text.strip(), err=True)
+    every = [each for _, results in experiments for each in results]
+    left = [each for each in every if each.status not in DONE]
+    if left:
+        again = shlex.join(["emrun", *sys.argv[1:]])
+        click.echo(f"{len(every) - len(left)} of {len(every)} trials done; continue with: {again}", err=True)
+    if ending.signal_number is not None:
+        end_by_signal(ending.signal_number)
+    return ending.exit_status

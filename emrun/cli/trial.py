@@ -1,0 +1,95 @@
+"""The process of a trial of `emrun sweep`: `emrun train`, and what a sweep checks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from emrun.cli.failures import fail
+from emrun.cli.train import TrialChecks, train
+from emrun.errors import EmrunError, HookError
+
+if TYPE_CHECKING:
+    from emrun.config.config import Config
+    from emrun.training.build import Training
+
+COMMAND = (sys.executable, "-P", "-c", "import sys; from emrun.cli.trial import main; sys.exit(main(sys.argv[1:]))")
+"""Begins a new Python that does the same as `main`."""
+
+
+class _WrongSweep(EmrunError):
+    """What is wrong with the sweep and not with one trial."""
+
+    exit_status = 78
+
+
+class Sweep:
+    """Stands for a hook that reads the objective of a sweep, for the check of monitored statistics.
+
+    Args:
+        objective: the address of the objective.
+    """
+
+    def __init__(self, objective: str) -> None:
+        self.monitors = (objective,)
+
+
+class _Checks(TrialChecks):
+    def __init__(self, directory: str, objective: str | None, place: str) -> None:
+        self._directory = Path(directory)
+        self._objective = objective
+        self._place = place
+
+    def check_config(self, loaded: Config) -> None:
+        from emrun.launch.trials import identity
+
+        if not self._directory.name.endswith(identity(loaded)):
+            raise _WrongSweep("the config was changed after the sweep began; start the sweep again")
+
+    def check_training(self, training: Training) -> None:
+        from emrun.epoch_data import check_monitors
+
+        loop = training.main_loop
+        if self._objective is None:
+            return
+        try:
+            streams = [loop.train_stream_name, *loop.extra_streams]
+            check_monitors([*loop.hooks, training.model, Sweep(self._objective)], streams)
+        except HookError as error:
+            if loop.run is not None:
+                loop.run.remove()
+            raise _WrongSweep(f"{self._place}: {error}") from error
+
+
+def arguments(command: Sequence[str], directory: Path, objective: str | None, place: str) -> list[str]:
+    """Return the arguments for `main`.
+
+    Args:
+        command: the arguments of `emrun train`.
+        directory: the run directory.
+        objective: the objective; None if the sweep has none.
+        place: where the objective stands, for messages.
+    """
+    return [json.dumps({"directory": str(directory), "objective": objective, "place": place}), *command]
+
+
+def main(given: Sequence[str]) -> int:
+    """Train a trial as `emrun train` does, and return the exit status; see `arguments`."""
+    logging.getLogger().handlers.clear()  # those of the sweep, if this process was forked
+    sys.argv = ["emrun", *given[1:]]
+    try:
+        status = train.main(["-q", *given[2:]], standalone_mode=False, obj=_Checks(**json.loads(given[0])))
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BaseException as error:  # the user's code may also have called sys.exit
+        return fail(error)
+    return status if isinstance(status, int) else 0

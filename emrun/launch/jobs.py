@@ -1,0 +1,207 @@
+"""Processes for trials: each is forked from this one, which has imported PyTorch and never computed anything with it.
+
+A trial costs no start of Python and no imports. Where a fork is not safe, because the import of a class has started
+threads or uses a GPU, or on another system than Linux, a child begins a new Python instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NoReturn
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PR_SET_PDEATHSIG = 1
+_MOST = 100_000  # bytes of a trial's output that are shown
+THREADS = "OMP_NUM_THREADS"
+"""The environment variable that says how many threads PyTorch and NumPy use; it counts when they are imported."""
+
+
+def threads_per_job(jobs: int) -> int | None:
+    """Return how many threads each of several trials gets; None for one trial, which gets what PyTorch chooses.
+
+    If OMP_NUM_THREADS is set, that is the number.
+    """
+    given = os.environ.get(THREADS, "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return None if jobs == 1 else max(1, cores // jobs)
+
+
+def is_fork_safe() -> bool:
+    """Return whether a child of this process can compute: no library has threads here, and no GPU is in use.
+
+    OpenBLAS, which NumPy and SciPy use, ends its threads before a fork and starts them again when it needs them. So a
+    fork that does nothing shows whether there are others, such as those of OpenMP, for which a child would wait.
+    """
+    if sys.platform != "linux":
+        return False
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return False
+    if _count_threads() > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    return _count_threads() == 1
+
+
+def _count_threads() -> int:
+    """Return how many threads this process has, those of libraries included."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names only
+
+
+class Job:
+    """A process that trains a trial.
+
+    Args:
+        pid: the process.
+        slot: which of the processes that run at the same time it is: 0, 1, ...
+        output: what it prints.
+    """
+
+    def __init__(self, pid: int, slot: int, output: IO[bytes]) -> None:
+        self.pid = pid
+        self.slot = slot
+        self.began = time.monotonic()
+        self._output = output
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal; None while the process runs."""
+        if self._status is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if found else None
+        return self._status
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def output(self) -> str:
+        """Return what the process has printed; only the end of it, if it is long."""
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, size - _MOST))
+        return self._output.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """Free the output."""
+        self._output.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What a child does; see `Jobs.start`."""
+
+    arguments: Sequence[str]
+    slot: int
+    threads: int | None
+    forks: bool
+
+
+class Jobs:
+    """Starts processes for trials.
+
+    Args:
+        run: called in the child with its arguments; returns the exit status.
+        command: begins a new Python that does the same; the arguments are appended.
+        devices: the GPUs, as CUDA_VISIBLE_DEVICES names them; None to leave them as they are.
+        may_fork: whether a fork is safe here.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[str]], int],
+        command: Sequence[str],
+        devices: Sequence[str] | None,
+        may_fork: Callable[[], bool] = is_fork_safe,
+    ) -> None:
+        self._run = run
+        self._command = command
+        self._devices = devices
+        self._may_fork = may_fork
+        gc.freeze()  # the children share the memory of what is there
+
+    def start(self, arguments: Sequence[str], slot: int, threads: int | None) -> Job:
+        """Start a process.
+
+        Args:
+            arguments: what to call the function with.
+            slot: which of the processes that run at the same time it will be; says which device it gets.
+            threads: the number of threads; None to leave it as it is.
+        """
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - the job closes it
+        forks = self._may_fork()
+        parent = os.getpid()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about threads: see `may_fork`
+                pid = os.fork()
+            if pid == 0:
+                self._live(parent, _Task(arguments, slot, threads, forks), output)
+        except OSError:
+            output.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return Job(pid, slot, output)
+
+    def _live(self, parent: int, task: _Task, output: IO[bytes]) -> NoReturn:
+        """Be the child: do what is asked, and end."""
+        status = 1
+        try:
+            os.setpgid(0, 0)  # a Ctrl-C on the terminal reaches the sweep, which passes it on
+            _die_with(parent)
+            with Path(os.devnull).open("rb") as nothing:
+                os.dup2(nothing.fileno(), 0)
+            for descriptor in (1, 2):
+                os.dup2(output.fileno(), descriptor)
+            if self._devices is not None:
+                os.environ["CUDA_VISIBLE_DEVICES"] = self._devices[task.slot % len(self._devices)]
+            if task.threads is not None:
+                os.environ[THREADS] = str(task.threads)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            if not task.forks:
+                os.execv(self._command[0], [*self._command, *task.arguments])
+            torch = sys.modules.get("torch")
+            if torch is not None and task.threads is not None and torch.get_num_threads() != task.threads:
+                torch.set_num_threads(task.threads)
+            status = self._run(task.arguments)
+            threading._shutdown()  # type: ignore[attr-defined]  # what Python does at its end, but for clearing the modules
+            atexit._run_exitfuncs()
+        except BaseException:  # as Python does at the top
+            traceback.print_exc()
+        finally:
+            with suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+
+def _die_with(parent: int) -> None:
+    """Get SIGTERM when the parent ends, so that a trial does not outlive its sweep; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)

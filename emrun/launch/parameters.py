@@ -1,0 +1,253 @@
+"""The parameters of a sweep: what is set in the config of a trial, and to which values."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from emrun.config.sections import SECTIONS
+from emrun.config.yaml_tree import Node, parse, read_scalar
+from emrun.errors import ConfigError, Position, Problem
+from emrun.wording import did_you_mean, meant_of
+
+_RANGE = ("low", "high", "log", "step")
+_NOT_SWEPT = {
+    "seed": "is not a parameter: repeats trains each combination with several seeds; set repeats: 3, or --repeats 3",
+    "name": "is not a parameter: it does not change a run",
+    "code_directory": "is not a parameter: all trials have the same code",
+    "sweep": "is not a parameter: the section is not part of the config of a trial",
+}
+_WORD = re.compile(r"[\w./+-]+")
+
+Value = Any
+"""The value of a parameter: the index of a choice, or a number in a range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of numbers.
+
+    Args:
+        low: the smallest value.
+        high: the largest value.
+        log: whether the logarithm of the value is what varies evenly.
+        step: the distance between two values; None for any value, or any whole number if `low` and `high` are whole.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the values are whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int) and isinstance(self.step, int | None)
+
+    def values(self) -> list[float]:
+        """Return all values of a range with steps."""
+        assert self.step is not None
+        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
+        return [self.low + index * self.step for index in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What a sweep varies.
+
+    Args:
+        name: the key that is set; or the name of a list of mappings from keys to values.
+        choices: each is key -> value; empty for a range.
+        span: the range; None for choices.
+        positions: key -> where its value stands, in the order of the choices.
+    """
+
+    name: str
+    choices: tuple[Mapping[str, Any], ...] = ()
+    span: Span | None = None
+    positions: tuple[Mapping[str, Position], ...] = field(default=(), compare=False)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the config that it sets."""
+        return tuple(dict.fromkeys(key for choice in self.choices for key in choice)) or (self.name,)
+
+    @property
+    def values(self) -> Sequence[Value]:
+        """All values, for a grid."""
+        return self.span.values() if self.span is not None else range(len(self.choices))
+
+    def setting(self, value: Value) -> Mapping[str, Any]:
+        """Return key -> value of the config."""
+        return {self.name: value} if self.span is not None else self.choices[value]
+
+    def overrides(self, value: Value) -> dict[str, Position]:
+        """Return override -> the position to which an error about it belongs."""
+        positions = self.positions[0 if self.span is not None else value]
+        return {f"{key}={text_of(each)}": positions[key] for key, each in self.setting(value).items()}
+
+    def shown(self, value: Value) -> str:
+        """Return a value for a table."""
+        setting = self.setting(value)
+        if list(setting) == [self.name]:
+            return text_of(setting[self.name])
+        return ", ".join(f"{key.rpartition('.')[2]}={text_of(each)}" for key, each in setting.items())
+
+    def value_in(self, config: Mapping[str, Any]) -> Value | None:
+        """Return the value that a config has; None if it has none of this parameter.
+
+        Args:
+            config: key -> the value of the config, for all of `keys`.
+        """
+        if self.span is None:
+            fits = (all(_same(config[key], each) for key, each in choice.items()) for choice in self.choices)
+            return next((index for index, each in enumerate(fits) if each), None)
+        value = config[self.name]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value if is_number and self.span.low <= value <= self.span.high else None
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
+def read_parameters(config: Node, given: Sequence[str]) -> list[Parameter]:
+    """Read the parameters of a config and of the option `-p`, which replaces one of the same name.
+
+    Args:
+        config: the config, before interpolation.
+        given: `KEY=VALUES` of each option.
+
+    Raises:
+        ConfigError: a parameter has no values, or is malformed.
+    """
+    section = config.get("sweep", "parameters")
+    nodes: dict[Any, Node] = dict(section.value) if section is not None and isinstance(section.value, dict) else {}
+    paths = [".".join(map(str, path)) for path, _, _ in config.places() if path[0] != "sweep"]
+    for text in given:
+        here = Position(f"-p {text!r}")
+        name, equals, values = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(Problem(here, "", "must be KEY=VALUES, such as 'model.optimizer.lr=[1.0e-4, 3.0e-4]'"))
+        nodes[name] = _placed(parse(values, here.source), here)
+    problems: list[Problem] = []
+    found: list[Parameter] = []
+    for name, node in nodes.items():
+        try:
+            found.append(_parameter(str(name), node, paths))
+        except ConfigError as error:
+            problems += error.problems
+    owners: dict[str, str] = {}
+    for each in found:
+        for key in each.keys:
+            if owners.setdefault(key, each.name) != each.name:
+                position = next(iter(each.positions[0].values()))
+                problems.append(Problem(position, key, f"is set by two parameters: {owners[key]} and {each.name}"))
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _placed(node: Node, position: Position) -> Node:
+    """Return a tree whose nodes have the position of the option that it comes from."""
+    value = node.value
+    if isinstance(value, dict):
+        value = {key: _placed(child, position) for key, child in value.items()}
+    elif isinstance(value, list):
+        value = [_placed(child, position) for child in value]
+    return Node(value, position, position)
+
+
+def _parameter(name: str, node: Node, paths: Sequence[str]) -> Parameter:
+    section = name.partition(".")[0]
+    if section in _NOT_SWEPT:
+        raise ConfigError(Problem(node.key_position, name, _NOT_SWEPT[section]))
+    is_key = "." in name or section in SECTIONS
+    if isinstance(node.value, dict):
+        if not is_key:
+            raise ConfigError(Problem(node.key_position, name, _not_a_key(name, paths)))
+        return Parameter(name, (), _span(name, node), ({name: node.position},))
+    if not isinstance(node.value, list):
+        message = f"{node.shown()!r} is neither a list of values nor a range {{low: 1.0e-5, high: 1.0e-2, log: true}}"
+        raise ConfigError(Problem(node.position, name, message))
+    if not node.value:
+        raise ConfigError(Problem(node.position, name, "the list of values is empty"))
+    if is_key:
+        choices: list[dict[str, Node]] = [{name: each} for each in node.value]
+    else:
+        choices = [_several(name, each, paths) for each in node.value]
+    plain = tuple({key: each.plain() for key, each in choice.items()} for choice in choices)
+    for index, choice in enumerate(plain):
+        if any(_same_choice(choice, each) for each in plain[:index]):
+            raise ConfigError(Problem(node.value[index].position, name, "the list has this value twice"))
+    return Parameter(name, plain, None, tuple({key: each.position for key, each in one.items()} for one in choices))
+
+
+def _same_choice(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(repr(one[key]) == repr(other[key]) for key in one)
+
+
+def _several(name: str, node: Node, paths: Sequence[str]) -> dict[str, Node]:
+    """Return key -> value of a mapping that sets several keys."""
+    if not isinstance(node.value, dict) or not node.value:
+        raise ConfigError(Problem(node.position, name, _not_a_key(name, paths)))
+    for key, child in node.value.items():
+        if str(key).partition(".")[0] in _NOT_SWEPT:
+            raise ConfigError(Problem(child.key_position, str(key), _NOT_SWEPT[str(key).partition(".")[0]]))
+    return {str(key): child for key, child in node.value.items()}
+
+
+def _not_a_key(name: str, paths: Sequence[str]) -> str:
+    found = [each for each in paths if each.rpartition(".")[2] == name]
+    near = f"; did you mean {found[0]!r}?" if len(found) == 1 else did_you_mean(name, SECTIONS)
+    return f"is not a key of the config{near}; a name for several keys has a list of mappings: [{{KEY: VALUE}}]"
+
+
+def _span(name: str, node: Node) -> Span:
+    """Return the range that a mapping describes."""
+    problems = [
+        Problem(child.key_position, name, f"unknown key {key!r} of a range{meant_of(key, _RANGE)}")
+        for key, child in node.value.items()
+        if key not in _RANGE
+    ]
+    if problems:
+        raise ConfigError(problems)
+    plain = node.plain()
+    low, high, log, step = (plain.get(key) for key in _RANGE)
+
+    def wrong(key: str, message: str) -> ConfigError:
+        child = node.get(key) or node
+        return ConfigError(Problem(child.position, name, message))
+
+    for key, value in (("low", low), ("high", high), ("step", step)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number and not (key == "step" and value is None):
+            raise wrong(key, f"a range needs low and high, two numbers; {key} is {value!r}")
+    if not low < high:
+        raise wrong("low", f"low, {low}, must be less than high, {high}")
+    if not isinstance(log, bool | None):
+        raise wrong("log", f"log is true or false, not {log!r}")
+    if log and low <= 0:
+        raise wrong("low", f"low, {low}, must be greater than 0 in a range with log")
+    if step is not None and (log or not 0 < step <= high - low):
+        message = "step must be greater than 0 and at most high - low, and a range with log has none"
+        raise wrong("step", f"{message}; it is {step}")
+    return Span(low, high, bool(log), step)
+
+
+def text_of(value: Any) -> str:
+    """Return a plain value as YAML in one line, as overrides have it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{text_of(key)}: {text_of(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(text_of, value))}]"
+    if isinstance(value, str):
+        is_word = _WORD.fullmatch(value) and read_scalar(value) == value
+        return value if is_word else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    return json.dumps(value)

@@ -1,0 +1,167 @@
+"""What the directories of trials say: how each stands, its values of the objective, and the mean of repeats."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from emrun.errors import StorageError
+from emrun.launch.parameters import Parameter
+from emrun.launch.settings import Sweep
+from emrun.launch.trials import Experiment, Trial
+from emrun.runs.stored_run import StoredRun, statistic
+from emrun.storage.metrics import numbers
+from emrun.storage.run import holds_run
+
+WAITING = "waiting"
+"""How a trial stands that has no directory yet."""
+DONE = ("finished", "pruned", "failed", "changed")
+"""How a trial stands that a sweep does not train."""
+_DISK_FULL = 74  # exit status: the trial itself has not failed
+_T = (
+    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
+)  # 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom
+_Z = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a trial stands.
+
+    Args:
+        status: `waiting`, `running`, `interrupted`, `killed`, or one of `DONE`. `changed`: it was resumed with another
+            config, so it is not the trial any more.
+        reason: why it ended; None if it has not.
+        values: (epoch, value of the objective) of each epoch that has it.
+        value: the value of the objective that counts; None as long as the trial is not finished.
+        threads: the number of threads of PyTorch that it was trained with, None if it is not known.
+    """
+
+    status: str
+    reason: str | None
+    values: Sequence[tuple[int, float]]
+    value: float | None
+    threads: int | None
+
+
+def result_of(trial: Trial, settings: Sweep) -> Result:
+    """Return how a trial stands, from its directory alone."""
+    if not holds_run(trial.directory):
+        return Result(WAITING, None, (), None, None)
+    run = StoredRun(trial.directory)
+    status = run.status
+    if status == "failed" and run.trace.get("exit_status") == _DISK_FULL:
+        status = "interrupted"
+    resumes: Any = run.trace.get("resumes") or ()
+    if any(each.get("changed") for each in resumes):
+        status = "changed"
+    values = [] if settings.objective is None else objective_of(run, settings.objective)
+    value = value_of(values, settings) if status == "finished" else None
+    return Result(status, run.reason, values, value, run.trace.get("threads"))
+
+
+def objective_of(run: StoredRun, address: str) -> list[tuple[int, float]]:
+    """Return (epoch, value) for each epoch of a run that has a statistic."""
+    try:
+        found = [(each["epoch"], statistic(each, address)) for each in run.epochs()]
+    except StorageError:
+        return []
+    return [(epoch, value) for epoch, value in found if value is not None]
+
+
+def value_of(values: Sequence[tuple[int, float]], settings: Sweep) -> float | None:
+    """Return the value of a trial: that of its best or last epoch; the zeroth epoch counts if there is no other."""
+    trained = [value for epoch, value in values if epoch > 0] or [value for _, value in values]
+    if settings.epoch == "last":
+        return trained[-1] if trained else None
+    numbers = [value for value in trained if not math.isnan(value)]
+    best = min if settings.condition == "min" else max
+    return best(numbers) if numbers else (math.nan if trained else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The values of an experiment.
+
+    Args:
+        count: the number of runs that are finished and have a value.
+        mean: their mean; None without values.
+        deviation: their standard deviation, with N - 1; None for fewer than two values.
+        interval: half the width of the 95 % confidence interval of the mean, by Student's t distribution with N - 1
+            degrees of freedom; None for fewer than two values.
+    """
+
+    count: int
+    mean: float | None
+    deviation: float | None
+    interval: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Summary:
+        """Return the summary of values."""
+        if not values:
+            return cls(0, None, None, None)
+        if not all(map(math.isfinite, values)):
+            return cls(len(values), sum(values) / len(values), None, None)
+        mean = statistics.fmean(values)
+        if len(values) < 2:
+            return cls(1, mean, None, None)
+        deviation = statistics.stdev(values, mean)
+        return cls(len(values), mean, deviation, t_quantile(len(values) - 1) * deviation / math.sqrt(len(values)))
+
+
+def t_quantile(degrees: int) -> float:
+    """Return the 97.5 % quantile of Student's t distribution, to four digits."""
+    if degrees <= len(_T):
+        return _T[degrees - 1]
+    z, n = _Z, degrees  # Abramowitz and Stegun, 26.7.5
+    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+
+
+Ranked = tuple[Experiment, list[Result]]
+"""An experiment with the results of its trials."""
+
+
+def ranked(experiments: Sequence[Ranked], settings: Sweep) -> list[Ranked]:
+    """Return experiments from the best to the worst; those without a value, or with NaN, come last."""
+
+    def place(entry: Ranked) -> tuple[bool, float]:
+        mean = Summary.of([each.value for each in entry[1] if each.value is not None]).mean
+        if mean is None or math.isnan(mean):
+            return True, 0.0
+        return False, mean if settings.condition == "min" else -mean
+
+    return sorted(experiments, key=place)
+
+
+def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Sequence[Parameter]) -> dict[str, Any]:
+    """Return an experiment and its results as plain values, for JSON."""
+    found = Summary.of([each.value for each in results if each.value is not None])
+    values: dict[str, Any] = {}
+    for each in parameters:
+        setting = each.setting(experiment.values[each.name])
+        values[each.name] = setting[each.name] if list(setting) == [each.name] else dict(setting)
+    runs = [
+        {
+            "directory": str(trial.directory),
+            "status": result.status,
+            "reason": result.reason,
+            "seed": trial.seed,
+            "fold": trial.fold,
+            "value": numbers(result.value),
+            "threads": result.threads,
+        }
+        for trial, result in zip(experiment.trials, results, strict=True)
+    ]
+    of_all = {"mean": found.mean, "deviation": found.deviation, "interval": found.interval}
+    return {
+        "values": values,
+        "count": found.count,
+        **{name: numbers(each) for name, each in of_all.items()},
+        "runs": runs,
+    }

@@ -1,0 +1,148 @@
+"""The methods and pruners of Optuna, on a study in memory that is made again from the directories of the trials."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState, create_trial
+
+from emrun.errors import ArgumentError
+from emrun.launch.parameters import Parameter, Value
+from emrun.launch.results import Result, Summary
+from emrun.launch.settings import Sweep
+from emrun.launch.trials import Experiment
+from emrun.randomness import derived_seed
+from emrun.wording import did_you_mean, normalised
+
+
+class Search:
+    """Proposes combinations of parameters, and says which trials to prune.
+
+    Args:
+        parameters: the parameters.
+        settings: the section `sweep`.
+        seed: the seed of the sweep. A proposal depends on it, on the number of earlier proposals and on the results.
+
+    Raises:
+        ArgumentError: Optuna has no such method or pruner, or it has other arguments.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], settings: Sweep, seed: int) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._settings = settings
+        self._seed = seed
+        self._distributions = {each.name: _distribution(each) for each in parameters}
+        pruner: Any = optuna.pruners.NopPruner()
+        if settings.pruner:
+            pruner = _built("pruner", optuna.pruners, "Pruner", settings.pruner, settings.pruner_arguments)
+        self._sampler(0)
+        self._study = optuna.create_study(
+            direction="minimize" if settings.condition == "min" else "maximize", pruner=pruner
+        )
+        self._live: dict[str, optuna.Trial] = {}
+        self._reported: dict[str, set[int]] = {}
+
+    @property
+    def count(self) -> int:
+        """The number of combinations that were proposed or added."""
+        return len(self._study.get_trials(deepcopy=False))
+
+    def propose(self) -> tuple[Mapping[str, Value], optuna.Trial]:
+        """Return values for all parameters, and what `begin` gets if they are tried."""
+        self._study.sampler = self._sampler(self.count)
+        trial = self._study.ask(self._distributions)
+        return trial.params, trial
+
+    def begin(self, experiment: Experiment, trial: optuna.Trial | None = None) -> None:
+        """Note that an experiment runs; without a proposal, it is added."""
+        if trial is None:
+            self._study.enqueue_trial(dict(experiment.values))
+            trial = self._study.ask(self._distributions)
+        self._live[_name(experiment)] = trial
+        self._reported[_name(experiment)] = set()
+
+    def should_prune(self, experiment: Experiment, values: Sequence[tuple[int, float]]) -> bool:
+        """Report the values of the epochs of an experiment; return whether it is worse than others."""
+        trial, reported = self._live[_name(experiment)], self._reported[_name(experiment)]
+        for epoch, value in values:
+            if epoch > 0 and epoch not in reported:
+                reported.add(epoch)
+                trial.report(value, epoch)
+                if trial.should_prune():
+                    return True
+        return False
+
+    def end(self, experiment: Experiment, results: Sequence[Result]) -> None:
+        """Note the results of an experiment that has ended, whether it ran here or not."""
+        state, value = _outcome(results)
+        trial = self._live.pop(_name(experiment), None)
+        if trial is not None:
+            self._study.tell(trial, value, state, skip_if_finished=True)
+        else:
+            between = {epoch: each for epoch, each in results[0].values if epoch > 0} if len(results) == 1 else {}
+            self._study.add_trial(
+                create_trial(
+                    state=state,
+                    value=value,
+                    params=dict(experiment.values),
+                    distributions=self._distributions,
+                    intermediate_values=between,
+                )
+            )
+
+    def repeat(self, trial: optuna.Trial, results: Sequence[Result]) -> None:
+        """Note the results of a proposal that was tried before."""
+        state, value = _outcome(results)
+        self._study.tell(trial, value, state)
+
+    def _sampler(self, number: int) -> Any:
+        seed = derived_seed(self._seed, "sampler", number) % 2**32
+        name = "random" if self._settings.is_grid else self._settings.method
+        return _built("method", optuna.samplers, "Sampler", name, {"seed": seed, **self._settings.method_arguments})
+
+
+def _outcome(results: Sequence[Result]) -> tuple[TrialState, float | None]:
+    """Return how an experiment ended, as Optuna has it."""
+    if any(each.status == "pruned" for each in results):
+        return TrialState.PRUNED, None
+    values = [each.value for each in results if each.value is not None]
+    mean = Summary.of(values).mean
+    is_whole = len(values) == len(results) and mean is not None and not math.isnan(mean)
+    return (TrialState.COMPLETE, mean) if is_whole else (TrialState.FAIL, None)
+
+
+def _name(experiment: Experiment) -> str:
+    return experiment.trials[0].directory.name
+
+
+def _distribution(parameter: Parameter) -> BaseDistribution:
+    span = parameter.span
+    if span is None:
+        return CategoricalDistribution(tuple(range(len(parameter.choices))))
+    if span.is_whole:
+        return IntDistribution(int(span.low), int(span.high), log=span.log, step=int(span.step or 1))
+    return FloatDistribution(span.low, span.high, log=span.log, step=span.step)
+
+
+def _built(argument: str, module: Any, ending: str, name: str, arguments: Mapping[str, Any]) -> Any:
+    """Return a sampler or a pruner by its name without the ending."""
+    classes = {normalised(each.removesuffix(ending)): each for each in module.__all__ if each.endswith(ending)}
+    classes = {key: each for key, each in classes.items() if key not in ("", "base", "nop", "grid", "partialfixed")}
+    if normalised(name).removesuffix(ending.lower()) not in classes:
+        near = did_you_mean(name, classes)
+        raise ArgumentError(argument, f"Optuna has no {name!r}{near}; there are {', '.join(sorted(classes))}")
+    target = getattr(module, classes[normalised(name).removesuffix(ending.lower())])
+    taken = list(inspect.signature(target).parameters)
+    given = {key: each for key, each in arguments.items() if key != "seed" or key in taken}
+    for key in given:
+        if key not in taken:
+            raise ArgumentError(argument, f"{name} has no argument {key!r}{did_you_mean(key, taken)}")
+    try:
+        return target(**given)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(argument, f"{name}: {error}") from error

@@ -1,0 +1,325 @@
+"""Runs the trials of a sweep: which one comes next, which ones are left to other machines, and when it ends."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from emrun.errors import RunInUse
+from emrun.launch.jobs import Job, Jobs
+from emrun.launch.parameters import Value
+from emrun.launch.results import DONE, Result, objective_of, result_of
+from emrun.launch.settings import Sweep
+from emrun.launch.trials import Experiment, Trial, Trials
+from emrun.runs.stored_run import StoredRun
+from emrun.storage.files import make_directory, storing
+from emrun.storage.lock import RunLock
+from emrun.storage.trace import mark_pruned
+from emrun.wording import counted
+
+_LOG = logging.getLogger(__name__)
+
+WRONG_SWEEP = 78
+"""Exit status of a trial: all trials would fail in this way before they train, so the sweep ends."""
+_IN_USE, _DISK_FULL = 75, 74
+_NAP = 0.02  # seconds between two looks at the processes
+_LOOK = 0.5  # seconds between two looks at the files of other processes, and of running trials
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_MOST_LINES = 12  # of what a failed trial has printed
+
+
+class Proposals(Protocol):
+    """Chooses combinations and prunes trials; see `emrun.launch.search.Search`."""
+
+    @property
+    def count(self) -> int: ...  # noqa: D102
+    def propose(self) -> tuple[Mapping[str, Value], Any]: ...  # noqa: D102
+    def begin(self, experiment: Experiment, trial: Any = None) -> None: ...  # noqa: D102
+    def should_prune(self, experiment: Experiment, values: Sequence[tuple[int, float]]) -> bool: ...  # noqa: D102
+    def end(self, experiment: Experiment, results: Sequence[Result]) -> None: ...  # noqa: D102
+    def repeat(self, trial: Any, results: Sequence[Result]) -> None: ...  # noqa: D102
+
+
+@dataclass(slots=True)
+class _Running:
+    """A trial that this process has started."""
+
+    job: Job
+    experiment: Experiment
+    trial: Trial
+    looked: float = 0.0
+    is_pruned: bool = False
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a sweep ended.
+
+    Args:
+        exit_status: that of the command.
+        signal_number: the signal that ended it; None for none.
+        text: what a trial printed that ended the sweep.
+    """
+
+    exit_status: int = 0
+    signal_number: int | None = None
+    text: str = ""
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known about trials, by directory."""
+
+    done: dict[Path, Result] = field(default_factory=dict)
+    elsewhere: dict[Path, float] = field(default_factory=dict)  # -> when to look again
+    look_again: float = 0.0  # when to look for experiments of other processes
+    ended: set[str] = field(default_factory=set)  # experiments of which the proposals know the results
+
+
+class SweepLoop:
+    """Runs trials until all are done.
+
+    Args:
+        trials: makes the trials.
+        settings: the section `sweep`.
+        jobs: starts processes.
+        arguments: returns what a process for a trial is started with.
+        threads: the number of threads of a trial that has none recorded; None to leave it as it is.
+        search: chooses combinations and prunes; None for a grid without a pruner.
+    """
+
+    def __init__(
+        self,
+        trials: Trials,
+        settings: Sweep,
+        jobs: Jobs,
+        arguments: Any,
+        threads: int | None,
+        search: Proposals | None,
+    ) -> None:
+        self._trials = trials
+        self._settings = settings
+        self._jobs = jobs
+        self._arguments = arguments
+        self._threads = threads
+        self._search = search
+        self._experiments = list(planned(trials, settings, search))
+        self._running: list[_Running] = []
+        self._state = _State()
+        self._ending: Ending | None = None
+        self._signals: list[int] = []
+        self._is_waiting = False
+
+    def run(self) -> Ending:
+        """Run the trials, with handlers for SIGINT and SIGTERM, which end the running trials with checkpoints."""
+        with storing(self._trials.directory, "create"):
+            make_directory(self._trials.directory, exist_ok=True)
+        before = {number: signal.signal(number, self._on_signal) for number in _ENDING}
+        try:
+            while self._step():
+                time.sleep(_NAP)
+        finally:
+            for each in self._running:  # after an error of this process
+                each.job.send(signal.SIGTERM)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        failed = [each for each in self._state.done.values() if each.status not in ("finished", "pruned")]
+        return self._ending or Ending(1 if failed else 0)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _step(self) -> bool:
+        """Do what there is to do; return whether anything is left."""
+        while self._signals:
+            number = self._signals.pop(0)
+            self._ending = self._ending or Ending(128 + number, number)
+            for each in self._running:
+                each.job.send(number)
+        for each in list(self._running):
+            if each.job.poll() is not None:
+                self._running.remove(each)
+                self._end(each)
+            elif self._settings.pruner and not each.is_pruned and time.monotonic() - each.looked > _LOOK:
+                self._prune_if_worse(each)
+        used = {each.job.slot for each in self._running}
+        for slot in range(self._settings.jobs):
+            if slot in used or self._ending is not None:
+                continue
+            found = self._next()
+            if found is None:
+                break
+            self._start(*found, slot)
+        is_left = bool(self._running) or (self._ending is None and bool(self._state.elsewhere))
+        if is_left and not self._running and not self._is_waiting:
+            self._is_waiting = True
+            _LOG.info("waiting for %s of other processes", counted(len(self._state.elsewhere), "trial"))
+        return is_left
+
+    def _next(self) -> tuple[Experiment, Trial] | None:
+        """Return the next trial to start; None if there is none now."""
+        is_adaptive = self._search is not None and self._settings.method not in ("grid", "random")
+        if is_adaptive and time.monotonic() >= self._state.look_again:
+            self._add_known()
+        for experiment in self._experiments:
+            for trial in experiment.trials:
+                if self._is_free(trial):
+                    return experiment, trial
+            self._note_end(experiment)
+        while is_adaptive and self._search is not None and self._search.count < (self._settings.trials or 0):
+            values, proposal = self._search.propose()
+            experiment = self._trials.experiment(values)
+            same = next((each for each in self._experiments if each.trials == experiment.trials), None)
+            if same is not None:
+                self._search.repeat(proposal, [self._state.done.get(each.directory, _UNKNOWN) for each in same.trials])
+                continue
+            self._experiments.append(experiment)
+            self._search.begin(experiment, proposal)
+            free = next((each for each in experiment.trials if self._is_free(each)), None)
+            if free is not None:
+                return experiment, free
+        return None
+
+    def _is_free(self, trial: Trial) -> bool:
+        """Return whether a trial may be started now."""
+        place = trial.directory
+        if place in self._state.done or any(each.trial.directory == place for each in self._running):
+            return False
+        if time.monotonic() < self._state.elsewhere.get(place, 0.0):
+            return False
+        result = result_of(trial, self._settings)
+        self._state.elsewhere.pop(place, None)
+        if result.status in DONE:
+            self._state.done[place] = result
+            if result.status == "changed":
+                _LOG.warning("%s was resumed with another config; it does not count as a trial of this sweep", place)
+        elif result.status == "running":
+            self._state.elsewhere[place] = time.monotonic() + _LOOK
+        return result.status not in (*DONE, "running")
+
+    def _add_known(self) -> None:
+        """Add the experiments that other processes, or earlier ones, have chosen."""
+        self._state.look_again = time.monotonic() + _LOOK
+        for each in self._trials.known():
+            if all(each.trials != other.trials for other in self._experiments):
+                self._experiments.append(each)
+                assert self._search is not None
+                self._search.begin(each)
+
+    def _note_end(self, experiment: Experiment) -> None:
+        """Tell the proposals the results of an experiment that is done."""
+        name = experiment.trials[0].directory.name
+        results = [self._state.done.get(each.directory) for each in experiment.trials]
+        if self._search is not None and name not in self._state.ended and None not in results:
+            self._state.ended.add(name)
+            self._search.end(experiment, [each for each in results if each is not None])
+
+    def _start(self, experiment: Experiment, trial: Trial, slot: int) -> None:
+        threads = result_of(trial, self._settings).threads or self._threads
+        job = self._jobs.start(self._arguments(trial), slot, threads)
+        if self._search is not None and self._settings.method in ("grid", "random"):
+            self._search.begin(experiment)
+        self._running.append(_Running(job, experiment, trial))
+        self._is_waiting = False
+
+    def _prune_if_worse(self, running: _Running) -> None:
+        running.looked = time.monotonic()
+        assert self._search is not None
+        assert self._settings.objective is not None
+        values = objective_of(StoredRun(running.trial.directory), self._settings.objective)
+        if self._search.should_prune(running.experiment, values):
+            running.is_pruned = True
+            running.job.send(signal.SIGTERM)
+
+    def _end(self, ended: _Running) -> None:
+        """Note how the process of a trial ended."""
+        status, place = ended.job.poll(), ended.trial.directory
+        seconds, text = time.monotonic() - ended.job.began, ended.job.output()
+        ended.job.close()
+        assert status is not None
+        if status == _IN_USE:
+            self._state.elsewhere[place] = time.monotonic() + _LOOK
+            return
+        if status in (WRONG_SWEEP, _DISK_FULL):
+            self._stop(Ending(2 if status == WRONG_SWEEP else status, None, text))
+            return
+        result = result_of(ended.trial, self._settings)
+        if ended.is_pruned and result.status == "interrupted":
+            result = self._marked_as_pruned(ended, result)
+        shown = self._shown(ended)
+        if result.status in ("finished", "pruned"):
+            value = "" if result.value is None else f", {self._settings.objective} {result.value:.6g}"
+            self._state.done[place] = result
+            _LOG.info("%s: %s in %.1f s%s", shown, result.status, seconds, value)
+        elif self._ending is not None:
+            _LOG.info("%s: %s", shown, result.reason or result.status)
+        else:
+            word = "failed" if result.status in ("failed", "waiting") else result.status
+            self._state.done[place] = replace(result, status=word, reason=result.reason or f"exit status {status}")
+            lines = text.strip().splitlines()[-_MOST_LINES:]
+            _LOG.error("%s: %s (%s)%s", shown, word, _ended(status), "".join(f"\n    {line}" for line in lines))
+            if self._settings.on_error == "stop":
+                self._stop(Ending(1))
+        self._note_end(ended.experiment)
+
+    def _stop(self, ending: Ending) -> None:
+        """End the sweep; trials that run save checkpoints."""
+        self._ending = self._ending or ending
+        for each in self._running:
+            each.job.send(signal.SIGTERM)
+
+    def _marked_as_pruned(self, ended: _Running, result: Result) -> Result:
+        epoch, value = result.values[-1]
+        reason = f"pruned after epoch {epoch}: {self._settings.objective} {value:.6g}"
+        try:
+            lock = RunLock(ended.trial.directory)
+        except RunInUse:
+            return result
+        try:
+            mark_pruned(ended.trial.directory, reason)
+        finally:
+            lock.release()
+        return replace(result, status="pruned", reason=reason)
+
+    def _shown(self, ended: _Running) -> str:
+        """Return what a trial is called in the log."""
+        parts = [f"{each.name}={each.shown(ended.experiment.values[each.name])}" for each in self._trials.parameters]
+        parts += [f"seed={ended.trial.seed}"] if self._settings.repeats > 1 else []
+        parts += [] if ended.trial.fold is None else [f"fold={ended.trial.fold}"]
+        return f"{ended.trial.directory.name} ({', '.join(parts)})" if parts else ended.trial.directory.name
+
+
+_UNKNOWN = Result("running", None, (), None, None)
+
+
+def _ended(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+
+
+def planned(trials: Trials, settings: Sweep, search: Proposals | None) -> Iterator[Experiment]:
+    """Yield the experiments of a sweep: all that are known before the first result, or that have directories.
+
+    Args:
+        trials: makes the trials.
+        settings: the section `sweep`.
+        search: proposes the combinations of method `random`, which do not depend on results; None for a grid.
+    """
+    if settings.is_grid:
+        yield from trials.grid()
+        return
+    if settings.method != "random" or search is None:
+        return
+    seen: set[tuple[Trial, ...]] = set()
+    for _ in range(settings.trials or 0):
+        values, proposal = search.propose()
+        search.repeat(proposal, [_UNKNOWN])
+        experiment = trials.experiment(values)
+        if experiment.trials not in seen:
+            seen.add(experiment.trials)
+            yield experiment

@@ -1,0 +1,207 @@
+"""The trials of a sweep: the config of each, its identity and its directory.
+
+A trial is a run. Its identity is a digest of its resolved config without its name, and its directory is named for it: a
+sweep that is started again, or on several machines, finds the same directories.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from emrun.config.config import Config
+from emrun.config.interpolation import unread_values
+from emrun.config.plan import Plan
+from emrun.config.source_finder import Sources
+from emrun.errors import ConfigError, Position, Problem, StorageError
+from emrun.launch.parameters import Parameter, Value
+from emrun.launch.settings import Sweep
+from emrun.randomness import derived_seed
+from emrun.runs.stored_run import StoredRun
+from emrun.runs.yaml_parts import MISSING
+from emrun.storage.run import CONFIG
+
+NOT_OF_IDENTITY = ("sweep", "name", "code_directory")
+"""The sections of a config that do not tell one trial from another."""
+_FOLD = "vars.fold"
+_PREFIX = "trial-"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A run of a sweep.
+
+    Args:
+        overrides: what its config has instead of the sweep's.
+        directory: its run directory, named for its identity.
+        seed: its seed.
+        fold: its fold; None without folds.
+    """
+
+    overrides: tuple[str, ...]
+    directory: Path
+    seed: int
+    fold: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A combination of parameters, with its runs: one for each repeat and fold.
+
+    Args:
+        values: the name of each parameter -> its value.
+        trials: the runs.
+    """
+
+    values: Mapping[str, Value]
+    trials: tuple[Trial, ...]
+
+
+class Trials:
+    """Makes the experiments of a sweep.
+
+    Args:
+        config: the config.
+        parameters: the parameters.
+        settings: the section `sweep`.
+        directory: the directory of the sweep.
+    """
+
+    def __init__(self, config: Config, parameters: Sequence[Parameter], settings: Sweep, directory: Path) -> None:
+        alone = config.without("sweep")
+        self._base = alone.with_defaults({"seed": 0})
+        self._has_seed = self._base is alone
+        self.parameters = parameters
+        self.settings = settings
+        self.directory = directory
+        seed = self._base["seed"]
+        self.seed = seed if isinstance(seed, int) else 0  # another one is reported by `check`
+        """The seed of the sweep: that of the config, or 0."""
+        self._known: dict[Path, Experiment | None] = {}
+
+    def grid(self) -> Iterator[Experiment]:
+        """Yield the experiments of all combinations; the values of the last parameter change first."""
+        names = [each.name for each in self.parameters]
+        for values in itertools.product(*(each.values for each in self.parameters)):
+            yield self.experiment(dict(zip(names, values, strict=True)))
+
+    def experiment(self, values: Mapping[str, Value]) -> Experiment:
+        """Return the experiment of a combination.
+
+        Raises:
+            ConfigError: the config cannot be changed so; at the position of the parameter.
+        """
+        positions: dict[str, Position] = {}
+        for each in self.parameters:
+            positions |= each.overrides(values[each.name])
+        with _at(positions):
+            config = self._base.overridden(list(positions))
+        folds: Sequence[int | None] = [None] if self.settings.folds is None else range(self.settings.folds)
+        members = itertools.product(range(self.settings.repeats), folds)
+        return Experiment(values, tuple(self._trial(config, tuple(positions), *each) for each in members))
+
+    def check(self) -> None:
+        """Check the configs of trials without importing anything: the first, and each value of each parameter alone.
+
+        Raises:
+            ConfigError: a config cannot be used; at the position of the parameter.
+        """
+        first = {each.name: each.values[0] if each.span is None else each.span.low for each in self.parameters}
+        tried = [first]
+        for each in self.parameters:
+            others = each.values[1:] if each.span is None else [each.span.high]
+            tried += [{**first, each.name: other} for other in others]
+        problems: list[Problem] = []
+        finder, plan = Sources(), None
+        for values in tried:
+            positions: dict[str, Position] = {}
+            for each in self.parameters:
+                positions |= each.overrides(values[each.name])
+            try:
+                with _at(positions):
+                    config = self._base.overridden(list(positions))
+                    if self.settings.folds is not None:
+                        _check_fold(config)
+                        config = config.overridden([f"{_FOLD}=0"])
+                    plan = Plan.with_evaluations(config, finder) if plan is None else Plan.of(config, finder, plan)
+            except ConfigError as error:
+                problems += [each for each in error.problems if each not in problems]
+        if problems:
+            raise ConfigError(problems)
+
+    def config_of(self, trial: Trial) -> Config:
+        """Return the config of a trial."""
+        return self._base.overridden(trial.overrides)
+
+    def known(self) -> Iterator[Experiment]:
+        """Yield the experiments that have directories, as their configs tell: the directories are the only record."""
+        seen: set[tuple[Trial, ...]] = set()
+        for place in sorted(self.directory.glob(f"{_PREFIX}*")):
+            if place not in self._known and (place / CONFIG).exists():
+                self._known[place] = self._of_directory(place)
+            found = self._known.get(place)
+            if found is not None and found.trials not in seen:
+                seen.add(found.trials)
+                yield found
+
+    def _of_directory(self, place: Path) -> Experiment | None:
+        """Return the experiment to which a directory belongs; None if it is not a trial of this sweep."""
+        keys = dict.fromkeys(key for each in self.parameters for key in each.keys)
+        try:
+            stored = StoredRun(place)
+            found = {key: stored.value(key) for key in keys}
+            values = {each.name: each.value_in(found) for each in self.parameters}
+            if MISSING in found.values() or None in values.values():
+                return None
+            experiment = self.experiment(values)
+        except (ConfigError, StorageError):
+            return None
+        return experiment if any(trial.directory == place for trial in experiment.trials) else None
+
+    def _trial(self, config: Config, overrides: tuple[str, ...], repeat: int, fold: int | None) -> Trial:
+        seed = self.seed if repeat == 0 else derived_seed(self.seed, "repeat", repeat) % 2**31
+        more = [] if repeat == 0 and self._has_seed else [f"seed={seed}"]
+        more += [] if fold is None else [f"{_FOLD}={fold}"]
+        whole = config.overridden(more)
+        return Trial((*overrides, *more), self.directory / f"{_PREFIX}{identity(whole)}", seed, fold)
+
+
+def identity(config: Config) -> str:
+    """Return a digest of a resolved config, in which values of the environment are as the config names them.
+
+    The sections `NOT_OF_IDENTITY` do not count, nor does the order of the keys of a mapping.
+    """
+    tree = config.without(*NOT_OF_IDENTITY).tree.shown()
+    return hashlib.sha256(json.dumps(_ordered(tree)).encode()).hexdigest()[:12]
+
+
+def _ordered(value: Any) -> Any:
+    """Return a plain tree with its mappings as sorted lists of pairs: keys may have types that JSON has not."""
+    if isinstance(value, dict):
+        return {"mapping": sorted([repr(key), json.dumps(_ordered(each))] for key, each in value.items())}
+    return [_ordered(each) for each in value] if isinstance(value, list) else value
+
+
+def _check_fold(config: Config) -> None:
+    """Check that the config uses the free value that tells the folds apart."""
+    unread = [path for path, _ in unread_values(config.overridden([f"{_FOLD}=0"]).root)]
+    if ("vars", "fold") in unread:
+        message = f"no value of the config is ${{{_FOLD}}}, which the folds set to 0, 1, ..."
+        raise ConfigError(Problem(None, "sweep.folds", message))
+
+
+@contextmanager
+def _at(positions: Mapping[str, Position]) -> Iterator[None]:
+    """Move problems about overrides to the positions of the parameters that they come from."""
+    places = {f"override {text!r}": place for text, place in positions.items()}
+    try:
+        yield
+    except ConfigError as error:
+        found = [(each, places.get(each.position.source) if each.position else None) for each in error.problems]
+        raise ConfigError([replace(each, position=place or each.position) for each, place in found]) from error

@@ -1,0 +1,129 @@
+"""The options of `emrun sweep`, its bad input, and what it prints; tests/launch/test_sweep.py has faults."""
+
+import json
+import shlex
+import sys
+
+import pytest
+from sweeps import statuses, trace, trials, write_project
+
+
+@pytest.fixture
+def project(tmp_path):
+    return write_project(tmp_path)
+
+
+def test_a_sweep_prints_a_table_with_the_best_first(project, emrun):
+    done = emrun("sweep", "config.yaml", "--repeats", "2")
+    assert done.returncode == 0
+    header, _, *rows = done.stdout.splitlines()
+    assert header.split() == ["model.lr", "status", "valid/loss/mean", "std", "95", "%", "interval", "runs"]
+    assert [row.split()[0] for row in rows] == ["0.3", "0.1"]
+    assert all(row.endswith("2 of 2") for row in rows)
+    best = emrun("sweep", "config.yaml", "--repeats", "2", "--best", "--json")
+    (found,) = json.loads(best.stdout)["experiments"]
+    assert found["values"] == {"model.lr": 0.3}
+    assert found["count"] == 2
+    assert found["mean"] == pytest.approx(sum(run["value"] for run in found["runs"]) / 2)
+    assert emrun("sweep", "config.yaml", "--status").stdout.count("finished") == 2
+
+
+def test_the_config_of_a_trial_has_no_section_sweep(project, emrun):
+    emrun("sweep", "-q", "config.yaml")
+    assert len(trials(project)) == 2
+    assert all("sweep" not in (run / "config.yaml").read_text() for run in trials(project))
+    assert trace(trials(project)[0])["command"][:3] == ["emrun", "train", "config.yaml"]
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "alone").returncode == 0
+    assert "sweep" not in (project / "alone" / "config.yaml").read_text()
+    assert emrun("check", "config.yaml", "sweep.repeats=zero").returncode == 2
+
+
+def test_dry_run_prints_the_commands_of_the_trials_that_are_left(project, emrun):
+    emrun("sweep", "-q", "config.yaml")
+    done = emrun("sweep", "config.yaml", "-p", "model.lr=[0.3, 0.5]", "--jobs", "2", "--dry-run")
+    (line,) = done.stdout.splitlines()
+    words = shlex.split(line)
+    assert words[:5] == ["OMP_NUM_THREADS=1", "emrun", "train", "config.yaml", "model.lr=0.5"]
+    assert (words[5], words[7]) == ("--output-dir", "--auto-resume")
+    assert len(trials(project)) == 2
+
+
+def test_an_adaptive_method_continues_from_the_directories(project, emrun):
+    arguments = ("-p", "model.lr={low: 0.01, high: 0.5, log: true}", "sweep.method=tpe")
+    assert emrun("sweep", "-q", "config.yaml", *arguments, "sweep.trials=2").returncode == 0
+    assert len(trials(project)) == 2
+    done = emrun("sweep", "config.yaml", *arguments, "sweep.trials=3")
+    assert (done.returncode, done.stderr.count("finished")) == (0, 1)
+    assert len(trials(project)) == 3
+    refused = emrun("sweep", "config.yaml", *arguments, "sweep.trials=3", "--dry-run")
+    assert "tpe chooses by the results" in refused.stderr
+
+
+def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun):
+    arguments = ("-p", "model.lr=[0.5, 0.0001]", "hooks.StopAfter.epochs=15", "dataset.delay=0.02")
+    pruner = "sweep.pruner={median: {n_startup_trials: 1}}"
+    done = emrun("sweep", "config.yaml", *arguments, pruner)
+    assert (done.returncode, done.stderr.count(": pruned in ")) == (0, 1)
+    assert sorted(statuses(project)) == ["finished", "pruned"]
+    pruned = trials(project)[statuses(project).index("pruned")]
+    assert trace(pruned)["reason"].startswith("pruned after epoch ")
+    assert emrun("sweep", "config.yaml", *arguments, pruner).stderr.count("trial-") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["-p", "model.widht=[1, 2]"],
+            "-p 'model.widht=[1, 2]': model: unknown argument 'widht'; did you mean 'width'?",
+        ),
+        (["-p", "seed=[1, 2]"], "seed: is not a parameter: repeats trains each combination with several seeds"),
+        (["-p", "model.lr={low: 0.1, high: 0.2}"], "a grid needs a list, or a range with step"),
+        (["~sweep.parameters"], "nothing to try: give -p"),
+        (["sweep.jbos=2"], "sweep: unknown argument 'jbos'; did you mean 'jobs'?"),
+        (["sweep.condition=best"], "sweep.condition: 'best' is not one of min, max"),
+        (["sweep.parameters=lr"], "sweep.parameters: 'lr' is not a mapping"),
+        (["seed=abc"], "seed: 'abc' is not a whole number"),
+        (["sweep.pruner=nothing"], "override 'sweep.pruner=nothing': sweep.pruner: Optuna has no 'nothing'"),
+        (["sweep.folds=2", "dataset.fold=0"], "no value of the config is ${vars.fold}"),
+        (["--status", "--best"], "use one of --status, --best, --dry-run"),
+    ],
+)
+def test_bad_input_is_an_error_before_the_first_trial(project, emrun, arguments, message):
+    done = emrun("sweep", "config.yaml", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (project / "log").exists()
+
+
+def test_an_objective_that_no_hook_writes_is_an_error_before_the_first_trial(project, emrun):
+    done = emrun("sweep", "config.yaml", "sweep.objective=valid/los/mean")
+    assert done.returncode == 2
+    assert "override 'sweep.objective=valid/los/mean': sweep.objective: Sweep monitors valid/los/mean" in done.stderr
+    assert "no hook writes 'los/mean'; did you mean 'loss/mean'?" in done.stderr
+    assert done.stdout == ""
+    assert trials(project) == []
+
+
+def test_folds_and_repeats_are_one_experiment(project, emrun):
+    done = emrun("sweep", "-q", "config.yaml", "sweep.folds=2", "-p", "model.lr=[0.3]", "--repeats", "2", "--json")
+    (found,) = json.loads(done.stdout)["experiments"]
+    assert [(run["fold"], run["status"]) for run in found["runs"]] == [(0, "finished"), (1, "finished")] * 2
+    assert found["interval"] > 0
+
+
+def test_gridsearch_is_answered_with_a_sentence(emrun):
+    done = emrun("gridsearch", "script.py", "lr=[1,2]")
+    assert done.returncode == 2
+    assert "emrun sweep CONFIG -p" in done.stderr
+
+
+def test_without_optuna_the_message_has_the_command_that_installs_it(project, monkeypatch):
+    from emrun.cli import emrun as commands
+    from emrun.errors import MissingExtra
+
+    monkeypatch.chdir(project)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "emrun.launch.search", raising=False)
+    with pytest.raises(MissingExtra, match=r"pip install 'emrun\[sweep\]'"):
+        commands.commands["sweep"].main(["config.yaml", "sweep.pruner=median"], standalone_mode=False)
