@@ -217,12 +217,12 @@ class Epochs:
         """
         before = self.training, self.current  # a hook may evaluate another stream between two batches
         self.training = train
+        if self._silence is not None:
+            self._silence.__enter__()
         try:
             if not (is_resumed and (is_last or stream.has_begun)):
                 self.events.notify("before_stream", stream_name=stream.name)
             self.current = stream.__enter__()  # a train stream also reads ahead during evaluations; see `Session.end`
-            if self._silence is not None:
-                self._silence.__enter__()
             if train:
                 self.length.fix()
                 self.steps.begin(self.state.iterations_done)

@@ -120,9 +120,7 @@ def test_what_is_not_a_directory_is_refused(make, tmp_path):
 def test_an_unknown_sample_is_answered_with_all_samples(tmp_path):
     done = begin(tmp_path / "mine", "--from", "digits_convet")
     assert done.exit_code == 2
-    assert (
-        "there is no sample 'digits_convet'; did you mean 'digits_convnet'? (there are digits_convnet, " in done.output
-    )
+    assert "there is no sample 'digits_convet'; did you mean 'digits_convnet'? (there are char_gpt, " in done.output
     assert not (tmp_path / "mine").exists()
 
 

@@ -264,7 +264,7 @@ def test_the_help_shows_each_command_in_one_group_and_no_old_words(emrun):
     sections = {part.partition(":\n")[0]: part.partition(":\n")[2] for part in shown.split("\n\n")[3:]}
     names = {title: [line.split()[0] for line in text.splitlines()] for title, text in sections.items()}
     assert names == {
-        "Train": ["init", "train", "resume", "eval"],
+        "Train": ["init", "train", "resume", "eval", "predict", "sweep"],
         "Look": ["check", "config", "show", "bench", "dataset", "completion"],
         "Compare": ["ls", "diff", "trace", "prune"],
         "Prove": ["verify-resume", "replay"],
