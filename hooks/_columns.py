@@ -19,6 +19,7 @@ def column(value: Any) -> Column:
 
     Raises:
         TypeError: the values are neither numbers nor strings.
+        ValueError: a string cannot be encoded in UTF-8.
     """
     if isinstance(value, Tensor):
         value = value.detach()
@@ -40,6 +41,10 @@ def column(value: Any) -> Column:
 def _entry(value: Any) -> Any:
     """Return the value of an example: a string, an array of numbers, or a list of those."""
     if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{value!r} has a lone surrogate, which cannot be written to a file") from None
         return str(value)
     if isinstance(value, list | tuple):
         if value and any(isinstance(each, str | list | tuple) for each in value):

@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -81,7 +81,7 @@ class _Stream(PredictionFile):
 class CsvFile(_Stream):
     """CSV with a header. A value of several dimensions has a column for each number: `logits.0`, `logits.1`, ...
 
-    Numbers are written with all their digits; a value that is not finite is `nan`, `inf` or `-inf`.
+    Strings are quoted. Numbers are written with all their digits; a value that is not finite is `nan`, `inf` or `-inf`.
     """
 
     ending = ".csv"
@@ -95,10 +95,13 @@ class CsvFile(_Stream):
         for name, values in columns.items():
             self._check(name, values)
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
         if not self.columns:
             self.columns = [each for name, shape in self._shapes.items() for each in _flat_names(name, shape)]
-            writer.writerow(self.columns)
+            twice = next((each for each in self.columns if self.columns.count(each) > 1), None)
+            if twice is not None:
+                raise self._cannot(twice, "two columns would have this name; choose another format")
+            csv.writer(text, lineterminator="\n").writerow(self.columns)
+        writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
         flat = [_flat(values) for values in columns.values()]
         writer.writerows([each for row in rows for each in row] for rows in zip(*flat, strict=True))
         self._file.write(text.getvalue().encode())
@@ -180,32 +183,39 @@ class ParquetFile(_Stream):
         for name, values in columns.items():
             kind = self._schema.field(name).type if self._schema is not None else None
             try:
-                arrays.append(self._array(values, kind))
+                array = self._array(values)
+                arrays.append(array if kind in (None, array.type) else array.cast(kind))  # refuses a loss of digits
             except (self._arrow.ArrowInvalid, self._arrow.ArrowTypeError, self._arrow.ArrowNotImplementedError) as why:
                 raise self._cannot(name, str(why).splitlines()[0]) from why
         batch = self._arrow.RecordBatch.from_arrays(arrays, names=self.columns)
         if self._schema is None:
             self._schema = batch.schema
             self._writer = self._arrow.parquet.ParquetWriter(self._file, self._schema)
-        elif batch.schema != self._schema:
-            name = next(each.name for each in batch.schema if each != self._schema.field(each.name))
-            was, now = self._schema.field(name).type, batch.schema.field(name).type
-            raise self._cannot(name, f"its type changes from {was} to {now}")
         self._pending.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
         if self._rows >= _ROWS or self._bytes >= _BYTES:
             self._write()
 
-    def _array(self, values: Column, kind: Any) -> Any:
+    def _array(self, values: Column) -> Any:
         arrow = self._arrow
-        if not isinstance(values, np.ndarray):
-            return arrow.array(plain(values), type=kind)
-        array = arrow.array(np.ascontiguousarray(values).reshape(-1))
-        for length, size in reversed(list(zip(values.shape[1:], np.cumprod(values.shape)[:-1], strict=True))):
-            offsets = np.arange(int(size) + 1, dtype=np.int32) * length
-            array = arrow.ListArray.from_arrays(arrow.array(offsets), array)
-        return array
+        if isinstance(values, np.ndarray):
+            array = arrow.array(np.ascontiguousarray(values).reshape(-1))
+            for length, size in reversed(list(zip(values.shape[1:], np.cumprod(values.shape)[:-1], strict=True))):
+                array = self._lists(array, np.full(int(size), length))
+            return array
+        if not values or not all(isinstance(each, np.ndarray) for each in values):
+            return arrow.array(plain(values))
+        filled = [each for each in values if each.size] or values[:1]  # an empty list has no dtype of its own
+        if len({each.ndim for each in filled}) > 1:
+            return arrow.array(plain(values))
+        rows = [row for each in filled for row in each] if filled[0].ndim > 1 else np.concatenate(filled)
+        return self._lists(self._array(rows), np.array([len(each) for each in values]))
+
+    def _lists(self, values: Any, lengths: np.ndarray[Any, Any]) -> Any:
+        """Return an array of lists of these lengths, which hold the values one after another."""
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return self._arrow.ListArray.from_arrays(self._arrow.array(offsets), values)
 
     def _write(self) -> None:
         if self._pending:
@@ -218,6 +228,13 @@ class ParquetFile(_Stream):
         if self._writer is not None:
             self._writer.close()
         super().finish()
+
+    def close(self) -> None:
+        """Close the file; the writer of pyarrow would otherwise write to the closed file when it is deleted."""
+        if self._writer is not None:
+            with suppress(Exception):
+                self._writer.close()
+        super().close()
 
 
 class NpzFile(PredictionFile):
@@ -261,6 +278,8 @@ class NpzFile(PredictionFile):
             return values
         if not all(isinstance(each, str) for each in values):
             raise self._cannot(name, "its values have different shapes; choose .parquet or .jsonl")
+        if any(each.endswith("\0") for each in values):
+            raise self._cannot(name, "NumPy's strings lose a NUL at their end; choose .parquet or .jsonl")
         return np.asarray(values, dtype=np.str_)
 
     def finish(self) -> None:

@@ -123,7 +123,11 @@ class SavePredictions(AbstractHook):
         Raises:
             StorageError: the file cannot be written.
         """
-        if stream_name != self._stream or self._file is None or self._open is None:
+        if stream_name != self._stream or self.main_loop.training:
+            return
+        if self._file is None or self._open is None:
+            self.rows = 0
+            _LOG.warning("stream %r has no rows; %s is not written", stream_name, self.path)
             return
         file, opened = self._file, self._open
         self._file = self._open = None
@@ -183,7 +187,7 @@ class SavePredictions(AbstractHook):
     def _begin(self) -> PredictionFile:
         check_guards(self.path)
         with ExitStack() as stack:
-            aside = stack.enter_context(written_aside(self.path, self.path.with_name(f".{self.path.name}.tmp")))
+            aside = stack.enter_context(written_aside(self.path))
             self._file = FILES[self.path.suffix](aside)
             stack.callback(self._file.close)
             self._open = stack.pop_all()

@@ -92,6 +92,8 @@ class Outputs:
 
     def part_with(self, source: str) -> str | None:
         """Return the key of the first loss or metric that names a source, None if none does."""
+        if self._left_out is not None:  # then they need nothing
+            return None
         used = (*self._terms.values(), *self._metrics.values(), *self.of_streams.values())
         return next((f"model.{each.key}" for each in used if source in each.inputs), None)
 

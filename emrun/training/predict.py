@@ -91,8 +91,11 @@ def predict(
     try:
         loop.run_evaluation(stream)
     except StreamError as error:
-        error.add_note("if the model can predict without a source, give the parameter of forward a default value")
+        if "forward of" in str(error):
+            error.add_note("if the model can predict without a source, give the parameter of forward a default value")
         raise
+    if not saver.rows:  # type: ignore[attr-defined]
+        raise StreamError(f"stream {stream!r} has no rows; {place} is not written", first_batch=True)
     written: tuple[int, tuple[str, ...]] = saver.rows, tuple(saver.columns)  # type: ignore[attr-defined]
     return Predictions(place, *written, loaded, manifest.epoch, manifest.iteration)
 

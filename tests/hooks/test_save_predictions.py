@@ -47,7 +47,7 @@ def save(tmp_path, scripted):
 
 
 LOGITS = torch.tensor([[0.1, -2.5], [float("nan"), 3], [float("inf"), -float("inf")], [1e-30, 7], [5, 6]])
-HOSTILE = ["=1+1", 'a "quoted", cell', "two\nlines", "ünïcode\x1b[31m", ""]
+HOSTILE = ["=1+1", 'a "quoted", cell', "two\nlines\rthree", "ünïcode\x1b[31m", ""]
 
 
 def test_every_format_holds_the_values_with_all_their_digits(save, tmp_path):
@@ -99,6 +99,39 @@ def test_lists_of_different_lengths(save, tmp_path):
         with pytest.raises(HookError, match=rf"\.{ending} cannot hold 'tokens'.*choose .parquet or .jsonl"):
             save(f"p.{ending}", {"images": images}, ["images", "tokens"], tokens=ragged)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.jsonl", "p.parquet"]
+
+
+class InTurn(list):
+    """A source that has other values in the second batch."""
+
+    def __getitem__(self, rows):
+        return super().__getitem__(1 if rows.start else 0)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [[np.array([1, 2], "i4"), np.array([3], "i4"), np.array([], "i4")], np.array([[4], [5]], "i4")],
+        [np.array([[4], [5], [6]], "i4"), [[], []]],
+        [[[1], [2, 3], []], [[], []]],
+    ],
+)
+def test_lists_whose_lengths_are_equal_by_chance(batches, save, tmp_path):
+    save("p.parquet", {"y": torch.zeros(5)}, ["tokens"], tokens=InTurn(batches))
+    table = parquet.read_table(tmp_path / "p.parquet")
+    assert table["tokens"].to_pylist() == [list(each) for batch in batches for each in batch]
+    assert str(table.schema.field("tokens").type.value_type).startswith("int")
+
+
+def test_text_that_a_format_cannot_hold(save, tmp_path):
+    outputs = {"y": torch.zeros(5)}
+    with pytest.raises(HookError, match="lose a NUL at their end"):
+        save("p.npz", outputs, id=["a\0"] * 5)
+    with pytest.raises(StreamError, match=r"cannot write 'id': .* has a lone surrogate"):
+        save("p.csv", outputs, id=["\ud800"] * 5)
+    with pytest.raises(HookError, match=r"'y\.0': two columns would have this name"):
+        save("p.csv", {"y": torch.zeros(5, 2), "y.0": torch.zeros(5)})
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("ending", ["csv", "npz", "parquet"])

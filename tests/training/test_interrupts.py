@@ -93,7 +93,7 @@ SAMPLE_CONFIGS = sorted(p.relative_to(SAMPLES) for p in SAMPLES.rglob("*.yaml") 
 def test_a_hook_that_is_not_interrupted_here_is_found():
     names = {next(iter(entry)) if isinstance(entry, dict) else entry for entry in HOOKS}
     names |= {name.partition(" ")[0] for name in AROUND_UPDATES}  # in test_mechanics.py
-    names |= {"SkipSpike", "Check"}  # in test_resumed_gradients.py and test_everything.py
+    names |= {"SavePredictions", "SkipSpike", "Check"}  # in test_resumed_gradients.py and test_everything.py
     files = {path.stem.replace("_", "") for path in (SAMPLES.parent / "hooks").glob("[!_]*.py")}
     assert {name.lower() for name in names} == files
 

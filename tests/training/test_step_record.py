@@ -175,7 +175,7 @@ def test_a_file_that_this_emrun_did_not_write_is_reported_and_left_as_it_is(runs
     if kind != "directory":
         read_steps(runs / "run")
     else:
-        with pytest.raises(StorageError, match=r"cannot read .*steps\.jsonl: Is a directory"):
+        with pytest.raises(StorageError, match=r"cannot read .*steps\.jsonl: it is not a regular file"):
             read_steps(runs / "run")
 
 
