@@ -65,10 +65,17 @@ class UpdateSkipped(Exception):
 
     The other hooks still get the event. Then the gradients are dropped: the optimizer makes no step, and there is no
     `after_update`. The update counts for limits and schedules, and for `skipped_updates` in the data of the epoch.
+
+    Args:
+        reason: why it is skipped.
+        keep: what `state_dict` of the hook was before the event, to keep the step for `emrun replay`: the batch, the
+            weights and the random states are saved below `failures` in the run directory. The replay calls the hook
+            with this state. Default: nothing is kept.
     """
 
-    def __init__(self, reason: str = "a hook skipped it") -> None:
+    def __init__(self, reason: str = "a hook skipped it", keep: Mapping[str, Any] | None = None) -> None:
         self.reason = reason
+        self.keep = keep
         super().__init__(reason)
 
 

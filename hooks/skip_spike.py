@@ -13,14 +13,15 @@ import torch
 from emrun import AbstractHook, UpdateSkipped
 from emrun.arguments import check_choice, check_count
 from emrun.errors import ArgumentError
-from emrun.fields import NUMBER, mapping_of, record, sequence_of
+from emrun.fields import NUMBER, mapping_of, record, sequence_of, whole
 from emrun.hook import Loop
 from emrun.hooks._parameters import dense, module_of, suffix_of
+from emrun.storage.capsules import MOST
 
 _LOG = logging.getLogger(__name__)
 
 Spiking = Literal["gradient_norm", "loss"]
-_STATE = record({"values": mapping_of(sequence_of(NUMBER))})
+_STATE = record({"values": mapping_of(sequence_of(NUMBER)), "kept": whole()}, may_lack=("kept",))
 
 
 class SkipSpike(AbstractHook):
@@ -36,7 +37,11 @@ class SkipSpike(AbstractHook):
     `window` updates, or while the median is not positive.
 
     Each update waits for the device. List this hook before `ClipGradients`, which hides large gradients. With several
-    optimizers, each has a median of its own. The batch of a skipped update is not stored.
+    optimizers, each has a median of its own.
+
+    The first skipped updates are kept below `failures` in the run directory: the batch, the weights, the random states.
+    The log names the directory; `emrun replay DIRECTORY` makes the step again and finds the examples behind the spike.
+    With `model.accumulate`, only the last batch of the update is kept.
 
     Args:
         factor: how many times the median is a spike, above 1.
@@ -44,6 +49,7 @@ class SkipSpike(AbstractHook):
             an update that has several parts is not known, so with `model.accumulate` and `model.micro_batch_size` it
             must be `gradient_norm`.
         window: the number of updates whose median is taken.
+        keep: how many skipped updates of the run are kept, at most 5; 0 for none. Each takes the space of a checkpoint.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
@@ -53,14 +59,23 @@ class SkipSpike(AbstractHook):
     reads = ()
 
     def __init__(
-        self, factor: float = 10.0, variable: Spiking = "gradient_norm", window: int = 100, model: Any = None
+        self,
+        factor: float = 10.0,
+        variable: Spiking = "gradient_norm",
+        window: int = 100,
+        keep: int = 3,
+        model: Any = None,
     ) -> None:
         super().__init__(model=model)
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 < factor < math.inf:
             raise ArgumentError("factor", f"{factor!r} is not a number above 1, e.g. 10.0")
         check_choice("variable", variable, Spiking)
         check_count("window", window, minimum=1)
-        self._factor, self._variable, self._window = factor, variable, window
+        check_count("keep", keep)
+        if keep > MOST:
+            raise ArgumentError("keep", f"{keep} is too many: a run keeps its {MOST} newest capsules of steps")
+        self._factor, self._variable, self._window, self._keep = factor, variable, window, keep
+        self._kept = 0
         self._values: dict[str, deque[float]] = {}  # suffix of the optimizer -> the last values
         if model is not None:
             self._check(model)
@@ -83,22 +98,27 @@ class SkipSpike(AbstractHook):
             return
         values = self._values.setdefault(suffix_of(model, optimizer), deque(maxlen=self._window))
         usual = median(values) if len(values) == self._window else 0.0
-        if math.isfinite(value):
+        is_finite = math.isfinite(value)
+        if is_finite and (usual <= 0 or value <= self._factor * usual):
             values.append(value)
-            if usual <= 0 or value <= self._factor * usual:
-                return
+            return
+        before = self.state_dict() if self._kept < self._keep else None
+        self._kept += before is not None
+        if is_finite:
+            values.append(value)
         iteration = self.main_loop.iterations_done + 1  # of this batch, which is not counted yet
         reason = f"{self._variable} {value:.3g}" + (f", and the median is {usual:.3g}" if usual > 0 else "")
         _LOG.info("SkipSpike skips the update of iteration %d: %s", iteration, reason)
-        raise UpdateSkipped(reason)
+        raise UpdateSkipped(reason, keep=before)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last values."""
-        return {"values": {name: list(values) for name, values in self._values.items()}}
+        """Return the last values, and how many updates are kept."""
+        return {"values": {name: list(values) for name, values in self._values.items()}, "kept": self._kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the last values."""
+        """Restore what `state_dict` returned."""
         _STATE.check(state)
+        self._kept = state.get("kept", 0)
         self._values = {name: deque(values, self._window) for name, values in state["values"].items()}
 
     def _check(self, model: Any) -> None:

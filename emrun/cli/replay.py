@@ -31,7 +31,8 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
     """Repeat the step that made the run in DIRECTORY fail, and name the examples of the batch that cause the failure.
 
     DIRECTORY is the run, or a capsule in its folder failures: the batch, the weights and the random states of a step.
-    The model is built from the config of the run. Nothing is written into the run directory.
+    The model is built from the config of the run. Nothing is written into the run directory. A step whose update was
+    skipped by SkipSpike is repeated in the same way.
 
     Exit status: 0 the step failed in the same way, 1 it did not, 2 wrong usage or config, 74 the capsule is damaged.
     """
@@ -46,7 +47,9 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
 
         with only_json(as_json), users_code():
             found = do_again(directory, device, anomaly)
-        if found.error is not None and exit_status(found.error) == 1:
+        from emrun.hook import UpdateSkipped
+
+        if found.error is not None and exit_status(found.error) == 1 and not isinstance(found.error, UpdateSkipped):
             print_failure(found.error)
         if as_json:
             click.echo(for_terminal(in_json(_in_json(found))))

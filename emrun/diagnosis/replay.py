@@ -1,4 +1,4 @@
-"""Repeat the step that made a run fail, and find the examples of its batch that cause the failure."""
+"""Repeat a step that failed, or whose update was skipped, and find the examples of its batch that cause this."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from emrun.config.recipe import Recipe
 from emrun.encoding import set_random_state
 from emrun.errors import StateError
 from emrun.fields import reading
-from emrun.hook import AbstractHook
+from emrun.hook import AbstractHook, UpdateSkipped
 from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
@@ -97,7 +98,7 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
         found.error = attempt.run(capsule.batch)
         if found.error is not None:
             found.message = f"{kind_of(found.error)}: {attempt.censor(str(found.error))}"
-            found.reproduced = attempt.is_same(found.error, exactly=True)
+            found.reproduced = attempt.is_same(found.error, exactly=not attempt.is_part)
         if found.reproduced and not _is_out_of_memory(found.error):
             _find_causes(found, attempt)
         if anomaly:
@@ -112,6 +113,7 @@ class _Attempt:
         self._capsule = capsule
         self._plan = plan
         self.censor = Censor(plan.config.secrets())
+        self._is_skip = capsule.facts["error"] == kind_of(UpdateSkipped())
         self._seed = int(plan.get("seed", 0))
         self._hook_recipe = recipe = self._recipe_of_hook()
         self._supplied: dict[str, Any] = {"dataset": None, "output_dir": output_dir}
@@ -128,7 +130,10 @@ class _Attempt:
             notes.append(f"the weights could not be read from the device; instead they are those of {name}")
         if self._weights is not None:
             self._model.load_initial = None  # a new model begins with other weights
-        if capsule.step.train and self._model.iterations_per_update > 1:
+        has_windows = capsule.step.train and self._model.iterations_per_update > 1
+        self.is_part = self._is_skip and has_windows
+        """Whether an update was skipped of which the batch is only a part, so that its gradients are others."""
+        if has_windows:
             notes.append("the batch makes an update alone; the gradients of the others of its update were not saved")
         self._random = dict(capsule.state["random"])
         if capsule.step.event != "before_batch":
@@ -156,6 +161,10 @@ class _Attempt:
         hooks = self._hooks()
         loop = MainLoop(self._model, None, hooks, seed=self._seed, on_unused_sources="ignore")
         loop.start_from(step.epoch, step.iteration, evaluating=step.evaluating)
+        skipped: list[UpdateSkipped] = []
+        if self._is_skip:
+            count, whole = (length_of(next(iter(each.values()), ())) for each in (batch, self._capsule.batch))
+            loop.notify = partial(_noting, skipped, count / whole if whole > 0 else 1.0, loop.notify)
         if self._weights is not None:
             with reading(f"{self._weights}: weights", ANOTHER_CAPSULE, self._model.load):
                 self._model.load(self._weights)
@@ -181,7 +190,7 @@ class _Attempt:
             with loop:
                 loop.epoch(*(([stream], []) if step.train else ([], [stream])))
         except _WentThroughError:
-            return None
+            return next((each for each in skipped if self.is_same(each, exactly=True)), next(iter(skipped), None))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
@@ -206,8 +215,8 @@ class _Attempt:
         facts = self._capsule.facts
         if kind_of(error) != facts["error"]:
             return False
-        if _is_out_of_memory(error):
-            return True  # the message depends on how much memory is free
+        if _is_out_of_memory(error) or (self._is_skip and not exactly):
+            return True  # the message depends on how much memory is free, or on the gradients of all examples
         messages = (self.censor(text) for text in (str(error), facts["message"]))
         return len({each if exactly else re.sub(r"\d+", "0", each) for each in messages}) == 1
 
@@ -221,6 +230,25 @@ class _Attempt:
         texts = [text.partition("(Triggered internally")[0].rstrip() for text in texts]
         found = error is not None and not self.is_same(error, exactly=False)
         return "\n".join([*texts, *([str(error)] if found else [])]).strip() or "no gradient is NaN"
+
+
+def _noting(
+    skipped: list[UpdateSkipped], share: float, notify: Callable[..., None], event: str, **arguments: Any
+) -> None:
+    """Call an event, and add the `UpdateSkipped` of a hook to the list.
+
+    Gradients are scaled by the share of the examples in the batch: those of few examples are larger than their mean.
+    """
+    if event == "before_update" and share != 1:
+        for group in arguments["optimizer"].param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(share)
+    try:
+        notify(event, **arguments)
+    except UpdateSkipped as error:
+        skipped.append(error)
+        raise
 
 
 class _WentThroughError(Exception):

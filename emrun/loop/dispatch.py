@@ -36,6 +36,10 @@ class Events:
         """Class names of the hooks, and of the model, that may change a batch before the model runs on it."""
         self.offered: Batch | None = None
         """The batch that the last called hook of `changers` got."""
+        self.changed: tuple[str, Batch] | None = None
+        """The last batch that hooks may have changed, with all their changes, and the name of its stream."""
+        self.keep_step: Callable[[UpdateSkipped], None] = lambda error: None
+        """Called when a hook skips an update and asks to keep the step; `failed_call` then has the hook."""
         self.listeners: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
         """Event -> the methods to call: those of the hooks that override the event, in order, then of the model."""
         self._model, self._endings, self._draws = model, endings, draws
@@ -86,6 +90,10 @@ class Events:
                     self._failed = event, self.listeners[event].index(call)
                     raise self._misplaced(event) from error
                 skipped.append(error)
+                if error.keep is not None:
+                    self._failed = event, self.listeners[event].index(call)
+                    self.keep_step(error)
+                    self._failed = None
             except BaseException as error:
                 self._failed = event, self.listeners[event].index(call)
                 self._name_hook(error, arguments)
@@ -159,6 +167,7 @@ class Events:
         self.notify("before_batch", stream_name=stream_name, batch=changed)
         if self._draws is not None:
             self._draws.before_model()
+        self.changed = stream_name, changed
         return changed
 
     def _offer(self, call: Callable[..., Any], stream_name: str, batch: Batch) -> None:

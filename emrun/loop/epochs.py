@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from emrun.epoch_data import learning_rates
 from emrun.errors import UsageError
-from emrun.hook import TrainingTerminated
+from emrun.hook import TrainingTerminated, UpdateSkipped
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.beginnings import Beginnings
 from emrun.loop.dispatch import Events
@@ -26,7 +26,7 @@ from emrun.randomness import preserved_randomness, seed_everything
 from emrun.slow_start import NamedWhenSlow
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams
-from emrun.streams.stream import StreamWrapper
+from emrun.streams.stream import StreamPosition, StreamWrapper
 from emrun.types import Batch, EpochData, Profile
 
 
@@ -73,6 +73,7 @@ class Epochs:
     """When the epoch began, in seconds of `perf_counter`."""
     _profile: Profile = field(default_factory=dict, init=False)
     _silence: NamedWhenSlow | None = field(default=None, init=False)  # until the first batch of a session
+    _closing: tuple[Batch, StreamPosition] | None = field(default=None, init=False)  # the batch that ends a window late
 
     def begin_session(self) -> None:
         """Log a line if the first batch of the session takes long."""
@@ -269,6 +270,7 @@ class Epochs:
         note_randomness = draws.take_all if draws is not None else None
         note_first: Callable[..., None] | None = self.beginnings.note
         handled: Batch | None = None
+        last: Batch | None = None
         position, is_last_update = stream.position, False
         batches_run = 0
         try:
@@ -297,7 +299,7 @@ class Epochs:
                     note_randomness = draws.watch(of_whole_steps=not changers) if draws is not None else None
                 batches_run += 1
                 if has_windows:
-                    position = stream.position
+                    position, last = stream.position, batch
                 if train:
                     state.iterations_done += 1  # here, because a call would cost as much as a hook
                     if not has_windows or not model.is_accumulating:
@@ -319,8 +321,8 @@ class Epochs:
                         break
                     self._save_requested()
             if has_windows and model.is_accumulating:
-                handled, is_last_update = batch, True
-                self.finish_update()
+                handled, is_last_update = last, True
+                self.finish_update(last, position)
                 handled = None
         except BaseException as error:  # user code may also call sys.exit
             if handled is not None:
@@ -330,16 +332,34 @@ class Epochs:
             raise
         return batches_run
 
-    def finish_update(self) -> None:
-        """Make the update of the last window of an epoch, which has fewer batches than the others."""
+    def finish_update(self, batch: Batch | None = None, position: StreamPosition | None = None) -> None:
+        """Make the update of the last window of an epoch, which has fewer batches than the others.
+
+        Args:
+            batch: the last batch of the window.
+            position: the position in the stream after it.
+        """
         state = self.state
         state.iterations_done -= 1  # for hooks, as in any other update
+        self._closing = (batch, position) if batch is not None and position is not None else None
         try:
             with self.steps.reopened(state.iterations_done + 1):
                 self.model.finish_update()
         finally:
             state.iterations_done += 1
+            self._closing = None
         state.updates_done += 1
+
+    def keep_step(self, error: UpdateSkipped) -> None:
+        """Keep the current step for a replay, if there is one: a hook skips its update and asks for it."""
+        stream = self.current
+        if stream is None or not self.training:
+            return  # a model is run without the loop
+        batch, position = self._closing or (stream.last_batch, stream.position)
+        if self._closing is None and self.events.changed is not None and self.events.changed[0] == stream.name:
+            batch = self.events.changed[1]
+        if batch is not None:
+            self.failures.keep(error, batch, stream.name, position, train=True, is_counted=False)
 
     def _end_silence(self) -> None:
         """Stop waiting for the first batch of the session: it was run, or there will be none."""

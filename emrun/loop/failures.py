@@ -1,4 +1,4 @@
-"""What is saved of a failed step: the batch, and all that a replay of the step needs."""
+"""What is saved of a step that failed, or whose update was skipped: all that a replay of the step needs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from emrun.errors import reason_of
+from emrun.hook import UpdateSkipped
 from emrun.loop.dispatch import Events
 from emrun.loop.endings import Endings
 from emrun.loop.saving import Saving
@@ -23,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Failures:
-    """Writes a capsule of the step that made the training fail, if there is a run directory.
+    """Writes a capsule of the step that made the training fail, or that a hook keeps, if there is a run directory.
 
     Args:
         run: the run; None without a run directory.
@@ -57,7 +58,7 @@ class Failures:
         """Write a capsule of the current batch, unless the error does not come from a step.
 
         Args:
-            error: the error.
+            error: the error; an `UpdateSkipped` if the training continues.
             batch: the batch.
             stream: the name of the stream.
             position: the position in the stream after the batch.
@@ -81,11 +82,13 @@ class Failures:
             hook=self.events.hooks.index(hook) if hook is not None else None,
             hook_class=type(hook).__qualname__ if hook is not None else None,
         )
-        try:
-            self.saving.wait()
-        except Exception as saving_error:  # the training must end with the failure of the step
-            _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
-        self.capsule = keep_failure(
+        is_failure = not isinstance(error, UpdateSkipped)
+        if is_failure:
+            try:
+                self.saving.wait()
+            except Exception as saving_error:  # the training must end with the failure of the step
+                _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
+        place = keep_failure(
             self.run.directory,
             error,
             step,
@@ -96,3 +99,5 @@ class Failures:
             hook=hook,
             checkpoint=self.saving.newest,
         )
+        if is_failure:
+            self.capsule = place

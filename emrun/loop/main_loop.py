@@ -181,6 +181,7 @@ class MainLoop(Answers):
             model, seed, run, streams, state, events, endings, saving, checks, failures, loss, steps, beginnings, length
         )
         prefetches = prefetch_to_device and reading.ahead > 0
+        events.keep_step = self.epochs.keep_step
         self._session = Session(self.epochs, self.first_batch, prefetches, preempt_exit_code)
         self.notify, self.listens = events.notify, events.listens
         """See `Loop.notify` and `Loop.listens`."""

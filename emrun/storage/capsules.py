@@ -1,4 +1,4 @@
-"""Failure capsules: directories that hold everything needed to repeat the step in which a run failed."""
+"""Failure capsules: directories that hold everything needed to repeat a step that failed or was skipped."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ from emrun import fields
 from emrun.censor import Censor
 from emrun.encoding import GENERATORS, RANDOM, encode, pack_all, unpack
 from emrun.errors import StorageError, UsageError, exit_status, reason_of
-from emrun.hook import AbstractHook, TrainingTerminated
+from emrun.hook import AbstractHook, TrainingTerminated, UpdateSkipped
 from emrun.model import AbstractModel
 from emrun.storage.draws import Draws
 from emrun.storage.files import check_guards, make_directory, refuse_timeout, storing, written_aside
@@ -131,27 +132,30 @@ def keep_failure(
     hook: AbstractHook | None,
     checkpoint: tuple[str, int] | None,
 ) -> Path | None:
-    """Write a capsule of the step that failed.
+    """Write a capsule of the step that failed, or whose update a hook has skipped.
 
-    No capsule is written for failures that are not caused by a step: a termination, an interrupt, a mistake in the
-    config, a file that cannot be written. An error while the capsule is written is logged, not raised.
+    A resumed run that skips the same update again, for the same reason, has its capsule already. No capsule is written
+    for failures that are not caused by a step: a termination, an interrupt, a mistake in the config, a file that cannot
+    be written. An error while the capsule is written is logged, not raised.
 
     Args:
         run_directory: the directory that holds `failures`.
-        error: the error of the step.
+        error: the error of the step; an `UpdateSkipped` has the hook's state before the event.
         step: where the error happened.
         batch: the batch in its present state.
         model: the model; the step may have changed its weights already.
         censor: removes values of the environment from the error's message and traceback.
         draws: knows the random states before the step.
-        hook: the hook that failed, None if no hook failed.
+        hook: the hook that failed or skipped the update, None if it was no hook.
         checkpoint: the name and the iteration of the newest checkpoint.
 
     Returns:
-        The capsule's directory, None if no capsule was written.
+        The capsule's directory, None if there is none.
     """
     if isinstance(error, TrainingTerminated | KeyboardInterrupt) or exit_status(error) not in (1, 3):
         return None
+    is_skip = isinstance(error, UpdateSkipped)
+    what = "batch of the skipped update" if is_skip else "batch that failed"
     try:
         random, exact = draws.before_step()
         facts = {
@@ -161,14 +165,29 @@ def keep_failure(
             "device": str(getattr(model, "device", "")) or None,
             "checkpoint": None if checkpoint is None else {"name": checkpoint[0], "iteration": checkpoint[1]},
         }
-        place = _write(run_directory, facts, batch, model, hook, random, censor)
+        place = _same(run_directory / FAILURES, facts) if is_skip else None
+        if place is None:
+            state = error.keep if isinstance(error, UpdateSkipped) else None
+            place = _write(run_directory, facts, batch, model, hook, state, random, censor)
     except KeyboardInterrupt:
         raise
     except BaseException as failure:  # the error to report is that of the run
-        _LOG.warning("cannot save the batch that failed: %s: %s", type(failure).__name__, reason_of(failure))
+        _LOG.warning("cannot save the %s: %s: %s", what, type(failure).__name__, reason_of(failure))
         return None
-    _LOG.info("saved the batch that failed in %s", place)
+    _LOG.info("saved the %s in %s%s", what, place, f"; repeat the step with: emrun replay {place}" * is_skip)
     return place
+
+
+def _same(root: Path, facts: Mapping[str, Any]) -> Path | None:
+    """Return the capsule of the same step with the same error, if there is one."""
+    for number in _numbers(root) if root.is_dir() else ():
+        try:
+            found, intact = read_seal(root / str(number) / _FACTS)
+        except (OSError, ValueError, RecursionError):
+            continue
+        if intact and all(found.get(name) == facts[name] for name in ("step", "error", "message")):
+            return root / str(number)
+    return None
 
 
 def _facts(error: BaseException, censor: Censor) -> dict[str, Any]:
@@ -185,6 +204,7 @@ def _write(
     batch: Batch,
     model: AbstractModel,
     hook: AbstractHook | None,
+    hook_state: Mapping[str, Any] | None,
     random: dict[str, Any],
     censor: Censor,
 ) -> Path:
@@ -201,7 +221,7 @@ def _write(
             facts["weights"] = _save_weights(model, facts["step"], state, aside)
             if hook is not None:
                 try:
-                    state["hook"] = encode(hook.state_dict(), "hook")
+                    state["hook"] = encode(hook.state_dict() if hook_state is None else dict(hook_state), "hook")
                 except Exception as error:
                     left_out["the hook's state"] = str(error)
             facts["left_out"] = censor.plain(left_out)

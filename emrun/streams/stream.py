@@ -121,6 +121,11 @@ class StreamWrapper:
         return StreamPosition(self._pass_number, self._batch)
 
     @property
+    def last_batch(self) -> Batch | None:
+        """The last batch of the pass that was yielded; None before the first one."""
+        return self._bookmark.last
+
+    @property
     def has_begun(self) -> bool:
         """Whether a batch of the current epoch was read, which did not end."""
         return self._epoch_batches > 0

@@ -77,6 +77,35 @@ def test_an_error_of_the_model_is_raised_again_with_its_traceback(doomed, fail, 
     assert "note" not in done.stdout
 
 
+SPIKES = "hooks=[{SkipSpike: {factor: 5.0, window: 2}}, {StopAfter: {epochs: 1}}]"
+
+
+def test_a_skipped_update_is_repeated_and_the_example_behind_it_named(doomed, emrun):
+    done = emrun("train", "config.yaml", SPIKES, "dataset.large=[13]", "--output-dir", "run")
+    assert done.returncode == 0, done.stderr
+    command = "emrun replay run/failures/1"
+    line = f"saved the batch of the skipped update in run/failures/1; repeat the step with: {command}\n"
+    assert line in done.stderr
+    assert "error" not in done.stderr.lower()
+    before = files(doomed / "run")
+    done = emrun(*command.split()[1:])
+    assert (done.returncode, done.stderr) == (0, "")
+    where, then, now, *rest = done.stdout.splitlines()
+    assert where == "training on stream 'train', batch 3 of the pass, after 0 epochs and 3 iterations"
+    assert then == f"then: emrun.hook.UpdateSkipped: {facts(doomed)['message']}"
+    assert then.startswith("then: emrun.hook.UpdateSkipped: gradient_norm 412, and the median is ")
+    assert now == f"now: {then.removeprefix('then: ')}"
+    assert rest == [
+        "weights: before the step",
+        "random states before the step: none are used",
+        "note: of all hooks, only SkipSpike is called",
+        "reproduced",
+        "cause: example 13",
+        "example 13 has label 0, name 'train-3-13'",
+    ]
+    assert files(doomed / "run") == before
+
+
 UNLUCKY = ("model.module.unlucky=1.0", "model.module.dropout=0.5", "hooks.StopAfter.epochs=100")
 
 

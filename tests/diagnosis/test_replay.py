@@ -31,6 +31,26 @@ def fail(doomed, monkeypatch):
     sys.modules.pop("parts", None)
 
 
+@pytest.fixture
+def skip(doomed, monkeypatch):
+    """Train with overrides for one epoch, in which an update is skipped."""
+    monkeypatch.chdir(doomed)
+    monkeypatch.syspath_prepend(doomed)
+    for name in ("parts", "shrinks"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def train(*overrides):
+        hooks = "hooks=[{SkipSpike: {factor: 5.0}}, {StopAfter: {epochs: 1}}]"
+        training = create_training("config.yaml", output_dir="run", overrides=["dataset.large=[13]", hooks, *overrides])
+        training.main_loop.run_training()
+        assert training.model.state_dict()["skipped_updates"]["total"] == 1
+        assert training.main_loop.capsule is None  # the run has not failed
+
+    yield train
+    for name in ("parts", "shrinks"):
+        sys.modules.pop(name, None)
+
+
 def causes(found):
     return [line for line in report(found).splitlines() if line.startswith(("cause", "source"))]
 
@@ -129,6 +149,59 @@ def test_weights_after_the_update_are_reported_with_the_newest_checkpoint(fail):
     fail("dataset.bad=[13]", "hooks=[parts.Guard, {SaveEvery: {every: 2 iterations}}]")
     text = report(replay("run"))
     assert "the weights are those after the step's update; it-00000002 was saved 1 iteration before the step" in text
+
+
+@pytest.mark.parametrize(
+    ("window", "at", "reproduced"),
+    [(4, 5, True), (4, 4, False), (2, 3, True)],  # the last batch of an epoch, a batch before it, the end of a window
+)
+def test_of_a_skipped_update_of_several_batches_the_last_one_is_repeated_alone(doomed, skip, window, at, reproduced):
+    skip(f"model.accumulate={window}", f"dataset.at={at}", "hooks.SkipSpike.window=1")
+    found = replay("run")
+    last = 3 if at == 3 else 5
+    assert (found.capsule.step.iteration, found.capsule.step.batch) == (last, last)
+    assert found.capsule.batch["name"][13] == f"train-{last}-13"
+    assert found.capsule.facts["weights"] == "before the step"
+    assert found.reproduced is reproduced
+    assert causes(found) == ["cause: example 13"] * reproduced
+    text = report(found)
+    assert ("now: the step succeeds" in text) is not reproduced
+    assert "note: the batch makes an update alone; the gradients of the others of its update were not saved" in text
+
+
+def test_the_batch_of_a_skipped_update_has_the_changes_of_hooks(doomed, skip):
+    (doomed / "shrinks.py").write_text(SHRINKS)
+    skip("dataset.large=[0, 13]", "hooks=[shrinks.Shrink, {SkipSpike: {window: 2}}, {StopAfter: {epochs: 1}}]")
+    found = replay("run")
+    assert found.reproduced
+    assert found.capsule.batch["x"].shape == (16, 4)
+    assert causes(found) == ["cause: example 5"]
+
+
+def test_a_batch_that_is_dropped_is_not_taken_for_the_last_one_of_a_window(doomed, skip):
+    (doomed / "shrinks.py").write_text(SHRINKS)
+    hooks = "hooks=[shrinks.Drop, {SkipSpike: {window: 1}}, {StopAfter: {epochs: 1}}]"
+    skip(hooks, "dataset.at=4", "model.accumulate=4", "main_loop.on_empty_batch=ignore")
+    found = replay("run")
+    assert found.reproduced
+    assert (found.capsule.step.batch, found.capsule.batch["name"][0]) == (4, "train-4-0")
+
+
+SHRINKS = """
+from emrun import AbstractHook
+
+
+class Shrink(AbstractHook):
+    def before_batch(self, batch):
+        for name, values in batch.items():
+            batch[name] = values[8:24]
+
+
+class Drop(AbstractHook):
+    def before_batch(self, batch):
+        if batch["name"][0] == "train-5-0":
+            batch.clear()
+"""
 
 
 def test_a_hook_that_fails_is_called_again(fail):

@@ -7,7 +7,8 @@ from emrun import AbstractHook, TorchModel, TrainingAborted
 
 
 class Data:
-    def __init__(self, at=3, bad=(), stream="train", labels=(), raises=None, kind=None):
+    def __init__(self, at=3, bad=(), stream="train", labels=(), raises=None, kind=None, large=()):
+        self.large = large
         self.kind = kind
         self.at, self.bad, self.stream, self.labels, self.raises = at, bad, stream, labels, raises
 
@@ -22,6 +23,7 @@ class Data:
                 if self.raises:
                     raise ValueError(self.raises)
                 x[list(self.bad), 2] = np.nan
+                x[list(self.large)] *= 1e4
                 label[list(self.labels)] = 7
             yield {"x": self._as_kind(x), "label": label, "name": [f"{name}-{index}-{row}" for row in range(32)]}
 

@@ -1,5 +1,6 @@
 """SkipSpike: the updates that a list of values by hand would skip."""
 
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -9,7 +10,7 @@ from doubles import SGD, Push
 from doubles import run as train
 from torch import nn
 
-from emrun import AbstractHook, Factory, MainLoop, TorchModel
+from emrun import AbstractHook, Factory, MainLoop, TorchModel, create_training, resume_training
 from emrun.errors import ArgumentError, HookError
 from emrun.hooks import ClipGradients, SkipSpike
 
@@ -75,6 +76,28 @@ def test_the_count_is_in_the_data_of_the_epoch():
     assert data.found == 1
 
 
+@pytest.mark.parametrize(("keep", "kept"), [(0, []), (1, ["1"]), (3, ["1", "2"])])
+def test_the_first_skipped_updates_are_kept_and_not_again_by_a_resume(doomed, monkeypatch, caplog, keep, kept):
+    caplog.set_level("INFO")
+    monkeypatch.chdir(doomed)
+    monkeypatch.syspath_prepend(doomed)
+    hooks = f"hooks=[{{SkipSpike: {{factor: 5.0, window: 2, keep: {keep}}}}}, {{SaveEvery: {{every: 2 iterations}}}}]"
+    overrides = ["dataset.large=[13]", hooks, "hooks.StopAfter.epochs=2"]
+    loop = create_training("config.yaml", output_dir="run", overrides=overrides).main_loop
+    loop.run_training()
+    folder = Path("run/failures")
+    found = {path.name: path.stat().st_ino for path in folder.iterdir()} if folder.exists() else {}
+    assert sorted(found) == kept
+    assert caplog.text.count("saved the batch of the skipped update") == len(kept)
+    state = loop.hooks[0].state_dict()
+    assert state["kept"] == len(kept)
+    resumed = resume_training("run", checkpoint_name="iteration-2").main_loop
+    resumed.run_training()
+    assert resumed.hooks[0].state_dict() == state
+    assert {name: (folder / name).stat().st_ino for name in found} == found
+    assert len(list(folder.iterdir()) if folder.exists() else []) == len(kept)
+
+
 @pytest.mark.parametrize(
     ("arguments", "argument", "message"),
     [
@@ -82,6 +105,8 @@ def test_the_count_is_in_the_data_of_the_epoch():
         ({"factor": True}, "factor", "True is not a number above 1"),
         ({"variable": "accuracy"}, "variable", "'accuracy' is not one of"),
         ({"window": 0}, "window", "0 is not a whole number"),
+        ({"keep": -1}, "keep", "-1 is not a whole number"),
+        ({"keep": 6}, "keep", "6 is too many: a run keeps its 5 newest"),
         ({"variable": "loss"}, "variable", "with model.accumulate, the loss of an update is not known"),
     ],
 )
