@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import click
 from emrun.arguments import expanded
 from emrun.cli.completers import complete_samples
 from emrun.cli.samples import samples
+from emrun.errors import StorageError, reason_of
 from emrun.wording import did_you_mean, listed
 
 _DEFAULT = "my_project"
@@ -76,7 +78,10 @@ def init(directory: Path, sample: str) -> int:
             message = f"{target} is not empty (it has {listed([*there[:3], *['...'] * (len(there) > 3)])})"
             raise click.UsageError(f"{message}; name a new or an empty directory")
     files = _files(known[sample])
-    _write(target, files)
+    try:
+        _write(target, files)
+    except OSError as error:
+        raise StorageError(error.errno or errno.EIO, f"cannot write the project: {reason_of(error)}") from error
     click.echo(f"created {target} from the sample {sample}: {listed(list(files))}")
     first = "python prepare.py; " if "prepare.py" in files else ""
     click.echo(f"train it with: cd {click.format_filename(target)}; {first}emrun train config.yaml")

@@ -288,7 +288,8 @@ def is_failed_start(directory: Path) -> bool:
 def no_run(place: Path) -> UsageError:
     """Return the error for a path that is not a run directory although one is expected."""
     if not place.is_file():
-        return UsageError(f"{place} is not a run directory: it has no {CONFIG}")
+        why = f"it has no {CONFIG}" if place.exists() else "it does not exist"
+        return UsageError(f"{place} is not a run directory: {why}")
     if (place.parent / TRACE).exists():
         return UsageError(f"{place} is a file; give the run directory instead: {place.parent}")
     begin = f"; to start a run with this config: emrun train {place}" if place.suffix in (".yaml", ".yml") else ""

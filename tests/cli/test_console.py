@@ -55,7 +55,7 @@ def test_a_pipe_and_the_log_have_no_colours(emrun, tmp_path, run_directory):
     done = emrun("train", "c.yaml", "hooks=[StopAfter: {epochs: 0}]")
     assert "\x1b" not in done.stderr + done.stdout + (run_directory(tmp_path / "log") / "train.log").read_text()
     done = emrun("eval", "nowhere", "valid")
-    assert done.stderr == "error: nowhere is not a run directory: it has no config.yaml\n"
+    assert done.stderr == "error: nowhere is not a run directory: it does not exist\n"
 
 
 def test_quiet_shows_warnings_only_and_verbose_more(emrun, tmp_path):

@@ -120,7 +120,8 @@ def test_what_is_not_a_directory_is_refused(make, tmp_path):
 def test_an_unknown_sample_is_answered_with_all_samples(tmp_path):
     done = begin(tmp_path / "mine", "--from", "digits_convet")
     assert done.exit_code == 2
-    assert "there is no sample 'digits_convet'; did you mean 'digits_convnet'? (there are char_gpt, " in done.output
+    assert "there is no sample 'digits_convet'; did you mean 'digits_convnet'? (there are " in done.output
+    assert all(name in done.output for name in samples())
     assert not (tmp_path / "mine").exists()
 
 
@@ -134,5 +135,12 @@ def test_a_project_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", full)
     done = begin(tmp_path / "mine")
-    assert "No space left on device" in done.stderr
+    assert f"error: cannot write the project: the disk is full: {tmp_path / 'mine' / 'README.md'}" in done.stderr
     assert not (tmp_path / "mine").exists()
+
+
+def test_a_directory_that_cannot_be_created_is_an_error_of_storage(emrun, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = emrun("init", "file/mine")
+    assert done.returncode == 74
+    assert done.stderr == "error: cannot write the project: not a directory: file/mine\n"

@@ -47,6 +47,7 @@ def test_a_name_is_a_fact_a_statistic_or_a_key_of_the_config(rows):
 
 @pytest.mark.parametrize(("name", "message"), [
     ("model.optimizer.rl", r"the key 'model\.optimizer\.rl'; did you mean 'model\.optimizer\.lr'"),
+    ("lr", r"the key 'lr'; did you mean 'model\.optimizer\.lr'"),
     ("valid/acuracy", r"the statistic 'valid/acuracy'; did you mean 'valid/accuracy'"),
     ("min:test/x", r"the statistic 'test/x'"),
     ("epoch", r"did you mean 'epochs'"),
