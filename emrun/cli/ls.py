@@ -69,6 +69,8 @@ def ls(
     asked = [*shown, key, *(each.column for each in wanted), *([FACTS["best"]] if as_json else [])]
     found = rows_of(find_runs(root, deep=recursive), root, asked)
     check_known(asked, found)
+    for each in wanted:
+        each.check(found)
     rows = [row for row in found if all(each.holds(row) for each in wanted)]
     if not (everything or wanted or (found and found[0].run.directory == root)):
         rows = [row for row in rows if row.run.epochs_done or row.run.status in ("running", "killed", "damaged")]

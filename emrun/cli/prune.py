@@ -115,6 +115,8 @@ def _chosen(
             "say which runs: --epochs, --older, --status, --where, --keep-best, or the path of a run"
         )
     check_known((*compared, *(each.column for each in wanted)), found)
+    for condition in wanted:
+        condition.check(found)
     rows = []
     for row in found:
         end = row.run.end

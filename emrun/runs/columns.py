@@ -177,6 +177,8 @@ def check_known(columns: Iterable[Column], rows: Sequence[Row]) -> None:
             names = {*FACTS, *(known for row in rows[:1] for known in _names_in(row.run))}
             bare = each.name.removeprefix(f"{each.which}:")
             what = "recorded the statistic" if each.address else "a value in its config with the key"
+            if any(known.endswith(f"/{bare}") for known in names):
+                what = "a value in its config, or a statistic with its stream,"
             ends = [name for name in names if name.endswith(f".{bare}")]
             meant = f"; did you mean {ends[0]!r}?" if len(ends) == 1 else did_you_mean(bare, names)
             raise UsageError(f"no run has {what} {in_one_line(bare)!r}{meant}")

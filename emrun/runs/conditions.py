@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -61,12 +61,27 @@ class Condition:
         value = self.column.of(row)
         if self.sign in ("=", "!="):
             return (value is not MISSING and self._equals(value)) is (self.sign == "=")
+        return self._has_order(value) and _ORDERS[self.sign](value, self.wanted)
+
+    def check(self, rows: Iterable[Row]) -> None:
+        """Check that the values of some run can be compared with the wanted one.
+
+        Raises:
+            UsageError: no value can, such as numbers with a text.
+        """
+        if self.sign in ("=", "!="):
+            return
+        values = [value for value in map(self.column.of, rows) if value is not MISSING]
+        if values and not any(map(self._has_order, values)):
+            shown = f"{in_one_line(self.column.name)} {self.sign} {in_one_line(str(self.wanted))}"
+            raise UsageError(f"{shown} cannot be compared: a run has {in_one_line(str(values[0]))}")
+
+    def _has_order(self, value: Any) -> bool:
         comparable = (int, float), (str,), (datetime,)
-        fits = any(
+        return any(
             all(isinstance(each, kind) and not isinstance(each, bool) for each in (value, self.wanted))
             for kind in comparable
         )
-        return fits and _ORDERS[self.sign](value, self.wanted)
 
     def _equals(self, value: Any) -> bool:
         if self.column.unit == "class":

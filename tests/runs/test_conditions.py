@@ -44,6 +44,17 @@ def test_a_condition_that_does_not_hold(holds, text):
     assert not holds(text)
 
 
+def test_values_that_cannot_be_compared_are_an_error(make_run, tmp_path):
+    make_run("a", (0.1, 0.7, 0.6))
+    found = list(find_runs(tmp_path / "log"))
+    for text in ("model.module.channels>x", "model.module.channels<=[1]"):
+        condition = Condition.parse(text)
+        with pytest.raises(UsageError, match=r"cannot be compared: a run has \d+"):
+            condition.check(rows_of(found, tmp_path / "log", [condition.column]))
+    condition = Condition.parse("model.module.channels>3")
+    condition.check(rows_of(found, tmp_path / "log", [condition.column]))
+
+
 @pytest.mark.parametrize(("text", "message"), [
     ("epochs", "'epochs' is not a condition"),
     ("=3", "'=3' is not a condition"),
