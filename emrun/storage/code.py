@@ -234,7 +234,8 @@ def _write(directory: Path, files: Mapping[str, bytes], content: Mapping[str, An
         for path, data in files.items():
             place = directory / path
             check_guards(place)
-            place.parent.mkdir(parents=True, exist_ok=True)
+            for parent in reversed(list(PurePath(path).parents)[:-1]):
+                (directory / parent).mkdir(exist_ok=True)  # not `directory` itself, as in `make_code_directory`
             if place.parent.resolve() != directory.resolve() / PurePath(path).parent:
                 raise NotADirectoryError(errno.ENOTDIR, f"{path} is behind a link")
             place.unlink(missing_ok=True)

@@ -168,6 +168,8 @@ def test_a_link_in_the_directory_is_not_written_through(tmp_path, name):
 def test_a_run_directory_that_was_removed_does_not_come_back(tmp_path):
     with pytest.raises(StorageError, match=r"cannot create .*code: No such file or directory"):
         make_code_directory(tmp_path / "run/code")
+    with pytest.raises(StorageError, match="No such file or directory"):
+        write_code(tmp_path / "run/code", CODE, 0)
     assert not (tmp_path / "run").exists()
 
 
