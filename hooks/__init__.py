@@ -6,6 +6,7 @@ from emrun.lazy import lazy_names
 
 if TYPE_CHECKING:
     from emrun.hooks.average_weights import AverageWeights as AverageWeights
+    from emrun.hooks.benchmark import Benchmark as Benchmark
     from emrun.hooks.check import Check as Check
     from emrun.hooks.clip_gradients import ClipGradients as ClipGradients
     from emrun.hooks.compute_stats import ComputeStats as ComputeStats
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
     from emrun.hooks.early_stopping import EarlyStopping as EarlyStopping
     from emrun.hooks.freeze import Freeze as Freeze
     from emrun.hooks.log_norms import LogNorms as LogNorms
+    from emrun.hooks.log_profile import LogProfile as LogProfile
     from emrun.hooks.log_variables import LogVariables as LogVariables
     from emrun.hooks.on_plateau import OnPlateau as OnPlateau
+    from emrun.hooks.profile import Profile as Profile
     from emrun.hooks.save_best import SaveBest as SaveBest
     from emrun.hooks.save_every import SaveEvery as SaveEvery
     from emrun.hooks.save_latest import SaveLatest as SaveLatest
@@ -31,6 +34,7 @@ __getattr__, __dir__ = lazy_names(
     "emrun.hooks",
     {
         "AverageWeights": "average_weights",
+        "Benchmark": "benchmark",
         "Check": "check",
         "ClipGradients": "clip_gradients",
         "ComputeStats": "compute_stats",
@@ -38,8 +42,10 @@ __getattr__, __dir__ = lazy_names(
         "EarlyStopping": "early_stopping",
         "Freeze": "freeze",
         "LogNorms": "log_norms",
+        "LogProfile": "log_profile",
         "LogVariables": "log_variables",
         "OnPlateau": "on_plateau",
+        "Profile": "profile",
         "SaveBest": "save_best",
         "SaveEvery": "save_every",
         "SaveLatest": "save_latest",

@@ -1,7 +1,8 @@
 """docs/hooks.md is what tests/hooks_page.py writes, and lists every built-in hook."""
 
-from emrun.config.catalogue import listing
 from hooks_page import GROUPS, PAGE, page
+
+from emrun.config.catalogue import listing
 
 
 def test_every_built_in_hook_is_in_one_group():

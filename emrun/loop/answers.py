@@ -83,6 +83,11 @@ class Answers:
         return self.streams.fixed_epoch_size
 
     @property
+    def reading_ahead(self) -> Mapping[str, int]:
+        """The settings `buffer` and `workers`."""
+        return {"buffer": self.streams.reading.buffer, "workers": self.streams.reading.workers}
+
+    @property
     def stream_sizes(self) -> Mapping[str, int]:
         """Stream -> how many batches of it an epoch has at most, for streams that the config limits."""
         return self.streams.sizes
