@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from emrun.model import AbstractModel
+from emrun.shown import Shown
 from emrun.types import Batch, EpochData, Horizon, InsteadOf, Names, Policy, Profile, evaluated
 
 
@@ -180,6 +181,24 @@ class Loop(Protocol):
         Raises:
             HookError: this is called outside of the batches of a stream, the value is not a number, or the loop itself
                 records something under the name.
+        """
+
+    @property
+    def shown(self) -> Mapping[str, Shown]:
+        """What hooks have shown since the epoch began, by name; to be read in `after_epoch_profile`."""
+
+    def show(self, name: str, value: Shown) -> None:
+        """Show a picture, a text or a histogram in the trackers that the config lists, e.g. `WriteTensorBoard`.
+
+        To be called in `after_stream` of a stream that is evaluated, or in `after_epoch`; what is shown before the end
+        of the train stream is lost if the run is interrupted in between.
+
+        Args:
+            name: the name, such as `valid/confusion`.
+            value: a `Picture`, a `Text` or a `Histogram` of `emrun.shown`.
+
+        Raises:
+            TypeError: the value is something else.
         """
 
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:

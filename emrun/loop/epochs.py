@@ -24,6 +24,7 @@ from emrun.loop.state import Phase, TrainingState
 from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
+from emrun.shown import Shown
 from emrun.slow_start import NamedWhenSlow
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams
@@ -72,6 +73,8 @@ class Epochs:
     """The current stream; None between streams."""
     began: float = field(default=0.0, init=False)
     """When the epoch began, in seconds of `perf_counter`."""
+    shown: dict[str, Shown] = field(default_factory=dict, init=False)
+    """What hooks have shown since the epoch began."""
     _profile: Profile = field(default_factory=dict, init=False)
     _saving_seconds: array[float] = field(default_factory=lambda: array("d"), init=False)  # since the last profile
     _silence: NamedWhenSlow | None = field(default=None, init=False)  # until the first batch of a session
@@ -131,6 +134,7 @@ class Epochs:
         names = _different_names([*train, *evaluated])
         began = self.began = perf_counter()
         self._profile = {"save_checkpoints": self._saving_seconds}
+        self.shown.clear()
         epoch_data: EpochData = {name: {} for name in names}
         is_resumed = bool(train) and state.is_in_epoch
         if not is_resumed:
