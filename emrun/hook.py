@@ -167,6 +167,18 @@ class Loop(Protocol):
     def metrics(self) -> Sequence[Mapping[str, Any]]:
         """The lines of `metrics.jsonl` so far, one for each epoch; empty without a run directory."""
 
+    @property
+    def records_steps(self) -> bool:
+        """Whether there is a step record: a run directory, and `main_loop.record_steps` is not 0."""
+
+    @property
+    def last_step(self) -> tuple[int, Mapping[str, float]] | None:
+        """The last iteration in the step record, and its values: `loss`, `learning_rate`, ..., what hooks recorded.
+
+        In `after_batch`, this is the iteration before the current one; in `after_stream`, the last one of the stream.
+        This waits for the device. None if there is none, e.g. after a resume.
+        """
+
     def record(self, name: str, value: Any) -> None:
         """Add a value of the current iteration, such as the norm of the gradients, to the step record `steps.jsonl`.
 

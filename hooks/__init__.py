@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from emrun.hooks.stop_on_nan import StopOnNaN as StopOnNaN
     from emrun.hooks.stop_on_plateau import StopOnPlateau as StopOnPlateau
     from emrun.hooks.write_csv import WriteCSV as WriteCSV
+    from emrun.hooks.write_sqlite import WriteSQLite as WriteSQLite
+    from emrun.hooks.write_tensorboard import WriteTensorBoard as WriteTensorBoard
 
 __getattr__, __dir__ = lazy_names(
     "emrun.hooks",
@@ -57,5 +59,7 @@ __getattr__, __dir__ = lazy_names(
         "StopOnNaN": "stop_on_nan",
         "StopOnPlateau": "stop_on_plateau",
         "WriteCSV": "write_csv",
+        "WriteSQLite": "write_sqlite",
+        "WriteTensorBoard": "write_tensorboard",
     },
 )

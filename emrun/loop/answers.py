@@ -152,6 +152,16 @@ class Answers:
             self._saving.request(name, on_failure, instead_of)
             self._endings.take_notice()
 
+    @property
+    def records_steps(self) -> bool:
+        """Whether there is a step record."""
+        return self._steps.is_on
+
+    @property
+    def last_step(self) -> tuple[int, Mapping[str, float]] | None:
+        """The last iteration in the step record, and its values; see `Loop.last_step`."""
+        return self._steps.last
+
     def record(self, name: str, value: Any) -> None:
         """Add a value of the current iteration to the step record; see `Loop.record`."""
         if self.epochs.current is not None:

@@ -58,6 +58,7 @@ class StepRecord:
         self._losses: list[float | Tensor | None] = []  # one for each iteration of the chunk
         self._rates: list[Any] = []  # the same: the learning rates of the groups
         self._added: dict[str, list[float | Tensor | None]] = {}  # of hooks; shorter if the last values are missing
+        self._last: tuple[int, dict[str, float]] | None = None  # the last row of the chunk that was ended last
         self._has_begun = False
         self._written: tuple[int, str] | None = None  # the position before a chunk that has been written too early
 
@@ -136,7 +137,27 @@ class StepRecord:
         chunk = self._pending()
         if chunk is not None and self._file is not None:
             self._file.append(chunk)
+            self._last = chunk.first + chunk.every * (len(chunk) - 1), _last_row(chunk)
         self._forget()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether values are recorded."""
+        return bool(self._every) and self._file is not None and self._file.refusal is None
+
+    @property
+    def last(self) -> tuple[int, dict[str, float]] | None:
+        """The last recorded iteration and its values by name; None if there is none since the chunk of a checkpoint."""
+        if not self._losses:
+            return self._last
+        row, losses, rates = len(self._losses) - 1, self._losses, self._rates
+        self._losses, self._rates, added = losses[-1:], rates[-1:], self._added
+        self._added = {name: values[row:] for name, values in added.items()}
+        try:
+            chunk = self._pending()
+        finally:
+            self._losses, self._rates, self._added = losses, rates, added
+        return self._first + self._step * row, _last_row(chunk)
 
     def close(self) -> None:
         """Write the pending values too, so that the file is complete; a resume begins before them."""
@@ -232,6 +253,11 @@ class StepRecord:
     def _forget(self) -> None:
         self._losses, self._rates, self._added = [], [], {}
         self._next = 0
+
+
+def _last_row(chunk: Chunk | None) -> dict[str, float]:
+    columns = chunk.columns if chunk is not None else {}
+    return {name: values[-1] for name, values in columns.items() if values and values[-1] is not None}
 
 
 def _following(iterations_done: int, every: int) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,22 @@ def hooks():
     return [next(iter(entry)) if isinstance(entry, dict) else entry for entry in entries]
 
 
+def curves(directory):
+    """Return what TensorBoard reads: the points of each scalar, in their order."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def tables(directory):
+    """Return the rows of the SQLite database without times."""
+    columns = {"epochs": "epoch, iteration, updates", "epoch_values": "*", "step_values": "*"}
+    with closing(sqlite3.connect(directory / "metrics.sqlite")) as database:
+        return {name: database.execute(f"SELECT {which} FROM {name}").fetchall() for name, which in columns.items()}
+
+
 def files(directory):
     """Return the files of a run without times: metrics, step record, CSV files, checkpoints by their names."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
@@ -41,6 +59,8 @@ def files(directory):
     links = sorted(path for path in (directory / "checkpoints").iterdir() if path.is_symlink())
     return {
         "metrics": [{**line, "seconds": None} for line in lines],
+        "curves": curves(directory),
+        "tables": tables(directory),
         **texts,
         "checkpoints": {path.name: checkpoint(path) for path in links},
         "directories": len({path.readlink() for path in links}),
@@ -52,6 +72,8 @@ def checkpoint(place):
     state = torch.load(place / "state.pt", weights_only=True)
     for hook in state["hooks"]:
         hook["state"].pop("seconds", None)  # of StopAfter
+        if "has_config" in hook["state"]:  # the file of TensorBoard has the command, which is another one
+            hook["state"].pop("length")
     timed = ("metrics", "metrics_digest", "names")  # lines have seconds; names lead to directories
     return {
         "epoch": manifest["epoch"],
@@ -80,7 +102,10 @@ def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted
     assert done.returncode == 0, done.stderr
     expected, found = files(tmp_path / "straight"), files(tmp_path / "often")
     written = ["curves.csv", "predictions.csv", "steps.jsonl", "training.csv"]
-    assert sorted(expected) == sorted(["checkpoints", "directories", "metrics", *written])
+    assert sorted(expected) == sorted(["checkpoints", "curves", "directories", "metrics", "tables", *written])
+    iterations = [step for step, _ in expected["curves"]["steps/loss"]]
+    assert iterations == list(range(20, iterations[-1] + 1, 20))
+    assert len(expected["tables"]["epochs"]) == len(expected["metrics"])
     assert list(found["checkpoints"]) == list(expected["checkpoints"])
     for name, parts in expected["checkpoints"].items():
         same = {part: found["checkpoints"][name][part] == value for part, value in parts.items()}

@@ -1,0 +1,170 @@
+"""What TensorBoard reads; tests/training/test_everything.py has runs that are interrupted and killed."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from emrun import AbstractHook, create_training, read_steps, resume_training
+from emrun.errors import ArgumentError, HookError
+from emrun.hooks import WriteTensorBoard
+from emrun.hooks._figures import png
+from emrun.shown import Histogram, Picture, Text
+from emrun.training.create import train
+
+STATS = {"ComputeStats": {"variables": [{"loss": ["mean", "std"]}]}}
+
+
+def read(run):
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
+    events.Reload()
+    return events
+
+
+def points(run, tag):
+    return [(each.step, each.value) for each in read(run).Scalars(tag)]
+
+
+class Shows(AbstractHook):
+    """Shows a picture, a text and a histogram after each epoch."""
+
+    def after_epoch(self, epoch_id):
+        self.main_loop.show("look/picture", Picture(png(np.full((5, 7, 3), epoch_id, dtype=np.uint8))))
+        self.main_loop.show("look/text", Text(f"**epoch** {epoch_id}"))
+        self.main_loop.show("look/values", Histogram(torch.tensor([0.0, 1.0, float("nan"), 1.0])))
+        self.main_loop.show("look/nothing", Histogram(torch.tensor([float("nan")])))
+
+
+@pytest.fixture
+def run_with(tmp_path, digits_config):
+    """Train with these hooks; return the run directory and the main loop. An epoch has 15 updates."""
+
+    def run(*hooks, more=(), epochs=2, **main_loop):
+        config = digits_config([*hooks, {"StopAfter": {"epochs": epochs}}], **main_loop)
+        training = create_training(config, output_dir=tmp_path / "run")
+        training.main_loop.change_hooks([*training.main_loop.hooks, *more])
+        train(training)
+        return tmp_path / "run", training.main_loop
+
+    return run
+
+
+def test_the_points_are_the_statistics_and_the_values_of_steps(run_with):
+    run, loop = run_with(STATS, {"WriteTensorBoard": {"every": "4 updates"}})
+    streams = [(line["iteration"], line["streams"]) for line in loop.metrics]
+    assert points(run, "valid/loss/std") == [(it, np.float32(each["valid"]["loss"]["std"])) for it, each in streams]
+    assert points(run, "valid/loss") == [(it, np.float32(each["valid"]["loss"]["mean"])) for it, each in streams]
+    steps = read_steps(run)
+    due = [4, 8, 12, 16, 20, 24, 28]
+    for name in ("loss", "learning_rate"):
+        assert points(run, f"steps/{name}") == [(step, np.float32(steps[name][step - 1])) for step in due]
+
+
+@pytest.mark.parametrize(("axis", "ends", "due"), [
+    ("examples", [0, 1437, 2874], [1000, 2437]), ("epochs", [0, 1, 2], None)
+])  # fmt: skip
+def test_other_axes(run_with, axis, ends, due):
+    run, _ = run_with(STATS, {"WriteTensorBoard": {"axis": axis, **({"every": "10 updates"} if due else {})}})
+    assert [step for step, _ in points(run, "valid/loss")] == ends
+    if due:
+        assert [step for step, _ in points(run, "steps/loss")][:1] == due[:1]
+
+
+def test_what_hooks_show_is_written_wherever_they_stand(run_with):
+    run, _ = run_with(STATS, "WriteTensorBoard", more=[Shows()])
+    events = read(run)
+    pictures = events.Images("look/picture")
+    assert [(each.step, each.width, each.height) for each in pictures] == [(0, 7, 5), (15, 7, 5), (30, 7, 5)]
+    assert pictures[1].encoded_image_string == png(np.full((5, 7, 3), 1, dtype=np.uint8))
+    texts = [each.tensor_proto.string_val[0].decode() for each in events.Tensors("look/text/text_summary")]
+    assert texts == ["**epoch** 0", "**epoch** 1", "**epoch** 2"]
+    assert [each.histogram_value.num for each in events.Histograms("look/values")] == [3, 3, 3]
+    assert "look/nothing" not in events.Tags()["histograms"]
+
+
+def test_the_config_and_the_metrics_are_on_the_page_of_hyperparameters(run_with):
+    run, _ = run_with(STATS, "WriteTensorBoard", epochs=1)
+    again = resume_training(run, ["hooks.StopAfter.epochs=2"])
+    train(again)
+    metadata = read(run).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    values = plugin_data_pb2.HParamsPluginData.FromString(metadata).session_start_info.hparams
+    assert values["model.optimizer.lr"].number_value == 0.5
+    assert values["model.module.class"].string_value == "torch.nn.Linear"
+    (text,) = read(run).Tensors("run/text_summary")  # a resume does not write it again
+    assert "- command: " in text.tensor_proto.string_val[0].decode()
+
+
+def test_a_file_that_has_lost_points_is_continued_with_a_warning(run_with, caplog):
+    run, _ = run_with(STATS, "WriteTensorBoard", epochs=2)
+    (file,) = (run / "tensorboard").iterdir()
+    file.write_bytes(file.read_bytes()[:-20])
+    train(resume_training(run, ["hooks.StopAfter.epochs=3"]))
+    assert "has lost points since the checkpoint" in caplog.text
+    assert [step for step, _ in points(run, "train/loss")] == [0, 15, 30, 45]
+    assert [step for step, _ in points(run, "valid/loss")] == [0, 15, 30, 45] or len(points(run, "valid/loss")) == 3
+
+
+def test_a_file_of_another_writer_is_left_alone(run_with, tmp_path):
+    folder = tmp_path / "run" / "tensorboard"
+    hook = WriteTensorBoard(output_dir=tmp_path / "run")
+    folder.mkdir(parents=True)
+    foreign = folder / "events.out.tfevents.1.host.2.0"
+    foreign.write_bytes(b"theirs")
+    hook.main_loop = None
+    with pytest.raises(HookError, match="was not written by this hook; move it"):
+        hook.before_training()
+    assert foreign.read_bytes() == b"theirs"
+
+
+class Writes(AbstractHook):
+    """Adds a value that is not a number."""
+
+    writes = ("words",)
+
+    def after_epoch(self, epoch_data):
+        epoch_data["valid"]["words"] = "many"
+
+
+@pytest.mark.parametrize("policy", ["warn", "ignore", "error"])
+def test_a_value_that_is_not_a_number_follows_the_policy(run_with, caplog, policy):
+    hooks = STATS, {"WriteTensorBoard": {"on_unknown_type": policy}}
+    if policy == "error":
+        with pytest.raises(HookError, match="valid/words is str, not a number; to leave it out, set on_unknown_type"):
+            run_with(*hooks, more=[Writes()])
+        return
+    run_with(*hooks, more=[Writes()])
+    warnings = [each.getMessage() for each in caplog.records if "words" in each.getMessage()]
+    assert warnings == ["WriteTensorBoard: valid/words is str, not a number; it is left out"] * (policy == "warn")
+
+
+def test_every_needs_the_step_record(run_with):
+    with pytest.raises(HookError, match="`every` writes values of the step record, but this run has none"):
+        run_with(STATS, {"WriteTensorBoard": {"every": "4 updates"}}, record_steps=0)
+
+
+@pytest.mark.parametrize(("arguments", "argument"), [
+    ({"every": "2 epochs"}, "every"), ({"every": 5}, "every"), ({"axis": "steps"}, "axis"),
+    ({"axis": "epochs", "every": "5 updates"}, "every"), ({"on_unknown_type": "no"}, "on_unknown_type"),
+])  # fmt: skip
+def test_a_wrong_argument_is_an_error(arguments, argument):
+    with pytest.raises(ArgumentError) as caught:
+        WriteTensorBoard(**arguments)
+    assert caught.value.argument == argument
+
+
+def test_without_tensorboard_the_message_says_what_to_install():
+    code = (
+        "import sys; sys.modules['tensorboard'] = None\n"
+        "from emrun.errors import MissingExtra\n"
+        "from emrun.hooks import WriteTensorBoard\n"
+        "try: WriteTensorBoard()\n"
+        "except MissingExtra as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "WriteTensorBoard needs tensorboard, which is not installed: pip install 'emrun[tensorboard]'\n"
+    )
