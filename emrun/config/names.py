@@ -73,6 +73,7 @@ _HOOKS = {
     "learningratefinder lrfinder lrfind mixup sam": _RECIPES,
     "backupandrestore modelloadcontinuetraining": _RESUME,
     "logdir": "every run prints its directory; remove this hook",
+    "everynepoch": "hooks of emrun have `every: 5 epochs`; a hook of your own asks `epoch_id % 5` in after_epoch",
 }
 _KEYS = {
     "accumulategradbatches gradientaccumulationsteps gradaccumsteps accumulate accumulation": _ACCUMULATION,
