@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 _STATE = record({"variables": sequence_of(TEXT), "counts": mapping_of(ANYTHING)})
 _MOST = 2000  # classes: a matrix of 32 MB, which is also in checkpoints within an epoch
 _LONGEST = 28  # characters of a name in a picture
-_BOTH, _TEXT, _NAMED = 12, 30, 60  # the most classes with two numbers in a cell, with one, and with all their names
+_BOTH, _TEXT, _NAMED = 12, 20, 60  # the most classes with two numbers in a cell, with one, and with all their names
 
 
 class SaveConfusionMatrix(AbstractHook):
@@ -43,6 +43,8 @@ class SaveConfusionMatrix(AbstractHook):
     counts, with labels of shape (B, ...) or (B, 1). Each place of a sequence counts as an example. Only the counts are
     kept. Without names, the number of classes is that of the logits, or else the classes from 0 to the largest that
     occurs.
+
+    A picture takes about half a second: `every` and `streams` make fewer of them.
 
     Needs matplotlib (`pip install 'emrun[plots]'`).
 
@@ -211,6 +213,7 @@ def draw_matrix(
             axes.set_yticks(np.arange(0.5, n - 1), minor=True)
             axes.grid(which="minor", color="0.85", linewidth=0.5)
             axes.tick_params(which="minor", length=0)
+            is_dark = np.asarray(norm(shown)) > 0.6
             for row, column in np.argwhere(matrix > 0).tolist():
                 share, count = f"{shares[row, column]:.0%}", _short(matrix[row, column])
                 text = f"{share}\n{count}" if n <= _BOTH else share if normalize else count
@@ -219,7 +222,7 @@ def draw_matrix(
                     ha="center",
                     va="center",
                     fontsize=8 if n <= _BOTH else 6,
-                    color="white" if norm(shown[row, column]) > 0.6 else "black",
+                    color="white" if is_dark[row, column] else "black",
                 )
         bar = drawing.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=20 if n <= _TEXT else 40)
         bar.set_label("share of the true class" if normalize else "examples")
