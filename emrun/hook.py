@@ -318,6 +318,9 @@ class AbstractHook(_NotesNames):
     """Variables that this hook reads from the batches of every stream, checked with the first batch of each stream.
     None means not declared: if the hook gets the batches, it may read any source, so emrun reports none as unused."""
 
+    adds: Sequence[str] = ()
+    """Variables that this hook adds to the data of a batch in `after_batch`: the hooks after it may read them."""
+
     writes: Sequence[str] = ()
     """What this hook adds to the epoch data: `variable` or `variable/aggregation`. Each hook that adds something must
     declare it."""

@@ -77,7 +77,7 @@ _HOOKS = {
     "learningratefinder lrfinder lrfind mixup sam": _RECIPES,
     "backupandrestore modelloadcontinuetraining": _RESUME,
     "logdir": "every run prints its directory; remove this hook",
-    "everynepoch simpleextension compositeextension predicate functionontrainloop": _OWN_EVENTS,
+    "simpleextension compositeextension predicate functionontrainloop": _OWN_EVENTS,
     "listregisteredcallbacks": "`emrun check CONFIG` lists the hooks; remove this one",
     "allpredictionssame": "use the hook Diagnose, which warns of outputs that are the same for all examples",
     "datasubsettestrun": "set main_loop.overfit, the number of batches; `emrun check CONFIG` tries one",
@@ -95,6 +95,7 @@ _HOOKS = {
     "timing": "use the hook LogProfile; metrics.jsonl has the seconds of each epoch",
     "timestamp filelogger": "train.log, trace.yaml and metrics.jsonl have what this hook writes; remove it",
     "jaxprofiler profiler profilerhook pytorchprofiler": "use the hook Profile",
+    "everynepoch": "hooks of emrun have `every: 5 epochs`; a hook of your own asks `epoch_id % 5` in after_epoch",
 }
 _KEYS = {
     "accumulategradbatches gradientaccumulationsteps gradaccumsteps accumulate accumulation": _ACCUMULATION,
