@@ -66,7 +66,7 @@ def facts_of(directory: Path) -> Facts:
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping):
         for name, each in value.items():
             yield from _flat(f"{key}.{name}".removeprefix("."), each)
     elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):

@@ -131,6 +131,7 @@ def test_a_foreign_file_is_an_error_and_stays(run_with, tmp_path, content):
         path.write_bytes(content)
     before = path.read_bytes()
     hook = WriteSQLite(file="theirs.sqlite", output_dir=tmp_path)
+    hook.main_loop = None
     with pytest.raises(HookError, match="choose another name with `file`"):
         hook.before_training()
     assert path.read_bytes() == before

@@ -53,7 +53,7 @@ def tables(directory):
 
 
 def files(directory):
-    """Return the files of a run without times: metrics, step record, CSV files, pictures, checkpoints by their names."""
+    """Return the files of a run without times: metrics, steps, CSV files, pictures, checkpoints by their names."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     written = [directory / "steps.jsonl", *directory.glob("*.csv"), *directory.glob("*.png")]
     texts = {path.name: path.read_bytes() for path in written}
