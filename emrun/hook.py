@@ -160,6 +160,11 @@ class Loop(Protocol):
         """Number of complete passes of the train stream; these are epochs, unless there is a `fixed_epoch_size`."""
 
     @property
+    def outcome(self) -> Any:
+        """How the run ended, in `on_error` and `after_training`: `status` is `finished`, `interrupted` or `failed`, and
+        `reason` says why in one line. None before."""
+
+    @property
     def has_run(self) -> bool:
         """Whether there is a run directory for checkpoints and metrics."""
 

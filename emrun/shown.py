@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,12 @@ class Picture:
     def size(self) -> tuple[int, int]:
         """Width and height in pixels."""
         return int.from_bytes(self.png[16:20], "big"), int.from_bytes(self.png[20:24], "big")
+
+    def image(self) -> Any:
+        """Return the picture as an image of Pillow."""
+        from PIL import Image
+
+        return Image.open(io.BytesIO(self.png))
 
 
 @dataclass(frozen=True)

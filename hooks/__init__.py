@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from emrun.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from emrun.hooks._tracker import AbstractTracker as AbstractTracker
     from emrun.hooks.accumulate_variables import AccumulateVariables as AccumulateVariables
     from emrun.hooks.average_weights import AverageWeights as AverageWeights
     from emrun.hooks.benchmark import Benchmark as Benchmark
@@ -34,12 +35,16 @@ if TYPE_CHECKING:
     from emrun.hooks.stop_on_nan import StopOnNaN as StopOnNaN
     from emrun.hooks.stop_on_plateau import StopOnPlateau as StopOnPlateau
     from emrun.hooks.write_csv import WriteCSV as WriteCSV
+    from emrun.hooks.write_mlflow import WriteMLflow as WriteMLflow
     from emrun.hooks.write_sqlite import WriteSQLite as WriteSQLite
     from emrun.hooks.write_tensorboard import WriteTensorBoard as WriteTensorBoard
+    from emrun.hooks.write_trackio import WriteTrackio as WriteTrackio
+    from emrun.hooks.write_wandb import WriteWandb as WriteWandb
 
 __getattr__, __dir__ = lazy_names(
     "emrun.hooks",
     {
+        "AbstractTracker": "_tracker",
         "AccumulateVariables": "accumulate_variables",
         "AverageWeights": "average_weights",
         "Benchmark": "benchmark",
@@ -69,7 +74,10 @@ __getattr__, __dir__ = lazy_names(
         "StopOnNaN": "stop_on_nan",
         "StopOnPlateau": "stop_on_plateau",
         "WriteCSV": "write_csv",
+        "WriteMLflow": "write_mlflow",
         "WriteSQLite": "write_sqlite",
         "WriteTensorBoard": "write_tensorboard",
+        "WriteTrackio": "write_trackio",
+        "WriteWandb": "write_wandb",
     },
 )

@@ -35,10 +35,10 @@ def epochs_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
         StorageError: the file cannot be read.
     """
     for number, line in enumerate(read_lines(path), start=1):
-        yield number, _epoch_of(line)
+        yield number, epoch_of(line)
 
 
-def _epoch_of(line: bytes) -> dict[str, Any] | None:
+def epoch_of(line: bytes) -> dict[str, Any] | None:
     """Return the content of a line of `metrics.jsonl`; None if the line is damaged."""
     try:
         text = line.decode().strip()
@@ -56,7 +56,7 @@ def _is_epoch(epoch: Any = None, streams: Any = None, **others: Any) -> bool:
 
 def is_before(line: bytes, end: int) -> bool:
     """Return whether a line is complete and not of epoch `end` or a later one."""
-    epoch = _epoch_of(line)
+    epoch = epoch_of(line)
     return line.endswith(b"\n") if epoch is None else bool(epoch["epoch"] < end)
 
 

@@ -1,0 +1,140 @@
+"""Send the metrics of a run to MLflow."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from emrun.errors import ArgumentError, HookError, MissingExtra
+from emrun.hooks._tracker import AbstractTracker, TrackedRow
+from emrun.shown import Picture, Text
+from emrun.storage.facts import Facts
+
+_STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+_PARAMETERS, _VALUE, _METRICS = 100, 6000, 1000  # MLflow's limits of a request, a value, and metrics of a request
+
+
+class WriteMLflow(AbstractTracker):
+    """Sends the statistics of each epoch, and values of steps, to MLflow.
+
+        hooks:
+          - ComputeStats: {variables: [loss, accuracy]}
+          - WriteMLflow: {uri: "http://127.0.0.1:5000", experiment: digits, every: 50 updates}
+
+    The run of MLflow has the name of the run directory, the config as parameters, and the command, the git commit and
+    `tags` as tags. The step of a metric is the iteration. Pictures and texts that hooks show are artifacts. A run that
+    is interrupted has the status KILLED until it is resumed, as the same run of MLflow.
+
+    When rows are sent, and what happens when the server is down: see "Trackers" in the documentation of hooks. This
+    hook needs `pip install 'emrun[mlflow]'`.
+
+    Args:
+        uri: the address of the server, or a database such as `sqlite:///mlflow.db`.
+        experiment: the name of the experiment, which is created if it does not exist.
+        tags: name -> value.
+        every: how often values of steps are sent: `50 updates` or `500 iterations`; by default never.
+        timeout: how many seconds to wait for the server at the start and at the end.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed.
+        HookError: the server cannot be reached at the start of a new run.
+        MissingExtra: mlflow is not installed.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        experiment: str = "emrun",
+        tags: Mapping[str, str] | None = None,
+        every: str | None = None,
+        timeout: float = 20.0,
+        output_dir: str | Path | None = None,
+    ) -> None:
+        super().__init__(every=every, timeout=timeout, output_dir=output_dir)
+        for argument, value in (("uri", uri), ("experiment", experiment)):
+            if not isinstance(value, str) or not value.strip():
+                raise ArgumentError(argument, f"{value!r} is not a string")
+        if "://" not in uri:
+            raise ArgumentError(
+                "uri", f"{uri!r} is not an address such as http://127.0.0.1:5000 or sqlite:///mlflow.db"
+            )
+        try:
+            import mlflow  # noqa: F401 - takes a second, and most runs do not need it
+        except ImportError as error:
+            raise MissingExtra("WriteMLflow", "mlflow", "mlflow") from error
+        self._uri = uri
+        self._experiment = experiment
+        self._tags = {str(name): str(value) for name, value in (tags or {}).items()}
+        self._client: Any = None
+        self._run = ""
+
+    def start(self, facts: Facts, identity: str | None) -> str:
+        """Create the run of MLflow, or set the one that exists to running."""
+        from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+
+        self._client = client = MlflowClient(self._uri)
+        if identity is not None:
+            self._run = identity
+            try:
+                client.update_run(identity, status="RUNNING")
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                raise HookError(f"WriteMLflow: {self._uri} has no run {identity}, which this run continues") from error
+            return identity
+        experiment = client.get_experiment_by_name(self._experiment)
+        number = client.create_experiment(self._experiment) if experiment is None else experiment.experiment_id
+        about = {"command": facts.command, "mlflow.source.git.commit": facts.git_commit, "host": facts.host}
+        tags = {name: value for name, value in about.items() if value}
+        self._run = client.create_run(number, run_name=facts.name, tags={**tags, **self._tags}).info.run_id
+        values = [Param(_key(name), str(value)[:_VALUE]) for name, value in facts.config.items()]
+        for first in range(0, len(values), _PARAMETERS):
+            client.log_batch(self._run, params=values[first : first + _PARAMETERS])
+        return self._run
+
+    def newest(self) -> int | None:
+        """Return the largest step of the run's metrics."""
+        names = self._client.get_run(self._run).data.metrics
+        steps = [each.step for name in names for each in self._client.get_metric_history(self._run, name)]
+        return max(steps, default=None)
+
+    def send(self, rows: Sequence[TrackedRow]) -> None:
+        """Send the rows as metrics, each row whole, and pictures and texts as artifacts."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics: list[Metric] = []
+        for row in rows:
+            more = [Metric(_key(name), value, now, row.iteration) for name, value in row.values.items()]
+            if len(metrics) + len(more) > _METRICS:
+                self._client.log_batch(self._run, metrics=metrics)
+                metrics = []
+            metrics += more
+        self._client.log_batch(self._run, metrics=metrics)
+        for row in rows:
+            for name, shown in row.shown.items():
+                if isinstance(shown, Picture | Text):
+                    content = shown.png if isinstance(shown, Picture) else shown.text.encode()
+                    kind = "png" if isinstance(shown, Picture) else "md"
+                    self._add_file(f"shown/{_key(name)}", f"it-{row.iteration:08d}.{kind}", content)
+
+    def _add_file(self, place: str, name: str, content: bytes) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / name).write_bytes(content)
+            self._client.log_artifact(self._run, str(Path(folder) / name), place)
+
+    def finish(self, status: str, reason: str | None) -> None:
+        """Set the status of the run."""
+        if reason is not None:
+            self._client.set_tag(self._run, "reason", reason)
+        self._client.set_terminated(self._run, _STATUS[status])
+
+
+def _key(name: str) -> str:
+    """Return a name with the letters that MLflow allows."""
+    return "".join(each if each.isalnum() or each in "_-. :/" else "_" for each in name)

@@ -1,0 +1,133 @@
+"""Send the metrics of a run to Weights & Biases."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from emrun.arguments import check_choice, check_names
+from emrun.errors import ArgumentError, MissingExtra
+from emrun.hooks._tracker import AbstractTracker, TrackedRow
+from emrun.hooks._wandb_files import newest_step
+from emrun.shown import Histogram, Picture
+from emrun.storage.facts import Facts
+
+Mode = Literal["online", "offline"]
+
+
+class WriteWandb(AbstractTracker):
+    """Sends the statistics of each epoch, and values of steps, to Weights & Biases.
+
+        hooks:
+          - ComputeStats: {variables: [loss, accuracy]}
+          - WriteWandb: {project: digits, every: 50 updates, mode: offline}
+
+    The run of W&B has the name of the run directory and the config, with the command and the git commit. The step is
+    the iteration. Pictures, texts and histograms that hooks show are sent too. W&B's own recording of the terminal, the
+    code and the machine is off.
+
+    With `mode: offline`, W&B writes to `RUN_DIR/wandb`; `wandb sync RUN_DIR/wandb/offline-run-*` sends that later. Each
+    resume adds a directory of the same run there. With `mode: online`, log in first, with `wandb login`.
+
+    When rows are sent, and what happens when W&B cannot be reached: see "Trackers" in the documentation of hooks. This
+    hook needs `pip install 'emrun[wandb]'`.
+
+    Args:
+        project: the name of the project.
+        entity: the user or team; by default yours.
+        tags: a list of tags.
+        mode: `online` or `offline`.
+        every: how often values of steps are sent: `50 updates` or `500 iterations`; by default never.
+        timeout: how many seconds to wait for W&B at the start and at the end.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed.
+        HookError: W&B cannot be reached at the start of a new run.
+        MissingExtra: wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        entity: str | None = None,
+        tags: Sequence[str] = (),
+        mode: Mode = "online",
+        every: str | None = None,
+        timeout: float = 20.0,
+        output_dir: str | Path | None = None,
+    ) -> None:
+        super().__init__(every=every, timeout=timeout, output_dir=output_dir)
+        if not isinstance(project, str) or not project.strip() or any(each in project for each in "/\\#?%:"):
+            raise ArgumentError("project", f"{project!r} is not the name of a project, without / \\ # ? % :")
+        check_choice("mode", mode, Mode)
+        check_names("tags", list(tags) if isinstance(tags, tuple) else tags)
+        try:
+            import wandb  # noqa: F401 - takes a second, and most runs do not need it
+        except ImportError as error:
+            raise MissingExtra("WriteWandb", "wandb", "wandb") from error
+        self._project = project
+        self._entity = entity
+        self._tags = list(tags)
+        self._mode: Mode = mode
+        self._run: Any = None
+        self._is_new = True
+
+    def start(self, facts: Facts, identity: str | None) -> str:
+        """Begin a run of W&B, or continue one."""
+        import wandb
+
+        self._is_new = identity is None
+        about = {"command": facts.command, "git_commit": facts.git_commit, "host": facts.host}
+        self._run = wandb.init(
+            project=self._project,
+            entity=self._entity,
+            name=facts.name,
+            id=identity,
+            resume="allow",
+            mode=self._mode,
+            dir=str(self.output_dir),
+            tags=self._tags,
+            config={**facts.config, "emrun": about},
+            reinit="create_new",
+            settings=wandb.Settings(
+                console="off",
+                save_code=False,
+                silent=True,
+                x_disable_stats=True,
+                init_timeout=self._timeout,
+            ),
+        )
+        return str(self._run.id)
+
+    def newest(self) -> int | None:
+        """Return the newest step that W&B has; a process that was killed may not have written all that it was given."""
+        if self._is_new:
+            return None
+        if self._mode == "offline":
+            found = newest_step(Path(self.output_dir) / "wandb", str(self._run.id))
+            return -1 if found is None else found
+        return int(self._run.step) - 1 if self._run.resumed else None
+
+    def send(self, rows: Sequence[TrackedRow]) -> None:
+        """Log the rows, with what hooks have shown."""
+        import wandb
+
+        for row in rows:
+            more: dict[str, Any] = {}
+            for name, shown in row.shown.items():
+                if isinstance(shown, Picture):
+                    more[name] = wandb.Image(shown.image())
+                elif isinstance(shown, Histogram):
+                    values = shown.finite()
+                    more |= {name: wandb.Histogram(values.tolist())} if values.size else {}
+                else:
+                    more[name] = wandb.Html(f"<pre>{html.escape(shown.text)}</pre>")
+            epoch = {} if row.epoch is None else {"epoch": row.epoch}
+            self._run.log({**row.values, **more, **epoch}, step=row.iteration)
+
+    def finish(self, status: str, reason: str | None) -> None:
+        """End the run of W&B, as failed unless it has finished."""
+        self._run.summary["status"], self._run.summary["reason"] = status, reason
+        self._run.finish(exit_code=0 if status == "finished" else 1)
