@@ -1,0 +1,306 @@
+"""Trackers: what they are sent, when, and what happens when they cannot be reached."""
+
+import itertools
+import json
+import logging
+import signal
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from training.resuming import SEND
+
+from emrun import create_training, resume_training
+from emrun.errors import ArgumentError, HookError
+from emrun.hooks import AbstractTracker
+from emrun.training.create import train
+
+CONFIG = """
+seed: 3
+dataset: {{class: Digits, flat: true}}
+model:
+  module: {{class: torch.nn.Linear, in_features: 64, out_features: 10}}
+  inputs: [image]
+  outputs: [logits]
+  loss: {{class: torch.nn.CrossEntropyLoss, inputs: [logits, label]}}
+  optimizer: {{class: SGD, lr: 0.5}}
+main_loop: {{extra_streams: [valid]}}
+hooks:
+  - ComputeStats: {{variables: [{{loss: [mean, std]}}]}}
+  - SaveEvery: {{every: 20 updates, keep: 1}}
+{trackers}
+  - send.Send
+  - StopAfter: {{epochs: 3}}
+"""
+SIGNALS = [  # an epoch has 45 updates; checkpoints are saved every 20
+    (signal.SIGTERM, "train", 27),
+    (signal.SIGKILL, "train", 43),
+    (signal.SIGKILL, "valid", 45),
+    (signal.SIGINT, "valid", 45),
+    (signal.SIGKILL, "after_epoch", 90),
+    (signal.SIGKILL, "train", 95),
+    (signal.SIGTERM, "after_epoch", 135),
+]
+FILE_TRACKER = """
+import json
+from pathlib import Path
+from emrun.hooks import AbstractTracker
+
+
+class Told(AbstractTracker):
+    def __init__(self, file, **kwargs):
+        super().__init__(**kwargs)
+        self.file = file
+
+    def start(self, facts, identity):
+        self.write({"start": identity is None})
+        return identity or facts.name
+
+    def newest(self):
+        rows = [json.loads(line) for line in Path(self.file).read_text().splitlines()]
+        return max((row["iteration"] for row in rows if "iteration" in row), default=-1)
+
+    def send(self, rows):
+        for row in rows:
+            self.write({"iteration": row.iteration, "epoch": row.epoch, **row.values})
+
+    def finish(self, status, reason):
+        self.write({"finish": status, "reason": reason})
+
+    def write(self, content):
+        with open(self.file, "a") as file:
+            file.write(json.dumps(content) + "\\n")
+"""
+
+
+@pytest.fixture
+def run_often(tmp_path, emrun):
+    """Run a config without an interrupt, in `straight`, and with these signals, in `often`."""
+
+    def run(trackers, signals, files=None):
+        (tmp_path / "send.py").write_text(SEND)
+        for name, text in (files or {}).items():
+            (tmp_path / name).write_text(text)
+        (tmp_path / "config.yaml").write_text(CONFIG.format(trackers=trackers))
+        done = emrun("train", "-q", "config.yaml", "--output-dir", "straight", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        (tmp_path / "signals.json").write_text(json.dumps(signals))
+        command = ["train", "-q", "config.yaml", "--output-dir", "often"]
+        for number, *_ in signals:
+            done = emrun(*command, cwd=tmp_path)
+            assert done.returncode == -number, done.stderr
+            command = ["resume", "-q", "often"]
+        assert emrun(*command, cwd=tmp_path).returncode == 0
+        return tmp_path
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def warm(warm_with_sklearn):
+    """Let `emrun` run where scikit-learn is imported already."""
+    return warm_with_sklearn
+
+
+def told(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("signals", [
+    SIGNALS[1:4], pytest.param(SIGNALS, marks=pytest.mark.campaign)
+], ids=["three", "seven"])  # fmt: skip
+def test_a_tracker_is_told_each_row_once_whatever_interrupts_the_run(run_often, signals):
+    place = run_often("  - told.Told: {file: told.jsonl, every: 10 updates}", signals, {"told.py": FILE_TRACKER})
+    rows = told(place / "told.jsonl")
+    starts = [index for index, row in enumerate(rows) if "start" in row]
+    straight, often = rows[: starts[1]], rows[starts[1] :]
+    assert straight[0] == {"start": True}
+    assert straight[-1] == {"finish": "finished", "reason": "StopAfter epochs: 3"}
+    values = [row for row in straight if "iteration" in row]
+    assert [row["iteration"] for row in values] == [0, 10, 20, 30, 40, 45, 50, 60, 70, 80, 90, 100, 110, 120, 130, 135]
+    assert [row["epoch"] for row in values if row["epoch"] is not None] == [0, 1, 2, 3]
+    assert merged(often) == merged(straight)
+    assert [row["start"] for row in often if "start" in row] == [True, *[False] * len(signals)]
+
+
+def merged(rows):
+    """Return name and iteration of each value with all the times that it came, in the order of iterations."""
+    found = [
+        (row["iteration"], name, value)
+        for row in rows
+        if "iteration" in row
+        for name, value in row.items()
+        if name not in ("iteration", "epoch")
+    ]
+    return sorted(found, key=lambda each: each[:2])
+
+
+class Post(AbstractTracker):
+    """Posts rows to a server."""
+
+    def __init__(self, url, **kwargs):
+        super().__init__(**kwargs)
+        self.url = url
+
+    def start(self, facts, identity):
+        self._post({"start": facts.name})
+        return facts.name
+
+    def send(self, rows):
+        self._post([row.iteration for row in rows])
+
+    def finish(self, status, reason):
+        self._post({"finish": status})
+
+    def _post(self, content):
+        urlopen(Request(self.url, json.dumps(content).encode()), timeout=60).close()
+
+
+class Server(ThreadingHTTPServer):
+    """Keeps what it gets; hangs while `free` is not set, and refuses while `is_up` is false."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.got, self.free, self.is_up = [], threading.Event(), True
+        self.free.set()
+        self.refused = threading.Event()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self.server.is_up:
+            self.server.refused.set()
+            self.send_error(503)
+            return
+        self.server.refused.set()
+        self.server.free.wait()
+        self.server.got.append(content)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments):
+        """Say nothing."""
+
+
+@contextmanager
+def serving():
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server, f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.free.set()
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def post(digits_config, tmp_path):
+    """Return a training with a tracker that posts to a URL, its directory, and the tracker."""
+
+    def make(url, epochs=3, **arguments):
+        config = digits_config([{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": epochs}}])
+        directory = tmp_path / "run"
+        if directory.exists():
+            training = resume_training(directory, [f"hooks.StopAfter.epochs={epochs}"])
+        else:
+            training = create_training(config, output_dir=directory)
+        hook = Post(url, output_dir=directory, **arguments)
+        training.main_loop.change_hooks([*training.main_loop.hooks, hook])
+        return training
+
+    return make
+
+
+def iterations(server):
+    return list(itertools.chain.from_iterable(each for each in server.got if isinstance(each, list)))
+
+
+def test_what_a_server_that_was_down_has_missed_comes_later(post, caplog):
+    caplog.set_level(logging.INFO)
+    with serving() as (server, url):
+        training = post(url)
+
+        def after_stream(stream_name):
+            epoch = training.main_loop.training_epochs_done
+            if stream_name == "train" and epoch == 0 and training.main_loop.training:
+                server.is_up = False
+                server.refused.clear()
+            elif stream_name == "train" and epoch == 2:
+                assert server.refused.wait(60)
+                server.is_up = True
+
+        watch = training.main_loop.hooks[0]
+        watch.after_stream = after_stream
+        training.main_loop.change_hooks(training.main_loop.hooks)
+        train(training)
+    assert iterations(server) == [0, 15, 30, 45]
+    assert server.got[-1] == {"finish": "finished"}
+    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert [each for each in warnings if "Post" in each] == [
+        "Post: the tracker cannot be reached: HTTPError: HTTP Error 503: Service Unavailable; the rows are sent later"
+    ]
+    assert "Post: the tracker is back" in caplog.text
+
+
+def test_a_server_that_hangs_does_not_stop_the_run_and_a_resume_sends_the_rest(post, caplog):
+    with serving() as (server, url):
+        training = post(url, timeout=0.2)
+        hook = training.main_loop.hooks[0]
+        hook.after_stream = lambda stream_name: server.free.clear()
+        training.main_loop.change_hooks(training.main_loop.hooks)
+        train(training)
+        assert training.main_loop.outcome.status == "finished"
+        assert "Post: the tracker did not take all rows; `emrun resume" in caplog.text
+        server.got.clear()
+        server.free.set()
+        again = post(url, timeout=60)
+        train(again)
+        assert iterations(server)[-4:] == [0, 15, 30, 45]
+        assert server.got[-1] == {"finish": "finished"}
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error(post, hangs):
+    with serving() as (server, url):
+        server.is_up = hangs
+        server.free.clear()
+        why = r"no answer in 0\.2 seconds" if hangs else "HTTPError: HTTP Error 503: Service Unavailable"
+        with pytest.raises(HookError, match=f"Post cannot reach the tracker: {why}; start it, correct its address"):
+            train(post(url, timeout=0.2 if hangs else 60))
+
+
+def test_a_resume_with_a_tracker_that_is_down_is_a_warning(post, caplog):
+    with serving() as (server, url):
+        train(post(url))
+    train(post(url, epochs=4, timeout=60))  # nobody listens any more
+    assert "Post: the tracker cannot be reached: URLError" in caplog.text
+    assert "the tracker did not take all rows after iteration 45" in caplog.text
+
+
+@pytest.mark.parametrize(("arguments", "argument"), [
+    ({"every": "2 epochs"}, "every"), ({"every": "5 minutes"}, "every"), ({"timeout": 0}, "timeout"),
+])  # fmt: skip
+def test_a_wrong_argument_is_an_error(arguments, argument):
+    with pytest.raises(ArgumentError) as caught:
+        Post("http://127.0.0.1:1", **arguments)
+    assert caught.value.argument == argument
+
+
+def test_a_damaged_file_begins_a_new_run_of_the_tracker(post, caplog, tmp_path):
+    with serving() as (server, url):
+        train(post(url))
+        path = Path(tmp_path / "run" / "trackers" / "Post.json")
+        assert json.loads(path.read_text()) == {"identity": "run", "epoch": 3, "iteration": 45}
+        path.write_text("{")
+        train(post(url, epochs=4))
+    assert f"{path} is damaged; the tracker begins a new run" in caplog.text
+    assert iterations(server) == [0, 15, 30, 45, 0, 15, 30, 45, 60]
