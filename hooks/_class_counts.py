@@ -267,5 +267,5 @@ class ClassCounts:
         return np.zeros((classes if self._is_matrix else 3, classes), np.int64)
 
     def _error(self, stream: str, error: ValueError) -> StreamError:
-        message = f"{self._reader.owner}: stream {stream!r}: {error}"
+        message = f"stream {stream!r}: {self._reader.owner}: {error}"
         return StreamError(message, first_batch=self._is_first)

@@ -35,9 +35,12 @@ def hooks():
 
 
 def files(directory):
-    """Return the files of a run without times: metrics, step record, CSV files, pictures, checkpoints by their names."""
+    """Return the files of a run without times: metrics, step record, CSV, pictures, checkpoints by their names."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    texts = {path.name: path.read_bytes() for path in [directory / "steps.jsonl", *directory.glob("*.csv"), *directory.glob("*.png")]}
+    texts = {
+        path.name: path.read_bytes()
+        for path in [directory / "steps.jsonl", *directory.glob("*.csv"), *directory.glob("*.png")]
+    }
     links = sorted(path for path in (directory / "checkpoints").iterdir() if path.is_symlink())
     return {
         "metrics": [{**line, "seconds": None} for line in lines],
