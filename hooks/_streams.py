@@ -43,7 +43,8 @@ class Streams:
         for name in sorted(self._names or ()):
             if name not in there:
                 raise HookError(
-                    f"{type(hook).__name__}: the dataset has no stream {name!r}{did_you_mean(name, there)} "
+                    f"{type(hook).__name__} reads stream {name!r}, which the dataset does not have"
+                    f"{did_you_mean(name, there)} "
                     f"(its streams: {listed(there)})",
                     [each is hook for each in main_loop.hooks].index(True),
                     (name, "streams"),

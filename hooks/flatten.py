@@ -74,7 +74,7 @@ class Flatten(AbstractHook):
             else:
                 batch_data[new] = _flat(batch_data[name])
                 continue
-            raise StreamError(f"Flatten: stream {stream_name!r}: {message}", first_batch=True)
+            raise StreamError(f"stream {stream_name!r}: Flatten: {message}", first_batch=True)
 
 
 def _flat(value: Any) -> Any:

@@ -17,6 +17,7 @@ from emrun.hook import AbstractHook, Loop
 from emrun.hooks._class_counts import ClassCounts, ClassReader, Counted, names_of
 from emrun.hooks._figures import check_matplotlib, drawn, figure, png
 from emrun.hooks._streams import Streams
+from emrun.shown import Picture
 from emrun.storage.files import write_atomically
 from emrun.types import EpochData, Interval, Units
 from emrun.wording import did_you_mean
@@ -37,7 +38,8 @@ class SaveConfusionMatrix(AbstractHook):
 
     The files `confusion_matrix_epoch_1_valid.png` and `confusion_matrix_epoch_1_valid.csv` in the run directory belong
     to epoch 1 and stream `valid`. A row is a true class, a column a predicted one. The CSV file has the numbers of
-    examples, with the names of the classes in its first line and its first column.
+    examples, with the names of the classes in its first line and its first column. Trackers such as `WriteTensorBoard`
+    show the picture as `valid/confusion_matrix`.
 
     Predictions are class numbers of the same shape as the labels, or logits of shape (B, C, ...), of which the largest
     counts, with labels of shape (B, ...) or (B, 1). Each place of a sequence counts as an example. Only the counts are
@@ -136,8 +138,10 @@ class SaveConfusionMatrix(AbstractHook):
                 size=self._size,
             )
             file = self._directory / f"confusion_matrix_epoch_{epoch_id}_{stream}.png"
-            write_atomically(file, png(pixels))
+            picture = png(pixels)
+            write_atomically(file, picture)
             write_atomically(file.with_suffix(".csv"), _table(matrix, names))
+            self.main_loop.show(f"{stream}/confusion_matrix", Picture(picture))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts of the epoch so far."""
@@ -249,8 +253,8 @@ def _check_map(name: Any) -> None:
     import matplotlib as mpl
 
     if not isinstance(name, str) or name not in mpl.colormaps:
-        near = did_you_mean(str(name), list(mpl.colormaps))
-        raise ArgumentError("cmap", f"{name!r} is not the name of a color map of matplotlib{near}, such as Blues")
+        near = did_you_mean(str(name), list(mpl.colormaps)) or ", such as Blues"
+        raise ArgumentError("cmap", f"{name!r} is not the name of a color map of matplotlib{near}")
 
 
 def _check_size(size: Any) -> None:

@@ -93,7 +93,8 @@ def test_wrong_arguments(arguments, argument, message):
 
 def test_a_stream_that_the_dataset_does_not_have(scripted, numbers):
     with pytest.raises(
-        HookError, match=r"no stream 'vaild'; did you mean 'valid'\? \(its streams: train, valid\)"
+        HookError,
+        match=r"reads stream 'vaild', which .*; did you mean 'valid'\? \(its streams: train, valid\)",
     ) as e:
         MainLoop(scripted(), numbers, [StopAfter(epochs=1), Flatten({"y": "z"}, streams=["vaild"])])
     assert (e.value.hook_index, e.value.about) == (1, ("vaild", "streams"))

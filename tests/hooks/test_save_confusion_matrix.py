@@ -13,6 +13,7 @@ from emrun import AbstractHook, MainLoop, create_training
 from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, StorageError, StreamError
 from emrun.hooks import SaveConfusionMatrix, StopAfter
 from emrun.hooks.save_confusion_matrix import draw_matrix
+from emrun.shown import Picture
 from emrun.training.evaluate import evaluate
 
 
@@ -71,6 +72,19 @@ def test_names_of_the_argument_come_before_those_of_the_dataset(saved):
     rows, named = saved(LABELS, GUESSES, ["a", "b", "c"], classes_names=["x", "y", "\udcffz"])
     assert rows[0] == ["true class", "x", "y", "\\udcffz"]  # such as the name of a folder that is not in UTF-8
     assert not np.array_equal(named, saved(LABELS, GUESSES, ["a", "b", "c"])[1])
+
+
+def test_the_picture_is_shown_in_trackers(scripted, tmp_path):
+    dataset, seen = Letters(LABELS, GUESSES), {}
+
+    class Look(AbstractHook):
+        def after_epoch_profile(self):
+            seen.update(self.main_loop.shown)
+
+    hooks = [SaveConfusionMatrix(dataset=dataset, output_dir=tmp_path), Look()]
+    MainLoop(scripted(lambda batch: {"predictions": batch["x"]}), dataset, hooks).run_evaluation("valid")
+    content = (tmp_path / "confusion_matrix_epoch_0_valid.png").read_bytes()
+    assert seen == {"valid/confusion_matrix": Picture(content)}
 
 
 def test_the_arguments_of_the_picture(saved):
@@ -191,7 +205,7 @@ def test_more_classes_than_a_matrix_should_have(saved):
 def test_a_wrong_config_is_an_error_at_its_line(digits_config, tmp_path):
     own = {"labels_name": "label", "predictions_name": "logits", "streams": ["vaild"]}
     with pytest.raises(
-        ConfigError, match=r"hooks\[0\]\.SaveConfusionMatrix: .*no stream 'vaild'; did you mean 'valid'"
+        ConfigError, match=r"hooks\[0\]\.SaveConfusionMatrix: .*stream 'vaild', which .*; did you mean 'valid'"
     ):
         create_training(
             digits_config([{"SaveConfusionMatrix": own}, {"StopAfter": {"epochs": 1}}]), output_root=tmp_path
