@@ -86,7 +86,7 @@ class StepPoints:
 
     def after_stream(self, loop: Loop, stream_name: str) -> StepPoint | None:
         """Return the point that was due with the last batch of the stream."""
-        if self._every is None or not loop.training or stream_name != loop.train_stream_name:
+        if self._every is None or stream_name != loop.train_stream_name:
             return None
         if self._every.is_stream_due(loop, stream_name):
             self._due = loop.updates_done, self.examples

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 from training.resuming import SEND
 
-from emrun import create_training, resume_training
+from emrun import AbstractHook, create_training, resume_training
 from emrun.errors import ArgumentError, HookError
 from emrun.hooks import AbstractTracker
 from emrun.training.create import train
@@ -118,7 +118,7 @@ def test_a_tracker_is_told_each_row_once_whatever_interrupts_the_run(run_often, 
     starts = [index for index, row in enumerate(rows) if "start" in row]
     straight, often = rows[: starts[1]], rows[starts[1] :]
     assert straight[0] == {"start": True}
-    assert straight[-1] == {"finish": "finished", "reason": "StopAfter epochs: 3"}
+    assert straight[-1] == {"finish": "finished", "reason": "3 epochs done (StopAfter epochs: 3)"}
     values = [row for row in straight if "iteration" in row]
     assert [row["iteration"] for row in values] == [0, 10, 20, 30, 40, 45, 50, 60, 70, 80, 90, 100, 110, 120, 130, 135]
     assert [row["epoch"] for row in values if row["epoch"] is not None] == [0, 1, 2, 3]
@@ -159,6 +159,17 @@ class Post(AbstractTracker):
         urlopen(Request(self.url, json.dumps(content).encode()), timeout=60).close()
 
 
+class Calls(AbstractHook):
+    """Calls a function after each stream."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def after_stream(self, stream_name):
+        self.function(stream_name)
+
+
 class Server(ThreadingHTTPServer):
     """Keeps what it gets; hangs while `free` is not set, and refuses while `is_up` is false."""
 
@@ -178,7 +189,6 @@ class Handler(BaseHTTPRequestHandler):
             self.server.refused.set()
             self.send_error(503)
             return
-        self.server.refused.set()
         self.server.free.wait()
         self.server.got.append(content)
         self.send_response(200)
@@ -210,7 +220,7 @@ def post(digits_config, tmp_path):
         config = digits_config([{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": epochs}}])
         directory = tmp_path / "run"
         if directory.exists():
-            training = resume_training(directory, [f"hooks.StopAfter.epochs={epochs}"])
+            training = resume_training(directory, [f"hooks.StopAfter.epochs={epochs}"], checkpoint_name="latest")
         else:
             training = create_training(config, output_dir=directory)
         hook = Post(url, output_dir=directory, **arguments)
@@ -238,9 +248,7 @@ def test_what_a_server_that_was_down_has_missed_comes_later(post, caplog):
                 assert server.refused.wait(60)
                 server.is_up = True
 
-        watch = training.main_loop.hooks[0]
-        watch.after_stream = after_stream
-        training.main_loop.change_hooks(training.main_loop.hooks)
+        training.main_loop.change_hooks([*training.main_loop.hooks, Calls(after_stream)])
         train(training)
     assert iterations(server) == [0, 15, 30, 45]
     assert server.got[-1] == {"finish": "finished"}
@@ -254,9 +262,7 @@ def test_what_a_server_that_was_down_has_missed_comes_later(post, caplog):
 def test_a_server_that_hangs_does_not_stop_the_run_and_a_resume_sends_the_rest(post, caplog):
     with serving() as (server, url):
         training = post(url, timeout=0.2)
-        hook = training.main_loop.hooks[0]
-        hook.after_stream = lambda stream_name: server.free.clear()
-        training.main_loop.change_hooks(training.main_loop.hooks)
+        training.main_loop.change_hooks([*training.main_loop.hooks, Calls(lambda name: server.free.clear())])
         train(training)
         assert training.main_loop.outcome.status == "finished"
         assert "Post: the tracker did not take all rows; `emrun resume" in caplog.text
@@ -279,7 +285,7 @@ def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error(post, hangs):
 
 
 def test_a_resume_with_a_tracker_that_is_down_is_a_warning(post, caplog):
-    with serving() as (server, url):
+    with serving() as (_, url):
         train(post(url))
     train(post(url, epochs=4, timeout=60))  # nobody listens any more
     assert "Post: the tracker cannot be reached: URLError" in caplog.text

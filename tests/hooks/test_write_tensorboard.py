@@ -65,6 +65,11 @@ def test_the_points_are_the_statistics_and_the_values_of_steps(run_with):
         assert points(run, f"steps/{name}") == [(step, np.float32(steps[name][step - 1])) for step in due]
 
 
+def test_the_last_step_of_the_run_is_written_if_it_is_due(run_with):
+    run, _ = run_with(STATS, {"WriteTensorBoard": {"every": "15 updates"}})
+    assert [step for step, _ in points(run, "steps/loss")] == [15, 30]
+
+
 @pytest.mark.parametrize(("axis", "ends", "due"), [
     ("examples", [0, 1437, 2874], [1000, 2437]), ("epochs", [0, 1, 2], None)
 ])  # fmt: skip
