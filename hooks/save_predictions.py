@@ -187,7 +187,8 @@ class SavePredictions(AbstractHook):
     def _begin(self) -> PredictionFile:
         check_guards(self.path)
         with ExitStack() as stack:
-            aside = stack.enter_context(written_aside(self.path))
+            fixed = self.path.with_name(f".{self.path.name}.tmp")  # which a run that was killed may have left
+            aside = stack.enter_context(written_aside(self.path, None if self.main_loop.evaluating else fixed))
             self._file = FILES[self.path.suffix](aside)
             stack.callback(self._file.close)
             self._open = stack.pop_all()

@@ -64,22 +64,29 @@ class Model(AbstractModel):
 
 
 class Do(AbstractHook):
-    """Does once what a file says: kills the `parent`, the `trial` or `both`, or sends `SIGINT` to the parent."""
+    """Does once what a file says: kills the `parent`, the `trial` or `both`, sends it `SIGINT`, or `hangs`."""
 
     def after_batch(self, batch_data):
         if self.main_loop.training and self.main_loop.iterations_done == 7:
             with suppress(FileNotFoundError):
                 claimed = Path(f"do-{os.getpid()}")
                 Path("do").rename(claimed)
-                what = claimed.read_text()
-                if what == "SIGINT":
-                    os.kill(os.getppid(), signal.SIGINT)
-                    time.sleep(0.2)
-                if what in ("parent", "both"):
-                    os.kill(os.getppid(), signal.SIGKILL)
-                if what in ("trial", "both"):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                time.sleep(0.1)
+                self.do(claimed.read_text())
+
+    def do(self, what):
+        parent, handler = os.getppid(), signal.getsignal(signal.SIGTERM)
+        if what == "hangs":
+            signal.alarm(60)  # in case that nothing kills it
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+        if what in ("SIGINT", "hangs"):
+            os.kill(parent, signal.SIGINT)
+        if what in ("parent", "both"):
+            os.kill(parent, signal.SIGKILL)
+        if what in ("trial", "both"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        while what == "hangs" or signal.getsignal(signal.SIGTERM) is handler:  # until the signal of the sweep arrives
+            time.sleep(0.001)
 '''
 CONFIG = """
 seed: 3

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
+from emrun.launch.signals import forget_in_child
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 _MOST = 100_000  # bytes of a trial's output that are shown
@@ -179,8 +181,7 @@ class Jobs:
                 os.environ["CUDA_VISIBLE_DEVICES"] = self._devices[task.slot % len(self._devices)]
             if task.threads is not None:
                 os.environ[THREADS] = str(task.threads)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            forget_in_child()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             if not task.forks:
                 os.execv(self._command[0], [*self._command, *task.arguments])

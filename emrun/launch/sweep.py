@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 from emrun.errors import RunInUse
@@ -16,6 +15,7 @@ from emrun.launch.jobs import Job, Jobs
 from emrun.launch.parameters import Value
 from emrun.launch.results import DONE, Result, objective_of, result_of
 from emrun.launch.settings import Sweep
+from emrun.launch.signals import Signals
 from emrun.launch.trials import Experiment, Trial, Trials
 from emrun.runs.stored_run import StoredRun
 from emrun.storage.files import make_directory, storing
@@ -28,9 +28,7 @@ _LOG = logging.getLogger(__name__)
 WRONG_SWEEP = 78
 """Exit status of a trial: all trials would fail in this way before they train, so the sweep ends."""
 _IN_USE, _DISK_FULL = 75, 74
-_NAP = 0.02  # seconds between two looks at the processes
 _LOOK = 0.5  # seconds between two looks at the files of other processes, and of running trials
-_ENDING = (signal.SIGINT, signal.SIGTERM)
 _MOST_LINES = 12  # of what a failed trial has printed
 
 
@@ -55,6 +53,13 @@ class _Running:
     trial: Trial
     looked: float = 0.0
     is_pruned: bool = False
+    is_asked_to_end: bool = False
+
+    def ask_to_end(self, number: int) -> None:
+        """Send a signal, once: a trial that gets a second one ends without a checkpoint."""
+        if not self.is_asked_to_end:
+            self.is_asked_to_end = True
+            self.job.send(number)
 
 
 @dataclass(slots=True)
@@ -113,35 +118,31 @@ class SweepLoop:
         self._running: list[_Running] = []
         self._state = _State()
         self._ending: Ending | None = None
-        self._signals: list[int] = []
+        self._signals = Signals()
         self._is_waiting = False
+        self._is_interrupted = False
 
     def run(self) -> Ending:
-        """Run the trials, with handlers for SIGINT and SIGTERM, which end the running trials with checkpoints."""
+        """Run the trials.
+
+        SIGINT and SIGTERM end the running trials with checkpoints; a second signal kills them.
+        """
         with storing(self._trials.directory, "create"):
             make_directory(self._trials.directory, exist_ok=True)
-        before = {number: signal.signal(number, self._on_signal) for number in _ENDING}
-        try:
-            while self._step():
-                time.sleep(_NAP)
-        finally:
-            for each in self._running:  # after an error of this process
-                each.job.send(signal.SIGTERM)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with self._signals:
+            try:
+                while self._step():
+                    self._signals.wait(_LOOK)
+            finally:
+                for each in self._running:  # after an error of this process
+                    each.ask_to_end(signal.SIGTERM)
         failed = [each for each in self._state.done.values() if each.status not in ("finished", "pruned")]
         return self._ending or Ending(1 if failed else 0)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
-
     def _step(self) -> bool:
         """Do what there is to do; return whether anything is left."""
-        while self._signals:
-            number = self._signals.pop(0)
-            self._ending = self._ending or Ending(128 + number, number)
-            for each in self._running:
-                each.job.send(number)
+        while self._signals.pending:
+            self._handle(self._signals.pending.pop(0))
         for each in list(self._running):
             if each.job.poll() is not None:
                 self._running.remove(each)
@@ -161,6 +162,19 @@ class SweepLoop:
             self._is_waiting = True
             _LOG.info("waiting for %s of other processes", counted(len(self._state.elsewhere), "trial"))
         return is_left
+
+    def _handle(self, number: int) -> None:
+        """End the sweep: the first signal lets trials save checkpoints, the second one kills them."""
+        is_second, self._is_interrupted = self._is_interrupted, True
+        self._ending = self._ending or Ending(128 + number, number)
+        if self._running and not is_second:
+            name = signal.Signals(number).name
+            _LOG.info("%s: running trials save checkpoints; a second signal kills them", name)
+        for each in self._running:
+            if is_second:
+                each.job.send(signal.SIGKILL)
+            else:
+                each.ask_to_end(number)
 
     def _next(self) -> tuple[Experiment, Trial] | None:
         """Return the next trial to start; None if there is none now."""
@@ -235,7 +249,7 @@ class SweepLoop:
         values = objective_of(StoredRun(running.trial.directory), self._settings.objective)
         if self._search.should_prune(running.experiment, values):
             running.is_pruned = True
-            running.job.send(signal.SIGTERM)
+            running.ask_to_end(signal.SIGTERM)
 
     def _end(self, ended: _Running) -> None:
         """Note how the process of a trial ended."""
@@ -272,7 +286,7 @@ class SweepLoop:
         """End the sweep; trials that run save checkpoints."""
         self._ending = self._ending or ending
         for each in self._running:
-            each.job.send(signal.SIGTERM)
+            each.ask_to_end(signal.SIGTERM)
 
     def _marked_as_pruned(self, ended: _Running, result: Result) -> Result:
         epoch, value = result.values[-1]

@@ -202,3 +202,30 @@ def test_in_a_run_the_file_has_the_last_evaluation(train_digits, in_docstring):
     assert table.column_names == ["position", "logits", "loss", "accuracy"]
     last = training.main_loop.metrics[-1]["streams"]["valid"]["accuracy"]["mean"]
     assert np.mean(table["accuracy"].to_numpy(), dtype=np.float64) == pytest.approx(last, abs=1e-15)
+
+
+KILL = """
+import os, signal
+from pathlib import Path
+from emrun import AbstractHook
+
+class Kill(AbstractHook):
+    def after_batch(self, stream_name):
+        if stream_name == "valid" and self.main_loop.training_epochs_done == 1 and Path("kill").exists():
+            Path("kill").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_while_it_writes_leaves_no_other_file_after_the_resume(tmp_path, emrun, digits_config):
+    hooks = [{"SavePredictions": {"stream": "valid", "file": "p.csv"}}, "my_code.Kill", "SaveLatest"]
+    (tmp_path / "config.yaml").write_text(json.dumps(digits_config([*hooks, {"StopAfter": {"epochs": 2}}])))
+    (tmp_path / "my_code.py").write_text(KILL)
+    (tmp_path / "kill").touch()
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == -9
+    assert len(list((tmp_path / "run").glob(".p.csv*"))) == 1
+    assert emrun("resume", "-q", "run").returncode == 0
+    assert not list((tmp_path / "run").glob(".p.csv*"))
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "other").returncode == 0
+    assert (tmp_path / "run" / "p.csv").read_bytes() == (tmp_path / "other" / "p.csv").read_bytes()

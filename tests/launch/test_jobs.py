@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -12,8 +11,7 @@ from emrun.launch.jobs import Jobs, threads_per_job
 
 
 def ended(job):
-    while job.poll() is None:
-        time.sleep(0.001)
+    os.waitid(os.P_PID, job.pid, os.WEXITED | os.WNOWAIT)  # leaves the status to `poll`
     status, output = job.poll(), job.output()
     job.close()
     return status, output

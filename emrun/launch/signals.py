@@ -1,0 +1,53 @@
+"""The signals of a sweep: those that end it, and the one that says that a trial has ended."""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+from types import FrameType
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Signals:
+    """Collects SIGINT and SIGTERM, and waits until one of them arrives or a child ends; a context for the main thread.
+
+    Attributes:
+        pending: the numbers of the signals that arrived, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.pending: list[int] = []
+        self._reader, self._writer = socket.socketpair()
+
+    def __enter__(self) -> Signals:
+        for each in (self._reader, self._writer):
+            each.setblocking(False)
+        self._descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._handlers = {number: signal.signal(number, self._note) for number in (*_ENDING, signal.SIGCHLD)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._descriptor)
+        self._reader.close()
+        self._writer.close()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a signal, at most so long; one that arrived since the last call counts."""
+        if select.select([self._reader], [], [], seconds)[0]:
+            self._reader.recv(4096)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number in _ENDING:
+            self.pending.append(number)
+
+
+def forget_in_child() -> None:
+    """Undo in a forked child what `Signals` has set; SIGINT and SIGTERM get the handlers of a new Python."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
