@@ -110,7 +110,8 @@ class AbstractTracker(AbstractHook):
     def newest(self) -> int | None:
         """Return the newest iteration that the tracker has of the run; None if it cannot tell.
 
-        A process that is killed while it sends leaves open what has arrived; this says it. Called after `start`.
+        A process that is killed while it sends leaves open what has arrived; this says it. Called after `start`, if
+        that continues a run.
         """
         return None
 
@@ -291,8 +292,9 @@ class _Sender(threading.Thread):
                 return
 
     def _connect(self) -> None:
+        is_new = self.position.identity is None
         self.position.identity = self._tracker.start(self._facts, self.position.identity)
-        newest = self._tracker.newest()
+        newest = None if is_new else self._tracker.newest()
         if newest is not None and newest != self.position.iteration:  # a process was killed while it was sending
             self.position.iteration = newest
             self.position.epoch = self._reader.epoch_before(newest)

@@ -72,13 +72,11 @@ class WriteWandb(AbstractTracker):
         self._tags = list(tags)
         self._mode: Mode = mode
         self._run: Any = None
-        self._is_new = True
 
     def start(self, facts: Facts, identity: str | None) -> str:
         """Begin a run of W&B, or continue one."""
         import wandb
 
-        self._is_new = identity is None
         about = {"command": facts.command, "git_commit": facts.git_commit, "host": facts.host}
         self._run = wandb.init(
             project=self._project,
@@ -103,8 +101,6 @@ class WriteWandb(AbstractTracker):
 
     def newest(self) -> int | None:
         """Return the newest step that W&B has; a process that was killed may not have written all that it was given."""
-        if self._is_new:
-            return None
         if self._mode == "offline":
             found = newest_step(Path(self.output_dir) / "wandb", str(self._run.id))
             return -1 if found is None else found

@@ -1,12 +1,32 @@
 """What the tests of hooks share: the YAML of docstrings, small runs, and a model with scripted outputs."""
 
 import inspect
+import json
 
 import pytest
 from ruamel.yaml import YAML
+from training.resuming import SEND
 
 from emrun import AbstractHook, AbstractModel, create_training
 from emrun.storage.run import create_run
+
+OFTEN = """
+seed: 3
+dataset: {{class: Digits, flat: true}}
+model:
+  module: {{class: torch.nn.Linear, in_features: 64, out_features: 10}}
+  inputs: [image]
+  outputs: [logits]
+  loss: {{class: torch.nn.CrossEntropyLoss, inputs: [logits, label]}}
+  optimizer: {{class: SGD, lr: 0.5}}
+main_loop: {{extra_streams: [valid]}}
+hooks:
+  - ComputeStats: {{variables: [{{loss: [mean, std]}}]}}
+  - SaveEvery: {{every: 20 updates, keep: 1}}
+{trackers}
+  - send.Send
+  - StopAfter: {{epochs: 3}}
+"""
 
 
 @pytest.fixture
@@ -126,3 +146,36 @@ def write():
 def run(tmp_path):
     """Return a run directory."""
     return create_run("", "run", output_root=tmp_path, output_dir=None, seed=0)
+
+
+@pytest.fixture
+def often_project(tmp_path):
+    """Write a config with these trackers, and the hook that sends signals; return the directory."""
+
+    def write(trackers, files=None):
+        config = OFTEN.format(trackers=trackers)
+        for name, text in {"send.py": SEND, "config.yaml": config, **(files or {})}.items():
+            (tmp_path / name).write_text(text)
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture
+def run_often(often_project, emrun):
+    """Run a config without an interrupt, in `straight`, and with these signals, in `often`."""
+
+    def run(trackers, signals, files=None):
+        place = often_project(trackers, files)
+        done = emrun("train", "-q", "config.yaml", "--output-dir", "straight", cwd=place)
+        assert (done.returncode, done.stderr) == (0, "")
+        (place / "signals.json").write_text(json.dumps(signals))
+        command = ["train", "-q", "config.yaml", "--output-dir", "often"]
+        for number, *_ in signals:
+            done = emrun(*command, cwd=place)
+            assert done.returncode == -number, done.stderr
+            command = ["resume", "-q", "often"]
+        assert emrun(*command, cwd=place).returncode == 0
+        return place
+
+    return run

@@ -1,0 +1,102 @@
+"""The runs of a real MLflow server on loopback, with a database."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections import defaultdict
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from emrun.errors import ArgumentError
+from emrun.hooks import WriteMLflow
+
+SIGNALS = [  # an epoch has 45 updates; checkpoints are saved every 20
+    (signal.SIGTERM, "train", 27),
+    (signal.SIGKILL, "valid", 45),
+    (signal.SIGKILL, "train", 95),
+]
+DUE = [0, *range(10, 136, 10), 45, 135]
+
+
+@pytest.fixture(scope="session")
+def warm(warm_with_sklearn):
+    """Let `emrun` run where scikit-learn is imported already."""
+    return warm_with_sklearn
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Return the address of a server."""
+    place = tmp_path_factory.mktemp("mlflow")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{place}/runs.db", "--default-artifact-root", str(place / "files")]
+    with (place / "log").open("w") as log, subprocess.Popen(command, cwd=place, stdout=log, stderr=log) as process:
+        try:
+            wait_until_up(f"http://127.0.0.1:{port}/health", process)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def wait_until_up(url, process):
+    while process.poll() is None:
+        try:
+            with urlopen(url, timeout=5):
+                return
+        except (URLError, ConnectionError, TimeoutError):
+            continue
+    pytest.fail("the server has ended")
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, server):
+    from mlflow.tracking import MlflowClient
+
+    place = run_often(
+        f"  - WriteMLflow: {{uri: '{server}', experiment: e, tags: {{who: me}}, every: 10 updates}}", SIGNALS
+    )
+    client = MlflowClient(server)
+    experiment = client.get_experiment_by_name("e").experiment_id
+    straight, often = sorted(client.search_runs([experiment]), key=lambda run: run.info.run_name, reverse=True)
+    assert (straight.info.run_name, often.info.run_name) == ("straight", "often")
+    for run in (straight, often):
+        assert run.info.status == "FINISHED"
+        assert run.data.tags["who"] == "me"
+        assert run.data.tags["reason"] == "3 epochs done (StopAfter epochs: 3)"
+        assert run.data.params["model.optimizer.lr"] == "0.5"
+    points = [history(client, run) for run in (straight, often)]
+    assert points[0] == points[1]
+    assert [step for step, _ in points[0]["valid/loss"]] == [0, 45, 90, 135]
+    assert [step for step, _ in points[0]["steps/loss"]] == list(range(10, 136, 10))
+
+
+def history(client, run):
+    found = defaultdict(list)
+    for name in run.data.metrics:
+        found[name] = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, name)]
+    return {name: sorted(each) for name, each in found.items()}
+
+
+def test_nobody_who_listens_is_an_error_before_the_run(emrun, often_project, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    place = often_project("  - WriteMLflow: {uri: 'http://127.0.0.1:9'}")
+    done = emrun("train", "-q", "config.yaml", "--output-dir", "run", cwd=place)
+    assert done.returncode == 2
+    assert "WriteMLflow cannot reach the tracker: MlflowException: API request to http://127.0.0.1:9/" in done.stderr
+    assert not list((place / "run").glob("checkpoints/*"))
+
+
+@pytest.mark.parametrize(("arguments", "argument"), [
+    ({"uri": "127.0.0.1:5000"}, "uri"), ({"uri": ""}, "uri"), ({"uri": "http://h", "experiment": 3}, "experiment"),
+])  # fmt: skip
+def test_a_wrong_argument_is_an_error(arguments, argument):
+    with pytest.raises(ArgumentError) as caught:
+        WriteMLflow(**arguments)
+    assert caught.value.argument == argument

@@ -1,0 +1,52 @@
+"""The runs in trackio's database."""
+
+import json
+import signal
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from emrun.errors import ArgumentError
+from emrun.hooks import WriteTrackio
+
+SIGNALS = [  # an epoch has 45 updates; checkpoints are saved every 20
+    (signal.SIGTERM, "train", 27),
+    (signal.SIGKILL, "valid", 45),
+    (signal.SIGKILL, "train", 95),
+]
+DUE = [0, *range(10, 136, 10), 45, 135]
+
+
+@pytest.fixture(scope="session")
+def warm(warm_with_sklearn):
+    """Let `emrun` run where scikit-learn is imported already."""
+    return warm_with_sklearn
+
+
+def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    place = run_often("  - WriteTrackio: {project: digits, every: 10 updates}", SIGNALS)
+    straight, often = (
+        rows_of(tmp_path / "trackio" / "digits.db", identity(place / name)) for name in ("straight", "often")
+    )
+    assert often == straight
+    assert sorted(step for step, _ in straight) == sorted(DUE)
+    values = dict(straight)
+    assert {"valid/loss", "valid/loss/std", "train/learning_rate"} <= values[45].keys()
+    assert values[10].keys() == {"steps/loss", "steps/learning_rate"}
+
+
+def identity(run):
+    return json.loads((run / "trackers" / "WriteTrackio.json").read_text())["identity"]
+
+
+def rows_of(path, name):
+    with closing(sqlite3.connect(path)) as database:
+        rows = database.execute("SELECT step, metrics FROM metrics WHERE run_name = ? ORDER BY step", [name]).fetchall()
+    return [(step, json.loads(metrics)) for step, metrics in rows]
+
+
+def test_a_project_without_a_name_is_an_error():
+    with pytest.raises(ArgumentError, match="is not the name of a project"):
+        WriteTrackio(project=" ")
