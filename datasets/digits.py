@@ -59,6 +59,10 @@ class Digits(AbstractDataset):
         """Stream -> number of its batches."""
         return {name: -(-len(part["label"]) // self._batch_size) for name, part in self._parts.items()}
 
+    def classes_names(self) -> list[str]:
+        """Return the digits."""
+        return [str(digit) for digit in range(10)]
+
     def train_stream(self, ctx: StreamContext) -> Iterator[_Arrays]:
         """Yield the training batches, shuffled and moved."""
         part = self._parts["train"]

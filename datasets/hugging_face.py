@@ -76,6 +76,11 @@ class HuggingFace(Splits):
                     loaded |= _loaded(library, name, value, cache_dir)
         parts = {name: _Rows(name, rows, columns) for name, rows in loaded.items()}
         super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
+        self._classes = parts["train"].classes_names()
+
+    def classes_names(self) -> Mapping[str, Sequence[str]]:
+        """Return column -> the names of its classes, for columns that the library calls `ClassLabel`."""
+        return self._classes
 
 
 class _Rows:
@@ -97,6 +102,10 @@ class _Rows:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def classes_names(self) -> dict[str, list[str]]:
+        """Return column -> the names of its classes."""
+        return {name: list(each.names) for name, each in self._rows.features.items() if hasattr(each, "names")}
 
     def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
         """Return the batch of these rows."""

@@ -96,6 +96,10 @@ class ImageFolder(Splits):
         """The number of classes."""
         return len(self.classes)
 
+    def classes_names(self) -> list[str]:
+        """Return the names of the classes, as `classes`."""
+        return self.classes
+
     @property
     def left_out(self) -> Mapping[str, int]:
         """Stream -> number of examples that were left out, over all passes."""

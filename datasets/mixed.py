@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from emrun.arguments import check_count
-from emrun.dataset import AbstractDataset, stream_function, stream_names
+from emrun.dataset import AbstractDataset, named_classes, stream_function, stream_names
 from emrun.errors import ArgumentError, StreamError
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.stream import StreamPosition, StreamWrapper
@@ -79,6 +79,11 @@ class Mixed(AbstractDataset):
             if having and all(stream in own[name] for name in having):
                 found[stream] = sum(own[name][stream] for name in having)
         return {**found, **{f"{name}_{stream}": count for name in own for stream, count in own[name].items()}}
+
+    def classes_names(self) -> Any:
+        """Return the names of the classes, if they are the same in all datasets."""
+        first, *others = map(named_classes, self._datasets.values())
+        return [] if any(each != first for each in others) else first
 
     def train_stream(self, ctx: StreamContext) -> Iterator[Batch]:
         """Yield batches of the datasets, mixed by weight."""

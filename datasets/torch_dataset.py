@@ -93,12 +93,18 @@ class TorchDataset(AbstractDataset):
                 own = sampler if name == "train" else None
                 self._parts[name] = _part(name, data, batch_size, collate or default_collate, own)
         self._sources = None if sources is None else list(sources)
+        self._classes = getattr(train, "classes", None)
 
     @property
     def num_batches(self) -> Mapping[str, int]:
         """Stream -> number of its batches, for streams whose length is known."""
         lengths = {name: part.num_batches() for name, part in self._parts.items()}
         return {name: length for name, length in lengths.items() if length is not None}
+
+    def classes_names(self) -> list[str]:
+        """Return `classes` of `train`, which datasets of torchvision have, if this is a list of names."""
+        found = self._classes
+        return list(found) if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found) else []
 
     def train_stream(self, ctx: StreamContext) -> Iterable[Batch]:
         """Return the training batches."""

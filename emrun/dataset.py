@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tabulate import tabulate
 
-from emrun.errors import reason_of
+from emrun.errors import HookError, reason_of
 from emrun.sources import is_nested, parts
 from emrun.stream_context import StreamContext
 from emrun.types import parameters_of
@@ -33,6 +33,14 @@ class AbstractDataset:
     def num_batches(self) -> Mapping[str, int]:
         """Stream -> number of batches, for the streams whose length is known. The progress bar uses the numbers."""
         return {}
+
+    def classes_names(self) -> Sequence[str] | Mapping[str, Sequence[str]]:
+        """Return the names of the classes, in the order of their numbers, for tables and pictures of hooks.
+
+        If several sources are labels, return a mapping, source -> the names of its classes. Return an empty list if the
+        classes have no names.
+        """
+        return []
 
     def stream_info(self, max_batches: int = 100) -> str:
         """Return a table of all sources of all streams: dtype, shape without the batch axis (or `ragged`), range.
@@ -119,6 +127,34 @@ def stream_lengths(dataset: Any) -> dict[str, int]:
     known = getattr(dataset, "num_batches", None)
     counts = known.items() if isinstance(known, Mapping) else ()
     return {str(name): int(count) for name, count in counts if count is not None and math.isfinite(count)}
+
+
+def classes_of(dataset: Any, source: str) -> list[str] | None:
+    """Return the names of the classes of a source with labels, from the dataset's `classes_names`; None if it has none.
+
+    Args:
+        dataset: any object; `classes_names` may be a method, as in `AbstractDataset`, or an attribute.
+        source: the name of the source. If the dataset has one list of names, it is that of all sources.
+
+    Raises:
+        HookError: the names are not a list of different strings.
+    """
+    names = named_classes(dataset)
+    names = names.get(source) if isinstance(names, Mapping) else names
+    if names is None or (isinstance(names, list | tuple) and not names):
+        return None
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+        raise HookError(f"classes_names of dataset {type(dataset).__name__}: {names!r:.80} is not a list of names")
+    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    if twice is not None:
+        raise HookError(f"classes_names of dataset {type(dataset).__name__} has the name {twice!r} twice")
+    return [str(name) for name in names]
+
+
+def named_classes(dataset: Any) -> Any:
+    """Return the `classes_names` of a dataset, a method or an attribute; None if it has neither."""
+    names = getattr(dataset, "classes_names", None)
+    return names() if callable(names) else names
 
 
 def takes_context(function: Any) -> bool:

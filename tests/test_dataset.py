@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from emrun import AbstractDataset
-from emrun.dataset import open_stream, stream_function, stream_names, takes_context
+from emrun.dataset import classes_of, open_stream, stream_function, stream_names, takes_context
+from emrun.errors import HookError
 from emrun.stream_context import StreamContext
 
 
@@ -52,6 +53,32 @@ def test_a_dataset_needs_no_base():
 
 def test_nothing_is_known_of_the_number_of_batches_by_default():
     assert AbstractDataset().num_batches == {}
+
+
+class Named:
+    def __init__(self, names):
+        self.classes_names = names
+
+
+def test_classes_have_names_as_a_method_or_an_attribute_for_all_labels_or_for_each():
+    assert classes_of(Named(["cat", "dog"]), "label") == ["cat", "dog"]
+    assert classes_of(Named(lambda: {"label": ("cat", "dog")}), "label") == ["cat", "dog"]
+    nameless = [AbstractDataset(), object(), Named({"other": ["a"]}), Named([]), Named(None)]
+    assert [classes_of(each, "label") for each in nameless] == [None] * len(nameless)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("cat", "'cat' is not a list of names"),
+        ({"label": [1, 2]}, r"\[1, 2\] is not a list of names"),
+        (["cat", ""], "is not a list of names"),
+        (["cat", "cat"], "has the name 'cat' twice"),
+    ],
+)
+def test_names_of_classes_that_are_not_different_names_are_an_error(names, message):
+    with pytest.raises(HookError, match=f"classes_names of dataset Named.*{message}"):
+        classes_of(Named(names), "label")
 
 
 def test_a_stream_that_is_not_there_is_an_error_with_what_is_there_and_what_may_be_meant():

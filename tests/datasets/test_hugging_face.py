@@ -191,3 +191,10 @@ def test_without_the_library_the_message_has_the_command(project, monkeypatch, f
     monkeypatch.setitem(sys.modules, "datasets", found)  # absent, or some other module of that name
     with pytest.raises(MissingExtra, match=r"HuggingFace needs datasets.*pip install 'emrun\[data\]'"):
         rows_of("rows.csv")
+
+
+def test_columns_with_labels_name_their_classes(project):
+    features = library.Features({"id": library.Value("int64"), "kind": library.ClassLabel(names=["cat", "dog"])})
+    library.Dataset.from_dict({"id": [0, 1], "kind": [1, 0]}, features=features).save_to_disk("labelled")
+    assert rows_of("labelled").classes_names() == {"kind": ["cat", "dog"]}
+    assert rows_of("labelled", columns=["id"]).classes_names() == rows_of("rows.csv").classes_names() == {}

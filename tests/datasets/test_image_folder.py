@@ -68,6 +68,7 @@ def test_evaluations_are_in_the_order_of_the_names_and_never_flipped(root, passe
 def test_classes_are_the_sorted_folders_of_train(root):
     dataset = make()
     assert (dataset.classes, dataset.num_classes) == (CLASSES, 3)
+    assert dataset.classes_names() == CLASSES
     assert dataset.num_batches == {"train": 6, "valid": 3}
 
 

@@ -250,3 +250,12 @@ def test_the_yaml_in_its_docstring_trains(train_docstring):
 def test_streams_keep_their_sources(passes):
     ((batch,),) = passes(Mixed({"a": Majority()}, {"a": 1}, 1), "train")
     assert list(batch) == ["x", "y"]
+
+
+def test_classes_have_the_names_that_all_datasets_give_them():
+    class Named(Numbers):
+        classes_names = ("cat", "dog")
+
+    assert make((Named, Named)).classes_names() == ("cat", "dog")
+    assert make((Named, Numbers)).classes_names() == []
+    assert make().classes_names() is None

@@ -355,3 +355,13 @@ def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch, train_docstring
     monkeypatch.delitem(sys.modules, "my_data", raising=False)  # that of a sample config
     last = train_docstring(TorchDataset, "x", "label", 2, 2, epochs=5)[-1]
     assert last["valid"]["accuracy"]["mean"] > 0.8
+
+
+def test_names_of_classes_as_the_datasets_of_torchvision_have_them():
+    class WithClasses(Points):
+        classes = ("cat", "dog")
+
+    assert TorchDataset(WithClasses(), sources=["x", "y"]).classes_names() == ["cat", "dog"]
+    WithClasses.classes = 2
+    assert TorchDataset(WithClasses(), sources=["x", "y"]).classes_names() == []
+    assert TorchDataset(Points(), sources=["x", "y"]).classes_names() == []
