@@ -1,0 +1,50 @@
+"""The argument `streams` of hooks that look at some streams only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from emrun.dataset import stream_names
+from emrun.errors import ArgumentError, HookError
+from emrun.wording import did_you_mean, listed
+
+
+class Streams:
+    """The streams whose batches a hook reads.
+
+    Args:
+        streams: their names; None for all.
+
+    Raises:
+        ArgumentError: this is not a list of names.
+    """
+
+    def __init__(self, streams: Sequence[str] | None) -> None:
+        is_list = isinstance(streams, list | tuple) and bool(streams)
+        if streams is not None and not (is_list and all(isinstance(name, str) for name in streams)):
+            raise ArgumentError("streams", f"{streams!r} is not a list of streams such as [valid]")
+        self._names = None if streams is None else frozenset(streams)
+
+    def __contains__(self, name: str) -> bool:
+        return self._names is None or name in self._names
+
+    def reads(self, variables: Sequence[str]) -> Sequence[str] | None:
+        """Return what the hook declares as `reads`: streams that it leaves out need not have the variables."""
+        return tuple(variables) if self._names is None else None
+
+    def check(self, hook: Any, main_loop: Any) -> None:
+        """Check, when the hook is registered, that the dataset has the streams.
+
+        Raises:
+            HookError: it does not have one of them.
+        """
+        there = stream_names(main_loop.dataset)
+        for name in sorted(self._names or ()):
+            if name not in there:
+                raise HookError(
+                    f"{type(hook).__name__}: the dataset has no stream {name!r}{did_you_mean(name, there)} "
+                    f"(its streams: {listed(there)})",
+                    [each is hook for each in main_loop.hooks].index(True),
+                    (name, "streams"),
+                )
