@@ -9,6 +9,8 @@ from emrun.errors import HookError
 from emrun.model import AbstractModel
 from emrun.wording import did_you_mean, listed
 
+_MOST = 40  # statistics in a message; of more, such as those of each class, it has only the variables
+
 LEARNING_RATE = "learning_rate"
 """The name of the learning rate in the data of an epoch and in the step record."""
 
@@ -76,12 +78,14 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
             if any(isinstance(hooks[i], AbstractModel) for i in writers):
                 continue  # `stream_values` of the model come before what hooks write
             if not writers:
-                there = sorted({name.partition("/")[0] for name in everything}) if is_variable else everything
+                variables = sorted({name.partition("/")[0] for name in everything})
+                there = variables if is_variable else everything
                 near = [*there, *(f"{name}/mean" for name in there if "/" not in name and "/" in statistic)]
                 meant = did_you_mean(statistic, near)
+                written = listed(there if len(there) <= _MOST else variables)
                 raise HookError(
                     f"{type(hook).__name__} monitors {address}, but no hook writes {statistic!r}{meant} "
-                    f"(hooks write {listed(there)}); add it to ComputeStats{'' if meant else _example(statistic)}, "
+                    f"(hooks write {written}); add it to ComputeStats{'' if meant else _example(statistic)}, "
                     f"or declare `writes = [{statistic!r}]` in the hook of yours that writes it",
                     index,
                     (*whole, statistic.partition("/")[0]),

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from emrun.model import AbstractModel
+from emrun.shown import Shown
 from emrun.types import Batch, EpochData, Horizon, InsteadOf, Names, Policy, Profile, evaluated
 
 
@@ -107,6 +108,10 @@ class Loop(Protocol):
         """Number of batches of the train stream in an epoch; None for a whole pass."""
 
     @property
+    def reading_ahead(self) -> Mapping[str, int]:
+        """How streams are read ahead: the settings `buffer` and `workers` of the config; 0 for none."""
+
+    @property
     def stream_sizes(self) -> Mapping[str, int]:
         """Stream -> how many batches of it an epoch has at most, for streams that the config limits."""
 
@@ -176,6 +181,24 @@ class Loop(Protocol):
         Raises:
             HookError: this is called outside of the batches of a stream, the value is not a number, or the loop itself
                 records something under the name.
+        """
+
+    @property
+    def shown(self) -> Mapping[str, Shown]:
+        """What hooks have shown since the epoch began, by name; to be read in `after_epoch_profile`."""
+
+    def show(self, name: str, value: Shown) -> None:
+        """Show a picture, a text or a histogram in the trackers that the config lists, e.g. `WriteTensorBoard`.
+
+        To be called in `after_stream` of a stream that is evaluated, or in `after_epoch`; what is shown before the end
+        of the train stream is lost if the run is interrupted in between.
+
+        Args:
+            name: the name, such as `valid/confusion`.
+            value: a `Picture`, a `Text` or a `Histogram` of `emrun.shown`.
+
+        Raises:
+            TypeError: the value is something else.
         """
 
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
@@ -283,6 +306,9 @@ class AbstractHook(_NotesNames):
     """Variables that this hook reads from the batches of every stream, checked with the first batch of each stream.
     None means not declared: if the hook gets the batches, it may read any source, so emrun reports none as unused."""
 
+    adds: Sequence[str] = ()
+    """Variables that this hook adds to the data of a batch in `after_batch`: the hooks after it may read them."""
+
     writes: Sequence[str] = ()
     """What this hook adds to the epoch data: `variable` or `variable/aggregation`. Each hook that adds something must
     declare it."""
@@ -373,7 +399,19 @@ class AbstractHook(_NotesNames):
         """
 
     def after_epoch_profile(self, epoch_id: int, profile: Profile, streams: Sequence[str]) -> None:
-        """Called after `after_epoch` of all hooks; `profile` holds the seconds that the loop has timed in the epoch."""
+        """Called after `after_epoch` of all hooks; `profile` holds what the loop has timed in the epoch.
+
+        The values are arrays of seconds, with an entry for each time something happened:
+
+        - `read_batch_STREAM`: the wait for each batch of the stream,
+        - `eval_batch_STREAM`: the model on each batch, with the hooks of `before_update` and `after_update`,
+        - `after_batch_hooks_STREAM`, `after_epoch_hooks`: the hooks in these events,
+        - `save_checkpoints`: the wait of the loop for checkpoints, also for those since the last profile,
+        - `hook_CLASS`: the sum of a hook in all its events; `hooks_in_updates` and `hooks_in_checkpoints` are the parts
+          that the time of the model and of the checkpoints includes.
+
+        `batch_length_STREAM` has the number of examples of each batch.
+        """
 
     def after_checkpoint(self, name: str, directory: Path) -> None:
         """Called when a checkpoint has been committed, once for each of its names.

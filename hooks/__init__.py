@@ -5,18 +5,26 @@ from typing import TYPE_CHECKING
 from emrun.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from emrun.hooks.accumulate_variables import AccumulateVariables as AccumulateVariables
     from emrun.hooks.average_weights import AverageWeights as AverageWeights
+    from emrun.hooks.benchmark import Benchmark as Benchmark
     from emrun.hooks.check import Check as Check
+    from emrun.hooks.classification_metrics import ClassificationMetrics as ClassificationMetrics
     from emrun.hooks.clip_gradients import ClipGradients as ClipGradients
     from emrun.hooks.compute_stats import ComputeStats as ComputeStats
     from emrun.hooks.diagnose import Diagnose as Diagnose
     from emrun.hooks.early_stopping import EarlyStopping as EarlyStopping
+    from emrun.hooks.flatten import Flatten as Flatten
     from emrun.hooks.freeze import Freeze as Freeze
     from emrun.hooks.log_norms import LogNorms as LogNorms
+    from emrun.hooks.log_profile import LogProfile as LogProfile
     from emrun.hooks.log_variables import LogVariables as LogVariables
     from emrun.hooks.on_plateau import OnPlateau as OnPlateau
+    from emrun.hooks.profile import Profile as Profile
     from emrun.hooks.save_best import SaveBest as SaveBest
+    from emrun.hooks.save_confusion_matrix import SaveConfusionMatrix as SaveConfusionMatrix
     from emrun.hooks.save_every import SaveEvery as SaveEvery
+    from emrun.hooks.save_file import SaveFile as SaveFile
     from emrun.hooks.save_latest import SaveLatest as SaveLatest
     from emrun.hooks.save_predictions import SavePredictions as SavePredictions
     from emrun.hooks.set_over_time import SetOverTime as SetOverTime
@@ -30,18 +38,26 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(
     "emrun.hooks",
     {
+        "AccumulateVariables": "accumulate_variables",
         "AverageWeights": "average_weights",
+        "Benchmark": "benchmark",
         "Check": "check",
+        "ClassificationMetrics": "classification_metrics",
         "ClipGradients": "clip_gradients",
         "ComputeStats": "compute_stats",
         "Diagnose": "diagnose",
         "EarlyStopping": "early_stopping",
+        "Flatten": "flatten",
         "Freeze": "freeze",
         "LogNorms": "log_norms",
+        "LogProfile": "log_profile",
         "LogVariables": "log_variables",
         "OnPlateau": "on_plateau",
+        "Profile": "profile",
         "SaveBest": "save_best",
+        "SaveConfusionMatrix": "save_confusion_matrix",
         "SaveEvery": "save_every",
+        "SaveFile": "save_file",
         "SaveLatest": "save_latest",
         "SavePredictions": "save_predictions",
         "SetOverTime": "set_over_time",

@@ -39,11 +39,12 @@ class Streams:
         Raises:
             HookError: it does not have one of them.
         """
-        there = stream_names(main_loop.dataset)
+        there = list(dict.fromkeys([*stream_names(main_loop.dataset), *main_loop.extra_streams]))  # train_eval is there
         for name in sorted(self._names or ()):
             if name not in there:
                 raise HookError(
-                    f"{type(hook).__name__}: the dataset has no stream {name!r}{did_you_mean(name, there)} "
+                    f"{type(hook).__name__} reads stream {name!r}, which the dataset does not have"
+                    f"{did_you_mean(name, there)} "
                     f"(its streams: {listed(there)})",
                     [each is hook for each in main_loop.hooks].index(True),
                     (name, "streams"),

@@ -89,6 +89,7 @@ def test_the_learning_rate_of_the_train_stream_may_be_monitored(address):
             [Writes("loss/mean"), Monitors("lsos")],
             "did you mean 'loss'? (hooks write loss); add it to ComputeStats, or",
         ),
+        ([Writes(*(f"f1/{n}" for n in range(50))), Monitors("valid/f1/cat")], "(hooks write f1); add it to"),
         ([Writes("loss"), Monitors("lsos")], "declare `writes = ['lsos']` in the hook of yours that writes it"),
         ([AbstractHook(), Monitors("loss"), Writes("loss/std")], "monitors loss, which Writes writes later; move this"),
         ([Writes("loss"), Monitors("vaild/loss")], "stream 'vaild' is not run; did you mean 'valid'? (the main loop"),

@@ -17,6 +17,7 @@ _FILES = {"hook": "hooks/[!_]*.py", "dataset": "datasets/[!_]*.py", "model": "mo
 """Kind -> the files of its built-in classes."""
 
 _OWN_HOOK = "a hook of your own can"
+_OWN_EVENTS = "write a hook of your own with the events that you need; the hooks that write rows take `every`"
 _SCHEDULER = "set model.scheduler, e.g. {class: Cosine, warmup: 5%, final: 0.1}"
 _PLATEAU = "set model.scheduler, e.g. {class: ReduceLROnPlateau, metric: valid/loss/mean}"
 _STOPPING = "use the hook EarlyStopping: {variable: loss, condition: min, patience: 5}"
@@ -62,17 +63,38 @@ _HOOKS = {
     "ema emahook emacallback weightaveraging swa stochasticweightaveraging": _AVERAGES,
     "paramscheduler paramschedulerhandler weightdecayscheduler momentumscheduler schedulehyperparameter": _NUMBERS,
     "modelcheckpoint checkpoint checkpointhook checkpointsaver checkpointer modelsaver": _SAVING,
-    "modeliterationcheckpoint trackthebest": _SAVING,
+    "modeliterationcheckpoint modeltrainendsave trackthebest": _SAVING,
     "learningratemonitor lrmonitor": _RATE,
     "tensorboard tensorboardlogger tensorboardcallback writetensorboard": _BOARD,
-    "wandb wandblogger wandbcallback mlflow mlflowlogger mlflowcallback cometlogger neptunelogger": _TRACKER,
-    "csvlogger historyfilewriter": "use the hook WriteCSV",
+    "tensorboardtrainbatchloss tensorboardtrainhistorymetric tensorboardfulltracking": _BOARD,
+    "modeltrainhistoryplot": _BOARD,
+    "wandb wandblogger wandbcallback wandbtracking mlflow mlflowlogger mlflowcallback": _TRACKER,
+    "cometlogger neptunelogger": _TRACKER,
+    "csvlogger historyfilewriter modeltrainhistoryfilewriter": "use the hook WriteCSV",
     "progressbar tqdmprogressbar richprogressbar progbarlogger tqdm": "use the hook ShowProgress",
     "terminateonnan nanstopper": "use the hook StopOnNaN",
     "finishafter maxepochs timer": "use the hook StopAfter",
     "learningratefinder lrfinder lrfind mixup sam": _RECIPES,
     "backupandrestore modelloadcontinuetraining": _RESUME,
     "logdir": "every run prints its directory; remove this hook",
+    "everynepoch simpleextension compositeextension predicate functionontrainloop": _OWN_EVENTS,
+    "listregisteredcallbacks": "`emrun check CONFIG` lists the hooks; remove this one",
+    "allpredictionssame": "use the hook Diagnose, which warns of outputs that are the same for all examples",
+    "datasubsettestrun": "set main_loop.overfit, the number of batches; `emrun check CONFIG` tries one",
+    "emailnotification logupload": _RECIPES,
+    "distributedsamplersetepoch inmultiprocessdataload": "remove this hook: `ctx` of streams has epoch and worker",
+    "gradientstatsprint": _NORMS,
+    "graddistributionplot": "a hook of your own can give a histogram to `main_loop.show`",
+    "trainhistoryformatter metrichistoryrename": f"{_OWN_HOOK} change `epoch_data` in `after_epoch`",
+    "modelperformanceevaluation modelperformanceprintreport": "use the hook ClassificationMetrics",
+    "datastreammonitoring trainingdatamonitoring": "use the hook ComputeStats, and main_loop.extra_streams",
+    "extendedevaluation": _INTERVAL,
+    "sharedvariablemodifier": _NUMBERS,
+    "load": f"{_INITIAL}; {_RESUME}",
+    "printing": "use the hook LogVariables",
+    "timing": "use the hook LogProfile; metrics.jsonl has the seconds of each epoch",
+    "timestamp filelogger": "train.log, trace.yaml and metrics.jsonl have what this hook writes; remove it",
+    "jaxprofiler profiler profilerhook pytorchprofiler": "use the hook Profile",
 }
 _KEYS = {
     "accumulategradbatches gradientaccumulationsteps gradaccumsteps accumulate accumulation": _ACCUMULATION,

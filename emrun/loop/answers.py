@@ -20,6 +20,7 @@ from emrun.loop.saving import Saving
 from emrun.loop.session import Session
 from emrun.loop.state import TrainingState
 from emrun.loop.steps import StepRecord
+from emrun.shown import Shown
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams
 from emrun.types import Horizon, InsteadOf, Policy
@@ -81,6 +82,11 @@ class Answers:
     def fixed_epoch_size(self) -> int | None:
         """Number of batches of the train stream in an epoch; None for a whole pass."""
         return self.streams.fixed_epoch_size
+
+    @property
+    def reading_ahead(self) -> Mapping[str, int]:
+        """The settings `buffer` and `workers`."""
+        return {"buffer": self.streams.reading.buffer, "workers": self.streams.reading.workers}
 
     @property
     def stream_sizes(self) -> Mapping[str, int]:
@@ -156,6 +162,17 @@ class Answers:
                 f"record({name!r}, ...) was called outside of the batches of a stream, so that the value belongs to no "
                 "iteration; call it in before_batch, before_update, after_update or after_batch of the train stream"
             )
+
+    @property
+    def shown(self) -> Mapping[str, Shown]:
+        """What hooks have shown since the epoch began."""
+        return self.epochs.shown
+
+    def show(self, name: str, value: Shown) -> None:
+        """Show a picture, a text or a histogram; see `Loop.show`."""
+        if not isinstance(value, Shown):
+            raise TypeError(f"show({name!r}, ...): {value!r} is not a Picture, a Text or a Histogram of emrun.shown")
+        self.epochs.shown[name] = value
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
         """Check the outputs for the first batch of a stream; see `Loop.check_outputs`."""

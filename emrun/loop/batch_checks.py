@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from emrun.arguments import check_choice, check_count
-from emrun.epoch_data import LEARNING_RATE, read_by
+from emrun.epoch_data import LEARNING_RATE, declared, read_by
 from emrun.errors import StreamError
 from emrun.events import may_read_anything
 from emrun.hook import AbstractHook
@@ -149,11 +149,14 @@ class BatchChecks:
         for hook in self._hooks:
             for name in read_by(hook) or ():
                 if name not in variables:
+                    adding = [type(each).__name__ for each in self._hooks if name in (declared(each, "adds") or ())]
+                    why = f"; move the hook after {adding[0]}, which adds it" if adding else ""
                     message = (
                         f"hook {type(hook).__name__} reads {name!r}, which is neither a source nor an output"
-                        f"{did_you_mean(name, variables)} (available: {listed(variables)})"
+                        f"{why or did_you_mean(name, variables)} (available: {listed(variables)})"
                     )
                     raise self._error(0, message)
+            variables += declared(hook, "adds") or ()
         self._checked.add(self._stream)
 
     def check_step_values(self) -> None:

@@ -12,6 +12,7 @@ from emrun.errors import HookError, has_exit_status
 from emrun.events import check_events, listener, may_change_batches
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated, UpdateSkipped
 from emrun.loop.endings import Endings
+from emrun.loop.profiling import HookTimes
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness
 from emrun.storage.draws import Draws
@@ -42,6 +43,8 @@ class Events:
         """Called when a hook skips an update and asks to keep the step; `failed_call` then has the hook."""
         self.listeners: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
         """Event -> the methods to call: those of the hooks that override the event, in order, then of the model."""
+        self.times: HookTimes | None = None
+        """The times of the hooks; None if no hook listens to `after_epoch_profile`."""
         self._model, self._endings, self._draws = model, endings, draws
         self._failed: tuple[str, int] | None = None  # the event, and the index of its listener
 
@@ -59,12 +62,19 @@ class Events:
                     raise HookError(f"hook {type(hook).__name__} already belongs to a main loop; build a new hook")
                 hook.register_mainloop(main_loop=main_loop)
         self.changers = [type(each).__name__ for each in (*self.hooks, self._model) if may_change_batches(each)]
+        is_profiled = any(listener(each, "after_epoch_profile") is not None for each in self.hooks)
+        self.times = HookTimes() if is_profiled else None
         for event in EVENTS:
-            called = [] if event == "register_mainloop" else [listener(hook, event) for hook in self.hooks]
+            called = [] if event == "register_mainloop" else [self._listener(hook, event) for hook in self.hooks]
             called.append(listener(self._model, event, AbstractModel))
             self.listeners[event] = [call for call in called if call is not None]
         if self.changers:
             self.listeners["before_batch"] = [partial(self._offer, call) for call in self.listeners["before_batch"]]
+
+    def _listener(self, hook: AbstractHook, event: str) -> Callable[..., Any] | None:
+        """Return the method of a hook to call for an event, timed if a hook asks for times; None if there is none."""
+        call = listener(hook, event)
+        return call if call is None or self.times is None else self.times.timed(call, hook, event)
 
     def listens(self, event: str) -> bool:
         """Return whether any hook or the model listens to an event."""

@@ -18,11 +18,13 @@ from emrun.loop.endings import Endings
 from emrun.loop.failures import Failures
 from emrun.loop.horizon import RunLength
 from emrun.loop.loss_watch import LossWatch
+from emrun.loop.profiling import counted
 from emrun.loop.saving import Saving
 from emrun.loop.state import Phase, TrainingState
 from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
+from emrun.shown import Shown
 from emrun.slow_start import NamedWhenSlow
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams
@@ -71,7 +73,10 @@ class Epochs:
     """The current stream; None between streams."""
     began: float = field(default=0.0, init=False)
     """When the epoch began, in seconds of `perf_counter`."""
+    shown: dict[str, Shown] = field(default_factory=dict, init=False)
+    """What hooks have shown since the epoch began."""
     _profile: Profile = field(default_factory=dict, init=False)
+    _saving_seconds: array[float] = field(default_factory=lambda: array("d"), init=False)  # since the last profile
     _silence: NamedWhenSlow | None = field(default=None, init=False)  # until the first batch of a session
     _closing: tuple[Batch, StreamPosition] | None = field(default=None, init=False)  # the batch that ends a window late
 
@@ -128,7 +133,8 @@ class Epochs:
         state = self.state
         names = _different_names([*train, *evaluated])
         began = self.began = perf_counter()
-        self._profile = {}
+        self._profile = {"save_checkpoints": self._saving_seconds}
+        self.shown.clear()
         epoch_data: EpochData = {name: {} for name in names}
         is_resumed = bool(train) and state.is_in_epoch
         if not is_resumed:
@@ -158,6 +164,9 @@ class Epochs:
         hooks_began = perf_counter()
         ended = [self._terminated_in("after_epoch", epoch_id=epoch_id, epoch_data=epoch_data)]
         self._profile["after_epoch_hooks"] = array("d", [perf_counter() - hooks_began])
+        if self.events.times is not None:
+            self._profile.update(self.events.times.take())
+        self._saving_seconds = array("d")  # the checkpoints that follow belong to the next profile
         profile = {"profile": self._profile, "streams": names}
         ended.append(self._terminated_in("after_epoch_profile", epoch_id=epoch_id, **profile))
         self._record(epoch_data, [stream.name for stream in train], perf_counter() - began)
@@ -267,6 +276,9 @@ class Epochs:
         checks, changers, draws = self.checks, self.events.changers, self.failures.draws
         check_batch = checks.begin(name, ", ".join(changers))
         announce, report = self.events.begin_stream()
+        if self.events.times is not None:
+            lengths = self._profile.setdefault(f"batch_length_{name}", array("d"))
+            run = counted(run, lengths, lambda: checks.batch_length)
         note_randomness = draws.take_all if draws is not None else None
         note_first: Callable[..., None] | None = self.beginnings.note
         handled: Batch | None = None
@@ -383,7 +395,9 @@ class Epochs:
         """Save the checkpoints that hooks or a signal requested."""
         if self.endings.wants_checkpoint():
             self.saving.request_by_signal(self.state.iterations_done, is_training=self.endings.have_effect)
+        began = perf_counter()
         self.saving.save_requested(*self.state.point)
+        self._saving_seconds.append(perf_counter() - began)
 
 
 def _different_names(streams: Sequence[StreamWrapper]) -> list[str]:

@@ -74,7 +74,7 @@ class DatasetStreams:
         hooks can distinguish its evaluation from the training."""
         self._dataset = dataset
         self.train_stream_name = train_stream_name
-        self._reading = reading
+        self.reading = reading
         self.overfit = overfit
         self._kept: KeptBatches | None = None
         self._seed = seed
@@ -98,7 +98,7 @@ class DatasetStreams:
         if (name in self.trained) if train else (key in self._evaluated):
             return self.trained[name] if train else self._evaluated[key]
         source = self.source_of(name)
-        function, reading = stream_function(self._dataset, source), self._reading
+        function, reading = stream_function(self._dataset, source), self.reading
         if self.overfit is not None:
             function, reading = self._kept_batches(self.overfit), replace(reading, workers=0)
         if source == self.train_stream_name:
@@ -149,7 +149,7 @@ class DatasetStreams:
             return self.get(stream, train=train)
         if isinstance(stream, StreamWrapper):
             return stream
-        here = replace(self._reading, workers=0)  # the iterable exists only in this process
+        here = replace(self.reading, workers=0)  # the iterable exists only in this process
         return self._wrapped(lambda: stream, name=unnamed, training=train, reading=here)
 
     def due(self, epoch_id: int) -> list[StreamWrapper]:

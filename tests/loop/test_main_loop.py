@@ -117,9 +117,12 @@ def test_the_profile_has_an_entry_for_each_batch():
     (arguments,) = [arguments for name, arguments in hook.events if name == "after_epoch_profile"]
     assert arguments["streams"] == ["train", "valid"]
     assert {name: len(values) for name, values in arguments["profile"].items()} == {
-        **{f"{what}_train": 3 for what in ("read_batch", "eval_batch", "after_batch_hooks")},
-        **{f"{what}_valid": 2 for what in ("read_batch", "eval_batch", "after_batch_hooks")},
+        **{f"{what}_train": 3 for what in ("read_batch", "eval_batch", "after_batch_hooks", "batch_length")},
+        **{f"{what}_valid": 2 for what in ("read_batch", "eval_batch", "after_batch_hooks", "batch_length")},
         "after_epoch_hooks": 1,
+        "save_checkpoints": 0,
+        f"hook_{type(hook).__name__}": 1,
+        "hook_StopAfter": 1,
     }
 
 

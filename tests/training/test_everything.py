@@ -35,9 +35,12 @@ def hooks():
 
 
 def files(directory):
-    """Return the files of a run without times: metrics, step record, CSV files, checkpoints by their names."""
+    """Return the files of a run without times: metrics, step record, CSV, pictures, checkpoints by their names."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    texts = {path.name: path.read_bytes() for path in [directory / "steps.jsonl", *directory.glob("*.csv")]}
+    texts = {
+        path.name: path.read_bytes()
+        for path in [directory / "steps.jsonl", *directory.glob("*.csv"), *directory.glob("*.png")]
+    }
     links = sorted(path for path in (directory / "checkpoints").iterdir() if path.is_symlink())
     return {
         "metrics": [{**line, "seconds": None} for line in lines],
@@ -80,6 +83,7 @@ def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted
     assert done.returncode == 0, done.stderr
     expected, found = files(tmp_path / "straight"), files(tmp_path / "often")
     written = ["curves.csv", "predictions.csv", "steps.jsonl", "training.csv"]
+    written += [f"confusion_matrix_epoch_{epoch}_valid.{kind}" for epoch in (0, 10) for kind in ("csv", "png")]
     assert sorted(expected) == sorted(["checkpoints", "directories", "metrics", *written])
     assert list(found["checkpoints"]) == list(expected["checkpoints"])
     for name, parts in expected["checkpoints"].items():

@@ -1,0 +1,55 @@
+"""What hooks show beside numbers: pictures, texts and histograms, which hooks such as `WriteTensorBoard` write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture.
+
+    Args:
+        png: the bytes of a PNG file.
+    """
+
+    png: bytes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.png, bytes) or not self.png.startswith(b"\x89PNG\r\n\x1a\n") or len(self.png) < 24:
+            raise ValueError("a Picture needs the bytes of a PNG file")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return int.from_bytes(self.png[16:20], "big"), int.from_bytes(self.png[20:24], "big")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text, as Markdown."""
+
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Values of which the distribution is shown.
+
+    Args:
+        values: a tensor or an array of numbers; it must not change afterwards.
+    """
+
+    values: Any
+
+    def finite(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return the values that are finite, as an array of shape (N,) of float64; this waits for the device."""
+        values = self.values.detach().double().cpu().numpy() if hasattr(self.values, "detach") else self.values
+        flat = np.asarray(values, dtype=np.float64).ravel()
+        return flat[np.isfinite(flat)]
+
+
+Shown = Picture | Text | Histogram

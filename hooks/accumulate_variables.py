@@ -1,0 +1,165 @@
+"""Keep the values of variables until the end of the epoch; a base for hooks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emrun.arguments import check_names
+from emrun.errors import ArgumentError, StreamError
+from emrun.fields import ANYTHING, TEXT, Kind, mapping_of, record, sequence_of
+from emrun.hook import AbstractHook, Loop
+from emrun.hooks._columns import Column, column
+from emrun.hooks._streams import Streams
+from emrun.sources import length
+from emrun.wording import did_you_mean, listed
+
+_LOG = logging.getLogger(__name__)
+
+_CHUNK = Kind("a tensor or a list", lambda value: isinstance(value, Tensor | list | tuple))
+_STATE = record({"variables": sequence_of(TEXT), "chunks": mapping_of(mapping_of(sequence_of(_CHUNK)))})
+
+
+class AccumulateVariables(AbstractHook):
+    """Keeps all values of variables until the end of the epoch; a base for hooks that look at them in `after_epoch`.
+
+        hooks:
+          - AccumulateVariables: {variables: [accuracy]}
+
+    By itself it writes nothing. A derived hook passes `variables` on to `super().__init__` and reads `accumulated`,
+    stream -> variable -> list, which begins anew with each epoch:
+
+        class LogMedian(AccumulateVariables):
+            def after_epoch(self, epoch_data):
+                for stream, variables in self.accumulated.items():
+                    print(stream, numpy.median(variables["accuracy"]))
+
+    One that overrides `before_epoch`, `after_batch` or the methods of the state calls those of this class too.
+
+    The values of all examples are in memory, on the host, and a checkpoint in the middle of an epoch has those so far:
+    for statistics, `ComputeStats` is cheaper.
+
+    Args:
+        variables: sources, outputs, or what an earlier hook adds.
+        streams: the streams whose values are kept; by default all.
+
+    Raises:
+        ArgumentError: an argument is not a list of names.
+        HookError: the dataset does not have one of `streams`.
+        StreamError: a batch does not have a variable, or the variable is a single number, a mapping, or something that
+            is neither a number nor a string.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[str],
+        streams: Sequence[str] | None = None,
+        model: Any = None,
+        dataset: Any = None,
+        output_dir: Any = None,
+    ) -> None:
+        super().__init__(model=model, dataset=dataset, output_dir=output_dir)
+        check_names("variables", variables)
+        if not variables:
+            raise ArgumentError("variables", "the list is empty; name at least one variable")
+        self._variables = list(dict.fromkeys(variables))
+        self._streams = Streams(streams)
+        self.reads = self._streams.reads(self._variables)
+        self._chunks: dict[str, dict[str, list[Column]]] = {}
+
+    @property
+    def accumulated(self) -> dict[str, dict[str, list[Any]]]:
+        """Stream -> variable -> the values of this epoch, in the order of the stream.
+
+        Each entry of the list is a number of NumPy, an array, a string or a list of strings.
+        """
+        return {
+            stream: {name: [each for chunk in chunks for each in chunk] for name, chunks in variables.items()}
+            for stream, variables in self._chunks.items()
+        }
+
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Check that the dataset has the streams."""
+        super().register_mainloop(main_loop)
+        self._streams.check(self, main_loop)
+
+    def before_epoch(self, epoch_id: int) -> None:
+        """Drop the values of the previous epoch."""
+        self._chunks = {}
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Add the values of a batch."""
+        if stream_name not in self._streams:
+            return
+        chunks = self._chunks.get(stream_name)
+        if chunks is None:
+            chunks = self._chunks[stream_name] = {name: [] for name in self._variables}
+        for name in self._variables:
+            chunks[name].append(_copied(self._column(name, stream_name, batch_data)))
+
+    def _column(self, name: str, stream_name: str, batch_data: dict[str, Any]) -> Column:
+        if name not in batch_data:
+            there = list(batch_data)
+            message = f"a batch has no variable {name!r}{did_you_mean(name, there)} (it has {listed(there)})"
+        elif length(batch_data[name]) < 0:
+            message = f"{name!r} is {type(batch_data[name]).__name__}, not a list, an array or a tensor with an axis"
+        else:
+            try:
+                return column(batch_data[name])
+            except (TypeError, ValueError) as error:
+                message = f"{name!r}: {error}"
+        owner = type(self).__name__
+        raise StreamError(
+            f"{owner}: stream {stream_name!r}: {message}", first_batch=not self._chunks[stream_name][name]
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values of the epoch so far."""
+        return {
+            "variables": self._variables,
+            "chunks": {
+                stream: {name: [_stored(each) for each in chunks] for name, chunks in variables.items()}
+                for stream, variables in self._chunks.items()
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the values of an epoch that is resumed in its middle, unless other variables are wanted now."""
+        _STATE.check(state)
+        self._chunks = {}
+        if list(state["variables"]) != self._variables:
+            if state["chunks"]:
+                _LOG.warning(
+                    "%s: the variables are not those of the checkpoint; the values of this epoch are only those after "
+                    "the checkpoint",
+                    type(self).__name__,
+                )
+            return
+        for stream, saved in state["chunks"].items():
+            record(dict.fromkeys(self._variables, ANYTHING)).check(saved, f"chunks.{stream}")
+            self._chunks[stream] = {name: [_loaded(each) for each in saved[name]] for name in self._variables}
+
+
+def _copied(values: Any) -> Any:
+    """Return a copy, because the stream or the model may use the memory of an array again."""
+    if isinstance(values, list):
+        return [_copied(each) for each in values]
+    return np.array(values) if isinstance(values, np.ndarray) else values
+
+
+def _stored(values: Any) -> Any:
+    """Return a column with tensors instead of arrays, for a checkpoint."""
+    if isinstance(values, list):
+        return [_stored(each) for each in values]
+    return torch.from_numpy(np.array(values)) if isinstance(values, np.ndarray) else values
+
+
+def _loaded(values: Any) -> Any:
+    if isinstance(values, list | tuple):
+        return [_loaded(each) for each in values]
+    return values.cpu().numpy() if isinstance(values, Tensor) else values

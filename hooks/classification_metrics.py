@@ -1,0 +1,200 @@
+"""Precision, recall, F1 score, accuracy and specificity of predicted classes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from emrun.arguments import check_choice
+from emrun.epoch_data import declared
+from emrun.errors import ArgumentError, HookError
+from emrun.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
+from emrun.hook import AbstractHook, Loop
+from emrun.hooks._class_counts import ClassCounts, ClassReader, Counted, names_of
+from emrun.hooks._streams import Streams
+from emrun.types import EpochData
+
+_LOG = logging.getLogger(__name__)
+
+Average = Literal["binary", "micro", "macro", "weighted"]
+_STATE = record({"variables": sequence_of(TEXT), "counts": mapping_of(ANYTHING)})
+_BY_CLASS = ("precision", "recall", "f1", "specificity")
+_MOST = 1_000_000  # classes
+
+
+class ClassificationMetrics(AbstractHook):
+    """Computes precision, recall, F1 score, accuracy and specificity of predicted classes over each stream.
+
+        hooks:
+          - ClassificationMetrics: {predicted_variable: logits, gt_variable: label, var_prefix: class_}
+          - SaveBest: {variable: class_f1, condition: max}
+
+    Without `f1_average`, precision, recall, F1 score and specificity have a value for each class, such as
+    `valid/f1/cat`, and their `mean` over the classes that occur. The classes have the names that `classes_names` or the
+    dataset gives them, else their numbers. The accuracy is one number.
+
+    The values are those of scikit-learn's `precision_recall_fscore_support` with `zero_division=0`: a value that would
+    be 0/0 is 0, and classes that are neither labels nor predictions of the stream do not count in an average. The
+    specificity of a class is the share of the examples of other classes that were predicted as another class.
+
+    Predictions are class numbers of the same shape as the labels, or logits of shape (B, C, ...), of which the largest
+    counts, with labels of shape (B, ...) or (B, 1). Each place of a sequence counts as an example. Classes are numbers
+    from 0; the output of a model with one logit for two classes must be compared with 0 in the model. Only counts are
+    kept, three for each class: the memory does not grow with the examples.
+
+    Args:
+        predicted_variable: the output with the predictions.
+        gt_variable: the source with the true classes.
+        f1_average: one number instead of one for each class: `binary`, the value of class 1 of two classes; `macro`,
+            the mean over the classes; `weighted`, the mean weighted by the number of labels of each class; or `micro`,
+            of the counts of all classes together.
+        var_prefix: what the names of the statistics begin with, if another hook writes the same names.
+        mask_name: a variable of the shape of the labels; where it is 0, such as in padding, nothing counts.
+        classes_names: the names of the classes, in the order of their numbers; by default those of the dataset.
+        streams: the streams whose predictions are compared; by default all.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed.
+        HookError: another hook, or the model, writes a statistic of the same name, the dataset does not have one of
+            `streams`, or its names are not a list of names.
+        StreamError: a batch lacks a variable, the shapes do not fit, the values are not class numbers, or there is
+            another number of classes than of names.
+    """
+
+    def __init__(
+        self,
+        predicted_variable: str,
+        gt_variable: str,
+        f1_average: Average | None = None,
+        var_prefix: str = "",
+        mask_name: str | None = None,
+        classes_names: Sequence[str] | None = None,
+        streams: Sequence[str] | None = None,
+        dataset: Any = None,
+    ) -> None:
+        super().__init__(dataset=dataset)
+        if f1_average is not None:
+            check_choice("f1_average", f1_average, Average)
+        names, source = names_of("classes_names", classes_names, dataset, gt_variable)
+        if f1_average is None and "mean" in (names or ()):
+            raise ArgumentError(
+                "classes_names", "'mean' is the name of the average; rename the class, or set f1_average"
+            )
+        if f1_average == "binary" and names is not None and len(names) != 2:
+            raise ArgumentError("f1_average", f"'binary' needs two classes, but {source} has {len(names)} names")
+        owner = type(self).__name__
+        self._reader = ClassReader(owner, predicted_variable, gt_variable, mask_name, names, source)
+        self._average = f1_average
+        self._prefix = var_prefix
+        self._streams = Streams(streams)
+        self._counts: dict[str, ClassCounts] = {}
+        self.reads = self._streams.reads(self._reader.variables)
+        each = ["mean", *names] if f1_average is None and names is not None else []
+        by_class = [f"{name}/{part}" if part else name for name in _BY_CLASS for part in each or [""]]
+        self.writes = tuple(f"{var_prefix}{name}" for name in (*by_class, "accuracy"))
+
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Check the streams, and that nothing else writes a statistic of the same name.
+
+        Raises:
+            HookError: a check failed.
+        """
+        super().register_mainloop(main_loop)
+        self._streams.check(self, main_loop)
+        self._check_writes()
+
+    def before_training(self) -> None:
+        """Check the names again, when all hooks know what they write."""
+        self._check_writes()
+
+    def _check_writes(self) -> None:
+        own = {name.partition("/")[0] for name in self.writes}
+        for other in (each for each in (*self.main_loop.hooks, self.main_loop.model) if each is not self):
+            taken = sorted(own & {name.partition("/")[0] for name in declared(other, "writes") or ()})
+            if taken:
+                kind = type(other).__name__
+                raise HookError(
+                    f"ClassificationMetrics: {kind} writes {taken[0]!r} too; set another var_prefix, such as class_",
+                    [each is self for each in self.main_loop.hooks].index(True),
+                    (self._prefix,) if self._prefix else (),
+                )
+
+    def before_epoch(self, epoch_id: int) -> None:
+        """Drop the counts of the previous epoch."""
+        self._counts = {}
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Count the predictions of a batch."""
+        if stream_name in self._streams:
+            counts = self._counts.get(stream_name)
+            if counts is None:
+                counts = self._counts[stream_name] = self._new()
+            counts.add(batch_data, stream_name)
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Add the statistics to the data of the epoch."""
+        for stream, counts in self._counts.items():
+            for name, value in self._statistics(counts.finish(stream)).items():
+                epoch_data.setdefault(stream, {})[f"{self._prefix}{name}"] = value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts of the epoch so far."""
+        counts = {stream: each.state_dict(stream) for stream, each in self._counts.items()}
+        return {"variables": list(self._reader.variables), "counts": counts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the counts of an epoch that is resumed in its middle, unless other variables are compared now."""
+        _STATE.check(state)
+        self._counts = {}
+        if list(state["variables"]) != list(self._reader.variables):
+            if state["counts"]:
+                _LOG.warning(
+                    "ClassificationMetrics: the variables are not those of the checkpoint; the statistics of this "
+                    "epoch cover only the batches after the checkpoint"
+                )
+            return
+        for stream, saved in state["counts"].items():
+            self._counts[stream] = self._new()
+            self._counts[stream].load_state_dict(saved)
+
+    def _new(self) -> ClassCounts:
+        return ClassCounts(self._reader, is_matrix=False, most=2 if self._average == "binary" else _MOST)
+
+    def _statistics(self, counts: Counted) -> dict[str, Any]:
+        """Return name -> value of the statistics."""
+        right, predicted, true = counts.astype(np.float64)
+        total = true.sum()
+        others, right_others = total - true, total - true - predicted + right
+        parts = {
+            "precision": (right, predicted),
+            "recall": (right, true),
+            "f1": (2 * right, predicted + true),
+            "specificity": (right_others, others),
+        }
+        accuracy = float(_divided(right.sum(), total))
+        averaged = {name: self._averaged(*pair, true, predicted) for name, pair in parts.items()}
+        return {**averaged, "accuracy": accuracy}
+
+    def _averaged(self, above: Counted, below: Counted, true: Counted, predicted: Counted) -> Any:
+        """Return the average of a value for each class, or a mapping with all values and their mean."""
+        values = _divided(above, below)
+        occurs = true + predicted > 0
+        mean = float(values[occurs].mean()) if occurs.any() else 0.0
+        if self._average is None:
+            names: Sequence[Any] = range(len(values)) if self._reader.names is None else self._reader.names
+            return {"mean": mean, **{str(name): float(value) for name, value in zip(names, values, strict=True)}}
+        if self._average == "binary":
+            return float(values[1]) if len(values) > 1 else 0.0
+        if self._average == "micro":
+            return float(_divided(above.sum(), below.sum()))
+        return mean if self._average == "macro" else float(_divided((values * true).sum(), true.sum()))
+
+
+def _divided(above: Any, below: Any) -> Counted:
+    """Return a quotient, 0 where it would be 0/0."""
+    divisor = np.asarray(below, np.float64)
+    quotient: Counted = np.divide(above, divisor, out=np.zeros_like(divisor), where=divisor > 0)
+    return quotient

@@ -1,0 +1,172 @@
+"""Profile some iterations with torch.profiler."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from time import monotonic
+
+import torch
+from tabulate import tabulate
+
+from emrun.arguments import check_count, check_flag
+from emrun.errors import ArgumentError
+from emrun.hook import AbstractHook
+from emrun.storage.files import storing
+from emrun.types import Batch, Interval
+from emrun.wording import counted, size_of
+
+_LOG = logging.getLogger(__name__)
+_ROWS = 10
+_LONGEST = 50  # characters of a name
+
+
+class Profile(AbstractHook):
+    """Profiles some iterations of the train stream with `torch.profiler`.
+
+        hooks:
+          - Profile: {after: 10 iterations, iterations: 5}
+
+    The log gets a table of the ten operations that take the most time by themselves, on the GPU if there is one. The
+    run directory gets a trace, `profile/it-00000010.json.gz`, for Perfetto (https://ui.perfetto.dev) or
+    `chrome://tracing`. An iteration is profiled from the call of this hook in `before_batch` to its next call there, so
+    it includes the other hooks and the reading of the next batch.
+
+    Profiled iterations are slower than others; all others cost one call of this hook. When the epoch or the run ends
+    within the iterations, those that were profiled are written. A run that is resumed does not repeat them.
+
+    Args:
+        after: after which iteration of the run to begin: `10 iterations`.
+        iterations: how many iterations to profile.
+        every: profile again after this many iterations or minutes: `1000 iterations` or `60 minutes`; by default only
+            once. Minutes are counted in this process.
+        keep: how many of the newest traces to keep; by default all.
+        memory: whether to record the memory of operations too. The table then has a column for it.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed.
+        StorageError: the trace cannot be written.
+    """
+
+    reads = ()
+    changes_batches = False
+
+    def __init__(
+        self,
+        after: str = "10 iterations",
+        iterations: int = 5,
+        every: str | None = None,
+        keep: int | None = None,
+        memory: bool = False,
+        output_dir: str | Path | None = None,
+    ) -> None:
+        super().__init__(output_dir=output_dir)
+        self._first = int(Interval.parse("after", after, ("iterations",)).count)
+        check_count("iterations", iterations, minimum=1)
+        check_flag("memory", memory)
+        if keep is not None:
+            check_count("keep", keep, minimum=1)
+        self._iterations = iterations
+        self._every = Interval.parse("every", every, ("iterations", "minutes")) if every is not None else None
+        if self._every is not None and self._every.unit == "iterations" and self._every.count < iterations:
+            raise ArgumentError("every", f"{every!r} is less than the {counted(iterations, 'iteration')} to profile")
+        self._keep = keep
+        self._memory = memory
+        self._profiler: torch.profiler.profile | None = None
+        self._begin = 0  # the iterations that were done when the profiler was started
+        self._ended: float | None = None  # when the last profile ended, in seconds of `monotonic`
+
+    def before_training(self) -> None:
+        """Note whether the first iterations to profile are still to come."""
+        self._ended = monotonic() if self.main_loop.iterations_done > self._first else None
+
+    def before_batch(self, stream_name: str, batch: Batch) -> None:
+        """Start or end the profiler, if it is time."""
+        loop = self.main_loop
+        if not loop.training:
+            return
+        done = loop.iterations_done
+        if self._profiler is not None:
+            if done < self._begin + self._iterations:
+                return
+            self._end(done)
+        if self._is_due(done):
+            self._start(done)
+
+    def after_stream(self, stream_name: str) -> None:
+        """End the profiler with the train stream of an epoch."""
+        if self._profiler is not None:
+            self._end(self.main_loop.iterations_done)
+
+    def after_training(self, success: bool) -> None:
+        """End the profiler with the run; log a warning if it has profiled nothing."""
+        if self._profiler is not None:
+            self._end(self.main_loop.iterations_done)
+        elif self._ended is None and success and not self.main_loop.evaluating:
+            done = counted(self.main_loop.iterations_done, "iteration")
+            _LOG.warning("Profile: nothing was profiled: the run ended after %s; set `after` to less", done)
+
+    def _is_due(self, done: int) -> bool:
+        if self._ended is None or self._every is None:
+            return done == self._first
+        if self._every.unit == "minutes":
+            return monotonic() - self._ended >= self._every.count * 60
+        return done > self._first and (done - self._first) % self._every.count == 0
+
+    def _start(self, done: int) -> None:
+        self._begin = done
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(activities=activities, profile_memory=self._memory, acc_events=True)
+        self._profiler.start()
+
+    def _end(self, done: int) -> None:
+        """End the profiler; log the table and write the trace."""
+        profiler, self._profiler, self._ended = self._profiler, None, monotonic()
+        if profiler is None:
+            return
+        profiler.stop()
+        profiled = f"{counted(done - self._begin, 'iteration')} after iteration {self._begin}"
+        if done == self._begin:
+            _LOG.warning("Profile: no iteration ended while the profiler ran after iteration %d", done)
+            return
+        _LOG.info("Profile: %s\n%s", profiled, _table(profiler, self._memory))
+        if self.output_dir is not None:
+            self._write(profiler)
+
+    def _write(self, profiler: torch.profiler.profile) -> None:
+        folder = Path(self.output_dir) / "profile"
+        place = folder / f"it-{self._begin:08d}.json.gz"
+        with storing(place, "write"):
+            folder.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".", dir=folder) as aside:
+                profiler.export_chrome_trace(str(Path(aside) / place.name))
+                (Path(aside) / place.name).replace(place)
+            if self._keep is not None:
+                for old in sorted(folder.glob("it-*.json.gz"))[: -self._keep]:
+                    old.unlink()
+        _LOG.info("Profile: the trace is in %s", place)
+
+
+def _table(profiler: torch.profiler.profile, with_memory: bool) -> str:
+    """Return the ten operations that take the most time by themselves, of all threads together."""
+    found = [each for each in profiler.key_averages() if not each.key.startswith("ProfilerStep")]
+    on_device = any(each.self_device_time_total for each in found)
+    time = "self_device_time_total" if on_device else "self_cpu_time_total"
+    memory = "self_device_memory_usage" if on_device else "self_cpu_memory_usage"
+    whole = sum(getattr(each, time) for each in found) or 1.0
+    dearest = sorted(found, key=lambda each: getattr(each, time), reverse=True)[:_ROWS]
+    rows = [
+        [
+            each.key if len(each.key) <= _LONGEST else f"{each.key[: _LONGEST - 3]}...",
+            each.count,
+            f"{getattr(each, time) / 1000:.2f}",
+            f"{getattr(each, time) / whole:.1%}",
+            *([size_of(max(0, getattr(each, memory)))] if with_memory else []),
+        ]
+        for each in dearest
+    ]
+    head = ["operation", "calls", f"ms on the {'GPU' if on_device else 'CPU'}", "share", *["memory"] * with_memory]
+    return tabulate(rows, head, disable_numparse=True, colalign=("left", *["right"] * (len(head) - 1)))

@@ -1,0 +1,267 @@
+"""Save the confusion matrix of each epoch, as a picture and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from emrun.errors import ArgumentError
+from emrun.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
+from emrun.hook import AbstractHook, Loop
+from emrun.hooks._class_counts import ClassCounts, ClassReader, Counted, names_of
+from emrun.hooks._figures import check_matplotlib, drawn, figure, png
+from emrun.hooks._streams import Streams
+from emrun.shown import Picture
+from emrun.storage.files import write_atomically
+from emrun.types import EpochData, Interval, Units
+from emrun.wording import did_you_mean
+
+_LOG = logging.getLogger(__name__)
+
+_STATE = record({"variables": sequence_of(TEXT), "counts": mapping_of(ANYTHING)})
+_MOST = 2000  # classes: a matrix of 32 MB, which is also in checkpoints within an epoch
+_LONGEST = 28  # characters of a name in a picture
+_BOTH, _TEXT, _NAMED = 12, 20, 60  # the most classes with two numbers in a cell, with one, and with all their names
+
+
+class SaveConfusionMatrix(AbstractHook):
+    """Saves how often each class was predicted as each other class, as a picture and as CSV, after each epoch.
+
+        hooks:
+          - SaveConfusionMatrix: {labels_name: label, predictions_name: logits}
+
+    The files `confusion_matrix_epoch_1_valid.png` and `confusion_matrix_epoch_1_valid.csv` in the run directory belong
+    to epoch 1 and stream `valid`. A row is a true class, a column a predicted one. The CSV file has the numbers of
+    examples, with the names of the classes in its first line and its first column. Trackers such as `WriteTensorBoard`
+    show the picture as `valid/confusion_matrix`.
+
+    Predictions are class numbers of the same shape as the labels, or logits of shape (B, C, ...), of which the largest
+    counts, with labels of shape (B, ...) or (B, 1). Each place of a sequence counts as an example. Only the counts are
+    kept. Without names, the number of classes is that of the logits, or else the classes from 0 to the largest that
+    occurs.
+
+    A picture takes about half a second: `every` and `streams` make fewer of them.
+
+    Needs matplotlib (`pip install 'emrun[plots]'`).
+
+    Args:
+        labels_name: the source with the true classes.
+        predictions_name: the output with the predictions.
+        classes_names: the names of the classes, in the order of their numbers; by default those of the dataset.
+        mask_name: a variable of the shape of the labels; where it is 0, such as in padding, nothing counts.
+        normalize: color each row by its shares, so that rare classes can be seen; otherwise by numbers of examples.
+        cmap: the name of a color map of matplotlib.
+        figsize: width and height of the picture in inches of 100 pixels; by default as the classes need.
+        every: how often files are written, such as `5 epochs`; a number means epochs.
+        streams: the streams whose predictions are compared; by default all.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed.
+        HookError: the dataset does not have one of `streams`, or its names are not a list of names.
+        MissingExtra: matplotlib is not installed.
+        StreamError: a batch lacks a variable, the shapes do not fit, the values are not class numbers, there is another
+            number of classes than of names, or there are more than 2,000 classes.
+        StorageError: a file cannot be written.
+    """
+
+    writes = ()
+
+    def __init__(
+        self,
+        labels_name: str = "labels",
+        predictions_name: str = "predictions",
+        classes_names: Sequence[str] | None = None,
+        mask_name: str | None = None,
+        normalize: bool = True,
+        cmap: str = "Blues",
+        figsize: Sequence[float] | None = None,
+        every: Annotated[int | str, Units(("epochs",))] = 1,
+        streams: Sequence[str] | None = None,
+        dataset: Any = None,
+        output_dir: str | Path | None = None,
+    ) -> None:
+        super().__init__(dataset=dataset, output_dir=output_dir)
+        check_matplotlib(type(self).__name__)
+        _check_map(cmap)
+        _check_size(figsize)
+        names, source = names_of("classes_names", classes_names, dataset, labels_name)
+        self._reader = ClassReader(type(self).__name__, predictions_name, labels_name, mask_name, names, source)
+        self._normalize = normalize
+        self._map = cmap
+        self._size = None if figsize is None else (float(figsize[0]), float(figsize[1]))
+        self._every = Interval.parse("every", every)
+        self._streams = Streams(streams)
+        self._directory = Path(output_dir or ".")
+        self._counts: dict[str, ClassCounts] = {}
+        self._is_due = True
+        self.reads = self._streams.reads(self._reader.variables)
+
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Check that the dataset has the streams."""
+        super().register_mainloop(main_loop)
+        self._streams.check(self, main_loop)
+
+    def before_epoch(self, epoch_id: int) -> None:
+        """Drop the counts of the previous epoch."""
+        self._counts = {}
+        self._is_due = epoch_id % self._every.count == 0
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Count the predictions of a batch."""
+        if self._is_due and stream_name in self._streams:
+            counts = self._counts.get(stream_name)
+            if counts is None:
+                counts = self._counts[stream_name] = self._new()
+            counts.add(batch_data, stream_name)
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """Write the files of the epoch."""
+        epoch = self.main_loop.training_epochs_done if self.main_loop.evaluating else epoch_id
+        for stream, counts in self._counts.items():
+            matrix = counts.finish(stream)
+            if not len(matrix):
+                _LOG.warning("SaveConfusionMatrix: nothing counts in stream %r, by %s", stream, self._reader.mask)
+                continue
+            names = self._reader.names or [str(number) for number in range(len(matrix))]
+            pixels = draw_matrix(
+                matrix,
+                names,
+                f"{stream}, epoch {epoch}",
+                normalize=self._normalize,
+                cmap=self._map,
+                size=self._size,
+            )
+            file = self._directory / f"confusion_matrix_epoch_{epoch_id}_{stream}.png"
+            picture = png(pixels)
+            write_atomically(file, picture)
+            write_atomically(file.with_suffix(".csv"), _table(matrix, names))
+            self.main_loop.show(f"{stream}/confusion_matrix", Picture(picture))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts of the epoch so far."""
+        counts = {stream: each.state_dict(stream) for stream, each in self._counts.items()}
+        return {"variables": list(self._reader.variables), "counts": counts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the counts of an epoch that is resumed in its middle, unless other variables are compared now."""
+        _STATE.check(state)
+        self._counts = {}
+        if list(state["variables"]) != list(self._reader.variables):
+            if state["counts"]:
+                _LOG.warning(
+                    "SaveConfusionMatrix: the variables are not those of the checkpoint; the matrices of this epoch "
+                    "cover only the batches after the checkpoint"
+                )
+            return
+        for stream, saved in state["counts"].items():
+            self._counts[stream] = self._new()
+            self._counts[stream].load_state_dict(saved)
+
+    def _new(self) -> ClassCounts:
+        return ClassCounts(self._reader, is_matrix=True, most=_MOST)
+
+
+def draw_matrix(
+    matrix: Counted,
+    names: Sequence[str],
+    title: str,
+    *,
+    normalize: bool,
+    cmap: str,
+    size: tuple[float, float] | None,
+) -> Counted:
+    """Return a picture of a confusion matrix, uint8 of shape (H, W, 3).
+
+    Args:
+        matrix: how often each class (row) was predicted as each class (column), of shape (C, C).
+        names: the names of the C classes.
+        title: what is above the picture; the accuracy is added.
+        normalize: color each row by its shares.
+        cmap: the name of a color map.
+        size: width and height in inches; None for a size that fits the classes.
+    """
+    n, total = len(names), int(matrix.sum())
+    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    shown = shares if normalize else matrix
+    labels = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in names]
+    longest = max(map(len, labels), default=0)
+    cell = 0.62 if n <= _BOTH else 0.4 if n <= _TEXT else 0.2 if n <= _NAMED else 12 / n
+    side = max(2.6, cell * n)
+    room = 1.1 + 0.085 * longest
+    from matplotlib.colors import PowerNorm
+
+    with figure(*(size or (side + room + 0.7, side + room + 0.3))) as drawing:
+        drawing.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
+        axes = drawing.subplots()
+        most = 1 if normalize else max(1, int(matrix.max(initial=0)))
+        norm = PowerNorm(0.5, 0, most)  # so that a few errors can be seen
+        image = axes.imshow(shown, cmap=cmap, norm=norm)
+        is_upright = longest * 0.085 <= side / max(n, 1) * 0.9
+        step = -(-n // _NAMED)
+        small: dict[str, Any] = {"fontsize": 9 if n <= _TEXT else 7, "parse_math": False}
+        axes.set_xticks(range(0, n, step), labels[::step], rotation=0 if is_upright else 90, **small)
+        axes.set_yticks(range(0, n, step), labels[::step], **small)
+        axes.tick_params(length=0 if n <= _TEXT else 2)
+        axes.set_xlabel("predicted class")
+        axes.set_ylabel("true class")
+        right = f"{matrix.trace() / total:.1%} of {total:,} right" if total else "no examples"
+        axes.set_title(f"{title}\n{right}", fontsize=10, parse_math=False)
+        if n <= _TEXT:
+            axes.set_xticks(np.arange(0.5, n - 1), minor=True)
+            axes.set_yticks(np.arange(0.5, n - 1), minor=True)
+            axes.grid(which="minor", color="0.85", linewidth=0.5)
+            axes.tick_params(which="minor", length=0)
+            is_dark = np.asarray(norm(shown)) > 0.6
+            for row, column in np.argwhere(matrix > 0).tolist():
+                share, count = f"{shares[row, column]:.0%}", _short(matrix[row, column])
+                text = f"{share}\n{count}" if n <= _BOTH else share if normalize else count
+                axes.text(
+                    *(column, row, text),
+                    ha="center",
+                    va="center",
+                    fontsize=8 if n <= _BOTH else 6,
+                    color="white" if is_dark[row, column] else "black",
+                )
+        bar = drawing.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=20 if n <= _TEXT else 40)
+        bar.set_label("share of the true class" if normalize else "examples")
+        bar.outline.set_visible(False)
+        return drawn(drawing)
+
+
+def _short(number: Any) -> str:
+    """Return a number of examples in a few characters."""
+    value, unit = int(number), ""
+    return f"{value}{unit}" if value < 10_000 else f"{value / 1000:.3g}k" if value < 999_500 else f"{value / 1e6:.3g}M"
+
+
+def _table(matrix: Counted, names: Sequence[str]) -> str:
+    """Return the numbers of examples as CSV, with a line for each true class."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["true class", *names])
+    writer.writerows([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
+    return text.getvalue()
+
+
+def _check_map(name: Any) -> None:
+    import matplotlib as mpl
+
+    if not isinstance(name, str) or name not in mpl.colormaps:
+        near = did_you_mean(str(name), list(mpl.colormaps)) or ", such as Blues"
+        raise ArgumentError("cmap", f"{name!r} is not the name of a color map of matplotlib{near}")
+
+
+def _check_size(size: Any) -> None:
+    if size is None:
+        return
+    numbers = size if isinstance(size, list | tuple) else []
+    if len(numbers) != 2 or not all(
+        isinstance(each, int | float) and not isinstance(each, bool) and 1 <= each <= 100 for each in numbers
+    ):
+        raise ArgumentError("figsize", f"{size!r} is not [width, height] in inches, from 1 to 100, such as [8, 6]")

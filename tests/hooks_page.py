@@ -1,0 +1,90 @@
+"""Writes docs/hooks.md, the reference of the built-in hooks, from their docstrings.
+
+    python tests/hooks_page.py [--write]
+
+Prints the page; `--write` puts it into docs/hooks.md. `tests/test_hooks_page.py` compares the two.
+"""
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+from emrun.config.catalogue import explanation, listing
+
+PAGE = Path(__file__).parent.parent / "docs" / "hooks.md"
+HEAD = """# Hooks
+
+<!-- written by tests/hooks_page.py from the docstrings of the hooks; do not edit -->
+
+A hook is an object whose methods are called at the events of the run. The section `hooks` of a config lists hooks, and
+they are called in this order. This page lists the built-in hooks with all their arguments, as `emrun show NAME` does.
+[Using and writing hooks](writing_hooks.md) has the events, examples, and how to write a hook.
+"""
+GROUPS = {
+    "End a run": ("Check", "EarlyStopping", "OnPlateau", "StopAfter", "StopOnNaN", "StopOnPlateau"),
+    "Save checkpoints and files": ("SaveBest", "SaveEvery", "SaveFile", "SaveLatest"),
+    "Change the updates": ("AverageWeights", "ClipGradients", "Freeze", "SetOverTime", "SkipSpike"),
+    "Statistics, and where the time goes": (
+        "AccumulateVariables", "Benchmark", "ClassificationMetrics", "ComputeStats", "Diagnose", "LogNorms",
+        "LogProfile", "LogVariables", "Profile", "ShowProgress",
+    ),
+    "Results of an evaluation": (
+        "Flatten", "LogitsToCsv", "PlotLines", "SaveConfusionMatrix", "SaveExamples", "SaveMasks", "SavePredictions",
+        "SequenceToCsv",
+    ),
+    "Files and trackers": ("WriteCSV", "WriteMLflow", "WriteSQLite", "WriteTensorBoard", "WriteTrackio", "WriteWandb"),
+}  # fmt: skip
+_ENTRY = re.compile(r"^    (?P<name>\w+)(?P<note> \((?:default [^\n]*?|required)\))?(?=:|$)(?P<text>.*)")
+
+
+def page():
+    """Return the whole page."""
+    rows = dict(listing("hooks"))
+    parts = [HEAD, "## Built-in hooks\n"]
+    table = ["| hook | does |", "|---|---|"]
+    body = []
+    for group, names in GROUPS.items():
+        body.append(f"## {group}\n")
+        for name in names:
+            if name in rows:
+                table.append(f"| [`{name}`](#{name.lower()}) | {rows[name].rstrip('.')} |")
+                body.append(f"### {name}\n\n{as_markdown(explanation(name))}\n")
+    return "\n".join([*parts, *table, "", *body])
+
+
+def as_markdown(text):
+    """Return a docstring as Markdown: blocks of YAML in fences, arguments as a list."""
+    before, _, arguments = text.partition("\nArgs:\n")
+    blocks = [block if not block.startswith("    ") else fenced(block) for block in before.strip("\n").split("\n\n")]
+    return "\n\n".join([*blocks, *([entries(arguments)] if arguments else [])])
+
+
+def fenced(block):
+    """Return an indented block in a fence; it is YAML if it looks like a config."""
+    code = textwrap.dedent(block)
+    if code.startswith("- "):
+        code = f"hooks:\n{textwrap.indent(code, '  ')}"
+    return f"```{'yaml' if re.match(r'^[a-z_]+:', code) else 'text'}\n{code.rstrip()}\n```"
+
+
+def entries(arguments):
+    """Return the section `Args` as a list."""
+    lines = ["Arguments:", ""]
+    for line in arguments.split("\n"):
+        found = _ENTRY.match(line)
+        if found and line[4:5] != " ":
+            note = re.sub(r"^ \(default (.*)\)$", r" (default `\1`)", found["note"] or "")
+            lines.append(f"- `{found['name']}`{note}{found['text']}")
+        elif re.fullmatch(r"\w+:", line):  # another section, such as Attributes
+            lines += ["", line, ""]
+        elif line.strip():
+            lines.append(f"  {line.strip()}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(page(), encoding="utf-8")
+    else:
+        print(page())
