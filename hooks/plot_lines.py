@@ -87,9 +87,9 @@ class PlotLines(SavesExamples):
         for name, value in (("example_count", example_count), ("batch_count", batch_count)):
             if value is not None:
                 check_count(name, value, minimum=1)
-        for name, value in (("ymin", ymin), ("ymax", ymax)):
-            if value is not None and (isinstance(value, bool) or not np.isfinite(value)):
-                raise ArgumentError(name, f"{value!r} is not a number")
+        for name, limit in (("ymin", ymin), ("ymax", ymax)):
+            if limit is not None and (isinstance(limit, bool) or not np.isfinite(limit)):
+                raise ArgumentError(name, f"{limit!r} is not a number")
         if ymin is not None and ymax is not None and not ymin < ymax:
             raise ArgumentError("ymax", f"{ymax!r} is not above ymin, {ymin!r}")
         check_matplotlib(type(self).__name__)
@@ -145,6 +145,7 @@ class PlotLines(SavesExamples):
     def _drawn(self, lines: dict[str, np.ndarray[Any, Any]], title: str) -> tuple[bytes, bytes]:
         """Return the file of an example, and its picture as PNG."""
         import matplotlib as mpl
+        from matplotlib.ticker import MaxNLocator
 
         with figure(6.4, 4) as drawing:
             drawing.set_layout_engine("constrained")
@@ -170,7 +171,7 @@ class PlotLines(SavesExamples):
                 axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", color="0.4")
             axes.set_ylim(*self._limits)
             axes.margins(x=0.02)
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(color="0.92")
             for side in ("top", "right"):
                 axes.spines[side].set_visible(False)
