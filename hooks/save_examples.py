@@ -24,6 +24,7 @@ from emrun.hooks._examples import Examples, file_stem
 from emrun.hooks._figures import check_matplotlib, png
 from emrun.hooks._pictures import Cell, Pixels, picture_of, sheet
 from emrun.shown import Picture
+from emrun.sources import length
 from emrun.storage.files import storing
 from emrun.types import Units
 from emrun.wording import counted
@@ -201,7 +202,7 @@ class SaveExamples(SavesExamples):
     def _write_picture(self, path: Path, index: int, each: _Kept) -> str:
         if not isinstance(each.shown, np.ndarray):
             return ""
-        name = f"{index + 1:0{len(str(self._most))}}_{file_stem(each.id)}.png"
+        name = f"{index + 1:02}_{file_stem(each.id)}.png"
         (path / name).write_bytes(png(each.shown))
         return name
 
@@ -241,6 +242,9 @@ class SaveExamples(SavesExamples):
 
 def _ranks(examples: Examples, name: str) -> list[tuple[float, float]]:
     """Return how bad each example is; NaN is the worst."""
+    if name in examples.batch and length(examples.batch[name]) < 0:
+        advice = "; for a loss of each example, set model.loss.reduction: none" if name == "loss" else ""
+        raise examples.error(f"by: {name!r} has one value for the whole batch{advice}")
     column = examples.column(name)
     if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf" or column.size != examples.count:
         has = f"the shape {column.shape}" if isinstance(column, np.ndarray) else "strings or lists"
