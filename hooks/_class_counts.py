@@ -87,6 +87,8 @@ class ClassReader:
     def read(self, batch_data: dict[str, Any]) -> tuple[list[Tensor], int | None]:
         """Return predicted and true classes and the mask, each with one axis, and the number of classes of logits.
 
+        The tensors are copies, because the stream may use the memory of a batch again.
+
         Raises:
             ValueError: the shapes do not fit.
         """
@@ -109,7 +111,8 @@ class ClassReader:
                 f"{self.predicted!r} has {count} classes, shape {tuple(predicted.shape)}, but {self.source} has "
                 f"{len(self.names)} names; list the names in classes_names"
             )
-        return [each.reshape(-1) for each in (classes, labels, *masks)], count
+        kept = (classes if is_logits else classes.clone(), labels.clone(), *(each.clone() for each in masks))
+        return [each if each.dim() == 1 else each.reshape(-1) for each in kept], count
 
     def checked(self, name: str, values: Tensor, mask: Counted | None, classes: int | None, most: int) -> Counted:
         """Return class numbers on the host, int64 of shape (examples,), without those that the mask leaves out.
@@ -143,7 +146,7 @@ class ClassReader:
             raise ValueError(f"a batch has no variable {name!r}{did_you_mean(name, there)} (it has {listed(there)})")
         value = batch_data[name]
         if isinstance(value, Tensor) and not is_nested(value) and not value.is_complex():
-            return value.detach()
+            return value.detach() if value.requires_grad else value
         try:
             array = column(value)
         except (TypeError, ValueError) as error:
@@ -203,9 +206,8 @@ class ClassCounts:
                     before = f"{self._most:,} at most" if self._classes is None else f"{self._classes} before"
                     raise ValueError(f"{self._reader.predicted!r} has {classes} classes, but {before}")
                 self._classes = classes
-            kept = [each.clone() for each in values]  # the stream may use the memory again
-            self._waiting.append(kept)
-            self._size += len(kept[0])
+            self._waiting.append(values)
+            self._size += values[0].shape[0]
             if self._is_first or self._size > _CAPACITY or len(self._waiting) > _BATCHES:
                 self._count()
         except ValueError as error:

@@ -202,6 +202,22 @@ def test_the_memory_does_not_grow_with_the_examples(evaluate):
     assert peak < 10_000_000  # all classes would be 48 MB
 
 
+def test_batches_in_the_same_memory_are_copied(scripted):
+    class Again:
+        def valid_stream(self):
+            array = np.zeros(10, "i8")
+            for number in range(3):
+                array[:] = number
+                yield {"x": array, "guess": torch.from_numpy(array)}
+
+        train_stream = valid_stream
+
+    hook = ClassificationMetrics("x", "guess", "macro")
+    model = scripted(lambda batch: {})
+    found = MainLoop(model, Again(), [hook]).run_evaluation("valid")["valid"]
+    assert (found["accuracy"], hook.state_dict()["counts"]["valid"]["counts"].tolist()) == (1.0, [[10] * 3] * 3)
+
+
 WRONG_BATCHES = [
     (([0, 1], [0]), {}, "shape (1,), and 'label' (2,); predictions are class numbers of the same shape as the labels"),
     (([0, 1], torch.zeros(2, 3, 4)), {}, "'prediction' has the shape (2, 3, 4), and 'label' (2,)"),
