@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from emrun.errors import ArgumentError
-from emrun.hook import AbstractHook
+from emrun.hook import AbstractHook, Loop
 from emrun.hooks._aside import Aside
 from emrun.hooks._columns import Column
 from emrun.hooks._examples import Examples
 from emrun.hooks._prediction_files import FILES, PredictionFile
+from emrun.hooks._streams import Streams
 from emrun.storage.files import storing
 from emrun.wording import counted, did_you_mean
 
@@ -36,6 +37,7 @@ class WritesRows(AbstractHook):
 
     Raises:
         ArgumentError: the file has another ending, or its directory does not exist.
+        HookError: the dataset does not have the stream.
     """
 
     reads = None  # of one stream only
@@ -52,6 +54,8 @@ class WritesRows(AbstractHook):
         output_dir: str | Path | None,
     ) -> None:
         super().__init__(dataset=dataset, output_dir=output_dir)
+        if not isinstance(stream, str):
+            raise ArgumentError("stream", f"{stream!r} is not the name of a stream")
         if not isinstance(file, str | Path):
             raise ArgumentError(argument, f"{file!r} is not the name of a file")
         self.path = Path(output_dir or ".") / file
@@ -70,6 +74,15 @@ class WritesRows(AbstractHook):
         self._aside = Aside(self.path)
         self._file: PredictionFile | None = None
         self._count = self._written = 0  # examples, rows
+
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Check that the dataset has the stream.
+
+        Raises:
+            HookError: it does not have the stream.
+        """
+        super().register_mainloop(main_loop)
+        Streams([self._stream]).check(self, main_loop)
 
     @abstractmethod
     def rows_of(self, examples: Examples) -> Mapping[str, Column]:

@@ -35,7 +35,8 @@ class LogitsToCsv(WritesRows):
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
-        HookError: the names of the dataset are not a list of names.
+        HookError: the dataset does not have the stream, its names are not a list of names, or the format cannot hold
+            the values.
         StreamError: a batch lacks a variable, or there is another number of classes than of names.
         StorageError: the file cannot be written.
     """

@@ -45,7 +45,8 @@ class SavePredictions(WritesRows):
     Raises:
         ArgumentError: `file` has another ending, or its directory does not exist.
         StreamError: a batch does not have one of `variables`, or the variable has no value for each example.
-        HookError: the format cannot hold the values, such as lists of different lengths in CSV.
+        HookError: the dataset does not have the stream, or the format cannot hold the values, such as lists of
+            different lengths in CSV.
         MissingExtra: Parquet without pyarrow.
         StorageError: the file cannot be written.
     """

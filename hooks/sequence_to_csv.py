@@ -36,6 +36,7 @@ class SequenceToCsv(WritesRows):
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
+        HookError: the dataset does not have the stream, or the format cannot hold the values.
         StreamError: a batch lacks a variable, a variable has no sequences, or they have different lengths.
         StorageError: the file cannot be written.
     """

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from emrun import MainLoop
-from emrun.errors import ArgumentError, StreamError
+from emrun.errors import ArgumentError, HookError, StreamError
 from emrun.hooks import LogitsToCsv
 
 LOGITS = torch.arange(15.0).reshape(5, 3) / 7
@@ -53,8 +53,13 @@ def test_names_are_those_of_the_dataset_or_else_numbers(tmp_path, scripted):
 
 
 def test_a_stream_that_is_not_evaluated_has_no_file(tmp_path, scripted):
-    assert written(tmp_path, scripted, stream="test") is None
+    assert written(tmp_path, scripted, stream="train") is None
     assert not list(tmp_path.iterdir())
+
+
+def test_a_stream_that_is_not_there_is_an_error(tmp_path, scripted):
+    with pytest.raises(HookError, match=r"LogitsToCsv reads stream 'vaild'.*did you mean 'valid'"):
+        written(tmp_path, scripted, stream="vaild")
 
 
 @pytest.mark.parametrize(
