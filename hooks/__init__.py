@@ -20,14 +20,19 @@ if TYPE_CHECKING:
     from emrun.hooks.log_norms import LogNorms as LogNorms
     from emrun.hooks.log_profile import LogProfile as LogProfile
     from emrun.hooks.log_variables import LogVariables as LogVariables
+    from emrun.hooks.logits_to_csv import LogitsToCsv as LogitsToCsv
     from emrun.hooks.on_plateau import OnPlateau as OnPlateau
+    from emrun.hooks.plot_lines import PlotLines as PlotLines
     from emrun.hooks.profile import Profile as Profile
     from emrun.hooks.save_best import SaveBest as SaveBest
     from emrun.hooks.save_confusion_matrix import SaveConfusionMatrix as SaveConfusionMatrix
     from emrun.hooks.save_every import SaveEvery as SaveEvery
+    from emrun.hooks.save_examples import SaveExamples as SaveExamples
     from emrun.hooks.save_file import SaveFile as SaveFile
     from emrun.hooks.save_latest import SaveLatest as SaveLatest
+    from emrun.hooks.save_masks import SaveMasks as SaveMasks
     from emrun.hooks.save_predictions import SavePredictions as SavePredictions
+    from emrun.hooks.sequence_to_csv import SequenceToCsv as SequenceToCsv
     from emrun.hooks.set_over_time import SetOverTime as SetOverTime
     from emrun.hooks.show_progress import ShowProgress as ShowProgress
     from emrun.hooks.skip_spike import SkipSpike as SkipSpike
@@ -59,14 +64,19 @@ __getattr__, __dir__ = lazy_names(
         "LogNorms": "log_norms",
         "LogProfile": "log_profile",
         "LogVariables": "log_variables",
+        "LogitsToCsv": "logits_to_csv",
         "OnPlateau": "on_plateau",
+        "PlotLines": "plot_lines",
         "Profile": "profile",
         "SaveBest": "save_best",
         "SaveConfusionMatrix": "save_confusion_matrix",
         "SaveEvery": "save_every",
+        "SaveExamples": "save_examples",
         "SaveFile": "save_file",
         "SaveLatest": "save_latest",
+        "SaveMasks": "save_masks",
         "SavePredictions": "save_predictions",
+        "SequenceToCsv": "sequence_to_csv",
         "SetOverTime": "set_over_time",
         "ShowProgress": "show_progress",
         "SkipSpike": "skip_spike",

@@ -28,13 +28,15 @@ class PredictionFile(ABC):
 
     Args:
         path: where to write.
+        owner: the class of the hook, for messages.
     """
 
     ending: str
     """How the names of such files end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: str) -> None:
         self.path = path
+        self.owner = owner
         self.columns: list[str] = []
 
     @abstractmethod
@@ -58,14 +60,14 @@ class PredictionFile(ABC):
         """Close the file, which need not be complete."""
 
     def _cannot(self, name: str, why: str) -> HookError:
-        return HookError(f"SavePredictions: {self.ending} cannot hold {name!r}: {why}")
+        return HookError(f"{self.owner}: {self.ending} cannot hold {name!r}: {why}")
 
 
 class _Stream(PredictionFile):
     """A file that is written from its beginning to its end."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, owner: str) -> None:
+        super().__init__(path, owner)
         self._file = path.open("wb")
 
     def finish(self) -> None:
@@ -86,8 +88,8 @@ class CsvFile(_Stream):
 
     ending = ".csv"
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, owner: str) -> None:
+        super().__init__(path, owner)
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def add(self, columns: Mapping[str, Column]) -> None:
@@ -163,13 +165,13 @@ class ParquetFile(_Stream):
 
     ending = ".parquet"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: str) -> None:
         try:
             import pyarrow
             import pyarrow.parquet
         except ImportError as error:
             raise MissingExtra("a Parquet file", "pyarrow", "data") from error
-        super().__init__(path)
+        super().__init__(path, owner)
         self._arrow = pyarrow
         self._schema: Any = None
         self._writer: Any = None
@@ -245,8 +247,8 @@ class NpzFile(PredictionFile):
 
     ending = ".npz"
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, owner: str) -> None:
+        super().__init__(path, owner)
         self._open = ExitStack()
         self._parts: dict[str, Any] = {}
         self._forms: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}

@@ -39,7 +39,7 @@ class Streams:
         Raises:
             HookError: it does not have one of them.
         """
-        there = stream_names(main_loop.dataset)
+        there = list(dict.fromkeys([*stream_names(main_loop.dataset), *main_loop.extra_streams]))  # train_eval is there
         for name in sorted(self._names or ()):
             if name not in there:
                 raise HookError(

@@ -59,9 +59,8 @@ def wait_until_up(url, process):
 def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, server):
     from mlflow.tracking import MlflowClient
 
-    place = run_often(
-        f"  - WriteMLflow: {{uri: '{server}', experiment: e, tags: {{who: me}}, every: 10 updates}}", SIGNALS
-    )
+    arguments = f"uri: '{server}', experiment: e, tags: {{who: me}}, every: 10 updates"
+    run_often(f"  - WriteMLflow: {{{arguments}}}", SIGNALS)
     client = MlflowClient(server)
     experiment = client.get_experiment_by_name("e").experiment_id
     straight, often = sorted(client.search_runs([experiment]), key=lambda run: run.info.run_name, reverse=True)

@@ -55,8 +55,10 @@ def tables(directory):
 def files(directory):
     """Return the files of a run without times: metrics, steps, CSV files, pictures, checkpoints by their names."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    written = [directory / "steps.jsonl", *directory.glob("*.csv"), *directory.glob("*.png")]
-    texts = {path.name: path.read_bytes() for path in written}
+    texts = {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in [directory / "steps.jsonl", *directory.rglob("*.csv"), *directory.rglob("*.png")]
+    }
     links = sorted(path for path in (directory / "checkpoints").iterdir() if path.is_symlink())
     return {
         "metrics": [{**line, "seconds": None} for line in lines],
@@ -104,6 +106,11 @@ def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted
     expected, found = files(tmp_path / "straight"), files(tmp_path / "often")
     written = ["curves.csv", "predictions.csv", "steps.jsonl", "training.csv"]
     written += [f"confusion_matrix_epoch_{epoch}_valid.{kind}" for epoch in (0, 10) for kind in ("csv", "png")]
+    written += ["logits.csv", "sequences.csv", "masks/valid/masks.csv", *(f"masks/valid/{n}.png" for n in range(180))]
+    for epoch in (0, 10):
+        written += [f"visual/epoch_{epoch}/valid/{n}_batch_1_plot-logits.png" for n in range(4)]
+        written += [f"examples/epoch_{epoch}/valid/{name}" for name in ("examples.csv", "sheet.png")]
+        written += [f"examples/epoch_{epoch}/valid/{n + 1:02}_{n}.png" for n in range(16)]
     assert sorted(expected) == sorted(["checkpoints", "curves", "directories", "metrics", "tables", *written])
     iterations = [step for step, _ in expected["curves"]["steps/loss"]]
     assert iterations == list(range(20, iterations[-1] + 1, 20))

@@ -95,6 +95,7 @@ def test_a_hook_that_is_not_interrupted_here_is_found():
     names |= {name.partition(" ")[0] for name in AROUND_UPDATES}  # in test_mechanics.py
     names |= {"SavePredictions", "SkipSpike", "Check"}  # in test_resumed_gradients.py and test_everything.py
     names |= {"ClassificationMetrics", "Flatten", "AccumulateVariables", "SaveConfusionMatrix", "SaveFile"}  # there too
+    names |= {"SaveExamples", "LogitsToCsv", "SequenceToCsv", "PlotLines", "SaveMasks"}  # there too
     files = {path.stem.replace("_", "") for path in (SAMPLES.parent / "hooks").glob("[!_]*.py")}
     assert {name.lower() for name in names} == files
 

@@ -1,0 +1,214 @@
+"""Plot sequences of numbers: a picture for each example."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from emrun.arguments import check_choice, check_count, check_names
+from emrun.errors import ArgumentError
+from emrun.hooks._evaluations import SavesExamples, needed
+from emrun.hooks._examples import Examples, file_stem
+from emrun.hooks._figures import check_matplotlib, drawn, figure, png
+from emrun.shown import Picture
+from emrun.storage.files import make_directory, storing, write_atomically
+from emrun.types import Units
+
+Format = Literal["png", "svg", "pdf"]
+
+_MOST = 10  # lines of a variable that are told apart in the legend
+
+
+class PlotLines(SavesExamples):
+    """Plots variables that are sequences of numbers, one picture for each example, at each evaluation of a stream.
+
+        hooks:
+          - PlotLines: {variables: [target, output], streams: [valid]}
+
+    The first four examples of the first batch are plotted, such as
+    `visual/epoch_3/valid/17_batch_1_plot-target-vs-output.png` for the id 17. Trackers such as `WriteTensorBoard` get
+    the first picture of each stream. A sequence of several numbers at each place has as many lines; a variable with a
+    single number is a dashed line.
+
+    Batches that the model is trained on are left out; to plot those of the train stream, evaluate it: `extra_streams:
+    [train]` makes a stream `train_eval`.
+
+    Needs matplotlib (`pip install 'emrun[plots]'`).
+
+    Args:
+        variables: the variables, of shape (B, T), (B, T, K) or (B,), or lists of sequences of different lengths.
+        streams: the streams; by default all that are evaluated, but the train stream in the zeroth epoch.
+        id_variable: the source with the ids, different within a batch; by default `id`, or else the position in the
+            stream.
+        pad_mask_variable: a source of shape (B, T) that is 0 or false where nothing is plotted.
+        out_format: `png`, `svg` or `pdf`.
+        ymin: the lower end of the y axis.
+        ymax: the upper end of the y axis.
+        example_count: how many examples of each batch are plotted; None for all.
+        batch_count: how many batches of each stream are plotted; None for all.
+        every: how often plots are made, such as `5 epochs`; a number means epochs.
+        root_dir: the folder, in the run directory.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed.
+        HookError: the dataset does not have one of `streams`, or two hooks write the same files.
+        MissingExtra: matplotlib is not installed.
+        StreamError: a batch lacks a variable, a variable is not sequences of numbers, or ids are not different.
+        StorageError: a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[str],
+        streams: Sequence[str] | None = None,
+        id_variable: str | None = None,
+        pad_mask_variable: str | None = None,
+        out_format: Format = "png",
+        ymin: float | None = None,
+        ymax: float | None = None,
+        example_count: int | None = 4,
+        batch_count: int | None = 1,
+        every: Annotated[int | str, Units(("epochs",))] = 1,
+        root_dir: str = "visual",
+        dataset: Any = None,
+        output_dir: str | Path | None = None,
+    ) -> None:
+        check_names("variables", variables)
+        if not variables:
+            raise ArgumentError("variables", "name at least one variable")
+        super().__init__(
+            streams, every, needed(*variables, id_variable, pad_mask_variable), root_dir, dataset, output_dir
+        )
+        check_choice("out_format", out_format, Format)
+        for name, value in (("example_count", example_count), ("batch_count", batch_count)):
+            if value is not None:
+                check_count(name, value, minimum=1)
+        for name, limit in (("ymin", ymin), ("ymax", ymax)):
+            if limit is not None and (isinstance(limit, bool) or not np.isfinite(limit)):
+                raise ArgumentError(name, f"{limit!r} is not a number")
+        if ymin is not None and ymax is not None and not ymin < ymax:
+            raise ArgumentError("ymax", f"{ymax!r} is not above ymin, {ymin!r}")
+        check_matplotlib(type(self).__name__)
+        self._variables = needed(*variables)
+        self._id, self._mask, self._format = id_variable, pad_mask_variable, out_format
+        self._limits = ymin, ymax
+        self._examples, self._most_batches = example_count, batch_count
+        self._suffix = file_stem("-vs-".join(self._variables))
+        self._first: bytes | None = None
+
+    def writes_same(self, other: Any) -> bool:
+        """Return whether another hook plots the same variables into the same folder."""
+        return super().writes_same(other) and (self._suffix, self._format) == (other._suffix, other._format)
+
+    def before_stream(self, stream_name: str) -> None:
+        """Count the batches of the stream from 1."""
+        super().before_stream(stream_name)
+        self._first = None
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Plot the examples of a batch.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        if not self.looks_at(stream_name) or self._batches == self._most_batches:
+            return
+        examples = self.next_batch(batch_data)
+        rows = range(examples.count if self._examples is None else min(examples.count, self._examples))
+        ids = examples.ids(self._id, rows)
+        twice = next((name for index, name in enumerate(ids) if name in ids[:index]), None)
+        if twice is not None:
+            raise examples.error(f"two examples have the id {twice!r:.80}; ids name the files, so they must differ")
+        columns = {name: examples.column(name, rows) for name in self._variables}
+        masks = None if self._mask is None else examples.column(self._mask, rows)
+        folder = self.root / f"epoch_{self._epoch}" / stream_name
+        with storing(folder, "write"):
+            make_directory(folder, exist_ok=True)
+        for row, name in enumerate(ids):
+            mask = None if masks is None else np.asarray(masks[row]) != 0
+            lines = {each: _line(examples, each, column[row], mask) for each, column in columns.items()}
+            content, picture = self._drawn(lines, f"{stream_name}, epoch {self._epoch}: {name}")
+            file = f"{file_stem(name)}_batch_{self._batches}_plot-{self._suffix}.{self._format}"
+            write_atomically(folder / file, content)
+            self._first = self._first or picture
+
+    def after_stream(self, stream_name: str) -> None:
+        """Show the first picture in the trackers."""
+        if self._first is not None and self.looks_at(stream_name):
+            self.main_loop.show(f"{stream_name}/{'-vs-'.join(self._variables)}", Picture(self._first))
+            self._first = None
+
+    def _drawn(self, lines: dict[str, np.ndarray[Any, Any]], title: str) -> tuple[bytes, bytes]:
+        """Return the file of an example, and its picture as PNG."""
+        import matplotlib as mpl
+        from matplotlib.ticker import MaxNLocator
+
+        with figure(6.4, 4) as drawing:
+            drawing.set_layout_engine("constrained")
+            axes = drawing.subplots()
+            for index, (name, values) in enumerate(lines.items()):
+                color = f"C{index}"
+                if values.ndim == 0:
+                    axes.axhline(float(values), label=name, color=color, linestyle="--", linewidth=1.2)
+                    continue
+                several = values[:, None] if values.ndim == 1 else values
+                marker = "." if len(values) <= 40 else None
+                count = several.shape[1]
+                for column in range(count):
+                    label = name if count == 1 else f"{name}.{column}" if count <= _MOST else f"{name} ({count} lines)"
+                    style: dict[str, Any] = {"color": color}
+                    if count > 1 and len(lines) == 1 and count <= _MOST:
+                        style = {"color": f"C{column}"}
+                    elif count > 1:
+                        style |= {"alpha": 1 - 0.75 * column / count}
+                    is_named = count <= _MOST or column == 0
+                    axes.plot(several[:, column], label=label if is_named else None, marker=marker, lw=1.4, **style)
+            if not any(np.isfinite(values).any() for values in lines.values()):
+                axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", color="0.4")
+            axes.set_ylim(*self._limits)
+            axes.margins(x=0.02)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.grid(color="0.92")
+            for side in ("top", "right"):
+                axes.spines[side].set_visible(False)
+            axes.set_title(title if len(title) <= 70 else f"{title[:69]}…", fontsize=10, loc="left", parse_math=False)
+            handles, labels = axes.get_legend_handles_labels()
+            legend = drawing.legend(
+                handles,
+                ["" for _ in labels],
+                loc="outside lower center",
+                ncols=min(5, len(labels)),
+                frameon=False,
+                fontsize=9,
+            )
+            for text, label in zip(legend.get_texts(), labels, strict=True):
+                text.set_parse_math(False)
+                text.set_text(label if len(label) <= 24 else f"{label[:23]}…")
+            picture = png(drawn(drawing))
+            if self._format == "png":
+                return picture, picture
+            mpl.rcParams["svg.hashsalt"] = "emrun"  # names in the file, which are drawn at random otherwise
+            when = {"Date": None} if self._format == "svg" else {"CreationDate": None}
+            file = io.BytesIO()
+            drawing.savefig(file, format=self._format, metadata=when)
+            return file.getvalue(), picture
+
+
+def _line(examples: Examples, name: str, value: Any, mask: Any) -> np.ndarray[Any, Any]:
+    """Return the values of an example as floats of shape (T,), (T, K) or (); NaN where nothing is plotted."""
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "biuf" or value.ndim > 2:
+        shape = f"the shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise examples.error(f"{name!r} is not a sequence of numbers for each example: an example has {shape}")
+    found = np.array(value, np.float64)
+    found[~np.isfinite(found)] = np.nan
+    if mask is None or not found.ndim:
+        return found
+    if mask.shape != found.shape[:1]:
+        raise examples.error(f"the padding mask of an example has the shape {mask.shape}, and {name!r} {found.shape}")
+    found[~mask] = np.nan
+    kept = np.flatnonzero(mask)
+    return found[: kept[-1] + 1] if len(kept) else found[:0]

@@ -1,0 +1,270 @@
+"""Save the worst or the first examples of each evaluation, with their pictures or texts."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import io
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from emrun.arguments import check_choice, check_count, check_names
+from emrun.dataset import classes_of
+from emrun.errors import ArgumentError
+from emrun.hooks._aside import Aside
+from emrun.hooks._columns import plain
+from emrun.hooks._evaluations import SavesExamples, needed
+from emrun.hooks._examples import Examples, file_stem
+from emrun.hooks._figures import check_matplotlib, png
+from emrun.hooks._pictures import Cell, Pixels, picture_of, sheet
+from emrun.shown import Picture
+from emrun.sources import length
+from emrun.storage.files import storing
+from emrun.types import Units
+from emrun.wording import counted
+
+Select = Literal["worst", "first"]
+
+_LOG = logging.getLogger(__name__)
+_MOST = 256  # examples in a sheet
+
+
+@dataclass(order=True)
+class _Kept:
+    """An example that is kept; of two, the smaller one is dropped first."""
+
+    rank: tuple[float, ...]
+    id: str = field(compare=False)
+    values: dict[str, Any] = field(compare=False)
+    shown: Pixels | str | None = field(compare=False)
+
+
+class SaveExamples(SavesExamples):
+    """Saves the examples with the highest loss, or the first ones, after each evaluation of a stream.
+
+        hooks:
+          - SaveExamples: {show: image, label: label, prediction: logits, streams: [valid]}
+
+    The folder `examples/epoch_3/valid` in the run directory has `examples.csv`, with the ids and values; `sheet.png`, a
+    picture of all examples; and each picture at its own size, such as `01_17.png` of the worst example, whose id is 17.
+    Trackers such as `WriteTensorBoard` get the sheet. The folder appears when it is complete; an evaluation that is
+    repeated replaces it.
+
+    Only the examples that are saved are kept in memory. A loss that is NaN is the worst; of equal losses the one that
+    comes first in the stream is worse. Batches that the model is trained on are left out; to look at the examples of
+    the train stream, evaluate it: `extra_streams: [train]` makes a stream `train_eval`.
+
+    Pictures are arrays (H, W), (C, H, W) or (H, W, C) with 1, 3 or 4 channels: uint8; floats from 0 to 1 or whole
+    numbers from 0 to 255; or other numbers, whose smallest becomes black and whose largest white in each picture.
+
+    Needs matplotlib (`pip install 'emrun[plots]'`).
+
+    Args:
+        show: a variable with a picture or a text for each example.
+        select: `worst`, the examples with the largest `by`; `first`, those that come first in the stream.
+        by: the variable with a number for each example, by default `loss`; only with `select: worst`. A loss for each
+            example needs `reduction: none` in `model.loss`.
+        count: the number of examples, at most 256.
+        label: the variable with the true classes.
+        prediction: the variable with class numbers, or with a number for each class, of which the largest counts.
+        variables: more variables whose values are written.
+        classes_names: the names of the classes, in the order of their numbers; by default those of the dataset.
+        id_variable: the source with the ids; by default `id`, or else the position in the stream.
+        streams: the streams; by default all that are evaluated, but the train stream in the zeroth epoch.
+        every: how often examples are saved, such as `5 epochs`; a number means epochs.
+        root_dir: the folder, in the run directory.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed.
+        HookError: the dataset does not have one of `streams`, or two hooks write to one folder.
+        MissingExtra: matplotlib is not installed.
+        StreamError: a batch lacks a variable, the variable has no value for each example, or is not a picture or text.
+        StorageError: a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        show: str | None = None,
+        select: Select = "worst",
+        by: str | None = None,
+        count: int = 16,
+        label: str | None = None,
+        prediction: str | None = None,
+        variables: Sequence[str] = (),
+        classes_names: Sequence[str] | None = None,
+        id_variable: str | None = None,
+        streams: Sequence[str] | None = None,
+        every: Annotated[int | str, Units(("epochs",))] = 1,
+        root_dir: str = "examples",
+        dataset: Any = None,
+        output_dir: str | Path | None = None,
+    ) -> None:
+        check_choice("select", select, Select)
+        check_count("count", count, minimum=1)
+        if count > _MOST:
+            raise ArgumentError("count", f"{count} is more than {_MOST}; SavePredictions writes all examples")
+        if by is not None and select == "first":
+            raise ArgumentError(
+                "by", f"`select: first` does not compare examples; to write {by!r}, add it to variables"
+            )
+        check_names("variables", variables)
+        by = (by or "loss") if select == "worst" else None
+        wanted = needed(show, by, label, prediction, *variables, id_variable)
+        super().__init__(streams, every, wanted, root_dir, dataset, output_dir)
+        check_matplotlib(type(self).__name__)
+        if classes_names is not None:
+            check_names("classes_names", classes_names)
+        elif dataset is not None and label is not None:
+            classes_names = classes_of(dataset, label)
+        self._show, self._by, self._most = show, by, count
+        self._label, self._prediction, self._id = label, prediction, id_variable
+        self._variables = [name for name in needed(*variables) if name not in (show, by, label, prediction)]
+        self._classes = classes_names
+        self._kept: list[_Kept] = []
+
+    def before_stream(self, stream_name: str) -> None:
+        """Begin with no examples."""
+        super().before_stream(stream_name)
+        self._kept = []
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Keep the examples of a batch that belong to those that are saved."""
+        if not self.looks_at(stream_name) or (self._by is None and len(self._kept) >= self._most):
+            return
+        examples = self.next_batch(batch_data)
+        ranks = [(0.0, 0.0)] * examples.count if self._by is None else _ranks(examples, self._by)
+        keys = [(*rank, -float(examples.first + row)) for row, rank in enumerate(ranks)]
+        best = heapq.nlargest(self._most, range(examples.count), key=keys.__getitem__)
+        if len(self._kept) >= self._most:
+            best = [row for row in best if keys[row] > self._kept[0].rank]
+        if best:
+            rows = sorted(best)
+            for each in self._read(examples, rows, [keys[row] for row in rows]):
+                if len(self._kept) < self._most:
+                    heapq.heappush(self._kept, each)
+                else:
+                    heapq.heappushpop(self._kept, each)
+
+    def after_stream(self, stream_name: str) -> None:
+        """Write the folder of the evaluation.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        if not self.looks_at(stream_name) or not self._kept:
+            return
+        kept, self._kept = sorted(self._kept, reverse=True), []
+        place = self.root / f"epoch_{self._epoch}" / stream_name
+        folder = Aside(place, is_folder=True)
+        path = folder.begin()
+        try:
+            with storing(place, "write"):
+                names = [self._write_picture(path, index, each) for index, each in enumerate(kept)]
+                (path / "examples.csv").write_bytes(self._table(kept, names).encode())
+                which = "first" if self._by is None else f"highest {self._by}"
+                cells = [self._cell(each) for each in kept]
+                picture = png(sheet(cells, f"{stream_name}, epoch {self._epoch}: {which}"))
+                (path / "sheet.png").write_bytes(picture)
+            folder.finish()
+        finally:
+            folder.drop()
+        self.main_loop.show(f"{stream_name}/examples_{'first' if self._by is None else self._by}", Picture(picture))
+        _LOG.info("saved %s of stream %r in %s", counted(len(kept), "example"), stream_name, place)
+
+    def _read(self, examples: Examples, rows: Sequence[int], keys: Sequence[tuple[float, ...]]) -> list[_Kept]:
+        """Return some examples of a batch, as copies."""
+        ids = examples.ids(self._id, rows)
+        names = needed(self._by, self._label, self._prediction, *self._variables)
+        columns = {name: examples.column(name, rows) for name in names}
+        shown = examples.column(self._show, rows) if self._show is not None else [None] * len(rows)
+        found = []
+        for index, (key, name) in enumerate(zip(keys, ids, strict=True)):
+            values = {each: _plain(column[index]) for each, column in columns.items()}
+            for each in needed(self._label, self._prediction):
+                values[each] = _class_of(examples, each, values[each])
+            found.append(_Kept(key, name, values, self._shown(examples, shown[index])))
+        return found
+
+    def _shown(self, examples: Examples, value: Any) -> Pixels | str | None:
+        if value is None or isinstance(value, str):
+            return value
+        try:
+            return picture_of(value).copy()
+        except ValueError as error:
+            raise examples.error(f"show: {self._show!r} is neither a picture nor a text: {error}") from error
+
+    def _write_picture(self, path: Path, index: int, each: _Kept) -> str:
+        if not isinstance(each.shown, np.ndarray):
+            return ""
+        name = f"{index + 1:02}_{file_stem(each.id)}.png"
+        (path / name).write_bytes(png(each.shown))
+        return name
+
+    def _table(self, kept: Sequence[_Kept], files: Sequence[str]) -> str:
+        """Return the examples as CSV."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+        names = list(kept[0].values)
+        classes = [name for name in needed(self._label, self._prediction) if self._classes]
+        more = [self._show] if isinstance(kept[0].shown, str) else ["file"] if self._show is not None else []
+        writer.writerow(["rank", "id", *names, *(f"{name}_name" for name in classes), *more])
+        for index, (each, file) in enumerate(zip(kept, files, strict=True)):
+            last = [each.shown] if isinstance(each.shown, str) else [file] if self._show is not None else []
+            called = [self._called(each.values[name]) for name in classes]
+            values = [value if isinstance(value, str | int | float) else str(value) for value in each.values.values()]
+            writer.writerow([index + 1, each.id, *values, *called, *last])
+        return text.getvalue()
+
+    def _cell(self, each: _Kept) -> Cell:
+        """Return what the sheet has of an example."""
+        lines = [f"id {each.id}"]
+        if self._by is not None:
+            lines.append(f"{self._by} {each.values[self._by]:.4g}")
+        label, prediction = (None if name is None else each.values[name] for name in (self._label, self._prediction))
+        for name, value in (("is", label), ("predicted", prediction)):
+            lines += [] if value is None else [f"{name} {self._called(value)}"]
+        for name in self._variables:
+            value = each.values[name]
+            lines.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+        return Cell(each.shown, lines, is_wrong=None not in (label, prediction) and label != prediction)
+
+    def _called(self, number: Any) -> str:
+        """Return the name of a class, or its number."""
+        names = self._classes or ()
+        return names[number] if isinstance(number, int) and 0 <= number < len(names) else str(number)
+
+
+def _ranks(examples: Examples, name: str) -> list[tuple[float, float]]:
+    """Return how bad each example is; NaN is the worst."""
+    if name in examples.batch and length(examples.batch[name]) < 0:
+        advice = "; for a loss of each example, set model.loss.reduction: none" if name == "loss" else ""
+        raise examples.error(f"by: {name!r} has one value for the whole batch{advice}")
+    column = examples.column(name)
+    if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf" or column.size != examples.count:
+        has = f"the shape {column.shape}" if isinstance(column, np.ndarray) else "strings or lists"
+        raise examples.error(f"by: {name!r} has {has}, not a number for each example")
+    values = [float(each) for each in column.reshape(-1)]
+    return [(1.0, 0.0) if math.isnan(each) else (0.0, each) for each in values]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of an example as a plain number, string or list; a list of one number as this number."""
+    if isinstance(value, str):
+        return value
+    found = plain([value])[0] if not isinstance(value, np.ndarray | np.generic) else value.tolist()
+    return found[0] if isinstance(found, list) and len(found) == 1 else found
+
+
+def _class_of(examples: Examples, name: str, value: Any) -> Any:
+    """Return the class of an example: a number, a string, or the index of the largest of several numbers."""
+    if isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
+        return int(np.argmax(value))
+    if isinstance(value, list):
+        raise examples.error(f"{name!r} is neither a class nor a number for each class")
+    return int(value) if isinstance(value, bool | float) and math.isfinite(value) and value == int(value) else value

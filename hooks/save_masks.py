@@ -1,0 +1,193 @@
+"""Save the masks of a segmentation as pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from emrun.errors import ArgumentError, MissingExtra
+from emrun.hooks._aside import Aside
+from emrun.hooks._evaluations import SavesExamples, needed
+from emrun.hooks._examples import file_stem
+from emrun.storage.files import storing
+from emrun.types import Units
+from emrun.wording import counted
+
+_LOG = logging.getLogger(__name__)
+
+
+class SaveMasks(SavesExamples):
+    """Saves a mask for each example of a stream as a PNG file, at each evaluation of the stream.
+
+        hooks:
+          - SaveMasks: {mask_variable: mask, streams: [valid]}
+
+    The folder `masks/valid` in the run directory has a picture for each example, such as `17.png` for the id 17, and
+    `masks.csv` with ids and files: letters of an id that the name of a file may not have are replaced. The folder
+    appears at the end of the stream, in place of that of the evaluation before.
+
+    - Whole numbers are classes: the picture has a palette of colors, and its pixels are the numbers, from 0 to 255.
+    - Floats of shape (B, C, H, W) with C > 1 are logits: the class with the largest one counts.
+    - Booleans become 0 and 255; other floats must be from 0 to 1, and become 0 to 255.
+    - With `factor`, the values are multiplied by it, and the picture is gray.
+
+    Batches that the model is trained on are left out; to save masks of the train stream, evaluate it: `extra_streams:
+    [train]` makes a stream `train_eval`.
+
+    Needs Pillow (`pip install 'emrun[data]'`).
+
+    Args:
+        mask_variable: the output of shape (B, H, W), (B, 1, H, W) or, for logits, (B, C, H, W).
+        id_variable: the source with the ids, all different; by default `id`, or else the position in the stream.
+        factor: what the values are multiplied by; the products are limited to 0 to 255.
+        streams: the streams; by default all that are evaluated, but the train stream in the zeroth epoch.
+        every: how often masks are saved, such as `5 epochs`; a number means epochs.
+        root_dir: the folder, in the run directory.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed.
+        HookError: the dataset does not have one of `streams`, or two hooks write to one folder.
+        MissingExtra: Pillow is not installed.
+        StreamError: a batch lacks a variable, two examples have the same id, or the values are not masks.
+        StorageError: a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        mask_variable: str,
+        id_variable: str | None = None,
+        factor: float | None = None,
+        streams: Sequence[str] | None = None,
+        every: Annotated[int | str, Units(("epochs",))] = 1,
+        root_dir: str = "masks",
+        dataset: Any = None,
+        output_dir: str | Path | None = None,
+    ) -> None:
+        super().__init__(streams, every, needed(mask_variable, id_variable), root_dir, dataset, output_dir)
+        if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0):
+            raise ArgumentError("factor", f"{factor!r} is not a number above 0")
+        try:
+            import PIL  # noqa: F401 - the package, without its heavy parts
+        except ImportError as error:
+            raise MissingExtra(type(self).__name__, "pillow", "data") from error
+        self._mask, self._id, self._factor = mask_variable, id_variable, factor
+        self._folder: Aside | None = None
+        self._files: dict[str, str] = {}  # id -> file
+
+    def before_epoch(self, epoch_id: int) -> None:
+        """Drop what an evaluation that was interrupted has left."""
+        super().before_epoch(epoch_id)
+        self._drop()
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Write the masks of a batch.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        if not self.looks_at(stream_name):
+            return
+        examples = self.next_batch(batch_data)
+        ids = examples.ids(self._id)
+        masks = list(examples.column(self._mask))
+        if self._folder is None:
+            self._folder = Aside(self.root / stream_name, is_folder=True)
+            self._path = self._folder.begin()
+        for name, mask in zip(ids, masks, strict=True):
+            if name in self._files:
+                raise examples.error(f"two examples have the id {name!r:.80}; ids name the files, so they must differ")
+            self._files[name] = f"{file_stem(name)}.png"
+            try:
+                content = mask_png(mask, self._factor)
+            except ValueError as error:
+                raise examples.error(f"{self._mask!r} of {name!r:.80} is not a mask: {error}") from error
+            with storing(self._folder.place, "write"):
+                (self._path / self._files[name]).write_bytes(content)
+
+    def after_stream(self, stream_name: str) -> None:
+        """Complete the folder.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        if not self.looks_at(stream_name) or self._folder is None:
+            return
+        folder, files = self._folder, self._files
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([("id", "file"), *files.items()])
+        try:
+            with storing(folder.place, "write"):
+                (self._path / "masks.csv").write_bytes(text.getvalue().encode())
+            folder.finish()
+        finally:
+            self._drop()
+        _LOG.info("saved %s of stream %r in %s", counted(len(files), "mask"), stream_name, folder.place)
+
+    def after_training(self, success: bool) -> None:
+        """Drop an incomplete folder."""
+        self._drop()
+
+    def _drop(self) -> None:
+        folder, self._folder, self._files = self._folder, None, {}
+        if folder is not None:
+            folder.drop()
+
+
+def mask_png(mask: Any, factor: float | None) -> bytes:
+    """Return a mask as a PNG file: with a palette if its values are classes, otherwise gray.
+
+    Args:
+        mask: an array of shape (H, W), (1, H, W), or (C, H, W) for logits.
+        factor: what the values are multiplied by; None if they are classes, booleans, logits, or from 0 to 1.
+
+    Raises:
+        ValueError: the array has another shape, or values that are not allowed.
+    """
+    from PIL import Image
+
+    if not isinstance(mask, np.ndarray) or mask.ndim not in (2, 3) or 0 in mask.shape:
+        shape = f"shape {mask.shape}" if isinstance(mask, np.ndarray) else type(mask).__name__
+        raise ValueError(f"{shape}, but a mask has the shape (H, W), (1, H, W), or (C, H, W) for logits")
+    if mask.ndim == 3 and mask.shape[0] > 1:
+        if factor is not None or mask.dtype.kind != "f":
+            raise ValueError(f"shape {mask.shape}: only logits, which are floats, have several channels, and no factor")
+        mask = mask.argmax(0)
+    mask = mask.reshape(mask.shape[-2:])
+    file = io.BytesIO()
+    if factor is not None:
+        gray = np.rint(np.clip(np.nan_to_num(mask.astype(np.float64) * factor), 0, 255))
+    elif mask.dtype.kind == "b":
+        gray = mask * 255
+    elif mask.dtype.kind == "f":
+        if not ((mask >= 0) & (mask <= 1)).all():
+            found = f"values from {mask.min():g} to {mask.max():g}"
+            raise ValueError(f"{found}, but floats must be from 0 to 1; return probabilities or classes, or set factor")
+        gray = np.rint(mask * 255)
+    else:
+        if mask.min() < 0 or mask.max() > 255:
+            raise ValueError(f"classes from {mask.min()} to {mask.max()}, but a picture has those from 0 to 255")
+        image = Image.fromarray(mask.astype(np.uint8))
+        image.putpalette(PALETTE)
+        image.save(file, "png")
+        return file.getvalue()
+    Image.fromarray(gray.astype(np.uint8)).save(file, "png")
+    return file.getvalue()
+
+
+def _palette() -> bytes:
+    """Return 256 colors: that of a class is made from the bits of its number, as in the PASCAL VOC data set."""
+    colors = np.zeros((256, 3), np.uint8)
+    for number in range(256):
+        for bit in range(8):
+            colors[number, bit % 3] |= (number >> bit & 1) << (7 - bit // 3)
+    return colors.tobytes()
+
+
+PALETTE = _palette()
+"""Red, green and blue of the colors of 256 classes, one byte each; class 0 is black."""
