@@ -37,8 +37,8 @@ ONLY = {
     },
 }
 """The only modules that a package may import from another package: for `runs`, those that need no torch."""
-LATE = {"stream_context", "names", "init_from", "compilation"}
-"""Modules that import torch, its compiler, entry points or tabulate only when needed."""
+LATE = {"stream_context", "names", "init_from", "compilation", "shown"}
+"""Modules that import torch, its compiler, entry points, tabulate or Pillow only when needed."""
 
 
 def house(root):

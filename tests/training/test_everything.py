@@ -88,7 +88,8 @@ def checkpoint(place):
 
 
 def test_the_sample_has_every_built_in_hook():
-    assert sorted(set(hooks())) == sorted(short_names("hook", installed=False))
+    services = ("WriteMLflow", "WriteTrackio", "WriteWandb")  # tests/hooks has runs of theirs that are interrupted
+    assert sorted({*hooks(), *services}) == sorted(short_names("hook", installed=False))
 
 
 def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted_run(tmp_path, emrun):
