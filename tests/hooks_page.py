@@ -19,7 +19,7 @@ HEAD = """# Hooks
 
 A hook is an object whose methods are called at the events of the run. The section `hooks` of a config lists hooks, and
 they are called in this order. This page lists the built-in hooks with all their arguments, as `emrun show NAME` does.
-[Using and writing hooks](writing_hooks.md) has the events, examples, and how to write a hook.
+[Using and writing hooks](using_hooks.md) has the events, examples, and how to write a hook.
 """
 GROUPS = {
     "End a run": ("Check", "EarlyStopping", "OnPlateau", "StopAfter", "StopOnNaN", "StopOnPlateau"),

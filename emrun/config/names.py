@@ -36,8 +36,8 @@ _SAVING = (
 )
 _COMPARED = "set `variable` and `condition` (min or max) of the hook that compares: SaveBest, EarlyStopping"
 _RATE = "every run records learning rates in steps.jsonl, metrics.jsonl and the log; remove this hook"
-_BOARD = "emrun does not write TensorBoard files yet; WriteCSV writes statistics, and every run has a metrics.jsonl"
-_TRACKER = f"emrun does not support trackers yet; every run has a metrics.jsonl, and {_OWN_HOOK} send `epoch_data`"
+_BOARD = "use the hook WriteTensorBoard: {every: 50 updates}"
+_TRACKER = f"use the hook WriteMLflow, WriteWandb or WriteTrackio; {_OWN_HOOK} derive from emrun.hooks.AbstractTracker"
 _RECIPES = "look into docs/recipes.md and sample_configs/recipes: what is not a hook of emrun may be a few lines there"
 _RESUME = "`emrun resume RUN_DIR` continues a run from its checkpoint"
 _INITIAL = "set model.init_from to a run, a checkpoint or a file with weights"
@@ -65,7 +65,7 @@ _HOOKS = {
     "modelcheckpoint checkpoint checkpointhook checkpointsaver checkpointer modelsaver": _SAVING,
     "modeliterationcheckpoint modeltrainendsave trackthebest": _SAVING,
     "learningratemonitor lrmonitor": _RATE,
-    "tensorboard tensorboardlogger tensorboardcallback writetensorboard": _BOARD,
+    "tensorboard tensorboardlogger tensorboardcallback": _BOARD,
     "tensorboardtrainbatchloss tensorboardtrainhistorymetric tensorboardfulltracking": _BOARD,
     "modeltrainhistoryplot": _BOARD,
     "wandb wandblogger wandbcallback wandbtracking mlflow mlflowlogger mlflowcallback": _TRACKER,
@@ -118,7 +118,7 @@ _KEYS = {
     "limittrainbatches stepsperepoch": "main_loop.fixed_epoch_size is the number of batches of an epoch",
     "limitvalbatches limittestbatches evaliters validationsteps maxevalbatches": _PART,
     "overfitbatches overfitsinglebatch": "use main_loop.overfit, the number of batches",
-    "logger loggers reportto": "use the hooks WriteCSV or LogVariables; every run has a train.log and a metrics.jsonl",
+    "logger loggers reportto": "use WriteTensorBoard, WriteMLflow, WriteWandb, WriteTrackio, WriteCSV, ...",
     "logeverynsteps loggingsteps": "use the hook LogVariables: {every: 50 updates}, or WriteCSV: {every: 50 updates}",
     "enableprogressbar progressbar": "use the hook ShowProgress",
     "fastdevrun numsanityvalsteps": "`emrun check CONFIG` tries a batch of each stream without training",
