@@ -7,7 +7,7 @@ MINUTES := 60
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test test-fast campaign check format bench bench-loop bench-step bench-updates bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-peers wheel clean
+.PHONY: setup train test test-fast campaign check format bench bench-loop bench-step bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-peers wheel clean
 
 setup: $(INSTALLED)
 
@@ -41,7 +41,7 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: bench-peers bench-step bench-updates bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep
+bench: bench-peers bench-step bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep
 
 bench-loop: setup
 	$(BIN)/python benchmarks/peers.py --only bare,null --peers emrun --rounds 30
@@ -51,6 +51,9 @@ bench-step: setup
 
 bench-updates: setup
 	$(BIN)/python benchmarks/updates.py
+
+bench-hooks: setup
+	$(BIN)/python benchmarks/hooks.py
 
 bench-startup: setup
 	$(BIN)/python benchmarks/startup.py
