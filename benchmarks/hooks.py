@@ -34,6 +34,7 @@ from emrun.hooks import (
     LogVariables,
     SaveBest,
     ShowProgress,
+    StopAfter,
     StopOnNaN,
     WriteCSV,
     WriteSQLite,
@@ -47,7 +48,12 @@ from emrun.types import Factory
 sys.path.append(str(Path(__file__).parent))
 import step
 
-ALONE = ("WriteSQLite, every 50 updates", "LogNorms, every update")
+ALONE = (
+    "ClassificationMetrics",
+    "StopOnNaN, after every batch",
+    "WriteSQLite, every 50 updates",
+    "LogNorms, every update",
+)
 """Hooks that are measured, but are not among the ten."""
 
 
@@ -56,8 +62,7 @@ def hooks_of(place: Path) -> dict[str, Callable[[], AbstractHook]]:
     classes = {"predicted_variable": "logits", "gt_variable": "label", "f1_average": "macro", "var_prefix": "class_"}
     return {
         "ComputeStats": lambda: ComputeStats(["loss", "accuracy"]),
-        "ClassificationMetrics": lambda: ClassificationMetrics(**classes),
-        "StopOnNaN, after every batch": lambda: StopOnNaN(after_batch=True),
+        "StopOnNaN": StopOnNaN,
         "ShowProgress": ShowProgress,
         "LogVariables": LogVariables,
         "WriteCSV": lambda: WriteCSV(place),
@@ -65,8 +70,11 @@ def hooks_of(place: Path) -> dict[str, Callable[[], AbstractHook]]:
         "SaveBest, which does not save here": lambda: SaveBest(stream="train", condition="max"),
         "EarlyStopping": lambda: EarlyStopping(patience=10**6, stream="train"),
         "LogProfile": LogProfile,
-        ALONE[0]: lambda: WriteSQLite(every="50 updates", output_dir=place),
-        ALONE[1]: LogNorms,
+        "StopAfter": lambda: StopAfter(epochs=10**6),
+        ALONE[0]: lambda: ClassificationMetrics(**classes),
+        ALONE[1]: lambda: StopOnNaN(after_batch=True),
+        ALONE[2]: lambda: WriteSQLite(every="50 updates", output_dir=place),
+        ALONE[3]: LogNorms,
     }
 
 

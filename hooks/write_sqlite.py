@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from emrun.arguments import safe_component
@@ -30,6 +30,7 @@ _TABLES = {
 }
 _STATE = record({"rows": record(dict.fromkeys(_TABLES, whole())), "pending": TEXT, "points": STATE})
 _WAIT = 5.0  # seconds for a reader to finish
+_PAUSE = 1.0  # seconds between two commits of values of steps
 
 Row = tuple[Any, ...]
 
@@ -51,7 +52,8 @@ class WriteSQLite(AbstractHook):
 
         sqlite3 log/run/metrics.sqlite "SELECT epoch, value FROM epoch_values WHERE stream = 'valid'"
 
-    Other programs can read the database while it is written: the rows of an epoch appear together. A reader that keeps
+    Other programs can read the database while it is written: the rows of an epoch appear together, and values of steps
+    within a second or with the next ones. A reader that keeps
     the database locked for more than five seconds does not stop the run; the rows are written with the next ones. A
     resume deletes the rows after the checkpoint.
 
@@ -75,6 +77,7 @@ class WriteSQLite(AbstractHook):
         self._points = StepPoints("WriteSQLite", every)
         self._pending: dict[str, list[Row]] = {name: [] for name in _TABLES}
         self._rows = dict.fromkeys(_TABLES, 0)  # that the database has, or has at the checkpoint
+        self._written = 0.0  # when rows were written last, in seconds of `monotonic`
         self._epoch_data: EpochData = {}
         if not self._points.listens:  # these would do nothing
             self.after_batch = self.after_stream = None  # type: ignore[method-assign, assignment]
@@ -126,9 +129,12 @@ class WriteSQLite(AbstractHook):
         self._take_point(self._points.after_stream(self.main_loop, stream_name))
 
     def _take_point(self, point: StepPoint | None) -> None:
-        if point is not None:
-            rows = [(point.iteration, point.updates, name, value) for name, value in point.values.items()]
-            self._write(step_values=rows)
+        if point is None:
+            return
+        for name, value in point.values.items():
+            self._pending["step_values"].append((point.iteration, point.updates, name, value))
+        if monotonic() - self._written > _PAUSE:  # a commit waits for the disk, some milliseconds
+            self._write()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Note the data of the epoch, to which later hooks may add statistics."""
@@ -149,7 +155,7 @@ class WriteSQLite(AbstractHook):
         )
 
     def after_training(self, success: bool) -> None:
-        """Write the rows that a reader has kept waiting."""
+        """Write the rows that are waiting."""
         if any(self._pending.values()):
             self._write()
 
@@ -159,6 +165,7 @@ class WriteSQLite(AbstractHook):
         Raises:
             StorageError: the database cannot be written.
         """
+        self._written = monotonic()
         for name, more in rows.items():
             self._pending[name] += more
         try:
