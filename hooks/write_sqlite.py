@@ -53,9 +53,8 @@ class WriteSQLite(AbstractHook):
         sqlite3 log/run/metrics.sqlite "SELECT epoch, value FROM epoch_values WHERE stream = 'valid'"
 
     Other programs can read the database while it is written: the rows of an epoch appear together, and values of steps
-    within a second or with the next ones. A reader that keeps
-    the database locked for more than five seconds does not stop the run; the rows are written with the next ones. A
-    resume deletes the rows after the checkpoint.
+    at most once a second. A reader that keeps the database locked for more than five seconds does not stop the run; the
+    rows are written with the next ones. A resume deletes the rows after the checkpoint.
 
     Args:
         file: the name of the database.
