@@ -278,7 +278,7 @@ class _Sender(threading.Thread):
                 if not self.connected.is_set():
                     self._connect()
                 if limit is not None:
-                    self._send(*limit)
+                    self._send(limit, is_end=is_ending and self.outcome[0] == "finished")
                 seen = limit
                 if is_ending:
                     self._tracker.finish(*self.outcome)
@@ -301,9 +301,9 @@ class _Sender(threading.Thread):
         self.position.write()
         self.connected.set()
 
-    def _send(self, epoch: int, iteration: int) -> None:
+    def _send(self, limit: tuple[int, int], *, is_end: bool) -> None:
         rows: list[TrackedRow] = []
-        for each in self._reader.rows((self.position.epoch, self.position.iteration), (epoch, iteration)):
+        for each in self._reader.rows((self.position.epoch, self.position.iteration), limit, is_end=is_end):
             rows.append(TrackedRow(*each, self._shown.get(each[0], {}) if each[1] is not None else {}))
             if len(rows) == _MOST_ROWS:
                 self._send_part(rows)

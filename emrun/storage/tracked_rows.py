@@ -29,7 +29,7 @@ class RowReader:
         self._offsets = {METRICS: 0, STEPS: 0}  # up to which the lines were read
         self._waiting: dict[int, Values] = {}  # rows that were read and not given yet
 
-    def rows(self, sent: tuple[int, int], upto: tuple[int, int]) -> Iterator[Values]:
+    def rows(self, sent: tuple[int, int], upto: tuple[int, int], *, is_end: bool = False) -> Iterator[Values]:
         """Yield iteration, epoch and values of each row, in the order of the iterations.
 
         Values of steps come when their chunk of 1,000 iterations, or the train stream of their epoch, has ended.
@@ -37,6 +37,8 @@ class RowReader:
         Args:
             sent: the epoch and the iteration of the last rows that are not needed any more; -1 for none.
             upto: the last epoch and the last iteration to yield.
+            is_end: whether no more rows will come. Otherwise the values of the step `upto` wait, because its row gets
+                those of the epoch too if that ends with it: a service takes a row of an iteration only once.
         """
         self._read()
         for at, (_, epoch, _) in list(self._waiting.items()):
@@ -46,7 +48,7 @@ class RowReader:
             _, epoch, values = self._waiting[at]
             if epoch is not None and at <= sent[1]:  # the step was sent before the epoch ended
                 values = {name: value for name, value in values.items() if not name.startswith("steps/")}
-            if at <= upto[1] and (epoch is None or epoch <= upto[0]):
+            if (at < upto[1] + is_end) if epoch is None else (at <= upto[1] and epoch <= upto[0]):
                 yield at, epoch, values
 
     def epoch_before(self, iteration: int) -> int:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import signal
 
 import pytest
 from ruamel.yaml import YAML
@@ -10,6 +11,19 @@ from training.resuming import SEND
 from emrun import AbstractHook, AbstractModel, create_training
 from emrun.storage.run import create_run
 
+TEN = [  # an epoch has 45 updates; checkpoints are saved every 20
+    (signal.SIGTERM, "train", 5),
+    (signal.SIGKILL, "train", 23),
+    (signal.SIGINT, "train", 31),
+    (signal.SIGKILL, "valid", 45),
+    (signal.SIGTERM, "valid", 45),
+    (signal.SIGKILL, "after_epoch", 45),
+    (signal.SIGINT, "after_epoch", 45),
+    (signal.SIGKILL, "train", 77),
+    (signal.SIGTERM, "train", 90),
+    (signal.SIGKILL, "valid", 135),
+]
+"""Ten moments at which a run is interrupted or killed."""
 OFTEN = """
 seed: 3
 dataset: {{class: Digits, flat: true}}
@@ -146,6 +160,15 @@ def write():
 def run(tmp_path):
     """Return a run directory."""
     return create_run("", "run", output_root=tmp_path, output_dir=None, seed=0)
+
+
+@pytest.fixture(params=[
+    pytest.param(TEN[1:8:3], id="three"),
+    pytest.param(TEN, id="ten", marks=[pytest.mark.campaign, pytest.mark.timeout(300)]),
+])  # fmt: skip
+def signals(request):
+    """Return what interrupts and kills a run: at three moments, in `make campaign` at ten."""
+    return request.param
 
 
 @pytest.fixture

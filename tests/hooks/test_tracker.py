@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-import signal
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,15 +16,6 @@ from emrun.errors import ArgumentError, HookError
 from emrun.hooks import AbstractTracker
 from emrun.training.create import train
 
-SIGNALS = [  # an epoch has 45 updates; checkpoints are saved every 20
-    (signal.SIGTERM, "train", 27),
-    (signal.SIGKILL, "train", 43),
-    (signal.SIGKILL, "valid", 45),
-    (signal.SIGINT, "valid", 45),
-    (signal.SIGKILL, "after_epoch", 90),
-    (signal.SIGKILL, "train", 95),
-    (signal.SIGTERM, "valid", 135),
-]
 FILE_TRACKER = """
 import json
 from emrun.hooks import AbstractTracker
@@ -63,9 +53,6 @@ def told(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("signals", [
-    SIGNALS[1:4], pytest.param(SIGNALS, marks=pytest.mark.campaign)
-], ids=["three", "seven"])  # fmt: skip
 def test_a_tracker_is_told_each_row_once_whatever_interrupts_the_run(run_often, signals):
     place = run_often("  - told.Told: {every: 10 updates}", signals, {"told.py": FILE_TRACKER})
     straight, often = told(place / "straight" / "told.jsonl"), told(place / "often" / "told.jsonl")

@@ -1,6 +1,5 @@
 """The runs of a real MLflow server on loopback, with a database."""
 
-import signal
 import socket
 import subprocess
 import sys
@@ -13,11 +12,6 @@ import pytest
 from emrun.errors import ArgumentError
 from emrun.hooks import WriteMLflow
 
-SIGNALS = [  # an epoch has 45 updates; checkpoints are saved every 20
-    (signal.SIGTERM, "train", 27),
-    (signal.SIGKILL, "valid", 45),
-    (signal.SIGKILL, "train", 95),
-]
 DUE = [0, *range(10, 136, 10), 45, 135]
 
 
@@ -56,13 +50,13 @@ def wait_until_up(url, process):
 
 
 @pytest.mark.timeout(300)
-def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, server):
+def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, server, signals):
     from mlflow.tracking import MlflowClient
 
-    arguments = f"uri: '{server}', experiment: e, tags: {{who: me}}, every: 10 updates"
-    run_often(f"  - WriteMLflow: {{{arguments}}}", SIGNALS)
+    arguments = f"uri: '{server}', experiment: e{len(signals)}, tags: {{who: me}}, every: 10 updates"
+    run_often(f"  - WriteMLflow: {{{arguments}}}", signals)
     client = MlflowClient(server)
-    experiment = client.get_experiment_by_name("e").experiment_id
+    experiment = client.get_experiment_by_name(f"e{len(signals)}").experiment_id
     straight, often = sorted(client.search_runs([experiment]), key=lambda run: run.info.run_name, reverse=True)
     assert (straight.info.run_name, often.info.run_name) == ("straight", "often")
     for run in (straight, often):

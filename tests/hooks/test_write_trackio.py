@@ -1,7 +1,6 @@
 """The runs in trackio's database."""
 
 import json
-import signal
 import sqlite3
 from contextlib import closing
 
@@ -10,11 +9,6 @@ import pytest
 from emrun.errors import ArgumentError
 from emrun.hooks import WriteTrackio
 
-SIGNALS = [  # an epoch has 45 updates; checkpoints are saved every 20
-    (signal.SIGTERM, "train", 27),
-    (signal.SIGKILL, "valid", 45),
-    (signal.SIGKILL, "train", 95),
-]
 DUE = [0, *range(10, 136, 10), 45, 135]
 
 
@@ -24,9 +18,9 @@ def warm(warm_with_sklearn):
     return warm_with_sklearn
 
 
-def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, monkeypatch, tmp_path):
+def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, monkeypatch, tmp_path, signals):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    place = run_often("  - WriteTrackio: {project: digits, every: 10 updates}", SIGNALS)
+    place = run_often("  - WriteTrackio: {project: digits, every: 10 updates}", signals)
     straight, often = (
         rows_of(tmp_path / "trackio" / "digits.db", identity(place / name)) for name in ("straight", "often")
     )

@@ -1,7 +1,6 @@
 """The offline directories of W&B, which W&B itself synchronises."""
 
 import json
-import signal
 
 import pytest
 
@@ -9,11 +8,6 @@ from emrun.errors import ArgumentError
 from emrun.hooks import WriteWandb
 from emrun.hooks._wandb_files import newest_step, records_of
 
-SIGNALS = [  # an epoch has 45 updates; checkpoints are saved every 20
-    (signal.SIGTERM, "train", 27),
-    (signal.SIGKILL, "valid", 45),
-    (signal.SIGKILL, "train", 95),
-]
 DUE = [0, *range(10, 136, 10), 45, 135]
 
 
@@ -23,14 +17,13 @@ def warm(warm_with_sklearn):
     return warm_with_sklearn
 
 
-def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often):
-    place = run_often("  - WriteWandb: {project: digits, mode: offline, every: 10 updates}", SIGNALS)
+def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, signals):
+    place = run_often("  - WriteWandb: {project: digits, mode: offline, every: 10 updates}", signals)
     straight, often = history(place / "straight"), history(place / "often")
     assert sorted(often) == sorted(straight)
     assert sorted(step for step, _ in straight) == sorted(DUE)
     values = dict(straight)
     assert {"valid/loss", "valid/loss/std", "train/learning_rate"} <= json.loads(values[45]).keys()
-    assert len(list((place / "often" / "wandb").glob("offline-run-*"))) == 1 + len(SIGNALS)
 
 
 def history(run):

@@ -41,9 +41,10 @@ def test_rows_stay_until_they_are_not_needed_and_files_may_grow(tmp_path, write)
     reader = RowReader(tmp_path, 1)
     assert list(reader.rows(NONE, ALL)) == []
     write("steps.jsonl", chunk(1, 1.0, 0.5) + '{"format": 1, "from": 3,')
-    first = list(reader.rows(NONE, (0, 1)))
-    assert first == list(reader.rows(NONE, (0, 1)))
+    first = list(reader.rows(NONE, (0, 2)))
+    assert first == list(reader.rows(NONE, (0, 2)))
     assert [at for at, *_ in first] == [1]
+    assert [at for at, *_ in reader.rows(NONE, (0, 2), is_end=True)] == [1, 2]
     write("steps.jsonl", ' "every": 1, "loss": [0.25]}\n')
     assert [at for at, *_ in reader.rows((-1, 1), ALL)] == [2, 3]
     assert [at for at, *_ in reader.rows((-1, 3), ALL)] == []
@@ -52,7 +53,8 @@ def test_rows_stay_until_they_are_not_needed_and_files_may_grow(tmp_path, write)
 def test_an_epoch_whose_last_step_was_sent_before_comes_without_its_step(tmp_path, write):
     reader = RowReader(tmp_path, 2)
     write("steps.jsonl", chunk(1, 1.0, 0.5))
-    assert [(at, number) for at, number, _ in reader.rows(NONE, (0, 2))] == [(2, None)]
+    assert [(at, number) for at, number, _ in reader.rows(NONE, (0, 2))] == []
+    assert [(at, number) for at, number, _ in reader.rows(NONE, (0, 2), is_end=True)] == [(2, None)]
     write("metrics.jsonl", epoch(1, 2, loss=0.75))
     assert list(reader.rows((-1, 2), (1, 2))) == [(2, 1, {"valid/loss": 0.75})]
     assert reader.epoch_before(2) == 1
