@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Histogram:
 
     def finite(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Return the values that are finite, as an array of shape (N,) of float64; this waits for the device."""
+        import numpy as np
+
         values = self.values.detach().double().cpu().numpy() if hasattr(self.values, "detach") else self.values
         flat = np.asarray(values, dtype=np.float64).ravel()
         return flat[np.isfinite(flat)]
