@@ -56,8 +56,8 @@ class AbstractTracker(AbstractHook):
 
     A tracker is sent only what a saved checkpoint counts on: the lines of `metrics.jsonl` and, with `every`, values of
     `steps.jsonl` up to its iteration. So nothing has to be taken back after a resume, and a resume continues the same
-    run of the tracker: `RUN_DIR/trackers/CLASS.json` has its identity and the last iteration. A run that is forked
-    begins a new one.
+    run of the tracker: `RUN_DIR/trackers/CLASS.json` has its identity and the last iteration, `CLASS-2.json` that of a
+    second hook of the class. A run that is forked begins a new one.
 
     A thread does the sending; the training never waits for it. If the tracker cannot be reached at the start of a new
     run, this is an error. Later it is a warning, and the rows are sent when the tracker can be reached again. At the
@@ -134,7 +134,9 @@ class AbstractTracker(AbstractHook):
                 f"{name}: `every` sends values of the step record; set main_loop.record_steps, or remove it"
             )
         directory = Path(self.output_dir)
-        position = _Position.of(directory / "trackers" / f"{name}.json")
+        alike = [hook for hook in loop.hooks if type(hook) is type(self)]
+        number = [hook is self for hook in alike].index(True) + 1
+        position = _Position.of(directory / "trackers" / (f"{name}.json" if number == 1 else f"{name}-{number}.json"))
         every = 0 if self._every is None else int(self._every.count)
         if self._every is not None and self._every.unit == "updates":
             every *= loop.model.iterations_per_update

@@ -248,3 +248,13 @@ def test_a_damaged_file_begins_a_new_run_of_the_tracker(post, caplog, tmp_path):
         train(post(url, epochs=4))
     assert f"{path} is damaged; the tracker begins a new run" in caplog.text
     assert iterations(server) == [0, 15, 30, 45, 0, 15, 30, 45, 60]
+
+
+def test_two_trackers_of_a_class_have_a_file_each(post, tmp_path):
+    with serving() as (one, url), serving() as (two, other):
+        training = post(url)
+        second = Post(other, output_dir=tmp_path / "run")
+        training.main_loop.change_hooks([*training.main_loop.hooks, second])
+        train(training)
+    assert iterations(one) == iterations(two) == [0, 15, 30, 45]
+    assert sorted(path.name for path in (tmp_path / "run" / "trackers").iterdir()) == ["Post-2.json", "Post.json"]
