@@ -64,7 +64,7 @@ class WritesRows(AbstractHook):
             message = f"the name {self.path.name!r} must end in {', '.join(FILES)}{near}"
             raise ArgumentError(argument, message)
         if not self.path.parent.is_dir():
-            raise ArgumentError(argument, f"there is no directory {self.path.parent}")
+            raise ArgumentError(argument, f"there is no directory {self.path.parent}; create it first")
         if self.path.is_dir():
             raise ArgumentError(argument, f"{self.path} is a directory")
         self.rows = 0

@@ -23,6 +23,14 @@ _STATE = record({"length": whole(), "has_config": FLAG, "points": STATE})
 
 Axis = Literal["updates", "examples", "epochs"]
 
+_SECTIONS = ("model", "dataset", "main_loop", "seed", "hooks")  # in the order of the page HParams
+_NOT_SHOWN = ("eval.", "sweep.", "code_directory")
+
+
+def _rank(key: str) -> int:
+    section = key.partition(".")[0]
+    return _SECTIONS.index(section) if section in _SECTIONS else len(_SECTIONS)
+
 
 class WriteTensorBoard(AbstractHook):
     """Writes the run for TensorBoard, to the directory `tensorboard` of the run directory.
@@ -152,7 +160,8 @@ class WriteTensorBoard(AbstractHook):
         from torch.utils.tensorboard.summary import hparams, text
 
         facts = facts_of(Path(self.output_dir))
-        values = {key: str(value) if value is None else value for key, value in facts.config.items()}
+        keys = sorted((key for key in facts.config if not key.startswith(_NOT_SHOWN)), key=_rank)
+        values = {key: "null" if facts.config[key] is None else facts.config[key] for key in keys}
         start, session, _ = hparams(values, dict.fromkeys(metrics, 0.0))
         about = {"command": facts.command, "git commit": facts.git_commit, "host": facts.host, "seed": facts.seed}
         lines = [f"- {name}: `{value}`" for name, value in about.items() if value not in (None, "")]

@@ -30,7 +30,7 @@ def _quietly(items: Callable[[click.Context, str], _Items]) -> _Completer:
 
         try:
             return [CompletionItem(value, type=kind) for value, kind in items(context, incomplete)]
-        except Exception:  # a message would stand in the middle of the line that is typed
+        except Exception:  # also the user's code may fail; a message would stand in the typed line
             return []
 
     return complete

@@ -92,6 +92,9 @@ def train(
 
     if resumed is not None and is_begun(resumed):
         return _go_on(resumed, loaded)
+    if sweep is None and is_begun(config) and not click.get_current_context().params["quiet"]:
+        how = f"to resume it, use `emrun resume {shlex.quote(str(config))}`"
+        click.echo(f"{config} is a run; a new run begins with its config ({how})", err=True)
     try:
         with unwound_by_sigterm(), users_code():
             training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)

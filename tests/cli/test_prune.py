@@ -77,7 +77,7 @@ def test_a_run_in_use_stays_and_the_others_go(runs, emrun, tmp_path):
 
 @pytest.mark.parametrize(("options", "message"), [
     ([], "say which runs: --epochs, --older, --status, --where, --keep-best, or the path of a run"),
-    (["--older", "3"], "--older: '3' is not a time such as 30d"),
+    (["--older", "3"], "--older: '3' is not a time such as 30d, 12h or 5min; the unit is missing"),
     (["--status", "fialed"], "did you mean 'failed'"),
     (["--by", "min:valid/loss"], "add --keep-best N"),
     (["--keep-best", "1", "--by", "valid/loss"], "write --by min:valid/loss or --by max:valid/loss"),

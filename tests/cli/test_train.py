@@ -189,7 +189,9 @@ def test_overrides_change_the_config_and_are_kept(project, emrun):
 def test_the_directory_of_a_run_stands_for_its_config(project, emrun):
     emrun("train", "-q", "config.yaml")
     (directory,) = (project / "log").iterdir()
-    assert emrun("train", "-q", directory, "-o", "again").returncode == 0
+    again = emrun("train", directory, "-o", "again")
+    assert again.returncode == 0
+    assert f"is a run; a new run begins with its config (to resume it, use `emrun resume {directory}`)" in again.stderr
     metrics = [next(project.glob(f"{root}/*/metrics.jsonl")) for root in ("log", "again")]
     streams = [[json.loads(line)["streams"] for line in path.read_text().splitlines()] for path in metrics]
     assert streams[0] == streams[1]

@@ -119,7 +119,7 @@ def test_what_cannot_be_predicted_is_said(run, emrun, tmp_path):
     for arguments, message in [
         (("run", "valid", "-o", "p.txt"), "the name 'p.txt' must end in .parquet, .csv, .jsonl, .npz"),
         (("run", "vaild", "-o", "p.csv"), "no stream 'vaild'; did you mean 'valid'?"),
-        (("run", "valid", "-o", "nowhere/p.csv"), "there is no directory"),
+        (("run", "valid", "-o", "nowhere/p.csv"), "there is no directory nowhere; create it first"),
         (("data.py", "valid", "-o", "p.csv"), "data.py"),
         (("run", "valid", "-o", "p.csv", "--checkpoint", "bset"), "bset"),
         (
