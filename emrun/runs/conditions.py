@@ -119,7 +119,7 @@ def quantity(text: str, units: dict[str, Any], example: str, name: str) -> float
     """
     match = _QUANTITY.fullmatch(text.strip())
     if match is None or match[2] not in units:
-        lacks = "; the unit is missing" if match is not None and not match[2] else ""
+        lacks = "; the unit is missing" if re.fullmatch(r"\d+(\.\d+)?", text.strip()) else ""
         raise UsageError(f"{name}: {in_one_line(text)!r} is not {example}{lacks}")
     return float(match[1]) * float(units[match[2]])
 
