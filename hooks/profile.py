@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 from pathlib import Path
 from time import monotonic
@@ -116,6 +117,7 @@ class Profile(AbstractHook):
 
     def _start(self, done: int) -> None:
         self._begin = done
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else its library writes notes of its own to the terminal
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
