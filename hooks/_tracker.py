@@ -147,6 +147,7 @@ class AbstractTracker(AbstractHook):
         if position.identity is None:
             thread.connected.wait(self._timeout)
             if thread.error is not None or not thread.connected.is_set():
+                self._thread = None  # so that nothing waits for it at the end
                 thread.end(0)
                 why = f"no answer in {self._timeout:g} seconds" if thread.error is None else _why(thread.error)
                 if isinstance(thread.error, ArgumentError | HookError | MissingExtra):

@@ -51,9 +51,9 @@ def verify_resume(
     emrun trains a little more than two epochs, twice, and then once more for each point, interrupted there and resumed;
     each time in its own process and temporary directory. For every batch it compares the inputs and outputs of
     the model, the learning rates and the random states; at the end the parameters, the optimizer, the positions of the
-    streams, the hooks and the metrics. Hooks run as usual, except that StopAfter ends nothing. Epochs of more than 20
-    iterations are cut to 8; evaluations are not shortened. The number of runs is printed at the start, the time
-    that they will take after the first.
+    streams, the hooks and the metrics. Hooks run as usual, except that StopAfter ends nothing and trackers are left
+    out. Epochs of more than 20 iterations are cut to 8; evaluations are not shortened. The number of runs is printed at
+    the start, the time that they will take after the first.
 
     With --extend, emrun trains the run of CONFIG to its end and resumes it with a later one, from the checkpoint
     `before-cooldown` if there is one; then it trains to this end at once, and compares both runs in the same way. This

@@ -40,6 +40,7 @@ _TAIL = 2  # iterations of the third epoch that are run
 _TRIED = 4  # batches that are read to see whether a stream draws global random numbers
 _BEFORE_KILL = 2  # iterations between the last checkpoint and SIGKILL
 _STOPS = "emrun.hooks.stop_after.StopAfter"  # left out, so that the limits of the config do not end the run
+_TRACKER = "emrun.hooks._tracker.AbstractTracker"  # left out, so that no service gets these runs
 _WEIGHTS = ".safetensors"
 
 
@@ -84,15 +85,19 @@ def _run(job: Job, record: _Record) -> None:
         return
     probe = Probe(record, job)
     probe.limits = loop.limits  # the schedules are those of the config
-    hooks = [
-        each for each in loop.hooks if job.is_whole or f"{type(each).__module__}.{type(each).__qualname__}" != _STOPS
-    ]
+    hooks = [each for each in loop.hooks if not _is_left_out(each, stops=job.is_whole)]
     loop.change_hooks([*hooks, probe])
     record("outcome", status=train(training).status)
     if not probe.is_too_long:
         attributes = private_state(training.model, hooks, training.dataset)
         record("private", attributes=attributes, draws=_draws(training), forgetful=forgetful(hooks))
         record("final", **_final(job.directory))
+
+
+def _is_left_out(hook: AbstractHook, *, stops: bool) -> bool:
+    """Return whether a hook does not run here; `stops` says whether StopAfter does."""
+    kinds = [f"{each.__module__}.{each.__qualname__}" for each in type(hook).__mro__]
+    return _TRACKER in kinds or (kinds[0] == _STOPS and not stops)
 
 
 class Probe(AbstractHook):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import shutil
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ from emrun.errors import ArgumentError, HookError
 from emrun.hooks import AbstractTracker
 from emrun.training.create import train
 
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
 FILE_TRACKER = """
 import json
 from emrun.hooks import AbstractTracker
@@ -75,6 +77,13 @@ def merged(rows):
         if name not in ("iteration", "epoch")
     ]
     return sorted(found, key=lambda each: each[:2])
+
+
+def test_verify_resume_leaves_trackers_out(tmp_path, emrun):
+    project = shutil.copytree(SAMPLES / "tracker", tmp_path / "project")
+    done = emrun("verify-resume", "-q", "--at", "5", "config.yaml", cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.rglob("rows.jsonl"))
 
 
 class Post(AbstractTracker):
