@@ -148,7 +148,7 @@ class AbstractTracker(AbstractHook):
             thread.connected.wait(self._timeout)
             if thread.error is not None or not thread.connected.is_set():
                 self._thread = None  # so that nothing waits for it at the end
-                thread.end(0)
+                thread.give_up()
                 why = f"no answer in {self._timeout:g} seconds" if thread.error is None else _why(thread.error)
                 if isinstance(thread.error, ArgumentError | HookError | MissingExtra):
                     raise thread.error
@@ -243,6 +243,7 @@ class _Sender(threading.Thread):
         self._limit: tuple[int, int] | None = None  # epoch and iteration of the newest checkpoint
         self._shown: dict[int, dict[str, Shown]] = {}
         self._is_ending = False
+        self._is_given_up = False
         self._is_done = False
         self._is_down = False
 
@@ -265,6 +266,12 @@ class _Sender(threading.Thread):
         self.join(seconds)
         return self._is_done
 
+    def give_up(self) -> None:
+        """Let the thread end without another word to the tracker; it may wait for an answer until then."""
+        with self._news:
+            self._is_given_up = self._is_ending = True
+            self._news.notify()
+
     def run(self) -> None:
         """Connect, send what is allowed, begin again after an error, until the run ends."""
         seen: tuple[int, int] | None = None
@@ -280,6 +287,8 @@ class _Sender(threading.Thread):
             try:
                 if not self.connected.is_set():
                     self._connect()
+                if self._is_given_up:
+                    return
                 if limit is not None:
                     self._send(limit, is_end=is_ending and self.outcome[0] == "finished")
                 seen = limit
