@@ -44,6 +44,9 @@ class Reads(AbstractHook):
         mark = pathlib.Path("started")
         if epoch_id == 1 and not mark.exists():
             mark.touch()
+            for thread in threading.enumerate():
+                if thread.name == "emrun-code":  # its temporary file would be gone before it is read
+                    thread.join()
             with tempfile.TemporaryDirectory() as place:
                 self.read(place)
             os.kill(os.getpid(), signal.SIGSTOP)

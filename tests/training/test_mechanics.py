@@ -8,6 +8,7 @@ import itertools
 import os
 import shutil
 import signal
+import threading
 
 import pytest
 from training.resuming import AROUND_UPDATES, Interrupt, config_of, result, resumed, train_with
@@ -112,6 +113,15 @@ KILLS = (14, 19, 23)
 of an update of the next one, in the evaluation of the last one."""
 
 
+def copy_of_run(loop, directory, target):
+    """Copy the run directory of a running loop, when none of its threads writes there."""
+    loop.wait_for_checkpoints()
+    for thread in threading.enumerate():
+        if thread.name == "emrun-code":
+            thread.join()
+    shutil.copytree(directory, target, symlinks=True)
+
+
 class InterruptByKill(AbstractHook):
     """Copies the run directory at events, which is what a kill leaves."""
 
@@ -122,8 +132,7 @@ class InterruptByKill(AbstractHook):
     def copy(self):
         self.count += 1
         if self.count in self.at:
-            self.main_loop.wait_for_checkpoints()
-            shutil.copytree(self.directory, f"{self.directory}-{self.count}", symlinks=True)
+            copy_of_run(self.main_loop, self.directory, f"{self.directory}-{self.count}")
 
     def after_batch(self):
         self.copy()
@@ -141,8 +150,7 @@ class InterruptToSave(AbstractHook):
         if self.count == self.at:
             os.kill(os.getpid(), signal.SIGUSR1)
         if self.count == self.at + 1:
-            self.main_loop.wait_for_checkpoints()
-            shutil.copytree(self.directory, f"{self.directory}-saved", symlinks=True)
+            copy_of_run(self.main_loop, self.directory, f"{self.directory}-saved")
 
 
 def config_with(*names):
