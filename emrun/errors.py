@@ -150,6 +150,23 @@ class RunInUse(EmrunError):
     exit_status = 75
 
 
+class RankFailed(EmrunError):
+    """Another of the processes that train together has failed or has ended; that process reports the cause.
+
+    `exit_status` is that of the other process, as far as it is known. `is_cause` is true if that process hangs, so that
+    only this one can report it.
+    """
+
+    def __init__(self, message: str, exit_status: int = 1, *, is_cause: bool = False) -> None:
+        self.exit_status = exit_status
+        self.is_cause = is_cause
+        super().__init__(message)
+
+
+class DifferentRanks(EmrunError):
+    """The processes that train together have different batches or parameters."""
+
+
 class StateError(EmrunError, ValueError):
     """A state that cannot be saved, or that does not fit the object that loads it."""
 

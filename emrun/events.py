@@ -60,6 +60,22 @@ def may_change_batches(hook: Any) -> bool:
     return bool(getattr(hook, "changes_batches", True)) and _gets(hook, "before_batch", "batch")
 
 
+def runs_on_every_rank(hook: Any) -> bool:
+    """Return whether a hook runs on every rank, see `AbstractHook.every_rank`."""
+    changes = any(listener(hook, event) is not None for event in ("before_update", "after_update"))
+    return bool(getattr(hook, "every_rank", False)) or changes or may_change_batches(hook)
+
+
+def reads_batches(hook: Any) -> bool:
+    """Return whether a hook gets the data of batches in `after_batch`."""
+    return _gets(hook, "after_batch", "batch_data")
+
+
+def merges(hook: Any) -> bool:
+    """Return whether a hook adds up what it has collected on several ranks."""
+    return type(hook).merge is not AbstractHook.merge if isinstance(hook, AbstractHook) else hasattr(hook, "merge")
+
+
 def may_read_anything(hook: Any) -> bool:
     """Return whether a hook, or a model, gets the batches and does not declare which variables it reads."""
     return read_by(hook) is None and (_gets(hook, "before_batch", "batch") or _gets(hook, "after_batch", "batch_data"))

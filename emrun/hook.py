@@ -44,10 +44,16 @@ class TrainingTerminated(Exception):
     """Raised by a hook to end the training successfully.
 
     The other hooks still get the current event. Then a checkpoint is saved and the training ends.
+
+    Args:
+        reason: why.
+        alike: whether a hook that runs on every rank raises this on all of them at the same point, as limits that are
+            counted do. Otherwise, such as with a limit of time, the ranks agree first, and the run ends a little later.
     """
 
-    def __init__(self, reason: str = "a hook ended the training") -> None:
+    def __init__(self, reason: str = "a hook ended the training", *, alike: bool = True) -> None:
         self.reason = reason
+        self.alike = alike
         super().__init__(reason)
 
 
@@ -342,6 +348,12 @@ class AbstractHook(_NotesNames):
     limits: Mapping[str, int] = {}
     """What this hook ends the training at: a number of `epochs`, `passes`, `updates` or `iterations`."""
 
+    every_rank: bool = False
+    """Whether the hook runs on every rank, on the share of its rank in each batch. Hooks that listen to `before_batch`
+    (unless `changes_batches` is False), `before_update` or `after_update` run on every rank anyway. Other hooks run on
+    rank 0: in `after_batch` they get the whole batch, which is collected for them, unless they leave out `batch_data`.
+    A termination or a request for a checkpoint by a hook on every rank must be the same on all of them."""
+
     changes_batches: bool = True
     """Whether `before_batch` may change the batch. A hook that only looks at the batch sets this to False: then the
     loop need not copy the batch, and the model can copy it to the GPU ahead of its turn."""
@@ -449,6 +461,13 @@ class AbstractHook(_NotesNames):
     def after_training(self, success: bool) -> None:
         """Always called at the end; `success` is False if the training has failed."""
 
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Add what the hooks of other ranks have collected, from their `state_dict`.
+
+        Called on rank 0 of several, before `after_epoch` and when a run is resumed with another number of ranks, for
+        hooks that override this.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a checkpoint must hold, as plain types and tensors, without constructor arguments."""
         return {}
@@ -463,7 +482,9 @@ class AbstractHook(_NotesNames):
 EVENTS: dict[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(method).parameters)[1:]
     for name, method in vars(AbstractHook).items()
-    if inspect.isfunction(method) and not name.startswith("_") and name not in ("state_dict", "load_state_dict")
+    if inspect.isfunction(method)
+    and not name.startswith("_")
+    and name not in ("merge", "state_dict", "load_state_dict")
 }
 """The events, which are the other methods, and the arguments they are called with, by keyword."""
 

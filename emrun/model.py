@@ -50,6 +50,9 @@ class AbstractModel(ABC):
     clock: Callable[[], float] = staticmethod(perf_counter)
     """The time in seconds, from which the loop gets how long `run` takes; a model may leave out what it does once."""
 
+    shares_batches: bool = False
+    """Whether several ranks can train the model, each on its rows of every batch: it adds up their gradients."""
+
     is_lazy: bool = False
     """Whether the model has parts that take their shapes from the first batch and have not got a batch yet."""
 
@@ -189,6 +192,23 @@ class AbstractModel(ABC):
             A function that writes to a directory what `save` would write now; None if the loop must wait for `save`.
         """
         return None
+
+    def of_rank(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the entries of a state that each of several ranks has for itself, and that a checkpoint has of each.
+
+        Args:
+            state: what `state_dict` has returned.
+        """
+        return {}
+
+    def of_new_rank(self, states: Sequence[Mapping[str, Any]], *, is_first: bool) -> dict[str, Any]:
+        """Return these entries for a rank of a run that is resumed on another number of ranks.
+
+        Args:
+            states: the entries of all ranks before.
+            is_first: whether this is rank 0, which takes over what all ranks have; the others begin with nothing.
+        """
+        return {}
 
     @abstractmethod
     def load(self, directory: Path) -> None:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from emrun.encoding import digest
 from emrun.errors import StreamError
 from emrun.randomness import Key, derived_seed, seed_everything
+from emrun.ranks import Ranks
+from emrun.shares import Share, own_share
 from emrun.types import Batch
 
 if TYPE_CHECKING:
     import torch
 
+COMPARED = 2
+"""The number of first batches of a pass that all ranks compare."""
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class StreamContext:
     """One pass over a stream.
 
-    All random numbers of the context are a pure function of (seed, stream, kind of the pass, number of the pass), so
-    that the order of the data depends neither on read-ahead nor on other code that draws random numbers.
+    All random numbers of the context are a pure function of (seed, stream, kind of the pass, number of the pass), and
+    those of `rng` and `torch_generator` also of the rank. So the order of the data depends neither on read-ahead, nor
+    on other code that draws random numbers, nor on the number of ranks.
 
     Args:
         stream_name: the name of the stream.
@@ -31,10 +37,19 @@ class StreamContext:
         worker: the index of the worker process that reads the pass; `batches` leaves out the batches of other workers,
             and seeds the global generators of Python, NumPy and torch for each batch.
         workers: the number of worker processes; 0 if the pass is read in the process of the loop.
+        ranks: the ranks of the run; `batches` yields only the rows of this one.
     """
 
     def __init__(
-        self, stream_name: str, *, seed: int, epoch: int = 0, start: int = 0, worker: int = 0, workers: int = 0
+        self,
+        stream_name: str,
+        *,
+        seed: int,
+        epoch: int = 0,
+        start: int = 0,
+        worker: int = 0,
+        workers: int = 0,
+        ranks: Ranks | None = None,
     ) -> None:
         self.stream_name = stream_name
         self.seed = seed
@@ -44,6 +59,10 @@ class StreamContext:
         self._stride = max(1, workers)
         self._is_in_worker = workers > 0
         self._key = (seed, stream_name, "train" if epoch else "eval", epoch)
+        self._ranks = ranks or Ranks()
+        self._share: tuple[int, int] | None = None  # the rows of this rank, and of all, in the current set of rows
+        self._digest: str | None = None  # of the current set of rows
+        self._compared = 0  # batches that are compared between ranks
         self._rng: np.random.Generator | None = None
         self._torch_generator: torch.Generator | None = None
         self._place: tuple[Key, ...] = ("batch", 0)  # the key that the generators are seeded for
@@ -108,6 +127,8 @@ class StreamContext:
                 f"stream {self.stream_name!r}: the blocks of ctx.batches must have {n} rows in total, not {sum(blocks)}"
             )
         self._orders += 1
+        if self._ranks.several:
+            self._share = 0, 0  # from now on, the batches are those of this rank
         if self._unfinished or (self._handed_out is None and self._yielded != self.start):
             raise self._miscounted()
         self._handed_out = self._handed_out or 0
@@ -128,9 +149,18 @@ class StreamContext:
             self._unfinished = self._is_counted and not is_last
             if is_last:  # before the stream may stop iterating
                 self._leave_out(before + count - self._handed_out)
-            yield order[number * batch_size : min((number + 1) * batch_size, stop)]
+            rows = order[number * batch_size : min((number + 1) * batch_size, stop)]
+            yield rows if self._ranks.size == 1 else self._own(rows)
         self._leave_out(before + count - self._handed_out)
         self._move("after", self._orders)
+
+    def _own(self, rows: Rows) -> Rows:
+        """Return the rows of this rank; the first row if it has none, as it must take part in each batch."""
+        begin, end = self._ranks.share(len(rows))
+        self._share = end - begin, len(rows)
+        if self._compared < COMPARED:
+            self._digest = digest(rows)
+        return rows[begin:end] if begin < end else rows[:1]
 
     def _leave_out(self, count: int) -> None:
         """Count sets of rows that belong to other workers."""
@@ -163,24 +193,36 @@ class StreamContext:
             self._yielded += 1
             if self._handed_out is not None and self._yielded > max(self._handed_out, self.start):
                 raise self._miscounted()
-            yield batch
+            yield self._shared(batch) if self._ranks.several and isinstance(batch, Mapping) else batch
         if self._handed_out is not None and (self._unfinished or self._yielded != max(self._handed_out, self.start)):
             raise self._miscounted()
         if self._handed_out is not None and self._handed_out < self.start:
             raise beyond_end(self.stream_name, self._handed_out, self.start)
 
+    def _shared(self, batch: Batch) -> Batch:
+        """Return the part of a batch that belongs to this rank; with `batches`, the stream has made no other."""
+        self._compared += 1
+        compares = self._compared <= COMPARED
+        if self._share is not None:
+            return Share(batch, *self._share, self._digest if compares else None)
+        return own_share(batch, self._ranks, compares=compares)
+
     def _move(self, *place: Key) -> None:
         """Reseed the generators that exist, in a worker also the global ones; others are seeded when created."""
         self._place = place
         if self._is_in_worker:
-            seed_everything(*self._key, *self._place, devices=False)
+            seed_everything(*self._key, *self._of_rank(), *self._place, devices=False)
         if self._rng is not None:
             self._rng.bit_generator.state = np.random.PCG64(self._place_seed()).state
         if self._torch_generator is not None:
             self._torch_generator.manual_seed(self._place_seed() % 2**63)
 
+    def _of_rank(self) -> tuple[Key, ...]:
+        """Return what the seed of a rank has more than that of rank 0: nothing while all ranks make whole batches."""
+        return ("rank", self._ranks.rank) if self._ranks.rank and self._share is not None else ()
+
     def _place_seed(self) -> int:
-        return derived_seed(*self._key, *self._place)
+        return derived_seed(*self._key, *self._of_rank(), *self._place)
 
     def _miscounted(self) -> StreamError:
         return StreamError(

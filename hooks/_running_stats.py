@@ -190,6 +190,25 @@ class RunningStats:
         self._totals = {name: each.to(self._device) for name, each in state["totals"].items()}
         self._collected = [each.to(self._device) for each in state["collected"]]
 
+    def merge(self, state: dict[str, Any]) -> None:
+        """Add the values of another object with the same aggregations, from its state.
+
+        Raises:
+            StateError: see `load_state_dict`.
+        """
+        other = RunningStats(self._aggregations)
+        other.load_state_dict(state)
+        if not other._count:
+            return
+        if self._shape is None:
+            self._begin(torch.empty((0,) * (not other._is_scalar), device=other._device))
+        self._reduce()
+        other._reduce()
+        totals = {name: each.to(self._device) for name, each in other._totals.items()}
+        self._totals = _combine(self._totals, totals) if self._totals else totals
+        self._count += other._count
+        self._collected += [each.to(self._device) for each in other._collected]
+
     def _check_parts(self, state: dict[str, Any]) -> None:
         """Check that the parts of a state fit together."""
         filled = 0 if state["values"] is None else state["values"].numel()

@@ -17,6 +17,7 @@ from emrun.arguments import check_choice
 from emrun.errors import ArgumentError, HookError
 from emrun.fields import record, whole
 from emrun.hook import Loop
+from emrun.ranks import ranks
 from emrun.types import Interval, Units
 
 _LOG = logging.getLogger(__name__)
@@ -127,6 +128,8 @@ class AverageWeights(AbstractHook):
             isinstance(each, _BatchNorm) for each in module.modules()
         ):
             return "the module has no BatchNorm"
+        if ranks().several:
+            return "each rank reads only its rows of the train stream"
         has_stream = callable(getattr(loop.dataset, f"{loop.train_stream_name}_stream", None))
         return None if has_stream else f"the dataset has no stream {loop.train_stream_name!r}"
 

@@ -52,6 +52,8 @@ class ComputeStats(AbstractHook):
             the batch.
     """
 
+    every_rank = True
+
     def __init__(self, variables: Sequence[VariableName | ByVariable] | ByVariable | None = None) -> None:
         super().__init__()
         self._asks_model = variables is None
@@ -123,6 +125,16 @@ class ComputeStats(AbstractHook):
                 for stream, stats in self._stats.items()
             },
         }
+
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Add the statistics of other ranks."""
+        for state in states:
+            for stream, saved in state["stats"].items():
+                stats = self._stats.setdefault(
+                    stream, {name: RunningStats(each) for name, each in self._aggregations.items()}
+                )
+                for name, running in stats.items():
+                    running.merge(saved[name])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the statistics of an epoch that is resumed in its middle, unless other variables are wanted now."""

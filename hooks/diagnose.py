@@ -16,6 +16,7 @@ from emrun.hooks._findings import findings
 from emrun.hooks._look import Activations, Updates
 from emrun.hooks._parameters import module_of, suffix_of
 from emrun.hooks._verdicts import FILE, STATE, Verdicts
+from emrun.ranks import ranks
 from emrun.types import Batch, Interval, Units
 
 _LOG = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Diagnose(AbstractHook):
     ) -> None:
         super().__init__(model=model, output_dir=output_dir)
         self._every = int(Interval.parse("every", every, ("updates",)).count)
-        self._path = None if output_dir is None else Path(output_dir) / FILE
+        self._path = None if output_dir is None or not ranks().is_first else Path(output_dir) / FILE
         self._next = 0  # the update before which there is no look
         self._look: _Look | None = None
         self._verdicts = Verdicts()

@@ -38,6 +38,8 @@ class Flatten(AbstractHook):
         StreamError: a batch does not have a variable, has something under the new name, or the variable is a mapping.
     """
 
+    every_rank = True
+
     def __init__(self, variables: Mapping[str, str], streams: Sequence[str] | None = None) -> None:
         super().__init__()
         is_mapping = isinstance(variables, Mapping) and bool(variables)

@@ -48,6 +48,7 @@ class Freeze(AbstractHook):
 
     reads = ()
     changes_batches = False
+    every_rank = True
 
     def __init__(
         self,

@@ -43,6 +43,8 @@ class OnPlateau(AbstractHook):
 
     reads = ()
 
+    every_rank = True
+
     def __init__(
         self,
         long_term: int = 50,

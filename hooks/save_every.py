@@ -38,6 +38,8 @@ class SaveEvery(SaveLatest):
 
     reads = ()
 
+    every_rank = True
+
     def __init__(
         self,
         n_epochs: int | None = None,

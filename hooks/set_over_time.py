@@ -58,6 +58,7 @@ class SetOverTime(AbstractHook):
 
     reads = ()
     changes_batches = False
+    every_rank = True
 
     def __init__(
         self,

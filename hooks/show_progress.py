@@ -54,7 +54,7 @@ class ShowProgress(AbstractHook):
         """Remember the number of the epoch."""
         self._epoch = epoch_id
 
-    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+    def after_batch(self, stream_name: str) -> None:  # type: ignore[override]
         """Advance the bar by one batch."""
         if self._bar is None:
             self._count = 0

@@ -37,6 +37,8 @@ class StopAfter(AbstractHook):
     reads = ()
     clock = staticmethod(time.monotonic)
 
+    every_rank = True
+
     def __init__(
         self,
         epochs: int | None = None,
@@ -155,4 +157,5 @@ class StopAfter(AbstractHook):
 
     def _check_minutes(self) -> None:
         if self._minutes is not None and self.clock() - self._began >= 60 * self._minutes:
-            raise TrainingTerminated(f"{self._minutes} minutes have passed (StopAfter minutes: {self._minutes})")
+            reason = f"{self._minutes} minutes have passed (StopAfter minutes: {self._minutes})"
+            raise TrainingTerminated(reason, alike=False)

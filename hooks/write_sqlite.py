@@ -119,7 +119,7 @@ class WriteSQLite(AbstractHook):
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, timeout=_WAIT)
 
-    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+    def after_batch(self, stream_name: str) -> None:  # type: ignore[override]
         """Take the values of the step before, if they are due."""
         self._take_point(self._points.after_batch(self.main_loop, stream_name))
 

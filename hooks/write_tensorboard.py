@@ -98,7 +98,7 @@ class WriteTensorBoard(AbstractHook):
             _LOG.warning("WriteTensorBoard: the file in %s has lost points since the checkpoint", self._file.directory)
         self._length = self._file.length
 
-    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+    def after_batch(self, stream_name: str) -> None:  # type: ignore[override]
         """Write the values of the step before, if they are due."""
         self._write_point(self._points.after_batch(self.main_loop, stream_name))
 

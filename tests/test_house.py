@@ -37,7 +37,7 @@ ONLY = {
     },
 }
 """The only modules that a package may import from another package: for `runs`, those that need no torch."""
-LATE = {"stream_context", "names", "init_from", "compilation", "shown"}
+LATE = {"ranks", "shares", "agreement", "stream_context", "names", "init_from", "compilation", "shown"}
 """Modules that import torch, its compiler, NumPy, entry points, tabulate or Pillow only when needed."""
 
 

@@ -18,11 +18,12 @@ from emrun.cli.config import show_config
 from emrun.cli.dataset import dataset
 from emrun.cli.diff import diff
 from emrun.cli.eval import evaluate
-from emrun.cli.failures import UsersCodeFailed, fail
+from emrun.cli.failures import UsersCodeFailed
 from emrun.cli.init import init
 from emrun.cli.ls import ls
 from emrun.cli.predict import predict
 from emrun.cli.prune import prune
+from emrun.cli.ranks import report
 from emrun.cli.replay import replay
 from emrun.cli.resume import resume
 from emrun.cli.show import show
@@ -31,6 +32,7 @@ from emrun.cli.sweep import sweep
 from emrun.cli.trace import trace
 from emrun.cli.train import train
 from emrun.cli.verify_resume import verify_resume
+from emrun.ranks import end_process
 
 GROUPS = {
     "Train": (init, train, resume, evaluate, predict, sweep),
@@ -67,11 +69,11 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except UsersCodeFailed as failed:
-            return fail(failed.error)
+            return report(failed.error)
         except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt, BrokenPipeError):
             raise
         except BaseException as error:
-            return fail(error)
+            return report(error)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -87,6 +89,12 @@ for _commands in GROUPS.values():
 
 def main() -> int:
     """Run the command line and return its exit status; after a signal the process ends by that signal."""
+    status = _run()
+    end_process(status)
+    return status
+
+
+def _run() -> int:
     with censored_standard_error():
         if "_EMRUN_COMPLETE" in os.environ:
             register()

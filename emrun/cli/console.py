@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from emrun.cli.completers import complete_configs, complete_overrides
+from emrun.ranks import number_of_ranks
 
 VERBOSE = "emrun.verbose"
 """Key of `click.Context.meta`: whether the option `--verbose` was given."""
@@ -84,16 +85,23 @@ def with_terminal_log(command: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
+def is_follower() -> bool:
+    """Return whether this process is one of several ranks, and not the one that speaks."""
+    return number_of_ranks() > 1 and os.environ.get("RANK") != "0"
+
+
 @contextmanager
 def terminal_log(*, verbose: bool = False, quiet: bool = False, progress: bool = True) -> Iterator[None]:
     """Show the log on standard error; without `progress`, tqdm shows no bars in any code."""
     if verbose and quiet:
         raise click.UsageError("--verbose and --quiet cannot be used together")
-    if quiet or not progress:
+    if quiet or not progress or is_follower():
         os.environ["TQDM_DISABLE"] = "1"
     root = logging.getLogger()
     handler = _TerminalHandler(sys.stderr)
     handler.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
+    if is_follower():
+        handler.setLevel(logging.CRITICAL)
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -11,8 +11,10 @@ from emrun.arguments import expanded
 from emrun.cli.completers import complete_overrides, complete_runs
 from emrun.cli.console import with_terminal_log
 from emrun.cli.failures import users_code
+from emrun.cli.ranks import run_ranks, starts_ranks, with_restarts
 from emrun.cli.signals import ignore_early_requests, import_torch, unwound_by_sigterm
 from emrun.cli.train import run
+from emrun.ranks import leave
 
 
 @click.command(short_help="Resume a run.")
@@ -23,8 +25,20 @@ from emrun.cli.train import run
     "--fork", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
     help="Continue in a new run directory and leave this one unchanged.",
 )  # fmt: skip
+@click.option(
+    "--nproc", type=click.IntRange(min=1), metavar="N",
+    help="Train in N processes on this machine; by default as many as before.",
+)  # fmt: skip
+@with_restarts
 @with_terminal_log
-def resume(directory: Path, overrides: tuple[str, ...], checkpoint: str | None, fork: Path | None) -> int:
+def resume(
+    directory: Path,
+    overrides: tuple[str, ...],
+    checkpoint: str | None,
+    fork: Path | None,
+    nproc: int | None,
+    max_restarts: int,
+) -> int:
     """Resume the run in DIRECTORY exactly where its newest checkpoint was saved.
 
     An OVERRIDE, key.path=value or ~key.path, becomes part of the config of the run: a new learning rate or a later end,
@@ -35,14 +49,20 @@ def resume(directory: Path, overrides: tuple[str, ...], checkpoint: str | None, 
     ignore_early_requests()
     from emrun.config.config import read_config
     from emrun.config.plan import check_statically
-    from emrun.training.directories import check_run
+    from emrun.training.directories import check_run, ranks_of
 
     check_run(expanded(directory))
     if (directory / "config.yaml").exists():
         check_statically(read_config(directory, overrides))
+    nproc = nproc or ranks_of(expanded(directory))
+    if starts_ranks(nproc, max_restarts):
+        return run_ranks(nproc, max_restarts)
     import_torch()
     from emrun.training.resume import resume_training
 
     with unwound_by_sigterm(), users_code():
         training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv)
-    return 0 if training is None else run(training)
+    if training is None:
+        leave()
+        return 0
+    return run(training)

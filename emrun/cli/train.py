@@ -13,11 +13,21 @@ from typing import TYPE_CHECKING
 import click
 
 from emrun.arguments import expanded
-from emrun.cli.console import config_arguments, with_terminal_log
+from emrun.cli.console import config_arguments, is_follower, with_terminal_log
 from emrun.cli.failures import fail, users_code
+from emrun.cli.ranks import (
+    last_words,
+    leave_words,
+    run_ranks,
+    starts_ranks,
+    tell_directory,
+    with_ranks,
+    with_restarts,
+)
 from emrun.cli.signals import end_by_signal, ignore_early_requests, import_torch, unwound_by_sigterm
 from emrun.cli.tables import summary
 from emrun.errors import ArgumentError, RunExists, RunInUse, UsageError
+from emrun.ranks import join, leave
 from emrun.wording import progress
 
 if TYPE_CHECKING:
@@ -49,6 +59,8 @@ class TrialChecks:
 )  # fmt: skip
 @click.option("--auto-resume", is_flag=True, help="Resume the run in --output-dir if there is one.")
 @click.option("--rm", "remove", is_flag=True, help="Delete the run directory at the end.")
+@with_ranks
+@with_restarts
 @with_terminal_log
 def train(
     config: Path,
@@ -57,6 +69,8 @@ def train(
     output_dir: Path | None,
     auto_resume: bool,
     remove: bool,
+    nproc: int,
+    max_restarts: int,
 ) -> int:
     """Train from CONFIG, a file or a directory with a config.yaml.
 
@@ -85,14 +99,17 @@ def train(
     from emrun.training.directories import check_free, is_begun
 
     resumed = output_dir if auto_resume else None
-    if output_dir is not None and resumed is None:
+    if output_dir is not None and resumed is None and not is_follower():
         check_free(output_dir)
+    if starts_ranks(nproc, max_restarts):
+        return run_ranks(nproc, max_restarts)
     import_torch()
+    is_resumed = join().from_first(resumed is not None and is_begun(resumed))
     from emrun.training.create import create_training
 
-    if resumed is not None and is_begun(resumed):
+    if resumed is not None and is_resumed:
         return _go_on(resumed, loaded)
-    if sweep is None and is_begun(config) and not click.get_current_context().params["quiet"]:
+    if sweep is None and is_begun(config) and not is_follower() and not click.get_current_context().params["quiet"]:
         how = f"to resume it, use `emrun resume {shlex.quote(str(config))}`"
         click.echo(f"{config} is a run; a new run begins with its config ({how})", err=True)
     try:
@@ -127,7 +144,10 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
         )
     with unwound_by_sigterm(), users_code():
         resumed = resume_training(output_dir, command=sys.argv)
-    return 0 if resumed is None else run(resumed)
+    if resumed is None:
+        leave()
+        return 0
+    return run(resumed)
 
 
 def run(training: Training, *, keeps: bool = True) -> int:
@@ -138,31 +158,38 @@ def run(training: Training, *, keeps: bool = True) -> int:
         keeps: whether the run directory is kept; otherwise no message names files in it.
     """
     directory = training.main_loop.run
+    tell_directory(training.output_dir)
     try:
         outcome = training.main_loop.run_training()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's code may also have called sys.exit
-        status = fail(error, has_log=keeps)
-        if keeps:
-            capsule = training.main_loop.capsule
-            if capsule is not None:
-                click.echo(f"repeat the step that failed with: emrun replay {capsule}", err=True)
-            _tell_what_survived(training, error)
+        with last_words(error) as go_on_to_rest:
+            status = fail(error, has_log=keeps)
+            go_on_to_rest()
+            if keeps:
+                capsule = training.main_loop.capsule
+                if capsule is not None:
+                    click.echo(f"repeat the step that failed with: emrun replay {capsule}", err=True)
+                _tell_what_survived(training, error)
         return status
     table = summary(directory.metrics if directory else [])
-    is_quiet = click.get_current_context().params["quiet"]
+    is_quiet = click.get_current_context().params["quiet"] or is_follower()
     if table and not is_quiet:
         click.echo(table)
-    if outcome.warning is not None:
+    if outcome.warning is not None and not is_follower():
         click.echo(f"warning: {outcome.warning}", err=True)
     if outcome.status == "interrupted":
-        if is_quiet:  # otherwise the log has said it
+        if is_quiet and not is_follower():  # otherwise the log has said it
             click.echo(str(outcome.reason), err=True)
-        if keeps:
+        if keeps and not is_follower():
             _tell_what_survived(training)
         if outcome.signal_number is not None:
+            leave()
             end_by_signal(outcome.signal_number)
+    if outcome.exit_status:  # what `preempt_exit_code` says
+        leave_words()
+    leave()
     return outcome.exit_status
 
 

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
     "--extend", metavar="LENGTH",
     help="Instead of interrupting, make the run longer when it has ended: 2x, or an end such as '40 epochs'.",
 )  # fmt: skip
+@click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Make each run in N processes, which train together.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @with_json
 def verify_resume(
@@ -43,6 +50,7 @@ def verify_resume(
     at: tuple[int, ...],
     full_epochs: bool,
     extend: str | None,
+    nproc: int,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -61,9 +69,10 @@ def verify_resume(
 
     Exit status: 0 exact, 1 not exact or a run failed, 2 wrong usage or config.
     """
-    if extend is not None and (kill or at or full_epochs):
+    if extend is not None and (kill or at or full_epochs or nproc > 1):
         raise click.UsageError(
-            "--extend makes whole runs that are not interrupted; leave out --kill, --at, --full-epochs"
+            "--extend makes whole runs that are not interrupted, in one process; leave out --kill, --at, "
+            "--full-epochs, --nproc"
         )
     with terminal_log(quiet=quiet):
         from emrun.config.config import load_config
@@ -81,7 +90,7 @@ def verify_resume(
                     extension = verify_extension(config, overrides, extend)
                     print_json(_extension_in_json(extension)) if as_json else _show_extension(extension)
                     return 0 if extension.is_exact else 1
-                found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs)
+                found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs, ranks=nproc)
         except VerificationFailed as error:
             if error.exit_status == 1:
                 click.echo(str(error).rstrip(), err=True)

@@ -36,7 +36,7 @@ OVERLAY = ("vars", "dataset", "model", "main_loop", "hooks", "seed", "determinis
 DEFAULT_MODEL = "TorchModel"
 """The class of the section `model` when the section has no key `class`."""
 
-SUPPLIED_TO_LOOP = ("self", "model", "dataset", "hooks", "run", "seed")
+SUPPLIED_TO_LOOP = ("self", "model", "dataset", "hooks", "run", "rank_log", "seed")
 """The parameters of the main loop that are not keys of its section."""
 
 SUPPLIED = {

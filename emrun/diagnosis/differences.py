@@ -47,19 +47,10 @@ def find_difference(
     straight: Recording, others: Sequence[Recording], vary: Mapping[str, list[str]]
 ) -> Difference | None:
     """Return the first difference in time; batches that a resumed run repeats are compared again."""
-    expected = {_place_of(event): event for event in straight.of("batch")}
-    missing = dict(expected)
-    for other in others:
-        for event in other.of("batch"):
-            place = _place_of(event)
-            if place not in expected:
-                return Difference(f"{_told(event)}: the uninterrupted run has no such batch", "order", event["stream"])
-            missing.pop(place, None)
-            found = _compare_batches(expected[place], event)
-            if found is not None:
-                return found
-    if missing:
-        return Difference(f"{_told(next(iter(missing.values())))}: missing in the other run", "order")
+    for rank, events in enumerate(straight.batches):
+        found = _find_in_batches(events, [event for other in others for event in other.batches[rank]])
+        if found is not None:
+            return replace(found, what=f"rank {rank}, {found.what}") if rank else found
     final = others[-1].final
     for part, title in PARTS.items():
         one, other_part = straight.final[part], final.get(part, {})
@@ -67,6 +58,23 @@ def find_difference(
             if name not in vary.get(part, ()):
                 values = _both(one.get(name), other_part.get(name))
                 return Difference(f"at the end: {title} {name}{values}", part, name)
+    return None
+
+
+def _find_in_batches(straight: Sequence[Event], others: Sequence[Event]) -> Difference | None:
+    """Return the first difference between the batches of a rank."""
+    expected = {_place_of(event): event for event in straight}
+    missing = dict(expected)
+    for event in others:
+        place = _place_of(event)
+        if place not in expected:
+            return Difference(f"{_told(event)}: the uninterrupted run has no such batch", "order", event["stream"])
+        missing.pop(place, None)
+        found = _compare_batches(expected[place], event)
+        if found is not None:
+            return found
+    if missing:
+        return Difference(f"{_told(next(iter(missing.values())))}: missing in the other run", "order")
     return None
 
 

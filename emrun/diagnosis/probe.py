@@ -24,6 +24,7 @@ from emrun.errors import exit_status
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
 from emrun.randomness import preserved_randomness
+from emrun.ranks import end_process, leave, ranks
 from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.run import CHECKPOINTS
 from emrun.storage.state_file import FILE, load_state
@@ -53,18 +54,23 @@ def main(job_text: str) -> None:
     fields = json.loads(job_text)
     job = Job(**{**fields, "point": fields["point"] and Point(**fields["point"])})
 
+    record_file = job.record(int(os.environ.get("RANK", "0")) if job.ranks > 1 else 0)
+
     def record(kind: str, **values: Any) -> None:
-        with job.record.open("a", encoding="utf-8") as file:  # closed after each event: a kill loses none
+        with record_file.open("a", encoding="utf-8") as file:  # closed after each event: a kill loses none
             file.write(json.dumps({"kind": kind, **values}) + "\n")
 
     try:
         _run(job, record)
+        leave()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's code may also have called sys.exit
         status = exit_status(error)
         text = "".join(traceback.format_exception(error)) if status == 1 else str(error)
         record("error", status=status, text=text, error=type(error).__name__)
+        leave(waits=False)
+    end_process(0)
 
 
 def _run(job: Job, record: _Record) -> None:
@@ -75,7 +81,7 @@ def _run(job: Job, record: _Record) -> None:
             job.config, output_dir=job.directory, overrides=job.overrides, checks_schedule=not job.is_shortened
         )
     if training is None:  # a hook had ended the run, not the signal
-        record("final", **_final(job.directory))
+        _record_end(job, record)
         return
     loop = training.main_loop
     name = loop.train_stream_name
@@ -91,6 +97,12 @@ def _run(job: Job, record: _Record) -> None:
     if not probe.is_too_long:
         attributes = private_state(training.model, hooks, training.dataset)
         record("private", attributes=attributes, draws=_draws(training), forgetful=forgetful(hooks))
+        _record_end(job, record)
+
+
+def _record_end(job: Job, record: _Record) -> None:
+    """Record the final state of the run, once for all ranks."""
+    if ranks().is_first:
         record("final", **_final(job.directory))
 
 
@@ -110,6 +122,7 @@ class Probe(AbstractHook):
 
     main_loop: MainLoop  # this hook uses more of the main loop than others may
     changes_batches = False
+    every_rank = True
     reads = ()
 
     def __init__(self, record: _Record, job: Job) -> None:
@@ -171,7 +184,9 @@ class Probe(AbstractHook):
                 loop.request_checkpoint("verify-resume")
             if (done, stream_name, number) == (point.iteration, point.stream, point.batch):
                 loop.wait_for_checkpoints()  # so that a killed run always resumes from the same checkpoint
+                ranks().all_gathered(None)  # on which each rank waits for rank 0
                 os.kill(os.getpid(), job.by)
+                loop.epochs.endings.agree()  # several ranks would agree some iterations later
         if not loop.training:
             return
         if job.longest is not None and loop.training_epochs_done == 0 and done > job.longest:

@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import EmrunError
+from emrun.errors import EmrunError, RankFailed
 
 _CHILD = "import sys; sys.path[:] = {path!r}; from emrun.diagnosis.probe import main; main(sys.argv[1])"
 _SETTINGS = {"TQDM_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # no bytecode files next to the modules of the config
@@ -51,11 +52,23 @@ class VerificationFailed(EmrunError):
 
 
 class Recording:
-    """The recorded events of a run of the verification."""
+    """The recorded events of a run of the verification.
 
-    def __init__(self, events: list[Event], exit_code: int) -> None:
+    Args:
+        events: the events of the run, in its only process or on rank 0.
+        exit_code: the exit status of the process, negative for a signal.
+        of_others: the events of the other ranks.
+    """
+
+    def __init__(self, events: list[Event], exit_code: int, of_others: Sequence[list[Event]] = ()) -> None:
         self.events = events
         self._exit_code = exit_code
+        self.of_others = of_others
+
+    @property
+    def batches(self) -> list[list[Event]]:
+        """The events of batches of each rank."""
+        return [[event for event in events if event["kind"] == "batch"] for events in (self.events, *self.of_others)]
 
     def of(self, kind: str) -> list[Event]:
         """Return the events of a kind."""
@@ -82,6 +95,8 @@ class Recording:
 
     def was_interrupted(self, kill: bool) -> bool:
         """Return whether the signal ended the run."""
+        if kill and self.of_others:  # the exit status is that of the launcher
+            return not self.one("outcome")
         return self._exit_code == -signal.SIGKILL if kill else self.one("outcome").get("status") == "interrupted"
 
 
@@ -103,6 +118,7 @@ class Job:
         is_whole: whether the run ends where the limits of its config end it.
         changes: overrides of the resume.
         checkpoint: the name of the checkpoint to resume from; None for the newest.
+        ranks: the number of processes that train together.
     """
 
     place: str
@@ -118,16 +134,16 @@ class Job:
     is_whole: bool = False
     changes: list[str] = field(default_factory=list)
     checkpoint: str | None = None
+    ranks: int = 1
 
     @property
     def directory(self) -> Path:
         """The run directory."""
         return Path(self.place, self.name)
 
-    @property
-    def record(self) -> Path:
-        """The file of the recorded events: each line is an event as JSON."""
-        return Path(self.place, f"{self.name}-{'resumed' if self.resume else 'begun'}.jsonl")
+    def record(self, rank: int = 0) -> Path:
+        """Return the file of the recorded events of a rank: each line is an event as JSON."""
+        return Path(self.place, f"{self.name}-{'resumed' if self.resume else 'begun'}{f'-{rank}' * bool(rank)}.jsonl")
 
     def run(self) -> Recording:
         """Run the process and return its recording.
@@ -138,7 +154,7 @@ class Job:
         temporary = Path(self.place, "temporary")  # torch leaves a directory in it
         temporary.mkdir(exist_ok=True)
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _CHILD.format(path=sys.path), json.dumps(asdict(self))],
+            [*self._launcher(), sys.executable, "-P", "-c", _CHILD.format(path=sys.path), json.dumps(asdict(self))],
             env={**os.environ, **_SETTINGS, "TMPDIR": str(temporary)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -146,13 +162,26 @@ class Job:
             errors="replace",  # decode as text
             check=False,
         )
-        lines = self.record.read_text(encoding="utf-8").splitlines() if self.record.exists() else []
-        found = Recording([json.loads(line) for line in lines], done.returncode)
-        for event in found.of("error"):
+        events = [_events(self.record(rank)) for rank in range(self.ranks)]
+        found = Recording(events[0], done.returncode, events[1:])
+        errors = [event for each in events for event in each if event["kind"] == "error"]
+        for event in sorted(errors, key=lambda event: event["error"] == RankFailed.__name__):
             text = event["text"].replace(str(self.directory), "RUN_DIR")
             raise VerificationFailed(text, event["status"], event["error"])
-        was_killed = self.by == signal.SIGKILL and done.returncode == -signal.SIGKILL
-        if not was_killed and (done.returncode or not (found.final or found.of("long"))):
+        if self.point is not None and found.was_interrupted(kill=self.by == signal.SIGKILL):
+            return found
+        if done.returncode or not (found.final or found.of("long")):
             last = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
             raise VerificationFailed(f"a run ended early, with exit status {done.returncode}{last}", 1)
         return found
+
+    def _launcher(self) -> list[str]:
+        """Return the command that starts several ranks of another command; nothing for one."""
+        if self.ranks == 1:
+            return []
+        options = ["--standalone", "--nproc-per-node", str(self.ranks), "--no-python"]
+        return [sys.executable, "-P", "-m", "torch.distributed.run", *options]
+
+
+def _events(path: Path) -> list[Event]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []

@@ -73,6 +73,7 @@ def verify(
     kill: bool = False,
     at: Sequence[int] = (),
     full_epochs: bool = False,
+    ranks: int = 1,
 ) -> Verification:
     """Train twice without interruption, then once more for each point with an interruption, and compare all batches.
 
@@ -86,6 +87,7 @@ def verify(
         at: iterations after which to interrupt; by default in the middle of an epoch, at its end, in an evaluation,
             with `fixed_epoch_size` at the end of a pass, and with `accumulate` in the middle of an update.
         full_epochs: do not shorten epochs of more than 20 iterations.
+        ranks: the number of processes that train together in each run.
 
     Raises:
         UsageError: an iteration is beyond the end of the run, or the run is too short to be interrupted.
@@ -94,7 +96,7 @@ def verify(
     loaded = load_config(config, overrides)
     arguments = [*overrides, *([f"seed={draw_seed()}"] if loaded.get("seed") is None else [])]
     with TemporaryFolder("verify") as place:
-        job = partial(Job, str(place), str(config), arguments)
+        job = partial(Job, str(place), str(config), arguments, ranks=ranks)
         notes = []
         most = 2 + (not full_epochs) + 2 * (len(dict.fromkeys(at)) or _MOST_POINTS)
         _LOG.info("making up to %d short runs, each in a process of its own", most)

@@ -20,6 +20,7 @@ from emrun.loop.saving import Saving
 from emrun.loop.session import Session
 from emrun.loop.state import TrainingState
 from emrun.loop.steps import StepRecord
+from emrun.ranks import Ranks
 from emrun.shown import Shown
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams
@@ -30,6 +31,7 @@ class Answers:
     """Answers what hooks ask, from the parts of the main loop, which the main loop makes."""
 
     run: Run | None
+    ranks: Ranks
     train_stream_name: str
     streams: DatasetStreams
     checks: BatchChecks
@@ -114,7 +116,7 @@ class Answers:
     @property
     def has_run(self) -> bool:
         """Whether there is a run directory for checkpoints and metrics."""
-        return self.run is not None
+        return self.run is not None or self._session.log is not None
 
     @property
     def metrics(self) -> Sequence[Mapping[str, Any]]:
@@ -149,7 +151,7 @@ class Answers:
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
         """Request a checkpoint; see `Loop.request_checkpoint`."""
         if self._endings.have_effect:
-            self._saving.request(name, on_failure, instead_of)
+            self._endings.request(name, on_failure, instead_of)
             self._endings.take_notice()
 
     @property

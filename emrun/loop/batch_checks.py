@@ -16,6 +16,7 @@ from emrun.errors import StreamError
 from emrun.events import may_read_anything
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
+from emrun.shares import total_in
 from emrun.sources import length as length_of
 from emrun.sources import parts
 from emrun.types import Batch, Policy
@@ -108,7 +109,7 @@ class BatchChecks:
             if length <= 0:
                 self._report_empty(batch, index)
                 return 0
-            if fixed_batch_size is not None and length != fixed_batch_size and not self._changed_by:
+            if fixed_batch_size is not None and not self._changed_by and total_in(batch) != fixed_batch_size:
                 _LOG.debug("stream %r: dropped a batch of %d examples: %s", stream, length, ", ".join(batch))
                 return 0
             self.batch_length = length

@@ -13,8 +13,10 @@ from emrun.events import check_events, listener, may_change_batches
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated, UpdateSkipped
 from emrun.loop.endings import Endings
 from emrun.loop.profiling import HookTimes
+from emrun.loop.rank_events import RankEvents
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness
+from emrun.shares import like
 from emrun.storage.draws import Draws
 from emrun.types import Batch
 
@@ -43,6 +45,8 @@ class Events:
         """Called when a hook skips an update and asks to keep the step; `failed_call` then has the hook."""
         self.listeners: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
         """Event -> the methods to call: those of the hooks that override the event, in order, then of the model."""
+        self.of_ranks: RankEvents | None = None
+        """What each of several ranks calls; None for one."""
         self.times: HookTimes | None = None
         """The times of the hooks; None if no hook listens to `after_epoch_profile`."""
         self._model, self._endings, self._draws = model, endings, draws
@@ -65,9 +69,13 @@ class Events:
         is_profiled = any(listener(each, "after_epoch_profile") is not None for each in self.hooks)
         self.times = HookTimes() if is_profiled else None
         for event in EVENTS:
-            called = [] if event == "register_mainloop" else [self._listener(hook, event) for hook in self.hooks]
-            called.append(listener(self._model, event, AbstractModel))
-            self.listeners[event] = [call for call in called if call is not None]
+            hooks_called = [] if event == "register_mainloop" else [(e, self._listener(e, event)) for e in self.hooks]
+            if self.of_ranks is not None:
+                called = self.of_ranks.called(event, hooks_called)
+            else:
+                called = [call for _, call in hooks_called if call is not None]
+            of_model = listener(self._model, event, AbstractModel)
+            self.listeners[event] = called if of_model is None else [*called, of_model]
         if self.changers:
             self.listeners["before_batch"] = [partial(self._offer, call) for call in self.listeners["before_batch"]]
 
@@ -173,7 +181,7 @@ class Events:
 
     def _let_change(self, stream_name: str, batch: Batch) -> Batch:
         """Return a copy of a batch after `before_batch` of all hooks, which may have changed the copy."""
-        changed = dict(batch)
+        changed = dict(batch) if self.of_ranks is None else like(batch)
         self.notify("before_batch", stream_name=stream_name, batch=changed)
         if self._draws is not None:
             self._draws.before_model()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from emrun.arguments import check_choice
 from emrun.hook import TrainingTerminated
 from emrun.loop.interrupts import Interrupted, Interrupts
-from emrun.types import InterruptPolicy
+from emrun.types import InsteadOf, InterruptPolicy, Policy
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,10 +29,17 @@ class Endings:
         on_interrupt: whether the first signal ends the training after the current `batch` or `epoch`.
         wake: called on a signal to end the wait for a batch; must not block.
         waits: returns whether the run must not end yet, because the model is within the batches of an update.
+        request: requests a checkpoint.
+        patience: the seconds after a first signal in which a second one is ignored.
     """
 
     def __init__(
-        self, on_interrupt: InterruptPolicy, wake: Callable[[], None], waits: Callable[[], bool] = lambda: False
+        self,
+        on_interrupt: InterruptPolicy,
+        wake: Callable[[], None],
+        waits: Callable[[], bool] = lambda: False,
+        request: Callable[[str, Policy, InsteadOf], None] = lambda name, on_failure, instead_of: None,
+        patience: float = 0,
     ) -> None:
         check_choice("on_interrupt", on_interrupt, InterruptPolicy)
         self.evaluating = False
@@ -42,10 +49,17 @@ class Endings:
         self._on_interrupt = on_interrupt
         self._wake_stream = wake
         self._waits = waits
-        self._interrupts = Interrupts(self._wake)
+        self.request = request
+        """Requests a checkpoint; see `Loop.request_checkpoint`."""
+        self._interrupts = Interrupts(self._wake, patience)
         self._termination: TrainingTerminated | None = None
         self._begins_again = False
         self._is_announced = False  # whether the end after this epoch has been logged
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ends the run; None if there is none."""
+        return self._interrupts.signal
 
     @property
     def have_effect(self) -> bool:
@@ -98,6 +112,9 @@ class Endings:
         """End the training with this termination at the next call of `raise_if_due`."""
         self._termination = self._termination or termination
 
+    def agree(self) -> None:
+        """Let all ranks end the run at the same point; here there is one."""
+
     def take_notice(self) -> None:
         """Make the loop call `look` after the current batch."""
         self.news = True
@@ -105,8 +122,8 @@ class Endings:
     def announce_wait(self) -> None:
         """Log once that the run does not end before the end of the update."""
         reason = self._termination
-        if reason is None and self._interrupts.signal is not None and self._on_interrupt == "batch":
-            reason = Interrupted(self._interrupts.signal)
+        if reason is None and self.signal is not None and self._on_interrupt == "batch":
+            reason = Interrupted(self.signal)
         if reason is not None and not self._is_announced:
             self._is_announced = True
             _LOG.info("%s; the run ends with the last batch of this update", reason)
@@ -116,9 +133,9 @@ class Endings:
         self.news = False
         if self.is_interrupted() or self._termination is not None:
             return True
-        if self._interrupts.signal is not None and not self._is_announced:
+        if self.signal is not None and not self._is_announced:
             self._is_announced = True
-            name = signal.Signals(self._interrupts.signal).name
+            name = signal.Signals(self.signal).name
             _LOG.info("%s: the training ends after this epoch; a second signal ends the process at once", name)
         return False
 
@@ -129,13 +146,13 @@ class Endings:
 
     def is_interrupted(self) -> bool:
         """Return whether a signal ends the epoch after the current batch."""
-        is_wanted = self._interrupts.signal is not None and (self._on_interrupt == "batch" or self.evaluating)
+        is_wanted = self.signal is not None and (self._on_interrupt == "batch" or self.evaluating)
         return is_wanted and (self.evaluating or not self._waits())
 
     def raise_if_due(self, *, in_epoch: bool = False) -> None:
         """Raise what ends the training: a signal, or a termination that was deferred."""
-        if not in_epoch or self.is_interrupted():
-            self._interrupts.raise_if_any()
+        if self.signal is not None and (not in_epoch or self.is_interrupted()):
+            raise Interrupted(self.signal)
         if self._termination is not None and not self.evaluating:
             raise self._termination
 

@@ -105,6 +105,7 @@ class Epochs:
             TrainingTerminated: a hook or a signal ends the training.
         """
         state, streams = self.state, self.streams
+        self.endings.agree()
         self.endings.raise_if_due()
         if self.run is not None:
             state.encoded()  # a state that cannot be saved is found before the first batch
@@ -162,6 +163,8 @@ class Epochs:
             state.end_epoch(trained=bool(train))
             self._add_rates(epoch_data, [stream.name for stream in train] or [self.streams.train_stream_name])
         hooks_began = perf_counter()
+        if self.events.of_ranks is not None:
+            self.events.of_ranks.merge(self.events.hooks)
         ended = [self._terminated_in("after_epoch", epoch_id=epoch_id, epoch_data=epoch_data)]
         self._profile["after_epoch_hooks"] = array("d", [perf_counter() - hooks_began])
         if self.events.times is not None:
@@ -170,6 +173,7 @@ class Epochs:
         profile = {"profile": self._profile, "streams": names}
         ended.append(self._terminated_in("after_epoch_profile", epoch_id=epoch_id, **profile))
         self._record(epoch_data, [stream.name for stream in train], perf_counter() - began)
+        self.endings.agree()
         self._save_requested()
         for termination in filter(None, ended):
             raise termination
@@ -242,6 +246,7 @@ class Epochs:
             self.training, self.current = before
             if not (train and stream is self.streams.trained.get(stream.name)):  # `Session.end` ends train streams
                 stream.__exit__(None, None, None)
+        self.endings.agree()
         self._note_length(stream, batches_run, train=train, is_whole=stream.epoch_ended and not is_resumed)
         if not (train and stream.epoch_ended):
             self.endings.raise_if_due(in_epoch=True)  # not after the last batch: a resume would begin another pass
@@ -278,7 +283,10 @@ class Epochs:
         announce, report = self.events.begin_stream()
         if self.events.times is not None:
             lengths = self._profile.setdefault(f"batch_length_{name}", array("d"))
-            run = counted(run, lengths, lambda: checks.batch_length)
+            of_ranks = self.events.of_ranks
+            run = counted(run, lengths, lambda: checks.batch_length if of_ranks is None else of_ranks.share[1])
+        if self.events.of_ranks is not None:
+            run = self.events.of_ranks.noting(run)
         note_randomness = draws.take_all if draws is not None else None
         note_first: Callable[..., None] | None = self.beginnings.note
         handled: Batch | None = None

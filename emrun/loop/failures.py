@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from emrun.errors import reason_of
+from emrun.errors import RankFailed, reason_of
 from emrun.hook import UpdateSkipped
 from emrun.loop.dispatch import Events
 from emrun.loop.endings import Endings
@@ -65,7 +65,7 @@ class Failures:
             train: whether the model was trained on the batch.
             is_counted: whether the batch counts among the iterations done, because only its update has failed.
         """
-        if self.run is None or self.draws is None:
+        if self.run is None or self.draws is None or isinstance(error, RankFailed):
             return
         event, hook = self.events.failed_call()
         if event == "before_batch" and self.events.offered is not None:

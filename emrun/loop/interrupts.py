@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable
+from time import monotonic
 from types import FrameType
 
 from emrun.hook import TrainingTerminated
@@ -31,12 +33,15 @@ class Interrupts:
 
     Args:
         wake: called by the handlers to end a wait; must not block.
+        patience: the seconds after the first signal in which another one is ignored.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], patience: float = 0) -> None:
         self.signal: int | None = None
         self.wants_checkpoint = False
         self._wake = wake
+        self._patience = patience
+        self._since = 0.0
         self._previous: dict[signal.Signals, object] = {}
 
     def install(self) -> None:
@@ -56,16 +61,17 @@ class Interrupts:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
         self._previous = {}
 
-    def raise_if_any(self) -> None:
-        """Raise `Interrupted` if SIGINT or SIGTERM was received."""
-        if self.signal is not None:
-            raise Interrupted(self.signal)
-
     def _end(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        for each in _ENDING:
-            signal.signal(each, signal.SIG_DFL)
-        self._wake()
+        if self.signal is not None and monotonic() - self._since < self._patience:
+            return
+        is_first, self.signal, self._since = self.signal is None, number, monotonic()
+        if not (is_first and self._patience):
+            for each in _ENDING:
+                signal.signal(each, signal.SIG_DFL)
+        if is_first:
+            self._wake()
+        else:
+            os.kill(os.getpid(), number)
 
     def _save(self, number: int, frame: FrameType | None) -> None:
         self.wants_checkpoint = True

@@ -10,11 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from emrun.arguments import check_choice
+from emrun.arguments import check_choice, check_seconds
 from emrun.dataset import stream_function
 from emrun.epoch_data import check_monitors
 from emrun.errors import ArgumentError, UsageError
 from emrun.hook import AbstractHook, Loop
+from emrun.loop.agreement import AgreedEndings
 from emrun.loop.answers import Answers
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.beginnings import Beginnings
@@ -26,17 +27,20 @@ from emrun.loop.first_batch import FirstBatch
 from emrun.loop.horizon import RunLength
 from emrun.loop.loss_watch import LossWatch
 from emrun.loop.outcome import Outcome, warn_of_no_end
+from emrun.loop.rank_events import RankEvents
 from emrun.loop.saving import Saving, check_saved_names
 from emrun.loop.session import Session
 from emrun.loop.state import TrainingState
 from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
+from emrun.ranks import ranks
 from emrun.storage.draws import Draws
+from emrun.storage.log import RunLog
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams, StreamLike
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
-from emrun.types import EpochData, InterruptPolicy, Policy, StartMethod
+from emrun.types import EpochData, InsteadOf, InterruptPolicy, Policy, StartMethod
 from emrun.wording import did_you_mean
 
 _LOG = logging.getLogger(__name__)
@@ -66,6 +70,8 @@ class MainLoop(Answers):
         start_method: how to start the processes of `workers`; null for Python's default.
         stream_timeout: how many seconds the loop waits for a batch before it raises an error; null for no limit. Needs
             `buffer` or `workers`.
+        rank_timeout: how many seconds a rank waits for the others before it raises an error; null for 30 minutes. It
+            must be longer than the longest work that one rank does alone, such as hooks at the end of an epoch.
         prefetch_to_device: pin the batches that are read ahead, and copy each batch to the GPU while the model runs on
             the previous one. No effect on a CPU, without `buffer` and `workers`, or if a hook may change batches
             (`changes_batches`). Needs memory for three more batches on the GPU, and page-locked memory for the batches
@@ -93,6 +99,7 @@ class MainLoop(Answers):
         record_steps: record the loss and the learning rates of every n-th iteration in `steps.jsonl`, and what hooks
             add; 0 for none. After 100,000 iterations only every 10th of these is recorded, after 1,000,000 every 100th.
         run: the run directory; without a run, no trace, metrics, steps or checkpoints are written.
+        rank_log: on another rank than 0, the log to write, if rank 0 has a run.
         seed: the seed of streams and evaluations.
         unknown: unknown arguments; see `on_incorrect_config`.
 
@@ -121,10 +128,12 @@ class MainLoop(Answers):
         preempt_exit_code: int | None = None,
         start_method: StartMethod | None = None,
         stream_timeout: float | None = None,
+        rank_timeout: float | None = None,
         prefetch_to_device: bool = True,
         record_steps: int = 1,
         overfit: int | None = None,
         run: Run | None = None,
+        rank_log: RunLog | None = None,
         seed: int = 0,
         **unknown: Any,
     ) -> None:
@@ -138,11 +147,25 @@ class MainLoop(Answers):
         self.train_stream_name = train_stream_name
         self._skip_zeroth_epoch = skip_zeroth_epoch
         draws, loss = Draws() if run is not None else None, LossWatch(model)
-        self._endings = endings = Endings(
+        self.ranks = ranks()
+        """The ranks of the run: this one, and how many there are."""
+        if rank_timeout is not None:
+            check_seconds("rank_timeout", rank_timeout)
+            self.ranks.limit_waits(rank_timeout)
+        if self.ranks.several and not model.shares_batches:
+            name = type(model).__name__
+            raise UsageError(
+                f"{name} does not train on several ranks: it has no `shares_batches = True`, which says that its `run` "
+                "adds up gradients over ranks as TorchModel does; start one process"
+            )
+        places = (
             on_interrupt,
             lambda: self.epochs.wake(),  # noqa: PLW0108 - made below
             lambda: model.is_accumulating,
         )
+        follows = self.ranks, rank_log is not None
+        several = AgreedEndings(*places, self.ranks, self._request) if self.ranks.several else None
+        self._endings = endings = several or Endings(*places, self._request)
         self.streams = streams = DatasetStreams(
             dataset,
             train_stream_name,
@@ -157,7 +180,7 @@ class MainLoop(Answers):
         self._events = events = Events(model, endings, draws)
         self._steps = steps = StepRecord(model, run.steps if run is not None else None, record_steps)
         self._length = length = RunLength(events.hooks, streams, not skip_zeroth_epoch, model.iterations_per_update)
-        self._state = state = TrainingState(model, events.hooks, streams, run, steps, length)
+        self._state = state = TrainingState(model, events.hooks, streams, run, steps, length, seed, *follows)
         first_saved = partial(run.trace.write, has_checkpoints=True) if run is not None else lambda: None
         self._saving = saving = Saving(
             run.checkpoints if run else None,
@@ -165,6 +188,7 @@ class MainLoop(Answers):
             endings.take_notice,
             first_saved,
             events.tell_of_checkpoint,
+            *follows,
         )
         self.checks = checks = BatchChecks(
             model,
@@ -175,6 +199,8 @@ class MainLoop(Answers):
             fixed_batch_size=fixed_batch_size,
         )
         self.first_batch = FirstBatch(dataset, train_stream_name, seed, events, checks)
+        if several is not None:
+            events.of_ranks = RankEvents(self.ranks, several, checks)
         self._failures = failures = Failures(run, model, state, events, endings, saving, draws)
         beginnings = Beginnings(run)
         self.epochs = Epochs(
@@ -182,7 +208,8 @@ class MainLoop(Answers):
         )
         prefetches = prefetch_to_device and reading.ahead > 0
         events.keep_step = self.epochs.keep_step
-        self._session = Session(self.epochs, self.first_batch, prefetches, preempt_exit_code)
+        log = run.log if run is not None else rank_log
+        self._session = Session(self.epochs, self.first_batch, prefetches, preempt_exit_code, log)
         self.notify, self.listens = events.notify, events.listens
         """See `Loop.notify` and `Loop.listens`."""
         self.evaluation_pass = self.epochs.evaluation_pass
@@ -191,6 +218,9 @@ class MainLoop(Answers):
         """See `Loop.wait_for_checkpoints`."""
         self.change_hooks(hooks)
         self.notify("register_mainloop", main_loop=self)
+
+    def _request(self, name: str, on_failure: Policy, instead_of: InsteadOf) -> None:
+        self._saving.request(name, on_failure, instead_of)
 
     def get_stream(self, name: str) -> StreamWrapper:
         """Return the wrapper of a stream, made at the first call; see `DatasetStreams.get`."""

@@ -14,6 +14,7 @@ from emrun.arguments import safe_component
 from emrun.epoch_data import declared
 from emrun.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_of
 from emrun.hook import AbstractHook
+from emrun.ranks import Ranks
 from emrun.schedule_plan import BEFORE_COOLDOWN
 from emrun.storage.checkpoint_names import Names, go_back_to
 from emrun.storage.checkpoints import commit
@@ -43,6 +44,8 @@ class Saving:
         first_saved: called in the thread of the loop when the first checkpoint is saved.
         told: called in the thread of the loop with each name and the directory of a saved checkpoint, before the next
             checkpoint is begun.
+        ranks: the ranks of the run. Only rank 0 writes.
+        follows: whether rank 0 has the run of this rank; `snapshot` gives rank 0 the part of this rank then.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class Saving:
         noticed: Callable[[], None] = lambda: None,
         first_saved: Callable[[], None] = lambda: None,
         told: Callable[[str, Path], None] = lambda name, place: None,
+        ranks: Ranks | None = None,
+        follows: bool = False,
     ) -> None:
         self.requested: dict[str, Policy] = {}
         self._root = root
@@ -59,6 +64,9 @@ class Saving:
         self._noticed = noticed
         self._first_saved = first_saved
         self._told = told
+        self._ranks = ranks or Ranks()
+        self._follows = follows
+        self._is_decided = False  # whether the other ranks know if they have to give their part
         self._untold: list[tuple[str, Path]] = []  # names and directories of saved checkpoints
         self._known = Names(root) if root is not None else None
         self._given_up: list[InsteadOf] = []
@@ -74,7 +82,7 @@ class Saving:
             HookError: there is no run directory.
             ArgumentError: `name` cannot be the name of a checkpoint.
         """
-        if self._root is None:
+        if self._root is None and not self._follows:
             raise HookError(f"checkpoint {name!r} cannot be saved: this main loop has no run directory")
         if is_directory_name(safe_component("checkpoint", name)):
             raise ArgumentError("checkpoint", f"{name!r} is reserved for a checkpoint's directory; use another name")
@@ -105,14 +113,27 @@ class Saving:
 
     def _begin_requested(self, state: State) -> None:
         """Begin to save the requested checkpoint, if there is one."""
-        if not self.requested or self._root is None or self._known is None:
+        if not self.requested or (self._root is None and not self._follows):
             return
         names, self.requested = self.requested, {}
         instead_of, self._given_up = self._given_up, []
+        self._is_decided = False
+        if self._root is None or self._known is None:
+            if self._ranks.from_first(False):
+                self._snapshot({})
+            return
         try:
             self._in_flight = self._begin(self._root, self._known, state, names, instead_of)
         except Exception as error:  # the model's code may raise anything
             _report(error, names)
+        finally:
+            self._decide(False)
+
+    def _decide(self, is_saved: bool) -> None:
+        """Tell the other ranks, once, whether a checkpoint is saved, for which they have to give their part."""
+        if not self._is_decided:
+            self._is_decided = True
+            self._ranks.from_first(is_saved)
 
     def _begin(
         self, root: Path, known: Names, state: State, names: dict[str, Policy], instead_of: list[InsteadOf]
@@ -129,6 +150,7 @@ class Saving:
             self._untold += [(name, place) for name in sorted(names) if before.get(name) != place.name]
             return None
         left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
+        self._decide(True)
         write, in_background = self._snapshot({**left, **dict.fromkeys(names, free_place(root, iteration).name)})
         save = partial(
             commit, root, write, epoch=epoch, iteration=iteration, names=names, given_up=given_up, known=known
@@ -143,7 +165,7 @@ class Saving:
 
     def request_by_signal(self, iteration: int, *, is_training: bool) -> None:
         """Request the checkpoint `latest` because of a signal."""
-        if self._root is None or not is_training:
+        if (self._root is None and not self._follows) or not is_training:
             _LOG.warning("SIGUSR1: no checkpoint is saved, because no training with a run directory is running")
             return
         _LOG.info("SIGUSR1: saving a checkpoint at iteration %d", iteration)
@@ -155,7 +177,7 @@ class Saving:
 
     def save_latest(self, epoch: int, iteration: int, phase: str) -> None:
         """Save the requested checkpoints, and the last state of the training as `latest`; wait until they are saved."""
-        if self._root is not None:
+        if self._root is not None or self._follows:
             self._add(_LATEST, self._latest_policy)  # with the policy of the last request
         self.wait()
         try:
@@ -224,7 +246,8 @@ class Saving:
         Returns:
             The directory of the checkpoint. It has been moved if it had the name of a checkpoint instead of a link.
         """
-        place = go_back_to(place, names, known=self._known)
+        if self._ranks.is_first:
+            place = go_back_to(place, names, known=self._known)
         self._newest = ((epoch, iteration, phase), place)
         return place
 

@@ -11,6 +11,7 @@ from emrun.hook import TrainingAborted, TrainingTerminated
 from emrun.loop.epochs import Epochs
 from emrun.loop.first_batch import FirstBatch
 from emrun.loop.outcome import Outcome
+from emrun.storage.log import RunLog
 from emrun.types import Prefetch
 
 _LOG = logging.getLogger(__name__)
@@ -25,12 +26,14 @@ class Session:
         first_batch: gives a lazy model its shapes.
         prefetches: whether batches may be prepared for the model ahead of their turn.
         preempt_exit_code: the exit status after SIGTERM; None to end the process by the signal.
+        log: the log of this process; None for none.
     """
 
     epochs: Epochs
     first_batch: FirstBatch
     prefetches: bool
     preempt_exit_code: int | None
+    log: RunLog | None
     outcome: Outcome | None = field(default=None, init=False)
     """How the last session ended."""
     prefetch: Prefetch | None = field(default=None, init=False)
@@ -44,10 +47,10 @@ class Session:
     def begin(self) -> None:
         """Open the log of the run, install the signal handlers and call `before_training` of the hooks."""
         epochs = self.epochs
-        if epochs.run is not None:
-            epochs.run.log.open()
-            if epochs.run.code is not None:
-                epochs.run.code.begin(epochs.state.iterations_done)
+        if self.log is not None:
+            self.log.open()
+        if epochs.run is not None and epochs.run.code is not None:
+            epochs.run.code.begin(epochs.state.iterations_done)
         self.is_open = True
         self.outcome = None
         epochs.begin_session()
@@ -84,8 +87,8 @@ class Session:
         finally:
             self.is_open = False
             epochs.endings.restore()
-            if epochs.run is not None:
-                epochs.run.log.close(failure)
+            if self.log is not None:
+                self.log.close(failure)
         if failure is not None and failure is not error:
             raise failure
         return failure is None

@@ -12,13 +12,15 @@ from typing import Any
 
 from emrun import fields
 from emrun.encoding import RANDOM, encode, random_state, set_random_state
-from emrun.events import may_change_batches
+from emrun.events import may_change_batches, merges
 from emrun.hook import AbstractHook
 from emrun.loop.horizon import STATE as OF_HORIZON
 from emrun.loop.horizon import RunLength
 from emrun.loop.steps import STATE as OF_STEPS
 from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
+from emrun.randomness import preserved_randomness, seed_everything
+from emrun.ranks import Ranks
 from emrun.storage.manifest import NAMES
 from emrun.storage.run import Run
 from emrun.storage.state_file import FILE, load_state, save_state
@@ -50,6 +52,11 @@ def _check_position(value: Any, key: str) -> None:
     fields.record(_LAST if value["batch"] else _BETWEEN_PASSES).check(value, key)
 
 
+_HOOKS = fields.sequence_of(
+    fields.record({"class": fields.TEXT, "occurrence": fields.whole(), "state": fields.ANYTHING})
+)
+_STREAMS = fields.mapping_of(fields.Kind("a mapping", lambda value: isinstance(value, Mapping), _check_position))
+
 STATE = {
     "loop": fields.record(
         {
@@ -61,10 +68,8 @@ STATE = {
         may_lack=("updates_done",),  # in old checkpoints, in which each iteration made an update
     ),
     "model": fields.ANYTHING,  # the model and the hooks check their states themselves
-    "hooks": fields.sequence_of(
-        fields.record({"class": fields.TEXT, "occurrence": fields.whole(), "state": fields.ANYTHING})
-    ),
-    "streams": fields.mapping_of(fields.Kind("a mapping", lambda value: isinstance(value, Mapping), _check_position)),
+    "hooks": _HOOKS,
+    "streams": _STREAMS,
     "epoch_began": fields.optional(
         fields.record(
             {"iterations_done": fields.whole(), "updates_done": fields.whole(), "random": RANDOM},
@@ -78,9 +83,21 @@ STATE = {
     "metrics_digest": fields.SHA256,
     "metrics_first": fields.optional(fields.whole()),
     "random": RANDOM,
+    "ranks": fields.sequence_of(
+        fields.record(
+            {
+                "random": RANDOM,
+                "epoch_began": fields.optional(RANDOM),
+                "model": fields.mapping_of(fields.ANYTHING),
+                "hooks": _HOOKS,
+                "streams": _STREAMS,
+            }
+        )
+    ),
 }
 """Field of `state.pt` -> its type."""
-_SINCE = ("epoch_began", "names", "steps", "horizon", "metrics_digest", "metrics_first")  # old checkpoints lack them
+_SINCE = ("epoch_began", "names", "steps", "horizon", "metrics_digest", "metrics_first", "ranks")
+"""Fields that old checkpoints lack; `ranks` has what the ranks other than 0 keep for themselves."""
 
 
 class TrainingState:
@@ -96,6 +113,9 @@ class TrainingState:
         run: the run, whose metrics are cut back when a state is loaded; None without a run, and so without checkpoints.
         steps: the step record, of which the values that are not written yet are saved.
         length: the length of the run.
+        seed: the seed of the run.
+        ranks: the ranks of the run.
+        follows: whether rank 0 has the run of this rank.
     """
 
     def __init__(
@@ -106,6 +126,9 @@ class TrainingState:
         run: Run | None,
         steps: StepRecord,
         length: RunLength,
+        seed: int = 0,
+        ranks: Ranks | None = None,
+        follows: bool = False,
     ) -> None:
         self.epochs_done = 0
         self.iterations_done = 0
@@ -117,12 +140,17 @@ class TrainingState:
         self._run = run
         self._steps = steps
         self._length = length
+        self._seed = seed
+        self._ranks = ranks or Ranks()
+        self._follows = follows
+        self._saves = run is not None or follows
         self.names: Mapping[str, str] | None = None
         """Name -> directory of all checkpoints at the time when the loaded checkpoint was saved; None if not known."""
         self.changed: Sequence[str] = ()
         """What a resume changes in the data, for messages."""
         self._copy: dict[str, Any] | None = None
         self._epoch_began: dict[str, Any] | None = None  # iterations done and random states at that time
+        self._merge_later: list[tuple[AbstractHook, list[Mapping[str, Any]]]] = []
         self._loaded: tuple[Path, dict[str, Any]] | None = None  # until `resume`: the checkpoint, its random states
 
     @property
@@ -137,7 +165,7 @@ class TrainingState:
 
     def begin_epoch(self) -> None:
         """Record the counters and random states at the beginning of a training epoch, for `resume` in its middle."""
-        if self._run is not None:
+        if self._saves:
             done = {"iterations_done": self.iterations_done, "updates_done": self.updates_done}
             self._epoch_began = {**done, "random": random_state()}
 
@@ -201,7 +229,7 @@ class TrainingState:
 
     def keep_copy(self) -> None:
         """Copy the current state for all checkpoints until the end of the epoch, that is, during the evaluations."""
-        if self._run is not None:
+        if self._saves:
             self._copy = self.encoded(copied=True)  # evaluations do not change the state of the model
 
     def snapshot(self, names: Mapping[str, str] | None = None) -> tuple[Callable[[Path], None], bool]:
@@ -212,11 +240,16 @@ class TrainingState:
         Args:
             names: name -> directory of all checkpoints after this one is committed; saved in the state.
         """
+        if self._follows:
+            self._ranks.gathered(self._own_part(self._copy if self._copy is not None else self.encoded()))
+            return lambda directory: None, False
         write_weights = self._model.stage()
         in_background = write_weights is not None
         state = self._copy if self._copy is not None else self.encoded(copied=in_background)
         if in_background:
             state = {**state, "model": encode(state["model"], "state of the model", copied=True)}
+        if self._ranks.several:
+            state = {**state, "ranks": self._ranks.gathered(self._own_part(state))[1:]}
         if names is not None:
             state = {**state, "names": dict(sorted(names.items()))}
         writers = (write_weights or self._model.save, partial(save_state, state))
@@ -226,6 +259,55 @@ class TrainingState:
                 each(directory)
 
         return write, in_background
+
+    def _own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a rank keeps for itself of a state: the rest is the same on all ranks."""
+        merged = [number for number, hook in enumerate(_occurrences(self._hooks).values()) if merges(hook)]
+        began = state["epoch_began"]
+        return {
+            "random": state["random"],
+            "epoch_began": began["random"] if began is not None else None,
+            "model": self._model.of_rank(state["model"]),
+            "hooks": [state["hooks"][number] for number in merged],
+            "streams": state["streams"],
+        }
+
+    def _of_this_rank(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a loaded state with the part of this rank, or what stands for it with another number of ranks."""
+        others, rank = state.get("ranks") or [], self._ranks.rank
+        if len(others) + 1 == self._ranks.size:
+            own = others[rank - 1] if rank else None
+        else:
+            own = self._new_part(state, others)
+        if own is None:
+            return state
+        began = state.get("epoch_began")
+        if began is not None and own["epoch_began"] is not None:
+            state = {**state, "epoch_began": {**began, "random": own["epoch_began"]}}
+        mine = {(each["class"], each["occurrence"]) for each in own["hooks"]}
+        rest = [each for each in state["hooks"] if (each["class"], each["occurrence"]) not in mine]
+        model = {**state["model"], **own["model"]}
+        hooks = [*rest, *own["hooks"]]
+        return {**state, "random": own["random"], "streams": own["streams"], "model": model, "hooks": hooks}
+
+    def _new_part(self, state: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the part of a rank of another number of ranks: rank 0 has what was collected, others nothing."""
+        streams = {name: _without_checksum(each) for name, each in state["streams"].items()}
+        names = [(each["class"], each["occurrence"]) for other in others[:1] for each in other["hooks"]]
+        own = [each for each in state["hooks"] if (each["class"], each["occurrence"]) in names]
+        for name, hook in _occurrences(self._hooks).items():
+            if merges(hook) and name in names and self._ranks.is_first:
+                self._merge_later.append((hook, [other["hooks"][names.index(name)]["state"] for other in others]))
+        random, began = state["random"], None
+        if not self._ranks.is_first:
+            empty = {name: hook.state_dict() for name, hook in _occurrences(self._hooks).items() if merges(hook)}
+            own = [{"class": name, "occurrence": number, "state": each} for (name, number), each in empty.items()]
+            with preserved_randomness():
+                seed_everything(self._seed, "rank", self._ranks.rank, "iteration", state["loop"]["iterations_done"])
+                random = began = random_state()
+        parts = [self._model.of_rank(state["model"]), *(other["model"] for other in others)]
+        model = self._model.of_new_rank(parts, is_first=self._ranks.is_first)
+        return {"random": random, "epoch_began": began, "model": model, "hooks": own, "streams": streams}
 
     def load(self, place: Path) -> None:
         """Load weights, model, hooks, counters and metrics from a checkpoint; `resume` restores the rest.
@@ -240,6 +322,9 @@ class TrainingState:
         state, file = load_state(place), place / FILE
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
             fields.record(STATE, may_lack=_SINCE).check(state)
+        self._merge_later = []
+        with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
+            state = self._of_this_rank(state)
         self._length.load_state_dict(state.get("horizon"))
         model = self._model
         with fields.reading(f"weights of checkpoint {place}", fields.ANOTHER_CHECKPOINT, model.load):
@@ -255,6 +340,8 @@ class TrainingState:
             if found:
                 with fields.reading(f"{file}: state of hook {name}", fields.ANOTHER_CHECKPOINT, hook.load_state_dict):
                     hook.load_state_dict(found[0]["state"])
+        for hook, states in self._merge_later:
+            hook.merge(states)
         for name, position in state["streams"].items():
             with fields.reading(f"{file}: streams.{name}", fields.ANOTHER_CHECKPOINT):
                 self._streams.get(name, train=True).load_state_dict(position)
@@ -339,6 +426,13 @@ def _logged_already() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+def _without_checksum(position: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the position in a stream without the checksum of the last batch, of which each rank has other rows."""
+    end = position.get("end_of_pass")
+    found = {**position, "end_of_pass": {**end, "digest": None}} if end is not None else dict(position)
+    return {**found, "digest": None} if "digest" in found else found
 
 
 def _occurrences(hooks: Sequence[AbstractHook]) -> dict[tuple[str, int], AbstractHook]:

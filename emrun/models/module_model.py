@@ -44,6 +44,7 @@ from emrun.models.skipped_updates import SkippedUpdates
 from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
+from emrun.ranks import ranks
 from emrun.storage.manifest import TRAINED
 from emrun.storage.state_file import FILE, load_state
 from emrun.storage.weights import FILE as FILE_OF_WEIGHTS
@@ -65,6 +66,8 @@ class ModuleModel(AbstractModel):
     Raises:
         ArgumentError: an argument does not fit the module.
     """
+
+    shares_batches = True
 
     def __init__(
         self,
@@ -96,6 +99,8 @@ class ModuleModel(AbstractModel):
         self.precision = precision
         self._autocast = Autocast.of(precision, module, self.device)
         self._cast = self._autocast if type(self).forward is not ModuleModel.forward else None
+        if precision == "fp16" and ranks().several:
+            raise ArgumentError("precision", "fp16 does not work with several ranks yet; use bf16")
         self._scale = LossScale(self.device) if precision == "fp16" else None
         self._skipped = SkippedUpdates(self._scale)
         self._tf32 = TF32(self.device) if precision == "tf32" else None
@@ -240,6 +245,17 @@ class ModuleModel(AbstractModel):
         metrics = self._stream_metrics.state_dict() if self._stream_metrics is not None else None
         return {"extra": extra_state(self.module), "modes": modes(self.module), "stream_metrics": metrics}
 
+    def of_rank(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the states of the metrics of whole streams."""
+        return {"stream_metrics": state.get("stream_metrics")}
+
+    def of_new_rank(self, states: Sequence[Mapping[str, Any]], *, is_first: bool) -> dict[str, Any]:
+        """Return merged states of the metrics of whole streams, or empty ones."""
+        found = [each["stream_metrics"] for each in states if each.get("stream_metrics") is not None]
+        if self._stream_metrics is None or not found:
+            return {}
+        return {"stream_metrics": self._stream_metrics.merged(found if is_first else found[:1], empty=not is_first)}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the weights that are trained, the modes of the module's parts, and the metrics."""
         trained = self._loaded_from / TRAINED if self._loaded_from is not None else None
@@ -364,12 +380,19 @@ class ModuleModel(AbstractModel):
             self._end_laziness()
         return found
 
-    def _measure(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor], train: bool, stream: str) -> None:
-        """Add a batch to the metrics of its stream, unless a hook runs the model on a batch of its own."""
+    def _measure(
+        self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor], train: bool, stream: str, rows: int
+    ) -> None:
+        """Add a batch to the metrics of its stream, unless a hook runs the model on a batch of its own.
+
+        Without `rows`, the batch has none of this rank, but its metrics are computed with those of the others.
+        """
         loop, metrics = self._main_loop, self._stream_metrics
         is_of_loop = loop is None or loop.stream_name is None or (loop.stream_name, loop.training) == (stream, train)
-        if metrics is not None and is_of_loop:
+        if metrics is not None and is_of_loop and rows:
             metrics.add(stream, outputs, inputs)
+        elif metrics is not None and is_of_loop:
+            metrics.begin(stream)
 
     @property
     def _has_modes(self) -> bool:

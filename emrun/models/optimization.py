@@ -13,6 +13,7 @@ from emrun.arguments import check_count
 from emrun.errors import ArgumentError
 from emrun.fields import optional
 from emrun.hook import UpdateSkipped
+from emrun.models.gradient_sums import add_up_gradients
 from emrun.models.loss_scale import STATE as STATE_OF_SCALE
 from emrun.models.loss_scale import LossScale
 from emrun.models.optimizer import learning_rates, parameters_of
@@ -24,6 +25,7 @@ from emrun.models.scheduled_optimizer import named
 from emrun.models.skipped_updates import STATE as STATE_OF_SKIPPED
 from emrun.models.skipped_updates import SkippedUpdates
 from emrun.models.updates import all_parameters, clear_gradients, divide_gradients, parameters_beside
+from emrun.ranks import ranks
 from emrun.schedule_plan import log_plan
 from emrun.types import EpochData
 from emrun.wording import NO_OPTIMIZER, listed
@@ -75,10 +77,15 @@ class Optimization(Optimizers):
         check_count("accumulate", accumulate, minimum=1)
         super().__init__(model, optimizer, scheduler)
         self.accumulate = accumulate
-        self.has_windows = accumulate > 1 or has_parts
-        """Whether the gradients of several parts are added up for an update."""
+        self.ranks = ranks()
+        """The ranks of the run."""
+        self._carries_loss = accumulate == 1 and not has_parts
+        self.has_windows = accumulate > 1 or has_parts or self.ranks.several
+        """Whether the gradients of several parts are added up for an update: of batches, of their parts, of ranks."""
         self.is_plain = False
         """Whether each batch makes an update, without a scale and without autocast around `train_step`."""
+        self.mean_loss: Tensor | None = None
+        """The mean loss of the last update on all ranks, unless its window has several batches."""
         self.is_open = False
         """Whether a window has begun and not ended."""
         self.weight: float | Tensor = 1.0
@@ -272,6 +279,8 @@ class Optimization(Optimizers):
         """
         if self.scale is not None:
             self.is_skipping = not self.scale.unscale(optimizer)
+        if self.ranks.several:
+            weight = self._add_up(optimizer, 1.0 if weight is None else weight)
         if weight is not None:
             unit = self.scale.unit if self.scale is not None else None
             divide_gradients(optimizer, weight if unit is None else weight / unit)
@@ -303,6 +312,22 @@ class Optimization(Optimizers):
                 loop.notify("after_update", model=model, optimizer=optimizer)
         if own is not None and own.scheduler is not None and own.scheduler.on_update:
             own.scheduler.step(None)
+
+    def _add_up(self, optimizer: torch.optim.Optimizer, weight: float | Tensor) -> Tensor:
+        """Add up the gradients of all ranks; return the weight of the window on all of them."""
+        loss: Tensor | None = self._model._minimised if self._carries_loss else None  # type: ignore[attr-defined]
+        total, mean = add_up_gradients(parameters_of(optimizer), weight, loss, self.ranks)
+        self.mean_loss = mean if loss is not None else None
+        return total
+
+    def mean_of_ranks(self, loss: Tensor | None) -> Tensor | None:
+        """Return the mean loss of the current batch on all ranks, from that of this rank; all ranks call this."""
+        mean, self.mean_loss = self.mean_loss, None
+        if mean is None and loss is not None:
+            sums = torch.stack([loss.detach() * self.weight, torch.as_tensor(self.weight).to(loss)])
+            self.ranks.add_up(sums)
+            mean = sums[0] / sums[1]
+        return mean
 
     def end_epoch(self, epoch_data: EpochData) -> None:
         """Step schedulers that step after each training epoch; log how many updates were skipped."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from emrun.errors import ArgumentError, StateError
 from emrun.fields import ANYTHING, NUMBER, TEXT, mapping_of, optional, record
 from emrun.models.object_state import ObjectState
 from emrun.models.outputs import Calculation, Calculations
+from emrun.ranks import answered, ranks
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
@@ -41,6 +43,9 @@ class StreamMetrics:
         self._calculations = calculations
         self._states: dict[str, ObjectState] = {}
         for name, each in calculations.items():
+            if ranks().several and not hasattr(each.metric, "sync_context"):
+                message = f"{each.key}: several ranks need a metric of torchmetrics, which adds up over ranks"
+                raise ArgumentError("metrics", message)
             try:
                 self._states[name] = ObjectState(each.key, each.metric, device)
             except StateError as error:
@@ -81,6 +86,12 @@ class StreamMetrics:
             self._is_saved = False
             self._take()
 
+    def begin(self, stream: str) -> None:
+        """Begin a stream, unless it has begun, without a batch."""
+        if stream != self._open:
+            self._reset()
+            self._open = stream
+
     def end(self, stream: str) -> None:
         """Compute the metrics at the end of a stream, unless it had no batches.
 
@@ -93,7 +104,8 @@ class StreamMetrics:
         with torch.no_grad():
             for name, each in self._calculations.items():
                 try:
-                    result = each.metric.compute()
+                    with answered():  # a metric of torchmetrics exchanges its states
+                        result = each.metric.compute()
                 except Exception as error:
                     error.add_note(f"in compute() of model.{each.key} for stream {stream!r}")
                     raise
@@ -157,6 +169,32 @@ class StreamMetrics:
             for name, value in found.items():
                 (mapping_of(NUMBER) if isinstance(value, Mapping) else NUMBER).check(value, f"values.{stream}.{name}")
             self._values[stream] = {name: value for name, value in found.items() if name in self._calculations}
+
+    def merged(self, states: Sequence[Mapping[str, Any]], *, empty: bool) -> dict[str, Any]:
+        """Return what several ranks have in `state_dict` as one, or with metrics that have seen nothing."""
+        found = dict(states[0])
+        self._reset()
+        for name, each in self._states.items():
+            saved = [state["metrics"].get(name) for state in states]
+            if empty:
+                found["metrics"] = {**found["metrics"], name: each.take()}
+            elif found["open"] is not None and len(saved) > 1 and all(map(each.fits, saved)):
+                metric, copies = self._calculations[name].metric, []
+                for one in saved:
+                    each.restore(one)
+                    copies.append(copy.deepcopy(metric))
+                each.restore(saved[0])
+                try:
+                    for one in copies[1:]:
+                        metric.merge_state(one)
+                except Exception as error:
+                    _LOG.warning(
+                        "model.metrics.%s: its value for this epoch covers the rows of rank 0: %s", name, error
+                    )
+                else:
+                    found["metrics"] = {**found["metrics"], name: each.take()}
+        self._reset()
+        return found
 
     def _take(self) -> dict[str, Any]:
         try:

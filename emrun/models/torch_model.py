@@ -17,6 +17,7 @@ from emrun.fields import FLAG, record
 from emrun.hook import Loop
 from emrun.models.built_apart import BuiltApart
 from emrun.models.closed_form import ClosedForm
+from emrun.models.gradient_sums import check_alike, copy_from_first
 from emrun.models.init_from import InitFrom, InitFromForm
 from emrun.models.loadable import Loadable
 from emrun.models.micro_batches import MicroBatches
@@ -30,6 +31,7 @@ from emrun.models.schedule import Scheduler
 from emrun.models.size_search import advise
 from emrun.models.updates import Traces
 from emrun.schedule_plan import SchedulePlan
+from emrun.shares import rows_in
 from emrun.sources import examples_of
 from emrun.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
 from emrun.wording import NO_OPTIMIZER
@@ -309,7 +311,7 @@ class TorchModel(ModuleModel):
                 forward = self.forward if self._cast is None else partial(self._cast.call, self.forward)
                 outputs: Mapping[str, Any] = forward(inputs)
             if self._stream_metrics is not None:
-                self._measure(outputs, inputs, train, stream)
+                self._measure(outputs, inputs, train, stream, rows_in(batch))
             if self._evaluation_weights is not None and self._main_loop is not None and self._main_loop.training:
                 self._evaluation_weights.use(False)  # a hook has run the model between two train batches
             return outputs
@@ -338,8 +340,10 @@ class TorchModel(ModuleModel):
             self._minimised = detached["loss"] if self._minimised is outputs.get("loss") else self._minimised.detach()
         elif isinstance(loss := detached.get("loss"), Tensor) and not loss.dim():
             self._minimised = loss
+        if optimization.ranks.several:
+            self._minimised = optimization.mean_of_ranks(self._minimised)
         if self._stream_metrics is not None:
-            self._measure(detached, inputs, train, stream)
+            self._measure(detached, inputs, train, stream, rows_in(batch))
         return detached
 
     def step_values(self) -> Mapping[str, Any]:
@@ -390,7 +394,7 @@ class TorchModel(ModuleModel):
             loss = mean_loss(outputs, self._outputs.of_parts)
         seen: Mapping[str, Any] = outputs
         if self._optimization.has_windows:
-            if isinstance(weights := outputs.get("example_weight"), Tensor):
+            if isinstance(weights := outputs.get("example_weight"), Tensor) and self._optimization.weight:
                 self._optimization.weight = weights.detach().sum()
             if self._micro_batches is not None:
                 seen = self._micro_batches.seen(outputs)
@@ -434,6 +438,18 @@ class TorchModel(ModuleModel):
                 self._evaluation_weights.use(False)
             self._optimization.set_mode(train=True)
         self._optimization.finish()
+
+    def after_stream(self, stream_name: str) -> None:
+        """Compute the metrics of a whole stream; after a train stream, all ranks get the buffers of rank 0.
+
+        Raises:
+            DifferentRanks: a parameter differs between the ranks.
+        """
+        is_trained = self._main_loop is not None and stream_name == self._main_loop.train_stream_name
+        if self._optimization.ranks.several and is_trained and self.module.training:
+            copy_from_first(dict(self.module.named_buffers()), self._optimization.ranks)
+            check_alike(dict(self.module.named_parameters()), self._optimization.ranks)
+        super().after_stream(stream_name)
 
     def before_epoch(self, epoch_id: int) -> None:
         """Reset what an incomplete epoch has left."""
@@ -483,7 +499,7 @@ class TorchModel(ModuleModel):
             if optimization.scale is not None:
                 optimization.scale.end()
             return outputs
-        examples = examples_of(batch)
+        examples = rows_in(batch)
         if self._micro_batches is not None:
             outputs = self._micro_batches.run(step, inputs, examples)
         else:
@@ -491,9 +507,11 @@ class TorchModel(ModuleModel):
             outputs = step(inputs)
             optimization.end_part()
         if self._traces is not None and self._traces.has_updated() and not optimization.has_updated:
-            key = "accumulate" if self.iterations_per_update > 1 else "micro_batch_size"
+            key, parts = ("accumulate" if self.iterations_per_update > 1 else "micro_batch_size"), "parts"
+            if optimization.ranks.several:
+                key, parts = "class", "ranks"
             message = "train_step must call self.backward(loss) and self.update(optimizer), not optimizer.step()"
-            raise ArgumentError(key, f"{message}: an update has the gradients of several parts")
+            raise ArgumentError(key, f"{message}: an update has the gradients of several {parts}")
         return outputs
 
     def _step_function(self) -> Callable[[Mapping[str, Tensor]], Mapping[str, Any]]:

@@ -15,6 +15,8 @@ from emrun.storage.files import storing
 _LOG = logging.getLogger(__name__)
 
 LOG = "train.log"
+LOG_OF_RANK = "train-{}.log"
+"""The log of a rank other than 0."""
 _LINE = "%(asctime)s.%(msecs)03d: %(levelname)-8s@%(module)-14s: %(message)s"
 
 

@@ -20,6 +20,7 @@ from ruamel.yaml.error import YAMLError
 import emrun
 from emrun.censor import Censor
 from emrun.fields import ANYTHING, FLAG, TEXT, choice, fitting, mapping_of, optional, record, sequence_of, shown, whole
+from emrun.ranks import ranks
 from emrun.storage.files import refuse_timeout, write_atomically
 from emrun.storage.git import head_of
 
@@ -39,6 +40,7 @@ _KINDS = {
     "reason": optional(TEXT),
     "seed": optional(whole(-(2**63))),
     "threads": optional(whole()),
+    "ranks": whole(1),
     "command": sequence_of(TEXT),
     "host": TEXT,
     "device": optional(TEXT),
@@ -83,6 +85,7 @@ class Trace:
             "reason": None,
             "seed": seed,
             "threads": _threads(),
+            "ranks": ranks().size,
             "emrun": emrun.__version__,
             "torch": metadata.version("torch"),
             "python": platform.python_version(),

@@ -7,6 +7,7 @@ import logging
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from dataclasses import replace
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, cast
 from emrun.encoding import random_digest, random_state, set_random_state
 from emrun.errors import StreamError
 from emrun.randomness import preserved_randomness
+from emrun.ranks import ranks
 from emrun.stream_context import BeyondEnd, beyond_end
 from emrun.streams.bookmark import Bookmark, different
 from emrun.streams.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
@@ -309,7 +311,9 @@ class StreamWrapper:
             state: the state at the position, for a stream with `state_dict`.
         """
         self._bookmark = Bookmark(random_state() if self.training else None)
-        stream_pass = StreamPass(self._stream_fn, self._context_name, self._seed, self._pass_number, self._batch, state)
+        here = replace(ranks(), group=None)  # which processes cannot be given
+        place = self._pass_number, self._batch, state
+        stream_pass = StreamPass(self._stream_fn, self._context_name, self._seed, *place, here)
         batches: Iterator[Any]
         reading, prefetch = self._reading, self._reading.prefetch()
         size = reading.ahead

@@ -6,7 +6,7 @@ import copy
 import itertools
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from emrun.dataset import takes_context
@@ -14,7 +14,9 @@ from emrun.encoding import encode
 from emrun.errors import StreamError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.randomness import seed_everything
-from emrun.stream_context import StreamContext, beyond_end
+from emrun.ranks import Ranks
+from emrun.shares import own_share
+from emrun.stream_context import COMPARED, StreamContext, beyond_end
 from emrun.types import Batch
 
 
@@ -36,6 +38,7 @@ class StreamPass:
         number: training passes count from 1, evaluation passes are 0.
         start: the number of batches to leave out.
         state: the state after these batches, for a stream with `state_dict`.
+        ranks: the ranks of the run; the batches are the shares of this one.
     """
 
     function: Callable[..., Iterable[Batch]]
@@ -44,6 +47,7 @@ class StreamPass:
     number: int
     start: int = 0
     state: Any = None
+    ranks: Ranks = field(default_factory=Ranks)
 
     def read(self, worker: int = 0, workers: int = 0) -> Iterator[Batch | WithState]:
         """Begin the pass and return the batches after `start`; without `ctx.batches`, the stream is read up to `start`.
@@ -61,7 +65,13 @@ class StreamPass:
         if worker and not has_context:
             return iter(())
         context = StreamContext(
-            self.name, seed=self.seed, epoch=self.number, start=self.start, worker=worker, workers=workers
+            self.name,
+            seed=self.seed,
+            epoch=self.number,
+            start=self.start,
+            worker=worker,
+            workers=workers,
+            ranks=self.ranks,
         )
         try:
             stream = self.function(context) if has_context else self.function()
@@ -80,9 +90,9 @@ class StreamPass:
                 with reading(f"the state of stream {self.name!r}", ANOTHER_CHECKPOINT, load):
                     load(copy.deepcopy(self.state))
             encode(stream.state_dict(), f"stream {self.name!r}")  # type: ignore[attr-defined]  # may raise
-            batches = _with_states(stream)
+            batches = _with_states(stream, self.ranks)
             return batches if self.state is not None or not self.start else self._behind_start(batches)
-        batches = context.counted(stream) if has_context else iter(stream)
+        batches = context.counted(stream) if has_context or self.ranks.several else iter(stream)
         if not self.start and not worker:
             return batches
         batches = itertools.chain(list(itertools.islice(batches, 1)), batches)  # this begins the stream
@@ -127,9 +137,9 @@ def is_stateful(stream: Any) -> bool:
     return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
 
 
-def _with_states(stream: Any) -> Iterator[WithState]:
-    """Yield each batch with the state of the stream before it, independent of read-ahead."""
+def _with_states(stream: Any, ranks: Ranks) -> Iterator[WithState]:
+    """Yield each batch, or the share of this rank, with the state of the stream before it, despite read-ahead."""
     before = copy.deepcopy(stream.state_dict())
-    for batch in stream:
-        yield WithState(batch, before)
+    for number, batch in enumerate(stream):
+        yield WithState(own_share(batch, ranks, compares=number < COMPARED) if ranks.several else batch, before)
         before = copy.deepcopy(stream.state_dict())

@@ -20,8 +20,10 @@ from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel, BuiltApart
 from emrun.randomness import seed_everything
+from emrun.ranks import ranks
 from emrun.schedule_plan import SchedulePlan
 from emrun.slow_start import NamedWhenSlow
+from emrun.storage.log import RunLog
 from emrun.storage.run import Run
 
 _LOG = logging.getLogger(__name__)
@@ -40,7 +42,13 @@ class Training:
 
 
 def assemble(
-    plan: Plan, output_dir: Path, run: Run | None, *, is_evaluation: bool = False, is_new: bool = False
+    plan: Plan,
+    output_dir: Path,
+    run: Run | None,
+    rank_log: RunLog | None = None,
+    *,
+    is_evaluation: bool = False,
+    is_new: bool = False,
 ) -> Training:
     """Build the dataset, the model, the hooks and the main loop, each with its own random numbers.
 
@@ -48,6 +56,7 @@ def assemble(
         plan: the checked config.
         output_dir: the directory for the files that the dataset, the model and the hooks write.
         run: the run that the loop writes to; None for none.
+        rank_log: see `MainLoop`.
         is_evaluation: whether the loop will only evaluate, possibly on streams that the config does not name.
         is_new: whether the loop will train from the start. Then a module that a resume could not build is an error.
 
@@ -74,12 +83,14 @@ def assemble(
     hooks = tuple(recipe.build(supplied) for recipe in plan.hooks)
     if plan.get("deterministic", False):
         hooks = (*hooks, DeterministicKernels())
-    seed_everything(seed, "training")
+    rank = ranks().rank
+    seed_everything(seed, "training", *(("rank", rank) if rank else ()))
     arguments = dict(plan.get("main_loop", {}))
     if is_evaluation:  # reads whole streams
         arguments |= dict.fromkeys(arguments.keys() & {"fixed_epoch_size", "overfit"})
     try:
-        main_loop = MainLoop(supplied["model"], supplied["dataset"], hooks, run=run, seed=seed, **arguments)
+        parts = supplied["model"], supplied["dataset"], hooks
+        main_loop = MainLoop(*parts, run=run, rank_log=rank_log, seed=seed, **arguments)
         main_loop.check_hooks(any_stream=is_evaluation)
     except ArgumentError as error:
         node = plan.config.get("main_loop", error.argument)

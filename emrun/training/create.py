@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,25 +17,26 @@ from emrun.config.plan import Plan, code_directories
 from emrun.config.planner import Planner
 from emrun.config.sections import check_hooks
 from emrun.config.yaml_text import dump
-from emrun.errors import ConfigError, Problem, StateError, UsageError
+from emrun.errors import ConfigError, Problem, RankFailed, StateError, UsageError
 from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
 from emrun.randomness import draw_seed, seed_everything
+from emrun.ranks import join, ranks
 from emrun.schedule_plan import log_plan
+from emrun.storage.log import LOG_OF_RANK, RunLog
 from emrun.storage.run import Run, create_run
 from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.device import device_of
 from emrun.training.settings import keep_settings
 from emrun.training.user_code import log_code_directory, record_code
 from emrun.user_modules import find_user_modules
+from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 
 DRAWN = ("seed", "code_directory")
 """The keys that are added to the config of a run if the given config does not have them."""
-
-_WORLD_SIZE = "WORLD_SIZE"  # number of processes that torch's launcher started
 
 
 def create_training(
@@ -61,48 +61,54 @@ def create_training(
 
     Raises:
         ConfigError: the config cannot be used; nothing is left on disk.
-        UsageError: `torchrun` started this process as one of several.
+        UsageError: the ranks cannot meet, or have different configs.
         RunExists: the directory holds a run (a `UsageError`).
         StorageError: the directory cannot be written.
         BaseException: an error of the dataset, the model or a hook while it is built; the trace records it.
     """
-    refuse_ranks()
+    joined = join()
     root = expanded(output_root)
     place = None if output_dir is None else expanded(output_dir)
-    drawn = dict(zip(DRAWN, (draw_seed(), escaped(str(Path.cwd()))), strict=True))
-    loaded = load_config(config, overrides).without("sweep").with_defaults(drawn)
-    plan = Plan.of(loaded, Imported())
-    existed = place is not None and place.exists()
-    had_root = place is not None or root.exists()
-    run = create_run(
-        dump(loaded.root, loaded.text),
-        plan.get("name", None) or loaded.name,
-        output_root=root,
-        output_dir=place,
-        seed=plan.get("seed", 0),
-        command=command,
-        censor=Censor(plan.config.secrets()),
-    )
-    record_code(plan, run)
-    try:
-        with kept_or_removed(run, existed, remove_failed), run.log:
-            warn_of(loaded.notes)
-            log_code_directory(plan)
-            training = keep_settings(assemble(plan, run.directory, run, is_new=True), run)
-            run.trace.write(device=device_of(training.model))
-            schedule = plan_schedule(training, plan) if checks_schedule else None
-            _LOG.info("run directory: %s", run.directory)  # not before a mistake in the config, which deletes it
-            log_plan(schedule)
-            return training
-    except (ConfigError, UsageError):
-        if not had_root:
-            with suppress(OSError):  # another run has been created in it
-                run.directory.parent.rmdir()
-        raise
-    except BaseException:
-        if run.directory.exists():
-            _LOG.info("run directory: %s", run.directory)
-        raise
+    with joined.in_step() as tell:
+        drawn = dict(zip(DRAWN, tell((draw_seed(), escaped(str(Path.cwd())))), strict=True))
+        loaded = load_config(config, overrides).without("sweep").with_defaults(drawn)
+        plan = Plan.of(loaded, Imported())
+        check_alike(plan, tell)
+        if not joined.is_first:
+            return follow(plan, Path(tell("")), tell, lambda: None, is_new=True)
+        existed = place is not None and place.exists()
+        had_root = place is not None or root.exists()
+        run = create_run(
+            dump(loaded.root, loaded.text),
+            plan.get("name", None) or loaded.name,
+            output_root=root,
+            output_dir=place,
+            seed=plan.get("seed", 0),
+            command=command,
+            censor=Censor(plan.config.secrets()),
+        )
+        record_code(plan, run)
+        try:
+            with kept_or_removed(run, existed, remove_failed), run.log:
+                warn_of(loaded.notes)
+                log_code_directory(plan)
+                tell(str(run.directory))
+                training = keep_settings(assemble(plan, run.directory, run, is_new=True), run)
+                run.trace.write(device=device_of(training.model))
+                schedule = plan_schedule(training, plan) if checks_schedule else None
+                tell(None)
+                _LOG.info("run directory: %s", run.directory)  # not before a mistake in the config, which deletes it
+                log_plan(schedule)
+                return training
+        except (ConfigError, UsageError):
+            if not had_root:
+                with suppress(OSError):  # another run has been created in it
+                    run.directory.parent.rmdir()
+            raise
+        except BaseException:
+            if run.directory.exists():
+                _LOG.info("run directory: %s", run.directory)
+            raise
 
 
 def create_dataset(config: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Any:
@@ -195,19 +201,43 @@ def train(training: Training) -> Outcome:
     return training.main_loop.run_training()
 
 
-def refuse_ranks() -> None:
-    """Check that this is not one of several processes that should train together: each would create its own run.
+def check_alike(plan: Plan, tell: Callable[[Any], Any]) -> None:
+    """Check that this rank has the same config as rank 0.
+
+    Args:
+        plan: the plan of this rank.
+        tell: see `Ranks.in_step`.
 
     Raises:
-        UsageError: the environment variables of `torchrun` say that there are several processes.
+        UsageError: the config is another one.
     """
-    size, rank = os.environ.get(_WORLD_SIZE, ""), os.environ.get("RANK", "unknown")
-    if size.isdecimal() and int(size) > 1:
-        raise UsageError(
-            f"{_WORLD_SIZE}={size}: this is one of {size} processes (RANK={rank}) that torchrun or another launcher "
-            "started to train together. emrun does not support several ranks yet: each process would create its own "
-            f"run; start emrun without a launcher, with one process (--nproc-per-node 1), or with {_WORLD_SIZE} unset"
-        )
+    own = {key: repr(value) for key, value in plan.config.plain().items()}
+    first: dict[str, str] = tell(own)
+    different = [key for key in {**first, **own} if first.get(key) != own.get(key)]
+    if different:
+        raise UsageError(f"rank 0 has another config ({listed(different)}); start all ranks with the same one")
+
+
+def follow(
+    plan: Plan, directory: Path, tell: Callable[[Any], Any], checkpoint: Callable[[], str | None], *, is_new: bool
+) -> Training:
+    """Build all objects on a rank other than 0, which writes nothing but its log.
+
+    Args:
+        plan: the plan.
+        directory: the run directory.
+        tell: see `Ranks.in_step`.
+        checkpoint: called when the objects are built; returns the checkpoint to load, or None.
+        is_new: see `assemble`.
+    """
+    log = RunLog(directory / LOG_OF_RANK.format(ranks().rank), Censor(plan.config.secrets()))
+    with log:
+        training = assemble(plan, directory, None, log, is_new=is_new)
+        place = checkpoint()
+        if place is not None:
+            training.main_loop.restore(Path(place))
+        tell(None)
+        return training
 
 
 @contextmanager
@@ -222,7 +252,8 @@ def kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Ite
     try:
         yield
     except BaseException as error:
-        if isinstance(error, ConfigError | UsageError | StateError):
+        is_mistake = isinstance(error, RankFailed) and error.exit_status == ConfigError.exit_status
+        if is_mistake or isinstance(error, ConfigError | UsageError | StateError):
             run.remove(only_own_files=existed)
         elif remove_failed:
             run.remove(only_own_files=existed)

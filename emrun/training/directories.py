@@ -31,3 +31,8 @@ def check_run(run_directory: Path) -> None:
     """
     if not run.holds_run(run_directory):
         raise run.no_run(run_directory)
+
+
+def ranks_of(directory: Path) -> int:
+    """Return how many processes have trained a run together."""
+    return int(read_trace(directory).get("ranks") or 1)

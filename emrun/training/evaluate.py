@@ -19,12 +19,13 @@ from emrun.config.yaml_text import dump
 from emrun.epoch_data import read_of_others
 from emrun.errors import StorageError, UsageError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
+from emrun.ranks import refuse_several
 from emrun.storage import checkpoints
 from emrun.storage.lock import EVALUATIONS
 from emrun.storage.manifest import Manifest, verify
 from emrun.storage.run import CHECKPOINTS, CONFIG, create_evaluation, holds_run, no_run
 from emrun.training.build import Training, assemble
-from emrun.training.create import kept_or_removed, refuse_ranks, warn_of
+from emrun.training.create import kept_or_removed, warn_of
 from emrun.training.user_code import log_code_directory, warn_of_changed_code
 from emrun.types import EpochData
 from emrun.wording import counted, did_you_mean, listed, progress
@@ -84,7 +85,7 @@ def evaluate(
         StorageError: the checkpoint is damaged or does not fit, or the results cannot be written.
         BaseException: an error of the dataset, the model or a hook.
     """
-    refuse_ranks()
+    refuse_several("eval")
     directory = expanded(run_directory)
     own = config_of(directory)
     laid_over = (own if config is None else read_config(config)).overlaid(stream)

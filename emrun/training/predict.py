@@ -13,10 +13,10 @@ from emrun.config.plan import Plan
 from emrun.config.recipe import Recipe
 from emrun.errors import ArgumentError, StreamError, UsageError
 from emrun.hook import AbstractHook
+from emrun.ranks import refuse_several
 from emrun.storage import checkpoints
 from emrun.storage.run import CHECKPOINTS
 from emrun.training.build import assemble
-from emrun.training.create import refuse_ranks
 from emrun.training.evaluate import config_of, load_checkpoint, name_of_checkpoint, unknown_stream
 from emrun.training.user_code import log_code_directory
 
@@ -66,7 +66,7 @@ def predict(
         StorageError: the checkpoint is damaged or does not fit, or the file cannot be written.
         BaseException: an error of the dataset, the model or a hook.
     """
-    refuse_ranks()
+    refuse_several("predict")
     directory, place = expanded(run_directory), expanded(file)
     if place.exists() and not overwrite:
         raise UsageError(f"{place} exists; choose another file, or replace it with --overwrite")

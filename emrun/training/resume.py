@@ -6,7 +6,7 @@ import itertools
 import logging
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node
 from emrun.errors import StateError, StorageError, UsageError
 from emrun.loop.saving import left_alone
+from emrun.ranks import join, ranks
 from emrun.schedule_plan import log_plan
 from emrun.storage import checkpoints
 from emrun.storage.code_record import copy_code
@@ -31,7 +32,7 @@ from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, assemble, plan_schedule
-from emrun.training.create import DRAWN, refuse_ranks, warn_of
+from emrun.training.create import DRAWN, check_alike, follow, warn_of
 from emrun.training.device import device_of
 from emrun.training.settings import FOUND, keep_settings
 from emrun.training.user_code import log_code_directory, record_code
@@ -64,8 +65,7 @@ def resume_training(
         The training, or None if the run is finished and nothing was changed.
 
     Raises:
-        UsageError: there is no such run or checkpoint, the run has lost its checkpoints, or `torchrun` started this
-            process as one of several.
+        UsageError: there is no such run or checkpoint, the run has lost its checkpoints, or the ranks cannot meet.
         RunInUse: another process is writing the run.
         ConfigError: the config cannot be used.
         StateError: the checkpoint does not fit the config.
@@ -73,13 +73,26 @@ def resume_training(
         BaseException: an error of the dataset, the model or a hook while it is built. The run is unchanged in all these
             cases.
     """
-    refuse_ranks()
+    joined = join()
     source = expanded(run_directory)
-    fork = None if fork is None else expanded(fork)
-    if not (source / CONFIG).exists():
-        raise no_run(source)
-    if fork is not None and fork.exists() and (not fork.is_dir() or any(fork.iterdir())):
-        raise UsageError(f"--fork creates a new run, but {fork} exists and is not empty; choose another directory")
+    with joined.in_step() as tell:
+        if not (source / CONFIG).exists():
+            raise no_run(source)
+        if joined.is_first:
+            return _resumed(source, overrides, checkpoint_name, None if fork is None else expanded(fork), command, tell)
+        return _follow(source, overrides, tell)
+
+
+def _resumed(
+    source: Path,
+    overrides: Sequence[str],
+    checkpoint_name: str | None,
+    fork: Path | None,
+    command: Sequence[str],
+    tell: Callable[[Any], Any],
+) -> Training | None:
+    """Resume on rank 0, which writes the run directory; `tell` is called at the same points as in `_follow`."""
+    _check_fork(fork)
     censor = Censor(kept=[source])
     run = Run(source, command=command, lock=RunLock(source), censor=censor) if fork is None else None
     try:
@@ -87,12 +100,14 @@ def resume_training(
         config = stored.overridden(overrides)
         plan = Plan.of(config, Imported())
         censor.add(plan.config.secrets())
+        check_alike(plan, tell)
         changed = _changes(stored.root.plain(), config.root.plain())
         trace = read_trace(source)
         if trace.get("status") == "finished" and not changed and checkpoint_name is None and run is not None:
             _LOG.info("nothing to do: the run is finished: %s", trace.get("reason"))
             _LOG.info("to train longer, resume with %s", _way_on(str(trace.get("reason"))))
             run.release()
+            tell(None)
             return None
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
         _check_that_nothing_is_lost(source, trace, place)
@@ -101,19 +116,24 @@ def resume_training(
             with storing(fork, "copy a run to"):
                 place = _copy(source, fork, place, checkpoint_name)
             origin = {"directory": str(source), "checkpoint": place.name if place else None}
-            trace = {"forked_from": origin, "status": trace.get("status")}
+            trace = {"forked_from": origin, "status": trace.get("status"), "ranks": trace.get("ranks")}
         assert run is not None  # opened without `fork`, created with `fork`
         record_code(plan, run)
         with run.log:
             warn_of(config.notes)
             log_code_directory(plan)
+            _tell_of_ranks(int(trace.get("ranks") or 1))
+            tell((str(run.directory), place is None))
             training = keep_settings(assemble(plan, run.directory, run, is_new=place is None), run)
             if place is not None:
                 place = _restored(training, place, changed)
             else:
                 run.rewind_to_start()
                 _LOG.info("%s has no checkpoint: starting from the beginning", source)
-            log_plan(plan_schedule(training, plan))
+            schedule = plan_schedule(training, plan)
+            tell(str(place) if place is not None else None)
+            tell(None)  # the other ranks have loaded the checkpoint
+            log_plan(schedule)
             _store(run, config.root, source, changed)
             run.trace.begin_again(
                 trace,
@@ -127,6 +147,35 @@ def resume_training(
             if fork is not None:
                 run.remove()  # the directory was missing or empty before
         raise
+
+
+def _check_fork(fork: Path | None) -> None:
+    """Check that the directory for a fork is free."""
+    if fork is not None and fork.exists() and (not fork.is_dir() or any(fork.iterdir())):
+        raise UsageError(f"--fork creates a new run, but {fork} exists and is not empty; choose another directory")
+
+
+def _follow(source: Path, overrides: Sequence[str], tell: Callable[[Any], Any]) -> Training | None:
+    """Resume on a rank other than 0, which writes nothing: load the checkpoint that rank 0 has loaded."""
+    plan = Plan.of(read_config(source).overridden(overrides), Imported())
+    check_alike(plan, tell)
+    told = tell(None)
+    if told is None:  # nothing to do
+        return None
+    return follow(plan, Path(told[0]), tell, lambda: tell(None), is_new=told[1])
+
+
+def _tell_of_ranks(before: int) -> None:
+    """Log what changes if the run has been trained on another number of ranks."""
+    now = ranks().size
+    if now != before:
+        _LOG.warning(
+            "the run was trained on %s and is resumed on %s: the batches stay the same, and each is shared by %s; sums "
+            "of gradients are rounded in another order, and random numbers of the model and of batches are drawn anew",
+            counted(before, "rank"),
+            counted(now, "rank"),
+            counted(now, "rank"),
+        )
 
 
 def _way_on(reason: str) -> str:

@@ -398,30 +398,10 @@ def test_a_missing_extra_names_its_pip_command(emrun, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_torchrun_with_two_processes_is_an_error_and_makes_no_run(project):
-    torchrun = str(Path(sys.executable).with_name("torchrun"))
-    command = [torchrun, "--standalone", "--nproc-per-node", "2", "-m", "emrun", "train", "config.yaml"]
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode != 0  # torchrun masks the status of its processes
-    assert "error: WORLD_SIZE=2: this is one of 2 processes (RANK=" in done.stderr
-    assert "exitcode  : 2" in done.stderr
-    assert not (project / "log").exists()
-
-
-def test_a_command_that_is_one_of_several_ranks_ends_with_status_2_and_changes_nothing(project, emrun, monkeypatch):
+def test_the_only_process_of_torchrun_trains(project, emrun, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
-    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0  # the only process of torchrun
-    before = {path: path.stat().st_mtime_ns for path in project.rglob("*")}
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    for arguments in (["train", "config.yaml", "-o", "other"], ["resume", "run"], ["eval", "run", "valid"]):
-        done = emrun(*arguments)
-        assert done.returncode == 2
-        (line,) = done.stderr.splitlines()
-        assert line.startswith("error: WORLD_SIZE=2: this is one of 2 processes (RANK=1) that torchrun")
-        assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == before
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
 
 
 FLAKY = """

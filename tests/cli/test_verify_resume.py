@@ -408,7 +408,10 @@ def test_a_hook_that_changes_the_learning_rate_by_a_counter_is_named_and_one_wit
         (["--at", "0"], "0 is not in the range x>=1"),
         (["--at", "middle"], "'middle' is not a valid integer"),
         (["main_loop.bufer=1"], "did you mean 'buffer'"),
-        (["--extend", "2x", "--kill"], "--extend makes whole runs that are not interrupted; leave out --kill"),
+        (
+            ["--extend", "2x", "--kill"],
+            "--extend makes whole runs that are not interrupted, in one process; leave out --kill",
+        ),
         (["--extend", "2"], "--extend: '2' has no unit; write a factor such as 2x, or a new end such as '40 epochs'"),
         (["--extend", "2x", "hooks=[]"], "--extend: no StopAfter of the config has a limit of epochs, passes"),
     ],

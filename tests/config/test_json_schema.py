@@ -174,7 +174,7 @@ def test_the_main_loop_has_all_its_arguments():
 
     properties = SCHEMA["$defs"]["main_loop"]["properties"]
     arguments = set(inspect.signature(MainLoop).parameters)
-    assert properties.keys() == arguments - {"model", "dataset", "hooks", "run", "seed", "unknown"}
+    assert properties.keys() == arguments - {"model", "dataset", "hooks", "run", "rank_log", "seed", "unknown"}
     assert all(each["description"] for each in properties.values())
 
 

@@ -177,7 +177,7 @@ def test_a_terminal_without_a_size_shows_a_bar_of_80_columns(monkeypatch):
         monkeypatch.setattr(show_progress, "sys", SimpleNamespace(stderr=terminal))
         hook = ShowProgress()
         hook.main_loop = SimpleNamespace(training=False)
-        hook.after_batch("valid", {})
+        hook.after_batch("valid")
         text = shown.read(4096).decode()
         hook.after_training(True)
     assert "epoch 0 valid: " in text

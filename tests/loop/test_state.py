@@ -272,4 +272,4 @@ def test_a_hook_that_cannot_take_back_its_state_is_named_with_the_checkpoint(tmp
 
 
 def test_what_a_state_may_hold_is_known_of_each_of_its_fields():
-    assert {*state_of()[0].encoded(), "metrics_digest", "metrics_first", "names"} == set(STATE)
+    assert {*state_of()[0].encoded(), "metrics_digest", "metrics_first", "names", "ranks"} == set(STATE)

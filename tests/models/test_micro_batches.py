@@ -12,7 +12,7 @@ from windows import Net, batches, weights
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingAborted
 from emrun.errors import ArgumentError, StreamError
 from emrun.hooks import ComputeStats, StopOnNaN
-from emrun.models.micro_batches import Joined, split
+from emrun.parts import Joined, split
 
 MOMENTUM = Factory(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -167,7 +167,7 @@ def test_batches_are_split_evenly_whatever_their_sources_are():
     assert (one["a"].tolist(), one["b"]["c"].tolist(), one["d"], one["e"]) == ([0, 1], [0, 1], ["x", "y"], None)
     assert [each.tolist() for each in two["f"].unbind()] == [[1.0]]
     assert [count for _, count in split({"a": torch.arange(9)}, 9, 4)] == [3, 3, 3]
-    joined = Joined()
+    joined = Joined("micro_batch_size", "parts of batches")
     for part, count in ((one, first), (two, second)):
         joined.counts.append(count)
         numbers = {"g": float(count), "h": np.float32(count), "i": torch.tensor(count), "j": np.arange(count)}

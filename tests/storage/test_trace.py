@@ -40,6 +40,7 @@ def test_the_trace_tells_how_a_run_began(run):
         "reason": None,
         "seed": 42,
         "threads": torch.get_num_threads(),
+        "ranks": 1,
         "emrun": emrun.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

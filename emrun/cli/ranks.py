@@ -1,0 +1,138 @@
+"""The option `--nproc`: the command starts itself in several processes, which train together."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr
+from functools import partial
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from emrun.cli.console import is_follower
+from emrun.cli.failures import fail, print_error
+from emrun.cli.signals import end_by_signal, import_torch
+from emrun.errors import RankFailed
+from emrun.ranks import DIRECTORY, LAST_WORDS, leave, number_of_ranks
+
+if TYPE_CHECKING:
+    from emrun.launch.ranks import Ended
+
+with_ranks: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "--nproc", type=click.IntRange(min=1), default=1, metavar="N",
+    help="Train in N processes on this machine, which share each batch; one for each GPU, if it has some.",
+)  # fmt: skip
+"""Adds the option `--nproc` to a command that trains."""
+
+with_restarts: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "--max-restarts", type=click.IntRange(min=0), default=0, metavar="N",
+    help="With several processes: resume up to N times if one of them fails or is killed.",
+)  # fmt: skip
+"""Adds the option `--max-restarts` to a command that trains."""
+
+
+def starts_ranks(nproc: int, max_restarts: int = 0) -> bool:
+    """Return whether this process has to start others that train, rather than train itself."""
+    if max_restarts and nproc == 1:
+        raise click.UsageError("--max-restarts is for several processes; add --nproc")
+    return nproc > 1 and number_of_ranks() == 1
+
+
+def run_ranks(nproc: int, max_restarts: int = 0) -> int:
+    """Run this command in several processes, and resume its run if they fail; return the exit status.
+
+    Args:
+        nproc: the number of processes.
+        max_restarts: how often to resume.
+    """
+    import_torch()
+    from emrun.launch.ranks import launch
+
+    ended = launch(nproc, sys.argv[1:])
+    _print(ended)
+    for number in range(1, max_restarts + 1):
+        if not ended.is_failure or ended.directory is None:
+            break
+        print_error(f"restart {number} of {max_restarts}: resuming {ended.directory}")
+        ended = launch(nproc, ["resume", ended.directory, "--nproc", str(nproc), *_log_options()])
+        _print(ended)
+    if -ended.status in (signal.SIGINT, signal.SIGTERM):
+        end_by_signal(-ended.status)
+    return ended.status if ended.status >= 0 else 128 - ended.status
+
+
+def _print(ended: Ended) -> None:
+    for line in ended.lines:
+        print_error(line)
+
+
+def _log_options() -> list[str]:
+    """Return the options of this command that say how much of the log is shown."""
+    given = click.get_current_context().params
+    return ["--verbose"] * given["verbose"] + ["--quiet"] * given["quiet"] + ["--no-progress"] * (not given["progress"])
+
+
+def tell_directory(directory: Path) -> None:
+    """Tell the command that started the ranks in which directory they run."""
+    place = os.environ.get(LAST_WORDS)
+    if place is not None and not is_follower():
+        (Path(place) / DIRECTORY).write_text(str(directory.absolute()), encoding="utf-8")
+
+
+@contextmanager
+def last_words(error: BaseException) -> Iterator[Callable[[], None]]:
+    """Print what a block prints about an error of this process, if it is the one to speak.
+
+    A rank that `emrun --nproc` has started leaves the text to that process, which prints the cause first. Other ranks
+    print their own errors, with their number; that another rank has ended is said by rank 0 alone.
+
+    The block calls its value between what it prints about the cause and what it prints about the rest.
+    """
+    if number_of_ranks() == 1:
+        yield lambda: None
+        return
+    texts = [io.StringIO(), io.StringIO()]
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stderr(texts[0]))
+        yield partial(_enter, stack, redirect_stderr(texts[1]))
+    leave(waits=False)
+    cause, survived = (each.getvalue().rstrip("\n") for each in texts)
+    if isinstance(error, RankFailed) and not error.is_cause and (LAST_WORDS in os.environ or is_follower()):
+        cause = ""
+    if leave_words(cause, survived):
+        return
+    if cause:
+        print_error(f"rank {os.environ['RANK']}: {cause}" if is_follower() else cause)
+    if survived and not is_follower():
+        print_error(survived)
+
+
+def leave_words(cause: str = "", survived: str = "") -> bool:
+    """Leave last words to the command that started the ranks; return False if there is none.
+
+    Args:
+        cause: what to print about an error of this rank; empty if it ends for another reason.
+        survived: what to print about the run.
+    """
+    place = os.environ.get(LAST_WORDS)
+    if place is not None:
+        words = {"cause": cause, "survived": survived, "time": time()}
+        (Path(place) / f"{os.environ['RANK']}.json").write_text(json.dumps(words), encoding="utf-8")
+    return place is not None
+
+
+def _enter(stack: ExitStack, block: AbstractContextManager[Any]) -> None:
+    stack.enter_context(block)
+
+
+def report(error: BaseException) -> int:
+    """Report an error that ends the command, if this process is the one to speak; return the exit status."""
+    with last_words(error):
+        return fail(error)

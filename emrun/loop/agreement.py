@@ -1,0 +1,187 @@
+"""How several ranks end a run, and save checkpoints, at the same point: what one of them wants, all do.
+
+A limit that is counted is the same on every rank and needs no agreement. A signal reaches one rank, a hook of rank 0
+sees what others do not, and clocks differ: these are wishes. A small reduction that is started after one iteration and
+ended some iterations later tells every rank whether any of them has a wish; then they exchange the wishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from emrun.hook import TrainingTerminated
+from emrun.loop.endings import Endings
+from emrun.ranks import Ranks
+from emrun.types import InsteadOf, InterruptPolicy, Policy
+
+if TYPE_CHECKING:
+    import torch
+
+_SECONDS = 0.25  # between two reductions; a wish takes at most about three times as long
+_SECONDS_OF_SIGNALS = 1.0  # in which a launcher and a scheduler may both send the same signal
+_LONGEST = 1_000  # iterations between two reductions
+
+
+class Request(NamedTuple):
+    """A request for a checkpoint; see `Loop.request_checkpoint`."""
+
+    name: str
+    on_failure: Policy
+    instead_of: InsteadOf
+
+
+class _Wishes(NamedTuple):
+    """What a rank wants."""
+
+    signal: int | None
+    wants_checkpoint: bool
+    reason: str | None
+    names: list[tuple[str, Policy]]
+
+
+class AgreedEndings(Endings):
+    """The endings of several ranks; all of them call the methods alike.
+
+    Args:
+        on_interrupt: see `Endings`.
+        wake: see `Endings`.
+        waits: see `Endings`.
+        ranks: the ranks.
+        request: requests a checkpoint that all ranks have agreed on.
+    """
+
+    def __init__(
+        self,
+        on_interrupt: InterruptPolicy,
+        wake: Callable[[], None],
+        waits: Callable[[], bool],
+        ranks: Ranks,
+        request: Callable[[str, Policy, InsteadOf], None],
+    ) -> None:
+        super().__init__(on_interrupt, wake, waits, self._ask, patience=_SECONDS_OF_SIGNALS)
+        self._ranks = ranks
+        self._request = request
+        self._wish: TrainingTerminated | None = None
+        self._requests: list[Request] = []
+        self._agreed_signal: int | None = None
+        self._agreed_checkpoint = False
+        self._is_alone = False  # whether a hook is called on this rank only
+        self._reduction: tuple[Callable[[], None], torch.Tensor] | None = None
+        self._every = 1  # iterations between two reductions
+        self._looks = 0
+        self._began = perf_counter()
+        self.news = True
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ends the run, if all ranks know it."""
+        return self._agreed_signal
+
+    def begin(self) -> None:
+        """Handle signals until `restore`; forget earlier signals and terminations."""
+        super().begin()
+        self._agreed_signal, self._agreed_checkpoint, self._wish, self._requests = None, False, None, []
+
+    @contextmanager
+    def on_one_rank(self) -> Iterator[None]:
+        """Take what a hook wants in this block, which only this rank calls, as a wish."""
+        before, self._is_alone = self._is_alone, True
+        try:
+            yield
+        finally:
+            self._is_alone = before
+
+    def take(self, event: str, ended: Sequence[TrainingTerminated]) -> None:
+        """Handle the terminations of an event: one that all ranks have ends the run now, another one is a wish."""
+        alike = [each for each in ended if each.alike]
+        if self.have_effect:
+            self._wish = self._wish or next((each for each in ended if not each.alike), None)
+        if alike:
+            super().take(event, alike)
+
+    def defer(self, termination: TrainingTerminated) -> None:
+        """End the run with this termination at the next call of `raise_if_due`, when all ranks know it."""
+        if termination.alike:
+            super().defer(termination)
+        else:
+            self._wish = self._wish or termination
+
+    def _ask(self, name: str, on_failure: Policy, instead_of: InsteadOf) -> None:
+        """Request a checkpoint: now, or, by a hook of one rank, when all ranks know it."""
+        if self._is_alone:
+            self._requests.append(Request(name, on_failure, instead_of))
+        else:
+            self._request(name, on_failure, instead_of)
+
+    def look(self) -> bool:
+        """Find out now and then whether a rank has a wish; return whether the stream ends after this batch."""
+        self._looks += 1
+        if self._looks >= self._every:
+            if self._end_reduction():
+                self.agree()
+            self._begin_reduction()
+        ends = super().look()
+        self.news = True
+        return ends
+
+    def _begin_reduction(self) -> None:
+        import torch
+
+        passed, self._began = perf_counter() - self._began, perf_counter()
+        proposed = min(_LONGEST, max(1, int(self._every * _SECONDS / max(passed, 1e-6))))
+        self._looks = 0
+        has_wishes = any(self._wishes())
+        tensor = torch.tensor([has_wishes, proposed if self._ranks.is_first else 0])
+        self._reduction = self._ranks.begin_maximum(tensor), tensor
+
+    def _end_reduction(self) -> bool:
+        """Return whether a rank had a wish when the last reduction was started."""
+        if self._reduction is None:
+            return False
+        (end, tensor), self._reduction = self._reduction, None
+        end()
+        has_wishes, self._every = tensor.tolist()
+        return bool(has_wishes)
+
+    def _wishes(self) -> _Wishes:
+        reason = self._wish.reason if self._wish is not None and self.have_effect else None
+        names = [(each.name, each.on_failure) for each in self._requests] if self._ranks.is_first else []
+        signal = self._interrupts.signal if self._agreed_signal is None else None
+        return _Wishes(signal, self._interrupts.wants_checkpoint, reason, names)
+
+    def agree(self) -> None:
+        """Exchange the wishes; all ranks call this at the same point, and then have the same ones."""
+        self._end_reduction()
+        self._looks = 0
+        all_wishes = self._ranks.all_gathered(self._wishes())
+        self._interrupts.wants_checkpoint = False
+        own, self._requests, self._wish = self._requests, [], None
+        self._agreed_signal = self._agreed_signal or next((each.signal for each in all_wishes if each.signal), None)
+        self._agreed_checkpoint |= any(each.wants_checkpoint for each in all_wishes)
+        reason = next((each.reason for each in all_wishes if each.reason is not None), None)
+        if reason is not None:
+            super().defer(TrainingTerminated(reason))
+        for number, (name, on_failure) in enumerate(all_wishes[0].names):
+            self._request(name, on_failure, own[number].instead_of if self._ranks.is_first else ())
+
+    def wants_checkpoint(self) -> bool:
+        """Return whether a signal to any rank has requested a checkpoint since the last call."""
+        wanted, self._agreed_checkpoint = self._agreed_checkpoint, False
+        return wanted
+
+
+def one_rank(call: Callable[..., Any], endings: AgreedEndings) -> Callable[..., None]:
+    """Return a method of a hook that only this rank calls: what it wants is a wish."""
+
+    def called(**arguments: Any) -> None:
+        try:
+            with endings.on_one_rank():
+                call(**arguments)
+        except TrainingTerminated as error:
+            error.alike = False
+            raise
+
+    return called

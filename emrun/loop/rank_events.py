@@ -1,0 +1,160 @@
+"""Which methods of hooks a rank calls, and with what: with its share of a batch, or with the whole batch on rank 0."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from emrun.errors import DifferentRanks
+from emrun.events import merges, reads_batches, runs_on_every_rank
+from emrun.hook import AbstractHook, TrainingTerminated
+from emrun.loop.agreement import AgreedEndings, one_rank
+from emrun.loop.batch_checks import BatchChecks
+from emrun.parts import Joined
+from emrun.ranks import Ranks
+from emrun.shares import Share, rows_in, total_in
+
+_LOG = logging.getLogger(__name__)
+
+Call = Callable[..., Any]
+
+
+@dataclass(eq=False)
+class RankEvents:
+    """Chooses what each rank calls at an event; all ranks do this alike.
+
+    Args:
+        ranks: the ranks.
+        endings: collects what hooks of rank 0 want.
+        checks: have the length of the current batch.
+    """
+
+    ranks: Ranks
+    endings: AgreedEndings
+    checks: BatchChecks
+    share: tuple[int, int] = field(default=(0, 0), init=False)
+    """The number of rows of this rank in the current batch, and of all ranks."""
+    _is_told: bool = field(default=False, init=False)
+
+    def called(self, event: str, hooks: Sequence[tuple[AbstractHook, Call | None]]) -> list[Call]:
+        """Return what to call at an event, for the hooks and their methods, in their order."""
+        found: list[Call] = []
+        collected: list[Call] = []
+
+        def end_collected() -> None:
+            if collected:
+                found.append(self._with_whole_batch(collected.copy()))
+                collected.clear()
+
+        if event == "after_epoch" and not self.ranks.is_first:
+            found.append(self._exchange)
+        for hook, call in hooks:
+            if call is None:
+                continue
+            everywhere = runs_on_every_rank(hook)
+            if event == "after_batch" and not everywhere and reads_batches(hook):
+                collected.append(call)
+                continue
+            end_collected()
+            if everywhere:
+                found.append(self._with_share(call) if event == "after_batch" else call)
+            elif self.ranks.is_first:
+                found.append(one_rank(call, self.endings))
+        end_collected()
+        if event == "after_epoch" and self.ranks.is_first:
+            found.append(self._exchange)
+        return found
+
+    def noting(self, run: Call) -> Call:
+        """Return `run` of a model that also notes the share of this rank in the batch."""
+
+        def noted(batch: Mapping[str, Any], train: bool, stream: str) -> Any:
+            self.share = rows_in(batch), total_in(batch)
+            if isinstance(batch, Share) and batch.whole is not None:
+                self._compare(batch.whole, stream)
+            if train and not self._is_told:
+                self._is_told = True
+                self._tell()
+            return run(batch, train, stream)
+
+        return noted
+
+    def _compare(self, whole: str, stream: str) -> None:
+        """Check that all ranks read the same batch."""
+        others = self.ranks.all_gathered(whole)
+        different = [rank for rank, each in enumerate(others) if each != others[0]]
+        if different:
+            raise DifferentRanks(
+                f"rank {different[0]} reads another batch of stream {stream!r} than rank 0: the stream depends on "
+                "random numbers that are not those of `ctx`, on the time, or on files that differ; take the order of "
+                "the rows from `ctx.batches`"
+            )
+
+    def _tell(self) -> None:
+        """Log how the first batch is shared."""
+        size, total = self.ranks.size, self.share[1]
+        rows = str(total // size) if total % size == 0 else f"{total // size} to {total // size + 1}"
+        _LOG.info("batch %d = %d ranks x %s", total, size, rows)
+
+    def merge(self, hooks: Sequence[AbstractHook]) -> None:
+        """Give rank 0 what the hooks of other ranks have collected in the epoch."""
+        for hook in filter(merges, hooks):
+            states = self.ranks.gathered(hook.state_dict())
+            if self.ranks.is_first:
+                hook.merge(states[1:])
+
+    def _exchange(self, epoch_id: int, epoch_data: MutableMapping[str, Any]) -> None:
+        """Give all ranks the data of the epoch that rank 0 has after its hooks."""
+        received = self.ranks.from_first({name: dict(values) for name, values in epoch_data.items()})
+        if not self.ranks.is_first:
+            epoch_data.clear()
+            epoch_data.update(received)
+
+    def _with_share(self, call: Call) -> Call:
+        """Return `after_batch` of a hook that runs on every rank, which is not called if the rank has no rows."""
+
+        def called(**arguments: Any) -> None:
+            if self.share[0]:
+                call(**arguments)
+
+        return called
+
+    def _with_whole_batch(self, calls: Sequence[Call]) -> Call:
+        """Return a function that collects the batch on rank 0 and calls `after_batch` of hooks there."""
+
+        def called(stream_name: str, batch_data: Mapping[str, Any]) -> None:
+            rows, total = self.share
+            found = self.ranks.gathered((rows, _in_main_memory(batch_data) if rows else None))
+            if not self.ranks.is_first:
+                return
+            joined = Joined("several ranks", "several ranks")
+            for count, data in found:
+                if data is not None:
+                    joined.counts.append(count)
+                    joined.add(data, count)
+            whole = joined.outputs()
+            before, self.checks.batch_length = self.checks.batch_length, total
+            ended: list[TrainingTerminated] = []
+            try:
+                with self.endings.on_one_rank():
+                    for call in calls:
+                        try:
+                            call(stream_name=stream_name, batch_data=whole)
+                        except TrainingTerminated as error:
+                            ended.append(error)
+            finally:
+                self.checks.batch_length = before
+            if ended:
+                ended[0].alike = False
+                raise ended[0]
+
+        return called
+
+
+def _in_main_memory(value: Any) -> Any:
+    """Return values with all tensors in main memory."""
+    if isinstance(value, Mapping):
+        return {name: _in_main_memory(each) for name, each in value.items()}
+    return value.detach().cpu() if hasattr(value, "detach") else value

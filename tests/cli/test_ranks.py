@@ -1,0 +1,232 @@
+"""`--nproc` and torchrun: the installed command in several processes that train one model together."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from emrun import read_steps
+
+EMRUN = Path(sys.executable).with_name("emrun")
+
+pytestmark = pytest.mark.timeout(300)  # each rank is a process that imports PyTorch
+
+PARTS = '''
+import os
+import signal
+import sys
+
+import numpy as np
+import torch
+
+from emrun import AbstractHook
+from emrun.ranks import ranks
+
+
+class Data:
+    def __init__(self):
+        self.x = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
+
+    def train_stream(self, ctx):
+        for rows in ctx.batches(37, 8, shuffle=True):
+            yield {"x": self.x[rows], "y": (self.x[rows].sum(axis=1) > 0).astype(np.int64)}
+
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Dropout(0.2), torch.nn.Linear(6, 2))
+
+
+def failing_net():
+    if os.environ.get("RANK") == "1":
+        raise OSError("no weights on this machine")
+    return net()
+
+
+class Fault(AbstractHook):
+    """Does something once, after a batch on one rank, if the file `fault` names it: a signal, or another word."""
+
+    every_rank = True
+    reads = ()
+
+    def after_batch(self):
+        if self.main_loop.iterations_done != 12 or ranks().rank != 1 or not os.path.exists("fault"):
+            return
+        what = open("fault").read()
+        os.unlink("fault")
+        if what == "raise":
+            raise ValueError("a hook of rank 1")
+        if what == "exit":
+            os._exit(9)
+        os.kill(os.getppid() if what.endswith("parent") else os.getpid(), signal.Signals[what.split()[0]])
+'''
+
+CONFIG = """
+seed: 3
+dataset: {class: parts.Data}
+model:
+  module: {class: parts.net}
+  inputs: [x]
+  outputs: [logits]
+  loss: {class: torch.nn.CrossEntropyLoss, inputs: [logits, y], reduction: none}
+  optimizer: {class: Adam, lr: 0.01}
+hooks:
+  - ComputeStats
+  - parts.Fault
+  - SaveEvery: {every: 5 updates, keep: 2}
+  - StopAfter: {epochs: 4}
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """Return the run directory of an uninterrupted run on two ranks."""
+    project = tmp_path_factory.mktemp("straight")
+    (project / "parts.py").write_text(PARTS)
+    (project / "config.yaml").write_text(CONFIG)
+    command = [EMRUN, "train", "config.yaml", "--nproc", "2", "--output-dir", "run"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return project / "run"
+
+
+def assert_same(one, other):
+    def epochs(directory):
+        lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+        return [line["streams"]["train"]["loss"] for line in lines]
+
+    assert epochs(one) == epochs(other)
+    assert read_steps(one)["loss"].tolist() == read_steps(other)["loss"].tolist()
+    weights = [load_file(each / "checkpoints/latest/model.safetensors") for each in (one, other)]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+def test_the_output_of_several_ranks_is_that_of_one(project, emrun):
+    alone = emrun("train", "config.yaml", "--output-dir", "alone", "hooks.StopAfter.epochs=1")
+    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "two", "hooks.StopAfter.epochs=1")
+    assert (done.returncode, done.stdout.count("\n")) == (0, alone.stdout.count("\n"))
+    assert done.stderr.count("run directory:") == 1
+    assert "batch 8 = 2 ranks x 4" in done.stderr
+    two = {path.name for path in (project / "two").iterdir()}
+    assert two == {path.name for path in (project / "alone").iterdir()} | {"train-1.log"}
+
+
+def test_a_signal_to_the_command_ends_all_ranks_and_resume_starts_as_many(project, straight, emrun):
+    (project / "fault").write_text("SIGTERM parent")
+    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run")
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert done.stderr.count("interrupted by SIGTERM") == 1
+    assert done.stderr.splitlines()[-1].endswith("resume with: emrun resume run")
+    done = emrun("resume", "run")
+    assert done.returncode == 0, done.stderr
+    assert "ranks: 2\n" in (project / "run" / "trace.yaml").read_text()
+    assert_same(straight, project / "run")
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "cause"),
+    [
+        ("SIGKILL", 137, "error: rank 1 was killed by SIGKILL"),
+        ("exit", 9, "error: rank 1 ended with exit status 9"),
+        ("raise", 1, "rank 1: in hook Fault, after_batch of stream 'train'"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_others_and_the_run_resumes_exactly(project, straight, emrun, fault, status, cause):
+    (project / "fault").write_text(fault)
+    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run")
+    assert done.returncode == status, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "rank 1" in line]
+    assert lines[0].startswith(cause)
+    assert "another rank" not in done.stderr
+    assert done.stderr.count("ValueError: a hook of rank 1") == (fault == "raise")
+    assert done.stderr.splitlines()[-1].endswith("resume with: emrun resume run")
+    done = emrun("resume", "run", "-q")
+    assert done.returncode == 0, done.stderr
+    assert_same(straight, project / "run")
+
+
+def test_a_run_whose_rank_is_killed_is_resumed_as_often_as_allowed(project, straight, emrun):
+    (project / "fault").write_text("SIGKILL")
+    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run", "--max-restarts", "1", "--no-progress")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("error: rank 1 was killed by SIGKILL") == 1
+    assert f"restart 1 of 1: resuming {project / 'run'}\n" in done.stderr
+    assert_same(straight, project / "run")
+
+
+def test_restarts_need_several_processes(project, emrun):
+    done = emrun("train", "config.yaml", "--max-restarts", "1")
+    assert done.returncode == 2
+    assert "--max-restarts is for several processes; add --nproc" in done.stderr
+    assert not (project / "log").exists()
+
+
+def test_the_status_that_the_config_has_for_an_interrupted_run(project, emrun):
+    (project / "fault").write_text("SIGTERM")
+    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run", "main_loop.preempt_exit_code=85")
+    assert done.returncode == 85
+    assert "error" not in done.stderr, done.stderr
+
+
+def test_a_rank_that_cannot_build_its_model_is_one_message_and_the_others_end(project, emrun):
+    done = emrun("train", "config.yaml", "--nproc", "3", "--output-dir", "run", "model.module.class=parts.failing_net")
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("OSError: no weights on this machine") == 1
+    assert "rank 1: " in done.stderr
+
+
+def test_a_mistake_in_the_config_is_printed_once_and_leaves_nothing(project, emrun):
+    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run", "model.optimizer.lr=-1")
+    assert done.returncode == 2
+    assert done.stderr.count("Invalid learning rate") == 1, done.stderr
+    assert not (project / "run").exists()
+
+
+def test_an_error_of_all_ranks_is_printed_once(project, emrun):
+    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run", "model.inputs=[z]")
+    assert done.returncode == 2
+    assert done.stderr.count("forward of Sequential needs z, which the batch does not have") == 1, done.stderr
+
+
+def test_torchrun_is_the_same_as_nproc(project, straight):
+    torchrun = str(EMRUN.with_name("torchrun"))
+    command = [torchrun, "--standalone", "--nproc-per-node", "2", "-m", "emrun", "train", "config.yaml"]
+    command += ["--output-dir", "run"]
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert_same(straight, project / "run")
+
+
+def test_what_runs_in_one_process_refuses_a_launcher_and_changes_nothing(project, emrun, monkeypatch):
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in project.rglob("*")}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    for command, *options in (["eval"], ["predict", "-o", "found.csv"]):
+        done = emrun(command, "run", "train", *options)
+        assert done.returncode == 2
+        assert done.stderr.startswith("rank 1: error: WORLD_SIZE=2: this is one of 2 processes that torchrun")
+        assert f"`emrun {command}` runs in one process" in done.stderr
+    done = emrun("train", "config.yaml", "-o", "other")
+    assert done.returncode == 2
+    assert "LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set" in done.stderr
+    assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == before
+
+
+def test_verify_resume_of_several_ranks(project, emrun):
+    done = emrun("verify-resume", "config.yaml", "--nproc", "2", "hooks.StopAfter.epochs=1", timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exact" in done.stdout

@@ -1,0 +1,82 @@
+"""Runs a function in several processes that train together: forks of this one, on gloo."""
+
+import faulthandler
+import multiprocessing
+import os
+import socket
+import traceback
+from contextlib import closing
+
+import torch
+import torch._dynamo  # imported by optimizers: once here instead of in each fork
+import torch.distributed.fsdp
+
+from emrun import ranks
+
+PATIENCE = 60  # seconds
+
+
+class Failed:
+    """What a rank sends whose function has raised an error."""
+
+    def __init__(self, error):
+        self.kind, self.message, self.text = type(error).__name__, str(error), traceback.format_exc()
+
+
+def in_ranks(size, function, *arguments):
+    """Call a function on each rank; return the results, in the order of the ranks."""
+    found = results_of(size, function, *arguments)
+    for rank, each in enumerate(found):
+        assert not isinstance(each, Failed), f"rank {rank}: {each.text}"
+    return found
+
+
+def results_of(size, function, *arguments):
+    """Call a function on each rank; return the results, or what has failed: a `Failed`, or the exit status."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    pipes, processes = [], []
+    for rank in range(size):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_run, args=(rank, size, port, sender, function, arguments))
+        process.start()
+        sender.close()
+        pipes.append(receiver)
+        processes.append(process)
+    found = []
+    try:
+        for receiver, process in zip(pipes, processes, strict=True):
+            assert receiver.poll(PATIENCE), "a rank hangs"
+            try:
+                found.append(receiver.recv())
+            except EOFError:
+                process.join(PATIENCE)
+                found.append(process.exitcode)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return found
+
+
+def _run(rank, size, port, sender, function, arguments):
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(PATIENCE - 5, exit=True)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    try:
+        sender.send(function(*arguments))
+    except BaseException as error:
+        sender.send(Failed(error))
+        ranks.leave(waits=False)
+    else:
+        ranks.leave()
+    finally:
+        sender.close()
+        os._exit(0)

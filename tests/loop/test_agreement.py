@@ -1,0 +1,129 @@
+"""What one rank wants, all ranks do after the same batch; what all ranks want alike needs no agreement."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from doubles import SGD, Affine, Streams
+from in_ranks import in_ranks
+
+from emrun import AbstractHook, MainLoop, TorchModel, TrainingTerminated
+from emrun.hooks import StopAfter
+from emrun.ranks import join
+
+BATCHES = [{"x": np.arange(4.0), "y": np.arange(4.0)}] * 400
+
+
+class Wishes(AbstractHook):
+    """Does something after the n-th train batch, on one rank."""
+
+    reads = ()
+
+    def __init__(self, at, what):
+        super().__init__()
+        self.at, self.what = at, what
+
+    def after_batch(self):
+        if self.main_loop.training and self.main_loop.iterations_done == self.at:
+            self.what(self)
+
+
+class OnEveryRank(Wishes):
+    every_rank = True
+
+
+def loop_of(*hooks, batches=BATCHES, **arguments):
+    join()
+    model = TorchModel(Affine().double(), ["x", "y"], ["predicted", "loss"], optimizer=SGD)
+    return MainLoop(model, Streams(train=batches), hooks, skip_zeroth_epoch=True, **arguments)
+
+
+def ended(*hooks, **arguments):
+    loop = loop_of(*hooks, **arguments)
+    outcome = loop.run_training()
+    weights = [each.item() for each in loop.model.module.parameters()]
+    return loop.iterations_done, outcome.status, outcome.reason, weights
+
+
+def terminate(hook):
+    raise TrainingTerminated("enough")
+
+
+def test_a_limit_that_all_ranks_count_alike_ends_them_at_once():
+    for done, status, reason, _ in in_ranks(3, lambda: ended(StopAfter(iterations=7))):
+        assert (done, status, reason) == (7, "finished", "7 iterations done (StopAfter iterations: 7)")
+
+
+def test_a_termination_of_every_rank_needs_no_agreement():
+    for done, _, reason, _ in in_ranks(2, lambda: ended(OnEveryRank(5, terminate))):
+        assert (done, reason) == (5, "enough")
+
+
+def test_a_termination_on_rank_0_ends_all_ranks_after_the_same_batch():
+    found = in_ranks(3, lambda: ended(Wishes(5, terminate), StopAfter(epochs=1)))
+    assert found[0][:3] == found[1][:3] == found[2][:3]
+    assert found[0][3] == found[1][3] == found[2][3]
+    done, status, reason, _ = found[0]
+    assert 5 <= done < 400
+    assert (status, reason) == ("finished", "enough")
+
+
+def test_a_termination_near_the_end_of_an_epoch_takes_effect_at_its_end():
+    found = in_ranks(2, lambda: ended(Wishes(400, terminate), StopAfter(epochs=9)))
+    assert [each[:3] for each in found] == [(400, "finished", "enough")] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_rank_ends_all_ranks_after_the_same_batch(number):
+    def send(hook):
+        if join().rank == 1:
+            os.kill(os.getpid(), number)
+
+    found = in_ranks(2, lambda: ended(OnEveryRank(5, send), StopAfter(epochs=1)))
+    assert found[0] == found[1]
+    assert found[0][1:3] == ("interrupted", f"interrupted by {number.name}")
+
+
+def test_the_same_signal_twice_within_a_second_is_one_and_later_ends_the_process():
+    def twice(hook):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    found = in_ranks(2, lambda: ended(OnEveryRank(5, twice), StopAfter(epochs=1)))
+    assert [each[1] for each in found] == ["interrupted"] * 2
+
+
+def test_a_limit_in_seconds_is_that_of_the_first_rank_that_reaches_it():
+    found = in_ranks(2, lambda: ended(StopAfter(minutes=1e-9)))
+    assert found[0][:2] == found[1][:2]
+
+
+def test_a_rank_0_hook_that_only_watches_runs_on_rank_0_only():
+    calls = []
+
+    def run():
+        ended(Wishes(2, lambda hook: calls.append(join().rank)), StopAfter(iterations=3))
+        return calls
+
+    assert in_ranks(2, run) == [[0], []]
+
+
+def test_exchanges_are_rare():
+    """No collective of emrun's own in each step: after the first iterations, one in a quarter of a second."""
+
+    def count():
+        import torch.distributed as dist
+
+        sent, original = [0], dist.all_reduce
+
+        def all_reduce(*arguments, **named):
+            sent[0] += named.get("async_op", False)
+            return original(*arguments, **named)
+
+        dist.all_reduce = all_reduce
+        ended(StopAfter(epochs=1))
+        return sent[0]
+
+    for sent in in_ranks(2, count):
+        assert sent < 100  # of 400 iterations

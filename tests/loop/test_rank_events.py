@@ -1,0 +1,150 @@
+"""Which hooks each rank calls, and with which data."""
+
+import numpy as np
+import torch
+from doubles import SGD, Affine, Streams
+from in_ranks import in_ranks, results_of
+
+from emrun import AbstractHook, MainLoop, TorchModel
+from emrun.hooks import ComputeStats, StopAfter
+from emrun.ranks import join
+
+BATCHES = [{"x": np.arange(5.0) + n, "y": np.arange(5.0), "name": [f"{n}{each}" for each in "abcde"]} for n in range(3)]
+
+
+class Notes(AbstractHook):
+    """Notes the events that reach it."""
+
+    reads = ("x", "name")
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def before_epoch(self, epoch_id):
+        self.seen.append(("before_epoch", epoch_id))
+
+    def after_batch(self, stream_name, batch_data):
+        predicted = batch_data["predicted"]
+        assert isinstance(predicted, torch.Tensor)
+        self.seen.append((stream_name, list(batch_data["name"]), predicted.tolist(), float(batch_data["mean"])))
+
+    def after_epoch(self, epoch_id, epoch_data):
+        self.seen.append(("after_epoch", epoch_id))
+        epoch_data.setdefault("train", {})["noted"] = len(self.seen)
+
+
+class Everywhere(Notes):
+    every_rank = True
+
+
+class Reads(AbstractHook):
+    every_rank = True
+    reads = ()
+
+    def after_epoch(self, epoch_data):
+        self.found = dict(epoch_data["train"])
+
+
+class Module(Affine):
+    def forward(self, x, y):
+        outputs = super().forward(x, y)
+        return {**outputs, "mean": outputs["loss"].mean()}
+
+
+def run(*hooks, batches=BATCHES):
+    join()
+    model = TorchModel(Module().double(), ["x", "y"], ["predicted", "loss", "mean"], optimizer=SGD)
+    policies = {"on_unused_sources": "ignore", "skip_zeroth_epoch": True}
+    loop = MainLoop(model, Streams(train=batches), [*hooks, StopAfter(epochs=1)], **policies)
+    loop.run_training()
+    return loop
+
+
+def noted(kind, batches=BATCHES):
+    hook = kind()
+    run(hook, batches=batches)
+    return hook.seen
+
+
+def test_a_hook_of_rank_0_gets_whole_batches_and_the_means_of_scalars():
+    (alone,) = in_ranks(1, noted, Notes)
+    first, second, third = in_ranks(3, noted, Notes)
+    assert second == third == []
+    assert len(first) == len(alone)
+    for one, other in zip(first, alone, strict=True):
+        assert one[:2] == other[:2]
+        if one[0] == "train":
+            assert np.allclose(one[2], other[2])
+            assert np.isclose(one[3], other[3])
+
+
+def test_a_hook_of_every_rank_gets_its_rows():
+    found = in_ranks(2, noted, Everywhere)
+    names = [[each[1] for each in seen if each[0] == "train"] for seen in found]
+    assert [first + second for first, second in zip(*names, strict=True)] == [batch["name"] for batch in BATCHES]
+
+
+def test_a_rank_without_rows_does_not_call_after_batch():
+    batches = [{name: values[:1] for name, values in batch.items()} for batch in BATCHES]
+    first, second = in_ranks(2, noted, Everywhere, batches)
+    assert sum(len([each for each in seen if each[0] == "train"]) for seen in (first, second)) == 3
+
+
+def test_statistics_are_merged_and_the_data_of_the_epoch_is_that_of_rank_0_everywhere():
+    def found():
+        hook = Reads()
+        run(ComputeStats([{"loss": ["mean", "std", "min", "max"]}]), Notes(), hook)
+        return hook.found
+
+    (alone,) = in_ranks(1, found)
+    for each in in_ranks(3, found)[:1]:
+        assert each["noted"] == alone["noted"]
+        assert each["loss"].keys() == alone["loss"].keys()
+        for name, value in alone["loss"].items():
+            assert np.isclose(each["loss"][name], value, rtol=1e-12)
+
+
+class Counts(AbstractHook):
+    """Adds up over ranks."""
+
+    every_rank = True
+    reads = ("x",)
+
+    def __init__(self):
+        super().__init__()
+        self.count, self.at_end = 0, None
+
+    def after_batch(self, batch_data):
+        self.count += len(batch_data["x"])
+
+    def after_epoch(self):
+        self.at_end = self.count
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+    def merge(self, states):
+        self.count += sum(each["count"] for each in states)
+
+
+def test_a_hook_that_merges_has_what_all_ranks_collected_on_rank_0():
+    def count():
+        hook = Counts()
+        run(hook)
+        return hook.at_end
+
+    assert in_ranks(3, count)[0] == 15
+
+
+def test_batches_that_differ_are_an_error_on_every_rank():
+    def differ():
+        batches = [dict(BATCHES[0], x=BATCHES[0]["x"] + join().rank)]
+        run(batches=batches)
+
+    for each in results_of(2, differ):
+        assert each.kind == "DifferentRanks"
+        assert "rank 1 reads another batch of stream 'train' than rank 0" in each.message

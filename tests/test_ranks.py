@@ -1,0 +1,154 @@
+"""Ranks meet, exchange values, and learn that another one has failed or ended."""
+
+import os
+import signal
+
+import pytest
+import torch
+from in_ranks import Failed, in_ranks, results_of
+
+from emrun.errors import RankFailed, UsageError
+from emrun.ranks import Ranks, end_process, join, leave, number_of_ranks, ranks, refuse_several
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 7, 8, 100])
+def test_the_shares_of_all_ranks_are_the_rows_in_their_order_and_differ_by_at_most_one(size, count):
+    shares = [Ranks(rank, size).share(count) for rank in range(size)]
+    assert [row for begin, end in shares for row in range(begin, end)] == list(range(count))
+    lengths = [end - begin for begin, end in shares]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def exchanged():
+    joined = join()
+    total, copied, largest = (
+        torch.full((3,), joined.rank + 1.0),
+        torch.full((2,), joined.rank),
+        torch.tensor([joined.rank]),
+    )
+    joined.add_up(total)
+    joined.copy_from_first(copied)
+    end = joined.begin_maximum(largest)
+    end()
+    return {
+        "rank": (joined.rank, joined.size, joined.local, joined.is_first, joined.several, ranks() is joined),
+        "from_first": joined.from_first(("of", joined.rank)),
+        "gathered": joined.gathered(joined.rank * 10),
+        "all": joined.all_gathered(joined.rank * 10),
+        "tensors": (total.tolist(), copied.tolist(), largest.tolist()),
+    }
+
+
+def test_three_ranks_exchange_values():
+    found = in_ranks(3, exchanged)
+    assert [each["rank"] for each in found] == [(rank, 3, rank, rank == 0, True, True) for rank in range(3)]
+    assert [each["gathered"] for each in found] == [[0, 10, 20], [], []]
+    for each in found:
+        assert each["from_first"] == ("of", 0)
+        assert each["all"] == [0, 10, 20]
+        assert each["tensors"] == ([6.0] * 3, [0, 0], [2])
+
+
+def test_one_process_exchanges_with_itself():
+    one, tensor = Ranks(), torch.ones(2)
+    one.add_up(tensor)
+    one.copy_from_first(tensor)
+    one.begin_maximum(tensor)()
+    assert tensor.tolist() == [1, 1]
+    assert (one.from_first(3), one.gathered(3), one.all_gathered(3)) == (3, [3], [3])
+    with one.in_step() as tell:
+        assert tell(4) == 4
+    assert not one.several
+
+
+def in_step(failing):
+    joined = join()
+    with joined.in_step() as tell:
+        assert tell(f"rank {joined.rank}") == "rank 0"
+        if joined.rank in failing:
+            raise UsageError(f"mistake {joined.rank}")
+        tell(None)
+    return "through"
+
+
+@pytest.mark.parametrize(("failing", "speaker"), [((1,), 1), ((0,), 0), ((2, 1), 1), ((0, 1, 2), 0)])
+def test_all_ranks_leave_a_block_with_the_error_of_the_first_that_failed(failing, speaker):
+    found = results_of(3, in_step, failing)
+    assert all(isinstance(each, Failed) for each in found)
+    for rank, each in enumerate(found):
+        if rank == speaker:
+            assert (each.kind, each.message) == ("UsageError", f"mistake {speaker}")
+        else:
+            assert each.kind == "RankFailed"
+            assert each.message == f"rank {speaker} failed (UsageError: mistake {speaker})"
+
+
+def test_a_block_in_which_no_rank_fails():
+    assert in_ranks(3, in_step, ()) == ["through"] * 3
+
+
+def status_of_another():
+    joined = join()
+    try:
+        with joined.in_step():
+            if joined.is_first:
+                raise UsageError("mistake")
+    except RankFailed as error:
+        return error.exit_status
+    except UsageError:
+        return None
+    return 0
+
+
+def test_the_error_about_another_rank_has_its_exit_status():
+    assert in_ranks(2, status_of_another) == [None, 2]
+
+
+def ends_early(how):
+    joined = join()
+    joined.all_gathered(None)
+    if joined.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        if how == "sum":
+            joined.add_up(torch.ones(3))
+        elif how == "copy":
+            joined.copy_from_first(torch.ones(3))
+        elif how == "maximum":
+            joined.begin_maximum(torch.ones(3))()
+        elif how == "gather":
+            joined.gathered(3)
+        else:
+            joined.from_first(3)
+        joined.all_gathered(3)  # rank 0 may have sent everything before
+    except RankFailed as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("how", ["sum", "copy", "maximum", "gather", "first"])
+def test_a_rank_that_was_killed_is_noticed_at_the_next_exchange(how):
+    message, killed = results_of(2, ends_early, how)
+    assert killed == -signal.SIGKILL
+    assert message == "another rank has ended"
+
+
+def test_without_a_launcher_there_is_one_rank():
+    assert number_of_ranks({}) == number_of_ranks({"WORLD_SIZE": "1"}) == number_of_ranks({"WORLD_SIZE": "x"}) == 1
+    assert join({}) is ranks()
+    leave()
+    end_process(3)  # has never joined others
+    assert not ranks().several
+
+
+def test_a_variable_of_the_launcher_that_is_missing_is_named():
+    with pytest.raises(UsageError, match=r"WORLD_SIZE=2: .* LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set; start"):
+        join({"WORLD_SIZE": "2", "RANK": "0"})
+
+
+def test_what_runs_in_one_process_refuses_a_launcher(monkeypatch):
+    refuse_several("eval")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="`emrun eval` runs in one process; start it without a launcher"):
+        refuse_several("eval")

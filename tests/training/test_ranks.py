@@ -1,0 +1,429 @@
+"""A run on several ranks is the run of one process: the same batches, losses, statistics, checkpoints."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from in_ranks import in_ranks, results_of
+
+from emrun import AbstractHook, create_training, resume_training
+from emrun.errors import RankFailed
+from emrun.ranks import ranks
+from emrun.training.create import train
+
+PARTS = '''
+import os
+import time
+
+import numpy as np
+import torch
+
+from emrun import AbstractHook, AbstractModel, TorchModel
+
+
+class Data:
+    """37 examples, in a shuffled order or as a stream without `ctx`, which each rank reads whole."""
+
+    def __init__(self, kind="context", batch_size=8, worker_draws=False):
+        self.x = np.random.default_rng(0).normal(size=(37, 5))
+        self.batch_size = batch_size
+        self.train_stream = getattr(self, kind)
+
+    def batch(self, rows):
+        return {"row": rows, "x": self.x[rows], "y": (self.x[rows].sum(axis=1) > 0).astype(np.int64)}
+
+    def context(self, ctx):
+        for rows in ctx.batches(37, self.batch_size, shuffle=True):
+            yield self.batch(rows)
+
+    def plain(self):
+        for first in range(0, 37, self.batch_size):
+            yield self.batch(np.arange(first, min(first + self.batch_size, 37)))
+
+    def filtered(self, ctx):
+        order = ctx.rng.permutation(37)
+        for first in range(0, 30, self.batch_size):
+            yield self.batch(order[first : first + self.batch_size])
+
+    def drawn(self):
+        for _ in range(4):
+            yield self.batch(np.random.permutation(37)[: self.batch_size])
+
+    def valid_stream(self, ctx):
+        for rows in ctx.batches(11, self.batch_size):
+            yield self.batch(rows)
+
+
+def net(dropout=0.0):
+    layers = [torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(6, 2)]
+    return torch.nn.Sequential(*layers).double()
+
+
+def normed():
+    return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2)).double()
+
+
+class OnFirst(AbstractHook):
+    """Changes a parameter on rank 0 only."""
+
+    def after_epoch(self, epoch_id):
+        if epoch_id == 1:
+            with torch.no_grad():
+                self.main_loop.model.module[0].weight[0, 0] += 1
+
+
+class Hangs(AbstractHook):
+    """Waits on rank 1 until rank 0 has failed."""
+
+    every_rank = True
+    reads = ()
+
+    def after_batch(self):
+        while self.main_loop.ranks.rank == 1 and not os.path.exists("woken"):
+            time.sleep(0.01)
+
+
+class Hits:
+    """A metric of a whole stream."""
+
+    def __init__(self):
+        self.reset()
+
+    def update(self, y):
+        self.count += len(y)
+
+    def compute(self):
+        return self.count
+
+    def reset(self):
+        self.count = 0
+
+
+class OwnModel(AbstractModel):
+    """A model without torch."""
+
+    input_names, output_names = ["x"], ["loss"]
+
+    def run(self, batch, train, stream):
+        return {"loss": batch["x"].sum(axis=1)}
+
+    def save(self, directory):
+        (directory / "weights").touch()
+
+    def load(self, directory):
+        pass
+
+
+class OwnStep(TorchModel):
+    """Makes its updates itself."""
+
+    def train_step(self, inputs):
+        outputs = self.forward(inputs)
+        self.optimizer.zero_grad()
+        outputs["loss"].mean().backward()
+        self.optimizer.step()
+        return outputs
+'''
+
+
+def config_of(**changes):
+    config = {
+        "seed": 3,
+        "dataset": {"class": "parts.Data"},
+        "model": {
+            "module": {"class": "parts.net"},
+            "inputs": ["x"],
+            "outputs": ["logits"],
+            "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "y"], "reduction": "none"},
+            "metrics": {"accuracy": {"import": "emrun.metrics.accuracy", "inputs": ["logits", "y"]}},
+            "optimizer": {"class": "Adam", "lr": 0.01},
+        },
+        "main_loop": {"extra_streams": ["valid"]},
+        "hooks": [
+            {"ComputeStats": {"variables": [{"loss": ["mean", "std", "min", "max", "median"]}, "accuracy"]}},
+            {"StopAfter": {"epochs": 3}},
+        ],
+    }
+    for path, value in changes.items():
+        section, _, key = path.partition("__")
+        if key:
+            config[section][key] = value
+        else:
+            config[section] = value
+    return config
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    (tmp_path / "parts.py").write_text(PARTS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+class Rows(AbstractHook):
+    """Notes the rows of the batches that this rank trains on, and ends the run as asked."""
+
+    every_rank = True
+    reads = ()
+
+    def __init__(self, at=None, how=None, rank=None):
+        super().__init__()
+        self.rows, self.at, self.how, self.rank = [], at, how, rank
+
+    def before_batch(self, stream_name, batch):
+        if self.main_loop.training:
+            self.rows.append((batch["row"].tolist(), getattr(batch, "rows", len(batch["row"]))))
+            if len(self.rows) == self.at and self.rank in (None, ranks().rank):
+                os.kill(os.getpid(), self.how)
+
+
+def trained(config, directory, hook=None, resumes=False, changes=()):
+    """Train on this rank; return the rows it trained on, the status and the reason."""
+    training = resume_training(directory, changes) if resumes else create_training(config, output_dir=directory)
+    hook = hook or Rows()
+    training.main_loop.change_hooks([hook, *training.hooks])
+    outcome = train(training)
+    return hook.rows, outcome.status, outcome.reason
+
+
+def result_of(directory):
+    """Return the metrics without times, the losses of all steps and the weights of a run."""
+    from safetensors.torch import load_file
+
+    from emrun import read_steps
+
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    losses = read_steps(directory)["loss"].tolist()
+    return [line["streams"] for line in lines], losses, load_file(directory / "checkpoints/latest/model.safetensors")
+
+
+def flat(tree, path=""):
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{path}{name}/")
+        else:
+            yield f"{path}{name}", value
+
+
+def assert_close(one, other, within=1e-9):
+    (metrics, losses, weights), (others, other_losses, other_weights) = one, other
+    assert len(metrics) == len(others)
+    for line, other_line in zip(metrics, others, strict=True):
+        assert dict(flat(other_line)) == pytest.approx(dict(flat(line)), abs=within)
+    assert other_losses == pytest.approx(losses, abs=within)
+    assert weights.keys() == other_weights.keys()
+    for name, value in weights.items():
+        assert torch.allclose(value, other_weights[name], rtol=0, atol=within)
+
+
+def assert_same(one, other):
+    assert one[:2] == other[:2]
+    assert all(torch.equal(value, other[2][name]) for name, value in one[2].items())
+
+
+VARIANTS = {
+    "context": {},
+    "plain": {"dataset__kind": "plain"},
+    "filtered": {"dataset__kind": "filtered"},
+    "workers": {"main_loop__workers": 2},
+    "accumulate": {"model__accumulate": 3, "dataset__batch_size": 5},
+    "micro batches": {"model__micro_batch_size": 2},
+    "batches smaller than ranks": {"dataset__batch_size": 2},
+    "fixed epochs": {"main_loop__fixed_epoch_size": 7},
+    "clip and averages": {
+        "hooks": [
+            "ComputeStats",
+            {"ClipGradients": {"norm": 0.5}},
+            {"AverageWeights": {"decay": 0.9}},
+            {"StopAfter": {"epochs": 3}},
+        ],
+        "model__scheduler": {"class": "Cosine", "warmup": "2 updates"},
+    },
+    "whole-stream metrics": {
+        "model__metrics": {
+            "f1": {"class": "torchmetrics.F1Score", "task": "multiclass", "num_classes": 2, "inputs": ["logits", "y"]}
+        },
+        "hooks": [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 3}}],
+    },
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_number_of_ranks_trains_on_the_same_batches_with_the_same_results(project, name):
+    if "metrics" in name:
+        pytest.importorskip("torchmetrics")
+    config = config_of(**VARIANTS[name])
+    ((rows, *_),) = in_ranks(1, trained, config, project / "one")
+    expected = result_of(project / "one")
+    for size in (2, 3, 4) if name in ("context", "accumulate") else (3,):
+        found = in_ranks(size, trained, config, project / f"run{size}")
+        for number, (whole, count) in enumerate(rows):
+            shares = [each[0][number] for each in found]
+            assert [row for share, own in shares for row in share[:own]] == whole
+            assert sum(own for _, own in shares) == count
+        assert_close(expected, result_of(project / f"run{size}"))
+
+
+def test_in_float32_over_200_iterations_the_losses_stay_within_1e_4(project):
+    (project / "parts.py").write_text(
+        PARTS.replace(".double()", "").replace("size=(37, 5))", "size=(37, 5)).astype('f')")
+    )
+    config = config_of(hooks=["ComputeStats", {"StopAfter": {"iterations": 200}}])
+    in_ranks(1, trained, config, project / "one")
+    in_ranks(4, trained, config, project / "four")
+    assert_close(result_of(project / "one"), result_of(project / "four"), within=1e-4)
+
+
+@pytest.mark.parametrize("at", [2, 7])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_of_two_ranks_with_dropout_equals_the_uninterrupted_one(project, at, how):
+    metrics = {
+        "f1": {"class": "torchmetrics.F1Score", "task": "multiclass", "num_classes": 2, "inputs": ["logits", "y"]}
+    }
+    pytest.importorskip("torchmetrics")
+    config = config_of(model__metrics=metrics)
+    config["model"]["module"]["dropout"] = 0.3
+    config["hooks"] = [
+        {"ComputeStats": {"variables": ["loss"]}},
+        {"SaveEvery": {"every": "3 updates"}},
+        *config["hooks"][1:],
+    ]
+    in_ranks(2, trained, config, project / "straight")
+    found = results_of(2, trained, config, project / "run", Rows(at, how, rank=1))
+    if how == signal.SIGTERM:
+        assert [each[1:] for each in found] == [("interrupted", "interrupted by SIGTERM")] * 2
+    else:
+        assert found[1] == -signal.SIGKILL
+        assert (found[0].kind, found[0].message) == ("RankFailed", "another rank has ended")
+    in_ranks(2, trained, None, project / "run", None, True)
+    assert_same(result_of(project / "straight"), result_of(project / "run"))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1)])
+def test_a_checkpoint_of_any_number_of_ranks_is_resumed_on_any_other(project, before, after):
+    pytest.importorskip("torchmetrics")
+    metrics = {
+        "f1": {"class": "torchmetrics.F1Score", "task": "multiclass", "num_classes": 2, "inputs": ["logits", "y"]}
+    }
+    config = config_of(model__metrics=metrics)
+    config["hooks"][0] = {"ComputeStats": {"variables": [{"loss": ["mean", "std", "median"]}]}}
+    in_ranks(1, trained, config, project / "straight")
+    in_ranks(before, trained, config, project / "run", Rows(7, signal.SIGTERM))
+    in_ranks(after, trained, None, project / "run", None, True)
+    assert_close(result_of(project / "straight"), result_of(project / "run"))
+    told = (project / "run" / "train.log").read_text()
+    assert f"the run was trained on {before} rank" in told
+    assert f"is resumed on {after} rank" in told
+
+
+def test_a_hook_on_rank_0_ends_all_ranks_after_the_same_batch(project):
+    class Ends(AbstractHook):
+        def after_batch(self):
+            if self.main_loop.iterations_done == 4 and self.main_loop.training:
+                from emrun import TrainingTerminated
+
+                raise TrainingTerminated("enough")
+
+    def run():
+        training = create_training(config_of(), output_dir=project / "run")
+        training.main_loop.change_hooks([Ends(), *training.hooks])
+        outcome = train(training)
+        return outcome.reason, training.main_loop.iterations_done
+
+    first, second = in_ranks(2, run)
+    assert first == second
+    assert first[0] == "enough"
+    assert 4 <= first[1] <= 15
+
+
+def test_sigusr1_to_one_rank_saves_a_checkpoint_of_all(project):
+    in_ranks(2, trained, config_of(), project / "run", Rows(4, signal.SIGUSR1, rank=1))
+    assert "checkpoint" in (project / "run" / "train.log").read_text()
+    assert any((project / "run" / "checkpoints").glob("it-*"))
+
+
+def test_streams_that_draw_other_batches_on_each_rank_are_an_error(project):
+    for each in results_of(2, trained, config_of(dataset__kind="drawn"), project / "run"):
+        assert each.kind == "DifferentRanks"
+        assert each.message.startswith(
+            "rank 1 reads another batch of stream 'train' than rank 0: the stream depends on"
+        )
+
+
+def test_a_hook_that_changes_the_model_on_one_rank_is_found_at_the_end_of_the_next_epoch(project):
+    config = config_of()
+    config["hooks"].append("parts.OnFirst")
+    for each in results_of(2, trained, config, project / "run"):
+        assert each.kind == "DifferentRanks"
+        assert each.message.startswith("parameter '0.weight' differs between rank 0 and rank 1")
+
+
+def test_what_several_ranks_cannot_do_is_an_error_at_its_line_that_leaves_nothing(project):
+    (project / "parts.py").write_text(
+        PARTS.replace(".double()", "").replace("size=(37, 5))", "size=(37, 5)).astype('f')")
+    )
+    for changes, message in (
+        ({"model__precision": "fp16"}, "model.precision: fp16 does not work with several ranks yet; use bf16"),
+        ({"model__metrics": {"own": {"class": "parts.Hits", "inputs": ["y"]}}}, "need a metric of torchmetrics"),
+        ({"model": {"class": "parts.OwnModel"}}, "OwnModel does not train on several ranks"),
+        ({"model__class": "parts.OwnStep"}, "train_step must call self.backward(loss) and self.update(optimizer)"),
+    ):
+        for each in results_of(2, trained, config_of(**changes), project / "run"):
+            assert each.kind in ("ConfigError", "ArgumentError", "UsageError", "RankFailed")
+            assert message in each.message
+        assert "OwnStep" in str(changes) or not (project / "run").exists()  # that is found at the first update
+
+
+def other_config():
+    return trained(config_of(seed=ranks().rank + int(os.environ["RANK"])), "run")
+
+
+def test_a_rank_that_hangs_is_an_error_of_those_that_wait(project, monkeypatch):
+    config = config_of(main_loop__rank_timeout=0.5)
+    config["hooks"].append("parts.Hangs")
+
+    def run():
+        found = ranks().rank or int(os.environ["RANK"])
+        training = create_training(config, output_dir=project / "run")
+        try:
+            train(training)
+        except RankFailed as error:
+            return found, str(error), error.is_cause
+        finally:
+            (project / "woken").touch()
+
+    first, second = results_of(2, run)
+    assert first[0] == 0
+    assert first[1].startswith("another rank does not answer: it hangs, or does something that takes long")
+    assert first[2]
+    assert second[1:] == ("another rank has ended", False)
+
+
+def test_ranks_with_different_configs_are_an_error(project):
+    first, second = results_of(2, other_config)
+    assert (second.kind, second.message) == (
+        "UsageError",
+        "rank 0 has another config (seed); start all ranks with the same one",
+    )
+    assert first.kind == "RankFailed"
+    assert not (project / "run").exists()
+
+
+def test_buffers_of_batch_norm_are_those_of_rank_0_after_an_epoch(project):
+    def run():
+        training = create_training(config_of(model__module={"class": "parts.normed"}), output_dir=project / "run")
+        train(training)
+        return {name: value.tolist() for name, value in training.model.module.named_buffers()}
+
+    first, second = in_ranks(2, run)
+    assert first == second
+
+
+def test_each_rank_has_a_log_and_the_trace_their_number(project):
+    in_ranks(2, trained, config_of(), project / "run")
+    assert "batch 8 = 2 ranks x 4" in (project / "run" / "train.log").read_text()
+    assert "batch 8 = 2 ranks x 4" in (project / "run" / "train-1.log").read_text()
+    assert "ranks: 2\n" in (project / "run" / "trace.yaml").read_text()
