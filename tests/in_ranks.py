@@ -6,6 +6,7 @@ import os
 import socket
 import traceback
 from contextlib import closing
+from functools import partial
 
 import torch
 import torch._dynamo  # imported by optimizers: once here instead of in each fork
@@ -23,9 +24,9 @@ class Failed:
         self.kind, self.message, self.text = type(error).__name__, str(error), traceback.format_exc()
 
 
-def in_ranks(size, function, *arguments):
+def in_ranks(size, function, *arguments, **keywords):
     """Call a function on each rank; return the results, in the order of the ranks."""
-    found = results_of(size, function, *arguments)
+    found = results_of(size, partial(function, **keywords), *arguments)
     for rank, each in enumerate(found):
         assert not isinstance(each, Failed), f"rank {rank}: {each.text}"
     return found

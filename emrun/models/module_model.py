@@ -43,6 +43,7 @@ from emrun.models.skipped_updates import NAME as SKIPPED
 from emrun.models.skipped_updates import SkippedUpdates
 from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.stream_metrics import StreamMetrics
+from emrun.models.sync_batch_norm import SynchronisedBatchNorm, warn_of_batch_norm
 from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
 from emrun.ranks import ranks
 from emrun.storage.manifest import TRAINED
@@ -82,6 +83,7 @@ class ModuleModel(AbstractModel):
         compile: Any = None,
         recompute: Any = None,
         memory_format: Any = None,
+        sync_batch_norm: bool = False,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(
@@ -91,6 +93,9 @@ class ModuleModel(AbstractModel):
         self._random_of_lazy = random_state() if uninitialised(module) else None  # for its first values
         self.module = module.to(self.device)
         own_memory(module)
+        self._synchronised = SynchronisedBatchNorm(module) if sync_batch_norm else None
+        if not sync_batch_norm:
+            warn_of_batch_norm(module)
         if recompute is not None:
             make_recompute(module, recompute)
         self._memory_format = MemoryFormat(memory_format) if memory_format is not None else None

@@ -127,6 +127,8 @@ class TorchModel(ModuleModel):
         recompute: a regular expression for names of parts of the module, a list of them (`re.search`), or `{match:
             ...}`: their activations are computed again for the gradients instead of kept, which saves memory.
         memory_format: `channels_last` or `channels_last_3d`, for weights and inputs of 4 or 5 dimensions.
+        sync_batch_norm: on several ranks, BatchNorm normalises with the statistics of the whole batch, not with those
+            of the rows of its rank.
 
     Attributes:
         module: the `torch.nn.Module`, on `device`.
@@ -162,9 +164,24 @@ class TorchModel(ModuleModel):
         compile: bool | Mapping[str, Any] | None = None,
         recompute: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
         memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
+        sync_batch_norm: bool = False,
     ) -> None:
-        more = {"compile": compile, "recompute": recompute, "memory_format": memory_format}
-        super().__init__(module, inputs, outputs, loss, metrics, device, precision, **more)
+        if sync_batch_norm and micro_batch_size is not None:
+            message = "cannot be used with micro_batch_size, which runs each rank on another number of parts"
+            raise ArgumentError("sync_batch_norm", message)
+        super().__init__(
+            module,
+            inputs,
+            outputs,
+            loss,
+            metrics,
+            device,
+            precision,
+            compile=compile,
+            recompute=recompute,
+            memory_format=memory_format,
+            sync_batch_norm=sync_batch_norm,
+        )
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read(init_from))
         self._micro_batches = MicroBatches(self, micro_batch_size) if micro_batch_size is not None else None
@@ -304,6 +321,8 @@ class TorchModel(ModuleModel):
         if optimization.has_modes:
             optimization.set_mode(train=train)
         inputs = self._tensors(batch)
+        if self._synchronised is not None:
+            self._synchronised.begin(rows_in(batch))
         if self._evaluation_weights is not None:
             self._evaluation_weights.use(not train)
         if not train:

@@ -62,7 +62,9 @@ def net(dropout=0.0):
 
 
 def normed():
-    return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2)).double()
+    # the gradient of a bias before BatchNorm is nothing but rounding, which Adam would magnify
+    layers = [torch.nn.Linear(5, 6, bias=False), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2)]
+    return torch.nn.Sequential(*layers).double()
 
 
 class OnFirst(AbstractHook):
@@ -232,6 +234,11 @@ VARIANTS = {
     "accumulate": {"model__accumulate": 3, "dataset__batch_size": 5},
     "micro batches": {"model__micro_batch_size": 2},
     "batches smaller than ranks": {"dataset__batch_size": 2},
+    "synchronised BatchNorm": {
+        "model__module": {"class": "parts.normed"},
+        "model__sync_batch_norm": True,
+        "dataset__batch_size": 5,  # the last batch has two rows
+    },
     "fixed epochs": {"main_loop__fixed_epoch_size": 7},
     "clip and averages": {
         "hooks": [
@@ -275,6 +282,19 @@ def test_in_float32_over_200_iterations_the_losses_stay_within_1e_4(project):
     in_ranks(1, trained, config, project / "one")
     in_ranks(4, trained, config, project / "four")
     assert_close(result_of(project / "one"), result_of(project / "four"), within=1e-4)
+
+
+def test_in_float64_over_200_iterations_with_synchronised_batch_norm_all_values_stay_within_1e_9(project):
+    config = config_of(
+        model__module={"class": "parts.normed"},
+        model__sync_batch_norm=True,
+        model__accumulate=2,
+        hooks=["ComputeStats", {"StopAfter": {"iterations": 200}}],
+    )
+    in_ranks(1, trained, config, project / "one")
+    for size in (2, 3, 4):
+        in_ranks(size, trained, config, project / f"run{size}")
+        assert_close(result_of(project / "one"), result_of(project / f"run{size}"))
 
 
 @pytest.mark.parametrize("at", [2, 7])
@@ -369,6 +389,10 @@ def test_what_several_ranks_cannot_do_is_an_error_at_its_line_that_leaves_nothin
         ({"model__precision": "fp16"}, "model.precision: fp16 does not work with several ranks yet; use bf16"),
         ({"model__metrics": {"own": {"class": "parts.Hits", "inputs": ["y"]}}}, "need a metric of torchmetrics"),
         ({"model": {"class": "parts.OwnModel"}}, "OwnModel does not train on several ranks"),
+        (
+            {"model__sync_batch_norm": True, "model__module": {"class": "parts.normed"}, "model__micro_batch_size": 2},
+            "sync_batch_norm: cannot be used with micro_batch_size",
+        ),
         ({"model__class": "parts.OwnStep"}, "train_step must call self.backward(loss) and self.update(optimizer)"),
     ):
         for each in results_of(2, trained, config_of(**changes), project / "run"):
@@ -420,6 +444,8 @@ def test_buffers_of_batch_norm_are_those_of_rank_0_after_an_epoch(project):
 
     first, second = in_ranks(2, run)
     assert first == second
+    warning = "1 (BatchNorm) normalises the rows of each rank by themselves; with `model.sync_batch_norm: true`"
+    assert warning in (project / "run" / "train.log").read_text()
 
 
 def test_each_rank_has_a_log_and_the_trace_their_number(project):
