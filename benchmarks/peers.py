@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from runners import RAW, RUNNERS, WAYS, WITH_NULL
+from runners import RAW, RUNNERS, WAYS, WITH_NULL, WITH_SEVERAL
 from runners.first_update import command
 from runners.measuring import EPOCHS, LOSSES, STEPS, Row, alternate, child
 
@@ -30,6 +31,8 @@ BUDGETS = {  # of emrun
     "bare": (1.05, "times the raw loop"),
     "typical": (1.10, "times the raw loop"),
     "null": (2.0, "us a batch"),
+    "several": (1 / 0.97, "times the hand-written DDP loop"),
+    "several_large": (1 / 0.97, "times the hand-written DDP loop"),
     "memory": (1.1, "times the raw loop"),
     "startup": (1.3, "times plain PyTorch"),
     "metrics": (0.2, "s more than the stream"),
@@ -63,7 +66,7 @@ class Bench:
             with tempfile.TemporaryDirectory() as place:
                 result = Path(place) / "result.json"
                 words = [sys.executable, "-W", "ignore", __file__, "--child", table, name, str(rounds), str(result)]
-                status, error = run(words, Path(place))
+                status, error = run(words, Path(place), processes=2 if table.startswith("several") else 1)
                 if status:
                     self.failed.append(f"{table}: {name}: {error}")
                 self._rows[table, name] = json.loads(result.read_text()) if not status else {}
@@ -105,6 +108,23 @@ class Bench:
             [[title(name), f"{row['more']:.2f}", row["note"]] for name, row in rows.items()],
         )
         verdict("null", rows, "more")
+
+    def several(self) -> None:
+        """Print the table of a step of two processes."""
+        self._several("several", "MLP 784-128-10")
+
+    def several_large(self) -> None:
+        """Print the table of a step of two processes with a larger model, whose gradients have 12 MB."""
+        self._several("several_large", "MLP 784-1024-1024-1024-10")
+
+    def _several(self, table: str, model: str) -> None:
+        rows = self.rows(table, [name for name in self._names if name in WITH_SEVERAL])
+        show(
+            f"Two processes on gloo: {model}, batches of 2 x 32 in memory, SGD, one thread each; {STEPS} steps a round",
+            ["", "us a step", "DistributedDataParallel loop, us", "times that"],
+            [[title(n), f"{r['found']:.0f}", f"{r['raw']:.0f}", f"{r['ratio']:.2f}"] for n, r in rows.items()],
+        )
+        verdict(table, rows, "ratio")
 
     def memory(self) -> None:
         """Print the table of peak memory, from the processes of the bare step."""
@@ -170,14 +190,35 @@ def seconds(words: list[str], place: Path) -> float:
     return taken
 
 
-def run(words: list[str], place: Path) -> tuple[int, str]:
-    """Return the exit status of a command and, if it fails, the last line of its output, which goes to a file."""
+def run(words: list[str], place: Path, processes: int = 1) -> tuple[int, str]:
+    """Return the exit status of a command and, if it fails, the last line of its output, which goes to a file.
+
+    Args:
+        words: the command.
+        place: the directory that it runs in.
+        processes: how many processes run it; several ones get the environment of torch's launcher.
+    """
     offline = {"HF_HUB_OFFLINE": "1", "KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryFile() as output:
         environment = {**os.environ, **offline}
-        status = subprocess.run(
-            words, cwd=place, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL, check=False
-        ).returncode
+        if processes > 1:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                port = server.getsockname()[1]
+            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "bench"}
+            environment |= {name: str(value) for name, value in meeting.items()}
+            environment |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "GROUP_RANK": "0"}
+        started = [
+            subprocess.Popen(
+                words,
+                cwd=place,
+                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else environment,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+            )
+            for rank in range(processes)
+        ]
+        status = max((each.wait() for each in started), key=abs)
         output.seek(0)
         lines = output.read().decode(errors="replace").split("\n") if status else []
     return status, next((line for line in reversed(lines) if line.strip()), "")
@@ -212,9 +253,8 @@ def verdict(table: str, rows: dict[str, Row], key: str) -> None:
     if "emrun" in rows:
         budget, unit = BUDGETS[table]
         found = rows["emrun"][key]
-        print(
-            f"\nBudget of emrun: {budget} {unit}; {found:.2f}, {'held' if found <= budget else 'NOT HELD'}.", flush=True
-        )
+        held = "held" if found <= budget else "NOT HELD"
+        print(f"\nBudget of emrun: {budget:.4g} {unit}; {found:.2f}, {held}.", flush=True)
 
 
 def machine() -> str:
@@ -244,7 +284,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         table, name, rounds, result = arguments.child
-        Path(result).write_text(json.dumps(child(table, name, int(rounds))))
+        row = child(table, name, int(rounds))
+        if os.environ.get("RANK", "0") == "0":
+            Path(result).write_text(json.dumps(row))
         return
     tables, names = names_of(arguments.only, BUDGETS), names_of(arguments.peers, RUNNERS)
     versions = {name: version(RUNNERS[name][1]) for name in names}

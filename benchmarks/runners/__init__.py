@@ -5,6 +5,7 @@ A runner notes how its work differs (`NOTES`, by table) and trains:
     bare(work)              the model of `work` on its batches, with all optional features switched off
     typical(work, place)    with a progress bar, mean loss and accuracy, a CSV file and a checkpoint per epoch
     null(work)              a model that does nothing, if the framework allows one
+    several(work)           as `bare`, in one of two processes that train together, if the framework allows that
 """
 
 RAW = "raw"
@@ -19,6 +20,7 @@ RUNNERS = {  # module: title, distribution
     "keras": ("Keras 3 fit, torch backend", "keras"),
 }
 WITH_NULL = ("emrun", "ignite", "skorch", "mmengine", "lightning")
+WITH_SEVERAL = ("emrun", "accelerate", "lightning")
 WAYS = {  # function of accumulation.py: title, distribution
     "emrun": ("emrun, the accumulator of ComputeStats", "emrun"),
     "torchmetrics": ("torchmetrics.MeanMetric", "torchmetrics"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from emrun import AbstractHook, AbstractModel, MainLoop, TorchModel
+from emrun.hooks import StopAfter
 from emrun.metrics import accuracy
 from emrun.types import Factory
+from runners.work import BATCH_SIZE
 
 NOTES = {
     "typical": "the mean in double precision; checkpoints with checksums, every epoch also a trace, metrics, positions",
@@ -46,7 +48,7 @@ class Losses(AbstractHook):
 
 
 def typical(work, place):
-    from emrun.hooks import ComputeStats, SaveEvery, SaveLatest, ShowProgress, StopAfter, WriteCSV
+    from emrun.hooks import ComputeStats, SaveEvery, SaveLatest, ShowProgress, WriteCSV
     from emrun.storage.run import Run
 
     data = Data(work.batches(lambda image, label: {"image": image, "label": label}))
@@ -93,3 +95,27 @@ class Nothing(AbstractModel):
 def null(work):
     with MainLoop(Nothing(), dataset=None, hooks=[AbstractHook() for _ in range(6)]) as loop:
         loop.epoch([work.nothing()])
+
+
+class Shares(Data):
+    """The batches of a rank as a dataset."""
+
+    def train_stream(self, ctx):
+        """Return the batches of an epoch, of which `ctx` gives the rows of this rank."""
+        for batch, _ in zip(
+            self._batches, ctx.batches(len(self._batches) * 2 * BATCH_SIZE, 2 * BATCH_SIZE), strict=True
+        ):
+            yield batch
+
+
+def several(work):
+    data = Shares(work.batches(lambda image, label: {"image": image, "label": label}))
+    model = TorchModel(
+        work.module,
+        inputs=["image"],
+        outputs=["logits"],
+        loss=Factory(torch.nn.functional.cross_entropy, is_import=True, options={"inputs": ["logits", "label"]}),
+        optimizer=Factory(work.optimizer, lr=work.rate),
+        device="cpu",
+    )
+    MainLoop(model, data, [StopAfter(epochs=1)], skip_zeroth_epoch=True).run_training()

@@ -91,3 +91,9 @@ def typical(work, place):
 
 def null(work):
     lightning.Trainer(max_epochs=1, **OFF).fit(Nothing(), work.nothing())
+
+
+def several(work):
+    batches = work.batches(lambda image, label: (image, label))
+    off = {**OFF, "devices": 2, "strategy": "ddp", "use_distributed_sampler": False}
+    lightning.Trainer(max_epochs=1, **off).fit(Module(work), batches)

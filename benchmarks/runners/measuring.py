@@ -10,6 +10,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -48,7 +49,10 @@ def child(table: str, name: str, rounds: int) -> Row:
         sys.stdout = sys.stderr = Terminal(sys.stderr.fileno(), "w", closefd=False)
     torch.set_num_threads(1)
     raw, runner = (importlib.import_module(f"runners.{each}") for each in (RAW, name))
-    measure = {"bare": bare, "typical": typical, "null": null}[table]
+    measures = (bare, typical, null, several, several_large)
+    measure: Callable[[Any, dict[Any, Any]], float] = {each.__name__: each for each in measures}[table]
+    if table.startswith("several"):
+        meet(name)
     works: dict[Any, Any] = {}
 
     def measured(which: Any) -> float:
@@ -67,6 +71,38 @@ def bare(runner: Any, works: dict[Any, Any]) -> float:
     runner.bare(work)
     check(work, works)
     return work.step_seconds * 1e6
+
+
+def meet(name: str) -> None:
+    """Connect the two processes, as the runner does it itself."""
+    if name == "emrun":
+        from emrun.ranks import join
+
+        join()
+    else:
+        import torch.distributed
+
+        torch.distributed.init_process_group("gloo")
+
+
+def several(runner: Any, works: dict[Any, Any], **module: Any) -> float:
+    """Return the microseconds of a step of two processes."""
+    import torch.distributed
+
+    from runners.work import Mlp, Work
+
+    rank = torch.distributed.get_rank()
+    work = Work(WARM + STEPS, warm=WARM, rank=rank, module=partial(Mlp, **module))
+    work.clocked()
+    torch.distributed.barrier()
+    runner.several(work)
+    check(work, works)
+    return work.step_seconds * 1e6
+
+
+def several_large(runner: Any, works: dict[Any, Any]) -> float:
+    """Return the microseconds of a step of two processes with a larger model."""
+    return several(runner, works, width=1024, layers=3)
 
 
 def typical(runner: Any, works: dict[Any, Any]) -> float:

@@ -8,6 +8,7 @@ import sys
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 NOTES = {}
 
@@ -53,3 +54,14 @@ def null(work):
 
     for batch in work.nothing():
         step(batch, True, "train")
+
+
+def several(work):
+    """Train with DistributedDataParallel."""
+    batches = work.batches(lambda image, label: (image, label))
+    module, optimizer = DistributedDataParallel(work.module), work.sgd()
+    for image, label in batches:
+        optimizer.zero_grad()
+        loss = cross_entropy(module(image), label)
+        loss.backward()
+        optimizer.step()
