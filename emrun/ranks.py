@@ -124,14 +124,21 @@ class Ranks:
         """Return the process group for a tensor; None for the default one, that of the GPUs if there are any."""
         return self.group if tensor.device.type == "cpu" else None
 
+    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Begin to replace a tensor, on any device, by the sum of those of all ranks; call the result to end this."""
+        return self._begin("SUM", tensor, self._group_of(tensor))
+
     def begin_maximum(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Begin to replace a tensor in main memory by the largest values of all ranks; call the result to end it."""
+        """Begin to replace a tensor in main memory by the largest values of all ranks; call the result to end this."""
+        return self._begin("MAX", tensor, self.background)
+
+    def _begin(self, operation: str, tensor: torch.Tensor, group: ProcessGroup | None) -> Callable[[], None]:
         if not self.several:
             return lambda: None
         import torch.distributed as dist
 
         with answered(()):
-            work: Work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.background, async_op=True)
+            work: Work = dist.all_reduce(tensor, op=getattr(dist.ReduceOp, operation), group=group, async_op=True)
 
         def end() -> None:
             with answered(()):
@@ -188,8 +195,10 @@ def answered(words: tuple[str, ...] = ("gloo", "NCCL", "Connection ")) -> Iterat
     try:
         yield
     except RuntimeError as error:
+        global _misses_others  # noqa: PLW0603 - a process is one rank
         if words and not any(word in str(error) for word in words):
             raise
+        _misses_others = True
         if "imed out" in str(error):
             raise RankFailed(
                 "another rank does not answer: it hangs, or does something that takes long, such as a hook that runs "
@@ -201,6 +210,12 @@ def answered(words: tuple[str, ...] = ("gloo", "NCCL", "Connection ")) -> Iterat
 
 _current = Ranks()
 _has_joined = False
+_misses_others = False
+
+
+def misses_others() -> bool:
+    """Return whether another rank has ended or does not answer, so that this one is about to end."""
+    return _misses_others
 
 
 def ranks() -> Ranks:

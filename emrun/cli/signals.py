@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
+from emrun.ranks import misses_others
 from emrun.slow_start import NamedWhenSlow
 
 
@@ -33,9 +34,11 @@ def unwound_by_sigterm() -> Iterator[None]:
         return
     process = os.getpid()
 
-    def unwind(number: int, frame: Any) -> NoReturn:
+    def unwind(number: int, frame: Any) -> None:
         if os.getpid() != process:  # forked by the user's code
             end_by_signal(number)
+        if misses_others():
+            return  # it ends anyway, and the launcher would wait for the words that it is about to leave
         signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleaning up
         raise Terminated
 

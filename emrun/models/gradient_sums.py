@@ -1,101 +1,208 @@
-"""The tensors of all ranks: the gradients of an update are added up, buffers are copied from rank 0."""
+"""The gradients of all ranks are added up, while the rest of them is still being calculated."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError, DifferentRanks
+from emrun.errors import ArgumentError
 from emrun.ranks import Ranks
 
+_MOST = 25 * 2**20  # bytes of a bucket, as in DistributedDataParallel
+_LEAST = 2**20  # a smaller message takes as long
+_PARTS = 4  # buckets of a small model
 _EXTRA = 2  # numbers before the flags: the weight, the loss times the weight
 _PRECISE = (torch.float32, torch.float64)  # the dtypes in which a weight is exact
 
 
-def add_up_gradients(
-    parameters: Sequence[torch.nn.Parameter], weight: float | Tensor, loss: Tensor | None, ranks: Ranks
-) -> tuple[Tensor, Tensor]:
-    """Replace the gradients of parameters by the sums over all ranks; all ranks call this alike.
+class _Bucket:
+    """Gradients that are sent together.
 
-    One reduction for each device and dtype carries the gradients, a flag for each of them, the weight and the loss, so
-    that a step needs no other unless all parameters have a dtype of less precision than float32. A parameter without a
-    gradient on any rank stays without: an optimizer leaves it out, as in one process.
+    Args:
+        members: their parameters, of the same device and dtype.
+        extra: the number of further elements, at the end.
+    """
+
+    def __init__(self, members: Sequence[torch.nn.Parameter], extra: int = 0) -> None:
+        self.members = members
+        self.arrived = 0
+        """The number of gradients that the backward pass has calculated."""
+        count = sum(each.numel() for each in members)
+        self._flat = torch.zeros(count + extra, device=members[0].device, dtype=members[0].dtype)
+        self.extra = self._flat[count:]
+        self.views = [
+            _like(part, each)
+            for part, each in zip(
+                torch.split(self._flat[:count], [each.numel() for each in members]), members, strict=True
+            )
+        ]
+        """For each gradient its part of the bucket, of the same shape."""
+        self._end: Callable[[], None] = lambda: None
+
+    def send(self, ranks: Ranks) -> None:
+        """Begin to add up the gradients, of which some may be missing."""
+        grads = [each.grad for each in self.members]
+        if any(each is not None and each.layout is not torch.strided for each in grads):
+            message = "a gradient is sparse, which several ranks do not support; set sparse=False"
+            raise ArgumentError("optimizer", message)
+        given = [(view, grad) for view, grad in zip(self.views, grads, strict=True) if grad is not None]
+        if given:
+            torch._foreach_copy_([view for view, _ in given], [grad for _, grad in given])
+        if len(given) < len(grads):
+            torch._foreach_zero_([view for view, grad in zip(self.views, grads, strict=True) if grad is None])
+        self._end = ranks.begin_sum(self._flat)
+
+    def receive(self) -> None:
+        """Wait for the sums."""
+        self._end()
+        self.arrived = 0
+
+
+def _like(part: Tensor, parameter: Tensor) -> Tensor:
+    """Return a tensor with the shape and, unless elements share memory, the strides of a parameter in a flat one."""
+    like = torch.empty_like(parameter, device="meta")
+    return part.as_strided(like.size(), like.stride())
+
+
+class GradientSums:
+    """Replaces the gradients of parameters by their sums over all ranks; all ranks do this alike.
+
+    The parameters are laid out in buckets from the last one to the first, as their gradients arrive. The buckets are
+    sent in this order, each as soon as it is complete, so that the sums do not depend on the time. The last bucket also
+    carries the weight, the loss, and a flag for each gradient: a step needs no other message unless all parameters
+    have a dtype of less precision than float32. A parameter without a gradient on any rank stays without: an optimizer
+    leaves it out, as in one process.
+
+    This is the algorithm of Li et al., "PyTorch Distributed" (2020), without its conditions on how often and on how
+    many rows a module is called.
 
     Args:
         parameters: the parameters of an optimizer, the same ones on each rank.
-        weight: the weight of the examples of this rank in the window.
-        loss: the mean loss of these examples, of shape (); None if it is not wanted.
         ranks: the ranks.
-
-    Returns:
-        The sum of the weights of all ranks, and the mean of their losses, both of shape ().
-
-    Raises:
-        ArgumentError: a gradient is sparse.
     """
-    kinds: dict[tuple[torch.device, torch.dtype], list[torch.nn.Parameter]] = {}
-    for each in parameters:
-        if each.requires_grad:
-            kinds.setdefault((each.device, each.dtype), []).append(each)
-    sums: Tensor | None = None
-    for (device, dtype), members in kinds.items():
-        if any(each.grad is not None and each.grad.layout is not torch.strided for each in members):
-            raise ArgumentError(
-                "optimizer", "a gradient is sparse, which several ranks do not support; set sparse=False"
-            )
-        count = len(members)
-        flat = torch.zeros(sum(each.numel() for each in members) + count + _EXTRA, device=device, dtype=dtype)
-        views = torch.split(flat[count + _EXTRA :], [each.numel() for each in members])
-        own = [(view.view_as(each), each.grad) for view, each in zip(views, members, strict=True)]
-        given = [(view, grad) for view, grad in own if grad is not None]
-        if given:
-            torch._foreach_copy_([view for view, _ in given], [grad for _, grad in given])
-        flat[0] = weight
-        if loss is not None:
-            flat[1] = loss.detach() * weight
-        flat[_EXTRA : count + _EXTRA] = torch.tensor([grad is not None for _, grad in own], dtype=dtype)
-        ranks.add_up(flat)
-        if sums is None and dtype in _PRECISE:
-            sums = flat[:_EXTRA]
-        if given:
-            torch._foreach_copy_([grad for _, grad in given], [view for view, _ in given])
-        if len(given) < count:  # another rank may have a gradient where this one has none
-            has_gradient = (flat[_EXTRA : count + _EXTRA] > 0).tolist()
-            for each, (view, grad), is_given in zip(members, own, has_gradient, strict=True):
-                if grad is None and is_given:
-                    each.grad = view.clone()
-    if sums is None:
-        sums = torch.stack(
-            [torch.as_tensor(each, dtype=torch.float64).cpu() for each in (weight, (loss or 0) * weight)]
-        )
-        ranks.add_up(sums)
-    return sums[0], sums[1] / sums[0]
 
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
+        self._parameters = parameters
+        self._ranks = ranks
+        self._trained: list[torch.nn.Parameter] = []
+        self._buckets: list[_Bucket] = []
+        self._extra: Tensor | None = None  # the weight, the loss and the flags, in the last bucket; None without it
+        self._next = 0  # the bucket to send
+        self._arrived: set[int] = set()  # whose gradients the current backward pass has calculated
+        self._listens = False
+        self._sends = False  # whether buckets are sent during a backward pass
+        self._has_looked = False
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
-def check_alike(parameters: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Check that parameters have the same values on all ranks, bit for bit.
+    def begin_backward(self) -> None:
+        """Prepare for a backward pass after which `add_up` is called, before another one.
 
-    Raises:
-        DifferentRanks: one of them differs; the message names the first.
-    """
-    own = [zlib.crc32(each.detach().reshape(-1).cpu().view(torch.uint8).numpy().data) for each in parameters.values()]
-    for rank, found in enumerate(ranks.all_gathered(own)):
-        if rank == 0:
-            first = found
-        for name, one, other in zip(parameters, first, found, strict=True):
-            if one != other:
-                raise DifferentRanks(
-                    f"parameter {name!r} differs between rank 0 and rank {rank}: code that changes it, such as a hook, "
-                    "has run on some ranks only, or differently; a hook that changes the model needs "
-                    "`every_rank = True`"
+        The first such pass shows whether each gradient arrives once. A checkpoint with `use_reentrant` may calculate
+        that of a shared parameter in several parts; then this rank sends at the end.
+        """
+        self._lay_out()
+        self._arrived.clear()
+        self._listens = True
+
+    def end_backward(self) -> None:
+        """End the backward pass."""
+        self._listens = False
+        if not self._has_looked:
+            self._has_looked = self._sends = True
+
+    def add_up(self, weight: float | Tensor, loss: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Replace the gradients by the sums over all ranks.
+
+        Args:
+            weight: the weight of the examples of this rank in the window.
+            loss: the mean loss of these examples, of shape (); None if it is not wanted.
+
+        Returns:
+            The sum of the weights of all ranks, and the mean of their losses, both of shape ().
+
+        Raises:
+            ArgumentError: a gradient is sparse.
+        """
+        self._lay_out()
+        count = len(self._trained)
+        extra = self._extra if self._extra is not None else torch.zeros(_EXTRA + count, dtype=torch.float64)
+        is_given = [each.grad is not None for each in self._trained]
+        extra[0] = weight
+        extra[1] = 0.0 if loss is None else loss.detach() * weight
+        extra[_EXTRA:] = torch.tensor(is_given, dtype=extra.dtype)
+        while self._next < len(self._buckets):
+            self._send()
+        if self._extra is None:
+            self._ranks.add_up(extra)
+        for bucket in self._buckets:
+            bucket.receive()
+        self._next = 0
+        if not all(is_given):  # another rank may have a gradient where this one has none
+            is_given = (extra[_EXTRA:] > 0).tolist()
+        given = {id(each) for each, is_one in zip(self._trained, is_given, strict=True) if is_one}
+        for bucket in self._buckets:
+            for parameter, view in zip(bucket.members, bucket.views, strict=True):
+                if id(parameter) in given:
+                    parameter.grad = view
+        total = extra[0].clone()
+        return total, extra[1] / total
+
+    def _lay_out(self) -> None:
+        """Lay out the buckets for the parameters that are trained now: a hook may freeze some, or thaw them."""
+        trained = [each for each in self._parameters if each.requires_grad]
+        if [*map(id, trained)] == [*map(id, self._trained)]:
+            return
+        self._trained = trained
+        for handle in self._handles:
+            handle.remove()
+        size = sum(each.numel() * each.element_size() for each in trained)
+        limit = min(_MOST, max(_LEAST, size // _PARTS))
+        groups: list[list[torch.nn.Parameter]] = []
+        open_groups: dict[tuple[torch.device, torch.dtype], list[torch.nn.Parameter]] = {}
+        for each in reversed(trained):
+            kind = each.device, each.dtype
+            group = open_groups.get(kind)
+            if group is None:
+                group = open_groups[kind] = []
+                groups.append(group)
+            group.append(each)
+            if sum(each.numel() * each.element_size() for each in group) >= limit:
+                del open_groups[kind]
+        last = next((each for each in reversed(groups) if each[0].dtype in _PRECISE), None)
+        if last is not None:
+            groups = [*(each for each in groups if each is not last), last]
+        self._buckets = [_Bucket(each, (_EXTRA + len(trained)) * (each is last)) for each in groups]
+        self._extra = self._buckets[-1].extra if last is not None else None
+        self._handles = [
+            each.register_post_accumulate_grad_hook(partial(self._take, bucket))  # type: ignore[no-untyped-call]
+            for bucket in self._buckets
+            for each in bucket.members
+        ]
+
+    def _take(self, bucket: _Bucket, parameter: Tensor) -> None:
+        """Note that the gradient of a parameter is calculated; send what is complete, but not the last bucket."""
+        if not self._listens:
+            return
+        if id(parameter) in self._arrived:
+            self._has_looked = True
+            if self._sends and bucket in self._buckets[: self._next]:
+                raise ArgumentError(
+                    "module",
+                    "a gradient was calculated in several parts, after its first part was sent to the other ranks; "
+                    "call torch.utils.checkpoint with use_reentrant=False",
                 )
+            self._sends = False
+        self._arrived.add(id(parameter))
+        bucket.arrived += 1
+        while self._sends and self._next < len(self._buckets) - 1:
+            following = self._buckets[self._next]
+            if following.arrived < len(following.members):
+                break
+            self._send()
 
-
-def copy_from_first(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Replace tensors by those of rank 0, such as the running statistics of BatchNorm, which each rank has its own."""
-    for name in sorted(tensors):
-        if tensors[name].numel():
-            ranks.copy_from_first(tensors[name])
+    def _send(self) -> None:
+        self._buckets[self._next].send(self._ranks)
+        self._next += 1

@@ -13,7 +13,7 @@ from emrun.arguments import check_count
 from emrun.errors import ArgumentError
 from emrun.fields import optional
 from emrun.hook import UpdateSkipped
-from emrun.models.gradient_sums import add_up_gradients
+from emrun.models.gradient_sums import GradientSums
 from emrun.models.loss_scale import STATE as STATE_OF_SCALE
 from emrun.models.loss_scale import LossScale
 from emrun.models.optimizer import learning_rates, parameters_of
@@ -84,6 +84,9 @@ class Optimization(Optimizers):
         """Whether the gradients of several parts are added up for an update: of batches, of their parts, of ranks."""
         self.is_plain = False
         """Whether each batch makes an update, without a scale and without autocast around `train_step`."""
+        self.is_own_scheme = False
+        """Whether a subclass of the model trains in its own way."""
+        self._sums: dict[torch.optim.Optimizer, GradientSums] = {}  # of several ranks
         self.mean_loss: Tensor | None = None
         """The mean loss of the last update on all ranks, unless its window has several batches."""
         self.is_open = False
@@ -112,7 +115,8 @@ class Optimization(Optimizers):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a deep copy gets: it has no gradients, as torch does not copy them, so it begins a new window."""
-        return {**vars(self), "is_open": False, "is_ending": False, "_batches": 0, "_pending": {}, "_asked": set()}
+        begun = {"is_open": False, "is_ending": False, "_batches": 0, "_pending": {}, "_asked": set(), "_sums": {}}
+        return {**vars(self), **begun}
 
     def begin_epoch(self) -> None:
         """Reset what an incomplete epoch has left."""
@@ -226,8 +230,15 @@ class Optimization(Optimizers):
             loss = loss * self.weight if scale is None else scale.weighted(loss, self.weight)
         if scale is not None:
             loss = scale.scaled(loss)
+        sums = None
+        optimizer = self.optimizer  # several ones could send in another order on each rank
+        if self.ranks.several and self.is_ending and optimizer is not None and not self.is_own_scheme:
+            sums = self._sums_of(optimizer)
+            sums.begin_backward()
         try:
             loss.backward(inputs=of)  # type: ignore[no-untyped-call]
+            if sums is not None:
+                sums.end_backward()
         except RuntimeError as error:
             if loss.requires_grad:
                 raise
@@ -316,9 +327,15 @@ class Optimization(Optimizers):
     def _add_up(self, optimizer: torch.optim.Optimizer, weight: float | Tensor) -> Tensor:
         """Add up the gradients of all ranks; return the weight of the window on all of them."""
         loss: Tensor | None = self._model._minimised if self._carries_loss else None  # type: ignore[attr-defined]
-        total, mean = add_up_gradients(parameters_of(optimizer), weight, loss, self.ranks)
+        total, mean = self._sums_of(optimizer).add_up(weight, loss)
         self.mean_loss = mean if loss is not None else None
         return total
+
+    def _sums_of(self, optimizer: torch.optim.Optimizer) -> GradientSums:
+        """Return the sums of the gradients of an optimizer over all ranks."""
+        if optimizer not in self._sums:
+            self._sums[optimizer] = GradientSums(parameters_of(optimizer), self.ranks)
+        return self._sums[optimizer]
 
     def mean_of_ranks(self, loss: Tensor | None) -> Tensor | None:
         """Return the mean loss of the current batch on all ranks, from that of this rank; all ranks call this."""

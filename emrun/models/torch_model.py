@@ -15,9 +15,9 @@ from torch import Tensor
 from emrun.errors import ArgumentError
 from emrun.fields import FLAG, record
 from emrun.hook import Loop
+from emrun.models.alike import check_alike, copy_from_first
 from emrun.models.built_apart import BuiltApart
 from emrun.models.closed_form import ClosedForm
-from emrun.models.gradient_sums import check_alike, copy_from_first
 from emrun.models.init_from import InitFrom, InitFromForm
 from emrun.models.loadable import Loadable
 from emrun.models.micro_batches import MicroBatches
@@ -196,6 +196,7 @@ class TorchModel(ModuleModel):
         self._trained = False
         own = type(self)
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
+        self._optimization.is_own_scheme = self._is_own_scheme
         if self._is_own_scheme:
             self._optimization.autocast = self._autocast
         self._is_own_saving = own.save is not ModuleModel.save or own.load is not ModuleModel.load
@@ -466,7 +467,10 @@ class TorchModel(ModuleModel):
         """
         is_trained = self._main_loop is not None and stream_name == self._main_loop.train_stream_name
         if self._optimization.ranks.several and is_trained and self.module.training:
-            copy_from_first(dict(self.module.named_buffers()), self._optimization.ranks)
+            buffers = dict(self.module.named_buffers())
+            averages = {name: each for name, each in (self.evaluation_weights or {}).items() if name in buffers}
+            copy_from_first(buffers, self._optimization.ranks)
+            copy_from_first(averages, self._optimization.ranks)
             check_alike(dict(self.module.named_parameters()), self._optimization.ranks)
         super().after_stream(stream_name)
 

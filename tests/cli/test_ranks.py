@@ -11,7 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from emrun import ranks as emrun_ranks
 from emrun import read_steps
+from emrun.cli.signals import unwound_by_sigterm
+from emrun.errors import RankFailed
 
 EMRUN = Path(sys.executable).with_name("emrun")
 
@@ -164,6 +167,16 @@ def test_a_run_whose_rank_is_killed_is_resumed_as_often_as_allowed(project, stra
     assert done.stderr.count("error: rank 1 was killed by SIGKILL") == 1
     assert f"restart 1 of 1: resuming {project / 'run'}\n" in done.stderr
     assert_same(straight, project / "run")
+
+
+def test_a_rank_that_misses_another_leaves_its_words_whatever_the_launcher_sends(monkeypatch):
+    monkeypatch.setattr(emrun_ranks, "_misses_others", False)
+    with unwound_by_sigterm():
+        with pytest.raises(RankFailed), emrun_ranks.answered(()):
+            raise RuntimeError("Connection closed by peer")
+        os.kill(os.getpid(), signal.SIGTERM)
+        said = "what survived"
+    assert said
 
 
 def test_restarts_need_several_processes(project, emrun):

@@ -1,11 +1,12 @@
-"""The gradients of all ranks are added up, and their parameters and buffers stay the same."""
+"""The gradients of all ranks are added up."""
 
-import pytest
 import torch
 from in_ranks import Failed, in_ranks, results_of
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from emrun.models.gradient_sums import add_up_gradients, check_alike, copy_from_first
+from emrun.models import gradient_sums
+from emrun.models.gradient_sums import GradientSums
 from emrun.ranks import join
 
 
@@ -20,7 +21,8 @@ def added(dtypes, given, weight, loss):
     for number, each in enumerate(members):
         if number in given[joined.rank]:
             each.grad = torch.full_like(each, (number + 1) * 10 ** float(joined.rank))
-    weight_sum, mean = add_up_gradients(members, weight[joined.rank], loss and torch.tensor(loss[joined.rank]), joined)
+    sums = GradientSums(members, joined)
+    weight_sum, mean = sums.add_up(weight[joined.rank], loss and torch.tensor(loss[joined.rank]))
     grads = [None if each.grad is None else each.grad.unique().tolist() for each in members]
     return (
         grads,
@@ -72,7 +74,7 @@ def test_without_trained_parameters_the_loss_is_still_the_mean():
 def sparse():
     parameter = nn.Parameter(torch.zeros(3, 2))
     parameter.grad = torch.eye(3, 2).to_sparse()
-    add_up_gradients([parameter], 1, None, join())
+    GradientSums([parameter], join()).add_up(1, None)
 
 
 def test_a_sparse_gradient_is_an_error():
@@ -81,33 +83,108 @@ def test_a_sparse_gradient_is_an_error():
         assert each.message == "optimizer: a gradient is sparse, which several ranks do not support; set sparse=False"
 
 
-def copied():
-    rank = join().rank
-    buffers = {"b": torch.full((2,), rank), "a": torch.tensor(rank + 0.5), "empty": torch.zeros(0)}
-    copy_from_first(buffers, join())
-    return buffers["a"].item(), buffers["b"].tolist()
+class Deep(nn.Module):
+    """Several layers of 64 kB, of which one may be left out, and one may be used twice."""
+
+    def __init__(self, twice=False):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(128, 128) for _ in range(6)])
+        self.twice = twice
+
+    def forward(self, values, without=None):
+        for number, layer in enumerate(self.layers):
+            if number != without:
+                values = layer(values).tanh()
+        if self.twice:
+            values = checkpoint(self.layers[5], values, use_reentrant=True)
+            values = checkpoint(self.layers[5], values, use_reentrant=True)
+        return values
 
 
-def test_buffers_become_those_of_rank_0():
-    assert in_ranks(3, copied) == [(0.5, [0, 0])] * 3
+def backward_passes(without, twice=False, frozen=None):
+    """Return the sums of three passes, what they should be, and how many buckets were sent during each pass."""
+    ranks = join()
+    gradient_sums._LEAST = 2**16
+    torch.manual_seed(0)
+    module = Deep(twice).double()
+    sums = gradient_sums.GradientSums(list(module.parameters()), ranks)
+    found, during = [], []
+    for number in range(3):
+        if frozen is not None:
+            module.layers[frozen].requires_grad_(number == 1)
+        module.zero_grad()
+        values = torch.rand(4, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(ranks.rank))
+        sums.begin_backward()
+        module(values.requires_grad_(), without[ranks.rank]).sum().backward()
+        sums.end_backward()
+        during.append(sums._next)
+        expected = [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in module.parameters()]
+        sums.add_up(1.0, None)
+        for each in expected:
+            ranks.add_up(each)
+        found.append([(each.grad, other) for each, other in zip(module.parameters(), expected, strict=True)])
+    for grad, other in [pair for each in found for pair in each]:
+        assert (other == 0).all() if grad is None else grad.shape == other.shape
+    torch.testing.assert_close(
+        [grad for grad, _ in found[2] if grad is not None], [o for g, o in found[2] if g is not None]
+    )
+    return during, [grad is None for grad, _ in found[2]]
 
 
-def compared(changed, dtype):
-    joined = join()
-    module = {"a": torch.zeros(3, dtype=dtype), "b": torch.ones((), dtype=dtype), "empty": torch.zeros(0)}
-    if joined.rank == 1 and changed:
-        module[changed] = module[changed] + torch.finfo(dtype).eps
-    check_alike(module, joined)
-    return "alike"
+def test_buckets_are_sent_during_the_backward_pass_after_the_first_one():
+    for during, missing in in_ranks(2, backward_passes, (None, None)):
+        assert during[0] == 0
+        assert during[1] == during[2] >= 2
+        assert not any(missing)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_parameters_that_are_equal_on_all_ranks(dtype):
-    assert in_ranks(2, compared, None, dtype) == ["alike"] * 2
+def test_a_layer_that_one_rank_leaves_out_delays_only_what_that_rank_sends():
+    (first, missing), (second, others) = in_ranks(2, backward_passes, (5, None))
+    assert first[1:] == [0, 0]
+    assert second[1] >= 2
+    assert not any(missing + others)
 
 
-@pytest.mark.parametrize("name", ["a", "b"])
-def test_a_parameter_that_differs_in_its_last_bit_is_named_on_all_ranks(name):
-    for each in results_of(3, compared, name, torch.float32):
-        assert each.kind == "DifferentRanks"
-        assert each.message.startswith(f"parameter {name!r} differs between rank 0 and rank 1: code that changes it")
+def test_a_layer_that_all_ranks_leave_out_has_no_gradient():
+    for _, missing in in_ranks(2, backward_passes, (2, 2)):
+        assert missing == [number // 2 == 2 for number in range(12)]
+
+
+def test_frozen_parameters_are_laid_out_anew():
+    for _, missing in in_ranks(2, backward_passes, (None, None), frozen=3):
+        assert missing == [number // 2 == 3 for number in range(12)]
+
+
+def test_gradients_that_arrive_in_parts_are_sent_at_the_end():
+    for during, _ in in_ranks(2, backward_passes, (None, None), twice=True):
+        assert during == [0, 0, 0]
+
+
+def in_parts_later():
+    ranks = join()
+    gradient_sums._LEAST = gradient_sums._MOST = 2**16  # a layer is a bucket
+    module = Deep()
+    sums = gradient_sums.GradientSums(list(module.parameters()), ranks)
+    for module.twice in (False, True):
+        sums.begin_backward()
+        module(torch.rand(4, 128, requires_grad=True)).sum().backward()
+        sums.end_backward()
+        sums.add_up(1.0, None)
+
+
+def test_a_gradient_whose_first_part_was_sent_is_an_error():
+    for each in results_of(2, in_parts_later):
+        assert each.message.startswith("module: a gradient was calculated in several parts, after its first part was")
+
+
+def strided():
+    layer = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    layer(torch.ones(1, 3, 4, 4)).sum().backward()
+    sums = gradient_sums.GradientSums(list(layer.parameters()), join())
+    expected = layer.weight.grad * 2
+    sums.add_up(1.0, None)
+    return layer.weight.grad.stride() == layer.weight.stride(), torch.equal(layer.weight.grad, expected)
+
+
+def test_gradients_keep_the_strides_of_the_parameters():
+    assert in_ranks(2, strided) == [(True, True)] * 2

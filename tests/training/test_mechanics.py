@@ -11,9 +11,11 @@ import signal
 import threading
 
 import pytest
+from in_ranks import in_ranks, results_of
 from training.resuming import AROUND_UPDATES, Interrupt, config_of, result, resumed, train_with
 
 from emrun import AbstractHook, create_training
+from emrun.ranks import ranks
 from emrun.training.create import train
 
 PARTS = '''
@@ -246,3 +248,53 @@ OTHERS = [
 @pytest.mark.parametrize("pair", OTHERS, ids=" + ".join)
 def test_in_any_other_pair(project, pair):
     check(project, *pair)
+
+
+class SignalOnRank(AbstractHook):
+    """Sends a signal to one rank before the n-th batch, those of evaluations included."""
+
+    every_rank = True
+    reads = ()
+
+    def __init__(self, rank, at, number):
+        super().__init__()
+        self.rank, self.at, self.number, self.count = rank, at, number, 0
+
+    def before_batch(self):
+        self.count += 1
+        if self.count == self.at and ranks().rank == self.rank:
+            os.kill(os.getpid(), self.number)
+
+
+def run_of_ranks(config, directory, *signals):
+    """Train on this rank, with `SignalOnRank` for these arguments."""
+    train_with(create_training(config, output_dir=directory), *(SignalOnRank(*each) for each in signals))
+
+
+OF_RANKS = [name for name in [*MECHANICS, *AROUND_UPDATES] if name not in ("fp16", "metric of a stream")]
+"""What several ranks can do."""
+IN_SHORT = ("AverageWeights",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.campaign) for name in OF_RANKS],
+)
+def test_alone_on_two_ranks(project, name):
+    (project / "mechanics_parts.py").write_text(PARTS)
+    config = config_with(name)
+    if name == "AverageWeights of kind swa":
+        config["hooks"][0]["AverageWeights"]["batch_norm"] = "average"
+    in_ranks(2, run_of_ranks, config, project / "straight")
+    expected = result(project / "straight")
+    for at in KILLS:
+        found = results_of(2, run_of_ranks, config, project / "run", (1, at, signal.SIGKILL))
+        assert found[1] == -signal.SIGKILL
+        in_ranks(2, resumed, project / "run")
+        assert result(project / "run") == expected, f"killed at {at}"
+        shutil.rmtree(project / "run")
+    for rank, at in ((0, 13), (1, 5)):
+        in_ranks(2, run_of_ranks, config, project / "run", (rank, at, signal.SIGINT))
+        in_ranks(2, resumed, project / "run")
+        assert result(project / "run") == expected, f"interrupted at {at}"
+        shutil.rmtree(project / "run")
