@@ -3,6 +3,7 @@
 import faulthandler
 import multiprocessing
 import os
+import pickle
 import socket
 import traceback
 from contextlib import closing
@@ -33,7 +34,10 @@ def in_ranks(size, function, *arguments, **keywords):
 
 
 def results_of(size, function, *arguments):
-    """Call a function on each rank; return the results, or what has failed: a `Failed`, or the exit status."""
+    """Call a function on each rank; return the results, or what has failed: a `Failed`, or the exit status.
+
+    Results are pickled without PyTorch's multiprocessing, whose tensors in shared memory end with the rank.
+    """
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     context = multiprocessing.get_context("fork")
@@ -50,7 +54,7 @@ def results_of(size, function, *arguments):
         for receiver, process in zip(pipes, processes, strict=True):
             assert receiver.poll(PATIENCE), "a rank hangs"
             try:
-                found.append(receiver.recv())
+                found.append(pickle.loads(receiver.recv_bytes()))
             except EOFError:
                 process.join(PATIENCE)
                 found.append(process.exitcode)
@@ -72,9 +76,9 @@ def _run(rank, size, port, sender, function, arguments):
         "MASTER_PORT": str(port),
     }
     try:
-        sender.send(function(*arguments))
+        sender.send_bytes(pickle.dumps(function(*arguments)))
     except BaseException as error:
-        sender.send(Failed(error))
+        sender.send_bytes(pickle.dumps(Failed(error)))
         ranks.leave(waits=False)
     else:
         ranks.leave()

@@ -150,8 +150,8 @@ def note_intact(error: StorageError, root: Path) -> None:
     error.add_note(f"intact checkpoints: {listed(found)}")
 
 
-def copy_up_to(place: Path, root: Path) -> Path:
-    """Copy a checkpoint and the earlier ones, with their names, into another run; return the copy of the checkpoint.
+def copy_up_to(place: Path, root: Path) -> Path | None:
+    """Copy a checkpoint and the earlier ones, with their names, into another run.
 
     The original run may be writing meanwhile: earlier checkpoints that it deletes are left out.
 
@@ -159,11 +159,13 @@ def copy_up_to(place: Path, root: Path) -> Path:
         place: the checkpoint.
         root: the directory of the other run's checkpoints, which is created.
 
-    Raises:
-        FileNotFoundError: the original run has deleted the checkpoint.
+    Returns:
+        The copy of the checkpoint; None, and nothing is left, if the original run has deleted the checkpoint meanwhile.
     """
     root.mkdir()
-    _copy(place, root / place.name)
+    if not _copy(place, root / place.name):
+        root.rmdir()
+        return None
     own = read_manifest(root / place.name).commit
     here = Contents.of(place.parent)
     for name, manifest in here.manifests(place.parent).items():
@@ -172,8 +174,8 @@ def copy_up_to(place: Path, root: Path) -> Path:
         if manifest.commit < own:
             try:
                 _copy(place.parent / name, root / name)
-            except FileNotFoundError:
-                shutil.rmtree(root / name, ignore_errors=True)
+            except FileNotFoundError:  # a link to nowhere, say
+                shutil.rmtree(root / name)
         elif name in here.named:
             link_atomically(root / name, place.name)  # a copy that followed links has the checkpoint twice
     for name, target in here.links.items():
@@ -182,10 +184,34 @@ def copy_up_to(place: Path, root: Path) -> Path:
     return root / place.name
 
 
-def _copy(place: Path, target: Path) -> None:
+def _copy(place: Path, target: Path) -> bool:
+    """Copy a checkpoint; return whether the directory was there all the time, and leave nothing otherwise.
+
+    A checkpoint of the same iteration may have been committed under the name of one that was deleted.
+    """
+    before = _identity(place)
+    if before is None:
+        return False
     target.mkdir()
-    for path in sorted(place.iterdir()):
-        shutil.copy2(path, target / path.name)
+    try:
+        for path in sorted(place.iterdir()):
+            shutil.copy2(path, target / path.name)
+    except FileNotFoundError:
+        if _identity(place) == before:
+            raise
+    if _identity(place) == before:
+        return True
+    shutil.rmtree(target)
+    return False
+
+
+def _identity(place: Path) -> tuple[int, int] | None:
+    """Return what tells a directory from another one under the same path; None if the directory is missing."""
+    try:
+        found = place.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def is_unfinished(root: Path) -> bool:

@@ -285,12 +285,8 @@ def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -
     """Copy the files of a run at a checkpoint; if the run is being trained, it may delete the checkpoint meanwhile."""
     copied = None
     while place is not None and copied is None:
-        try:
-            copied = checkpoints.copy_up_to(place, directory / CHECKPOINTS)
-        except FileNotFoundError:
-            shutil.rmtree(directory / CHECKPOINTS)
-            if place.is_dir():
-                raise
+        copied = checkpoints.copy_up_to(place, directory / CHECKPOINTS)
+        if copied is None:
             place = _checkpoint_to_load(source / CHECKPOINTS, name)
     for path in sorted(source.iterdir()):  # metrics and files of hooks; `restore` rewinds them
         if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):

@@ -147,6 +147,25 @@ def test_a_copy_of_directories_under_names_has_all_names(followed, tmp_path):
     assert links_in(tmp_path / "other") == names
 
 
+@pytest.mark.parametrize("after", range(4))
+def test_a_checkpoint_is_not_copied_if_another_of_its_iteration_takes_its_place(root, tmp_path, monkeypatch, after):
+    place = commit_at(root, 5)
+    real, copied = shutil.copy2, []
+
+    def copy(source, target):
+        if len(copied) == after:
+            commit_at(root, 5)  # it-00000005-2; it-00000005 is deleted
+            assert commit_at(root, 5) == place
+        copied.append(source)
+        return real(source, target)
+
+    monkeypatch.setattr(shutil, "copy2", copy)
+    assert copy_up_to(place, tmp_path / "other") is None
+    assert not (tmp_path / "other").exists()
+    assert copy_up_to(place, tmp_path / "other") == tmp_path / "other" / place.name
+    verify(tmp_path / "other" / place.name)
+
+
 def test_directories_under_names_are_settled_by_one_look_at_the_manifests(root, monkeypatch):
     for iteration in range(1, 9):
         commit_at(root, iteration, f"epoch-{iteration}")

@@ -406,7 +406,7 @@ def other_config():
 
 
 def test_a_rank_that_hangs_is_an_error_of_those_that_wait(project, monkeypatch):
-    config = config_of(main_loop__rank_timeout=0.5)
+    config = config_of(main_loop__rank_timeout=5.0)
     config["hooks"].append("parts.Hangs")
 
     def run():
