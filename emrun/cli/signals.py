@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from emrun.ranks import misses_others
+from emrun.ranks import misses_others, number_of_ranks
 from emrun.slow_start import NamedWhenSlow
 
 
@@ -47,6 +47,24 @@ def unwound_by_sigterm() -> Iterator[None]:
         yield
     except Terminated:
         report_and_end_by_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def words_before_sigterm() -> Iterator[None]:
+    """Let a rank that misses others leave its words in this block, although the launcher ends it by SIGTERM."""
+    if number_of_ranks() == 1 or not _is_main_thread():
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        if not misses_others():
+            end_by_signal(number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
 

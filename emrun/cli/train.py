@@ -24,7 +24,13 @@ from emrun.cli.ranks import (
     with_ranks,
     with_restarts,
 )
-from emrun.cli.signals import end_by_signal, ignore_early_requests, import_torch, unwound_by_sigterm
+from emrun.cli.signals import (
+    end_by_signal,
+    ignore_early_requests,
+    import_torch,
+    unwound_by_sigterm,
+    words_before_sigterm,
+)
 from emrun.cli.tables import summary
 from emrun.errors import ArgumentError, RunExists, RunInUse, UsageError
 from emrun.ranks import join, leave
@@ -150,6 +156,7 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
     return run(resumed)
 
 
+@words_before_sigterm()
 def run(training: Training, *, keeps: bool = True) -> int:
     """Train, print its statistics (not with --quiet) and how to continue, and return the exit status.
 

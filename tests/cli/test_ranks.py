@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from emrun import ranks as emrun_ranks
 from emrun import read_steps
-from emrun.cli.signals import unwound_by_sigterm
+from emrun.cli.signals import unwound_by_sigterm, words_before_sigterm
 from emrun.errors import RankFailed
 
 EMRUN = Path(sys.executable).with_name("emrun")
@@ -169,9 +169,11 @@ def test_a_run_whose_rank_is_killed_is_resumed_as_often_as_allowed(project, stra
     assert_same(straight, project / "run")
 
 
-def test_a_rank_that_misses_another_leaves_its_words_whatever_the_launcher_sends(monkeypatch):
+@pytest.mark.parametrize("block", [unwound_by_sigterm, words_before_sigterm])
+def test_a_rank_that_misses_another_leaves_its_words_whatever_the_launcher_sends(monkeypatch, block):
     monkeypatch.setattr(emrun_ranks, "_misses_others", False)
-    with unwound_by_sigterm():
+    monkeypatch.setattr("emrun.cli.signals.number_of_ranks", lambda: 2)
+    with block():
         with pytest.raises(RankFailed), emrun_ranks.answered(()):
             raise RuntimeError("Connection closed by peer")
         os.kill(os.getpid(), signal.SIGTERM)
