@@ -270,23 +270,6 @@ def join(environment: Mapping[str, str] = os.environ) -> Ranks:
     return _current
 
 
-def refuse_several(what: str) -> None:
-    """Check that no launcher has started this process as one of several.
-
-    Args:
-        what: what the process does, for the message: `eval`.
-
-    Raises:
-        UsageError: there are several.
-    """
-    size = number_of_ranks()
-    if size > 1:
-        raise UsageError(
-            f"WORLD_SIZE={size}: this is one of {size} processes that torchrun or another launcher started, but `emrun "
-            f"{what}` runs in one process; start it without a launcher, or with WORLD_SIZE unset"
-        )
-
-
 def end_process(status: int) -> None:
     """End this process at once if it has joined others, after its threads and Python's handlers at exit.
 

@@ -8,7 +8,7 @@ import torch
 from in_ranks import Failed, in_ranks, results_of
 
 from emrun.errors import RankFailed, UsageError
-from emrun.ranks import Ranks, end_process, join, leave, number_of_ranks, ranks, refuse_several
+from emrun.ranks import Ranks, end_process, join, leave, number_of_ranks, ranks
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
@@ -145,10 +145,3 @@ def test_without_a_launcher_there_is_one_rank():
 def test_a_variable_of_the_launcher_that_is_missing_is_named():
     with pytest.raises(UsageError, match=r"WORLD_SIZE=2: .* LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set; start"):
         join({"WORLD_SIZE": "2", "RANK": "0"})
-
-
-def test_what_runs_in_one_process_refuses_a_launcher(monkeypatch):
-    refuse_several("eval")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="`emrun eval` runs in one process; start it without a launcher"):
-        refuse_several("eval")

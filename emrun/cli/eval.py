@@ -10,10 +10,12 @@ import click
 from emrun.arguments import expanded
 from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.completers import complete_runs, complete_streams
-from emrun.cli.console import with_terminal_log
+from emrun.cli.console import is_follower, with_terminal_log
 from emrun.cli.failures import users_code
+from emrun.cli.ranks import run_ranks, starts_ranks, with_ranks
 from emrun.cli.signals import end_by_signal, import_torch, unwound_by_sigterm
 from emrun.cli.tables import results
+from emrun.ranks import leave
 
 
 @click.command("eval", short_help="Evaluate a run on streams.")
@@ -28,6 +30,7 @@ from emrun.cli.tables import results
     "--output-dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
     help="Save the results in DIR/STREAM-N and write nothing into the run directory.",
 )  # fmt: skip
+@with_ranks
 @with_json
 @with_terminal_log
 def evaluate(
@@ -36,6 +39,7 @@ def evaluate(
     config: Path | None,
     checkpoint: str | None,
     output_dir: Path | None,
+    nproc: int,
     as_json: bool,
 ) -> int:
     """Evaluate a checkpoint of the run in DIRECTORY on streams of its dataset.
@@ -55,6 +59,8 @@ def evaluate(
     if config is not None or (directory / "config.yaml").exists():
         for stream in streams:
             check_statically(read_config(config or directory).overlaid(stream).overridden(overrides))
+    if starts_ranks(nproc):
+        return run_ranks(nproc)
     import_torch()
     from emrun.loop.interrupts import Interrupted
     from emrun.training.evaluate import evaluate as evaluate_stream
@@ -65,11 +71,16 @@ def evaluate(
             with only_json(as_json), unwound_by_sigterm(), users_code():
                 found.update(evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir))
     except Interrupted as error:
-        click.echo(f"{error.reason}; the evaluation is not complete", err=True)
+        if not is_follower():
+            click.echo(f"{error.reason}; the evaluation is not complete", err=True)
+        leave()
         end_by_signal(error.signal)
     finally:
+        if is_follower():
+            found.clear()
         if as_json and found:
             print_json({"streams": found})
         elif found:
             click.echo(results(found))
+    leave()
     return 0

@@ -9,9 +9,11 @@ import click
 from emrun.arguments import expanded
 from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.completers import complete_runs, complete_streams
-from emrun.cli.console import with_terminal_log
+from emrun.cli.console import is_follower, with_terminal_log
 from emrun.cli.failures import users_code
+from emrun.cli.ranks import run_ranks, starts_ranks, with_ranks
 from emrun.cli.signals import end_by_signal, import_torch, unwound_by_sigterm
+from emrun.ranks import leave
 from emrun.wording import counted, progress
 
 
@@ -27,6 +29,7 @@ from emrun.wording import counted, progress
 @click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
 @click.option("--checkpoint", metavar="NAME", help="By default best, or latest if there is no best.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
+@with_ranks
 @with_json
 @with_terminal_log
 def predict(
@@ -38,6 +41,7 @@ def predict(
     config: Path | None,
     checkpoint: str | None,
     overwrite: bool,
+    nproc: int,
     as_json: bool,
 ) -> int:
     """Write the outputs of the run in DIRECTORY for every example of STREAM to a file.
@@ -52,6 +56,8 @@ def predict(
     check_run(expanded(directory))
     if config is not None or (directory / "config.yaml").exists():
         check_statically(read_config(config or directory).overlaid(stream).overridden(overrides))
+    if starts_ranks(nproc):
+        return run_ranks(nproc)
     import_torch()
     from emrun.loop.interrupts import Interrupted
     from emrun.training.predict import predict as predict_stream
@@ -63,8 +69,13 @@ def predict(
                 directory, stream, output, overrides, config, checkpoint, names, overwrite=overwrite
             )  # fmt: skip
     except Interrupted as error:
-        click.echo(f"{error.reason}; {output} is not written", err=True)
+        if not is_follower():
+            click.echo(f"{error.reason}; {output} is not written", err=True)
+        leave()
         end_by_signal(error.signal)
+    leave()
+    if is_follower():
+        return 0
     if as_json:
         at = {"directory": made.checkpoint, "epoch": made.epoch, "iteration": made.iteration}
         print_json({"file": made.file, "rows": made.rows, "columns": made.columns, "checkpoint": at})

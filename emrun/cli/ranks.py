@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 with_ranks: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
     "--nproc", type=click.IntRange(min=1), default=1, metavar="N",
-    help="Train in N processes on this machine, which share each batch; one for each GPU, if it has some.",
+    help="Run in N processes on this machine, which share each batch; one for each GPU, if it has some.",
 )  # fmt: skip
-"""Adds the option `--nproc` to a command that trains."""
+"""Adds the option `--nproc` to a command."""
 
 with_restarts: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
     "--max-restarts", type=click.IntRange(min=0), default=0, metavar="N",

@@ -7,12 +7,12 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import click
 
-from emrun.ranks import misses_others, number_of_ranks
+from emrun.ranks import LAST_WORDS, misses_others, number_of_ranks
 from emrun.slow_start import NamedWhenSlow
 
 
@@ -79,7 +79,7 @@ def import_torch() -> None:
     for number in handlers:
         signal.signal(number, signal.SIG_DFL)
     try:
-        with NamedWhenSlow("importing PyTorch"):
+        with nullcontext() if LAST_WORDS in os.environ else NamedWhenSlow("importing PyTorch"):  # said by the parent
             import torch  # noqa: F401 - here, so that --help does not wait for it
     finally:
         for number, handler in handlers.items():

@@ -59,7 +59,7 @@ class RankEvents:
                 continue
             end_collected()
             if everywhere:
-                found.append(self._with_share(call) if event == "after_batch" else call)
+                found.append(self._as_here(call, event))
             elif self.ranks.is_first:
                 found.append(one_rank(call, self.endings))
         end_collected()
@@ -112,6 +112,12 @@ class RankEvents:
             epoch_data.clear()
             epoch_data.update(received)
 
+    def _as_here(self, call: Call, event: str) -> Call:
+        """Return what this rank calls for a method of a hook that runs on every rank."""
+        if event == "after_batch":
+            return self._with_share(call)
+        return _without_effect_on_data(call) if event == "after_epoch" and not self.ranks.is_first else call
+
     def _with_share(self, call: Call) -> Call:
         """Return `after_batch` of a hook that runs on every rank, which is not called if the rank has no rows."""
 
@@ -151,6 +157,20 @@ class RankEvents:
                 raise ended[0]
 
         return called
+
+
+def _without_effect_on_data(call: Call) -> Call:
+    """Return `after_epoch` of a hook of a rank that has the data of rank 0, and would write those of its own rows."""
+
+    def called(epoch_id: int, epoch_data: MutableMapping[str, Any]) -> None:
+        received = {name: dict(values) for name, values in epoch_data.items()}
+        try:
+            call(epoch_id=epoch_id, epoch_data=epoch_data)
+        finally:
+            epoch_data.clear()
+            epoch_data.update(received)
+
+    return called
 
 
 def _in_main_memory(value: Any) -> Any:

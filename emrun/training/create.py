@@ -75,7 +75,7 @@ def create_training(
         plan = Plan.of(loaded, Imported())
         check_alike(plan, tell)
         if not joined.is_first:
-            return follow(plan, Path(tell("")), tell, lambda: None, is_new=True)
+            return follow(plan, Path(tell("")), tell, is_new=True)
         existed = place is not None and place.exists()
         had_root = place is not None or root.exists()
         run = create_run(
@@ -219,23 +219,28 @@ def check_alike(plan: Plan, tell: Callable[[Any], Any]) -> None:
 
 
 def follow(
-    plan: Plan, directory: Path, tell: Callable[[Any], Any], checkpoint: Callable[[], str | None], *, is_new: bool
+    plan: Plan,
+    directory: Path,
+    tell: Callable[[Any], Any],
+    load: Callable[[Training], object] = lambda training: None,
+    *,
+    is_new: bool = False,
+    is_evaluation: bool = False,
 ) -> Training:
     """Build all objects on a rank other than 0, which writes nothing but its log.
 
     Args:
         plan: the plan.
-        directory: the run directory.
+        directory: the directory that rank 0 writes.
         tell: see `Ranks.in_step`.
-        checkpoint: called when the objects are built; returns the checkpoint to load, or None.
+        load: called when the objects are built; loads the checkpoint that rank 0 has loaded, if any.
         is_new: see `assemble`.
+        is_evaluation: see `assemble`.
     """
     log = RunLog(directory / LOG_OF_RANK.format(ranks().rank), Censor(plan.config.secrets()))
     with log:
-        training = assemble(plan, directory, None, log, is_new=is_new)
-        place = checkpoint()
-        if place is not None:
-            training.main_loop.restore(Path(place))
+        training = assemble(plan, directory, None, log, is_new=is_new, is_evaluation=is_evaluation)
+        load(training)
         tell(None)
         return training
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from emrun.config.yaml_text import dump
 from emrun.epoch_data import read_of_others
 from emrun.errors import StorageError, UsageError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
-from emrun.ranks import refuse_several
+from emrun.ranks import join, ranks
 from emrun.storage import checkpoints
 from emrun.storage.lock import EVALUATIONS
 from emrun.storage.manifest import Manifest, verify
 from emrun.storage.run import CHECKPOINTS, CONFIG, create_evaluation, holds_run, no_run
 from emrun.training.build import Training, assemble
-from emrun.training.create import kept_or_removed, warn_of
+from emrun.training.create import check_alike, follow, kept_or_removed, warn_of
 from emrun.training.user_code import log_code_directory, warn_of_changed_code
 from emrun.types import EpochData
 from emrun.wording import counted, did_you_mean, listed, progress
@@ -80,41 +81,54 @@ def evaluate(
         The statistics of the stream: stream -> variable -> a number or a mapping aggregation -> number.
 
     Raises:
-        UsageError: there is no such run, checkpoint or stream; or `torchrun` started this process as one of several.
+        UsageError: there is no such run, checkpoint or stream; or the ranks cannot meet, or have different configs.
         ConfigError: the config cannot be used.
         StorageError: the checkpoint is damaged or does not fit, or the results cannot be written.
         BaseException: an error of the dataset, the model or a hook.
     """
-    refuse_several("eval")
+    joined = join()
     directory = expanded(run_directory)
-    own = config_of(directory)
-    laid_over = (own if config is None else read_config(config)).overlaid(stream)
-    merged = laid_over.overridden(overrides)
-    plan = Plan.of(merged, Imported())
-    root = directory / CHECKPOINTS
-    checkpoints.find(root, checkpoint_name)
-    results = directory / EVALUATIONS if output_dir is None else expanded(output_dir)
-    censor = Censor(plan.config.secrets(), [directory])
-    try:
-        run = create_evaluation(results, stream, dump(merged.root), command, censor=censor)
-    except StorageError as error:
-        if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            error.add_note("to save the results of a read-only run in another directory, use --output-dir DIR")
-        raise
+    run = None
+    with joined.in_step() as tell:
+        own = config_of(directory)
+        laid_over = (own if config is None else read_config(config)).overlaid(stream)
+        merged = laid_over.overridden(overrides)
+        plan = Plan.of(merged, Imported())
+        check_alike(plan, tell)
+        if joined.is_first:
+            root = directory / CHECKPOINTS
+            checkpoints.find(root, checkpoint_name)
+            results = directory / EVALUATIONS if output_dir is None else expanded(output_dir)
+            censor = Censor(plan.config.secrets(), [directory])
+            try:
+                run = create_evaluation(results, stream, dump(merged.root), command, censor=censor)
+            except StorageError as error:
+                if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    error.add_note("to save the results of a read-only run in another directory, use --output-dir DIR")
+                raise
+            with kept_or_removed(run, existed=False), run.log:
+                warn_of(copies_left(laid_over.root, merged.root, unread=("vars", "eval")))
+                log_code_directory(plan)
+                tell(str(run.directory))
+                training = assemble(plan, run.directory, run, is_evaluation=True)
+                warn_of_changed_code(plan, directory, run.censor)
+                if not callable(getattr(training.dataset, f"{stream}_stream", None)):
+                    raise unknown_stream(training.dataset, stream)
+                name = name_of_checkpoint(root, checkpoint_name)
+                place, manifest = load_checkpoint(training, root, name, tell)
+                where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
+                run.trace.write(checkpoint={"name": name, **where})
+                done = progress(manifest.epoch, manifest.iteration)
+                _LOG.info("checkpoint %s (%s): %s; results in %s", name, place.name, done, run.directory)
+                _name_size(training, stream)
+                tell(None)  # the other ranks are ready
+        else:
+            load = partial(load_checkpoint, root=directory / CHECKPOINTS, name=checkpoint_name, tell=tell)
+            training = follow(plan, Path(tell(None)), tell, load, is_evaluation=True)
+    if run is None:
+        _leave_out(training, stream)
+        return training.main_loop.run_evaluation(stream)
     with kept_or_removed(run, existed=False), run.log:
-        warn_of(copies_left(laid_over.root, merged.root, unread=("vars", "eval")))
-        log_code_directory(plan)
-        training = assemble(plan, run.directory, run, is_evaluation=True)
-        warn_of_changed_code(plan, directory, run.censor)
-        if not callable(getattr(training.dataset, f"{stream}_stream", None)):
-            raise unknown_stream(training.dataset, stream)
-        name = name_of_checkpoint(root, checkpoint_name)
-        place, manifest = load_checkpoint(training, root, name)
-        where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
-        run.trace.write(checkpoint={"name": name, **where})
-        done = progress(manifest.epoch, manifest.iteration)
-        _LOG.info("checkpoint %s (%s): %s; results in %s", name, place.name, done, run.directory)
-        _name_size(training, stream)
         _leave_out(training, stream)
         try:
             return training.main_loop.run_evaluation(stream)
@@ -132,20 +146,33 @@ def config_of(directory: Path) -> Config:
     return read_config(directory / CONFIG)
 
 
-def load_checkpoint(training: Training, root: Path, name: str | None) -> tuple[Path, Manifest]:
-    """Load a checkpoint and return its directory and manifest; if the name moves meanwhile, load the newer one."""
+def load_checkpoint(
+    training: Training, root: Path, name: str | None, tell: Callable[[Any], Any] | None = None
+) -> tuple[Path, Manifest]:
+    """Load a checkpoint and return its directory and manifest; if the name moves meanwhile, load the newer one.
+
+    Args:
+        training: the objects.
+        root: the directory of the run's checkpoints.
+        name: the name of the checkpoint.
+        tell: see `Ranks.in_step`; all ranks load what rank 0 has loaded. None to load it in this process alone.
+    """
+    is_told = tell is not None and not ranks().is_first
     while True:
-        place = checkpoints.find(root, name)
+        place = Path(tell(None)) if tell is not None and is_told else checkpoints.find(root, name)
         try:
             manifest = verify(place)
             with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, training.model.load):
                 training.model.load(place)
             training.main_loop.start_from(manifest.epoch, manifest.iteration)
-            return place, manifest
+            break
         except StorageError as error:
-            if checkpoints.find(root, name) == place:
+            if is_told or checkpoints.find(root, name) == place:
                 checkpoints.note_intact(error, root)
                 raise
+    if tell is not None and not is_told:
+        tell(str(place))
+    return place, manifest
 
 
 def name_of_checkpoint(root: Path, name: str | None) -> str:

@@ -13,10 +13,11 @@ from emrun.config.plan import Plan
 from emrun.config.recipe import Recipe
 from emrun.errors import ArgumentError, StreamError, UsageError
 from emrun.hook import AbstractHook
-from emrun.ranks import refuse_several
+from emrun.ranks import join
 from emrun.storage import checkpoints
 from emrun.storage.run import CHECKPOINTS
 from emrun.training.build import assemble
+from emrun.training.create import check_alike
 from emrun.training.evaluate import config_of, load_checkpoint, name_of_checkpoint, unknown_stream
 from emrun.training.user_code import log_code_directory
 
@@ -66,38 +67,40 @@ def predict(
         StorageError: the checkpoint is damaged or does not fit, or the file cannot be written.
         BaseException: an error of the dataset, the model or a hook.
     """
-    refuse_several("predict")
+    joined = join()
     directory, place = expanded(run_directory), expanded(file)
-    if place.exists() and not overwrite:
-        raise UsageError(f"{place} exists; choose another file, or replace it with --overwrite")
-    own = config_of(directory)
-    laid_over = (own if config is None else read_config(config)).overlaid(stream)
-    plan = Plan.of(laid_over.overridden([*overrides, "main_loop.fixed_batch_size=null"]), Imported())
     root = directory / CHECKPOINTS
-    checkpoints.find(root, checkpoint_name)
-    try:
-        saver: AbstractHook = locate("emrun.hooks.SavePredictions")(stream, place, variables)
-    except ArgumentError as error:
-        raise UsageError(error.message) from error
-    log_code_directory(plan)
-    plan = replace(plan, hooks=[recipe for recipe in plan.hooks if _changes_batches(recipe)])
-    training = assemble(plan, directory, run=None, is_evaluation=True)
-    if not callable(getattr(training.dataset, f"{stream}_stream", None)):
-        raise unknown_stream(training.dataset, stream)
-    training.model.predict_only()
-    loop = training.main_loop
-    loop.change_hooks([*loop.hooks, saver])
-    loaded, manifest = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name))
+    with joined.in_step() as tell:
+        if joined.is_first and place.exists() and not overwrite:
+            raise UsageError(f"{place} exists; choose another file, or replace it with --overwrite")
+        own = config_of(directory)
+        laid_over = (own if config is None else read_config(config)).overlaid(stream)
+        plan = Plan.of(laid_over.overridden([*overrides, "main_loop.fixed_batch_size=null"]), Imported())
+        check_alike(plan, tell)
+        checkpoints.find(root, checkpoint_name)
+        try:
+            saver: AbstractHook = locate("emrun.hooks.SavePredictions")(stream, place, variables)
+        except ArgumentError as error:
+            raise UsageError(error.message) from error
+        log_code_directory(plan)
+        plan = replace(plan, hooks=[recipe for recipe in plan.hooks if _changes_batches(recipe)])
+        training = assemble(plan, directory, run=None, is_evaluation=True)
+        if not callable(getattr(training.dataset, f"{stream}_stream", None)):
+            raise unknown_stream(training.dataset, stream)
+        training.model.predict_only()
+        loop = training.main_loop
+        loop.change_hooks([*loop.hooks, saver])
+        loaded, manifest = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name), tell)
     try:
         loop.run_evaluation(stream)
     except StreamError as error:
         if "forward of" in str(error):
             error.add_note("if the model can predict without a source, give the parameter of forward a default value")
         raise
-    if not saver.rows:  # type: ignore[attr-defined]
+    rows, columns = joined.from_first((saver.rows, tuple(saver.columns)))  # type: ignore[attr-defined]
+    if not rows:
         raise StreamError(f"stream {stream!r} has no rows; {place} is not written", first_batch=True)
-    written: tuple[int, tuple[str, ...]] = saver.rows, tuple(saver.columns)  # type: ignore[attr-defined]
-    return Predictions(place, *written, loaded, manifest.epoch, manifest.iteration)
+    return Predictions(place, rows, columns, loaded, manifest.epoch, manifest.iteration)
 
 
 def _changes_batches(recipe: Recipe) -> bool:

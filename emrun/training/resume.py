@@ -162,7 +162,13 @@ def _follow(source: Path, overrides: Sequence[str], tell: Callable[[Any], Any]) 
     told = tell(None)
     if told is None:  # nothing to do
         return None
-    return follow(plan, Path(told[0]), tell, lambda: tell(None), is_new=told[1])
+
+    def load(training: Training) -> None:
+        place = tell(None)
+        if place is not None:
+            training.main_loop.restore(Path(place))
+
+    return follow(plan, Path(told[0]), tell, load, is_new=told[1])
 
 
 def _tell_of_ranks(before: int) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -126,6 +127,22 @@ def test_the_output_of_several_ranks_is_that_of_one(project, emrun):
     assert two == {path.name for path in (project / "alone").iterdir()} | {"train-1.log"}
 
 
+def test_two_ranks_evaluate_and_predict_as_one_does(straight, emrun, tmp_path):
+    for size in (1, 2):
+        done = emrun("eval", straight, "train", "--nproc", size, "--output-dir", tmp_path / f"eval-{size}", "--json")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("checkpoint latest") == 1
+        (tmp_path / f"{size}.json").write_text(done.stdout)
+        done = emrun("predict", straight, "train", "-o", tmp_path / f"{size}.csv", "--nproc", size)
+        assert (done.returncode, done.stdout.count("37 rows of stream train")) == (0, 1), done.stderr
+        assert done.stderr.count("importing PyTorch") <= 1
+    one, two = (json.loads((tmp_path / f"{size}.json").read_text()) for size in (1, 2))
+    assert one["streams"]["train"]["loss"] == pytest.approx(two["streams"]["train"]["loss"], abs=1e-6)
+    one, two = (np.loadtxt(tmp_path / f"{size}.csv", delimiter=",", skiprows=1) for size in (1, 2))
+    assert one[:, 0].tolist() == list(range(37))
+    assert one == pytest.approx(two, abs=1e-5)
+
+
 def test_a_signal_to_the_command_ends_all_ranks_and_resume_starts_as_many(project, straight, emrun):
     (project / "fault").write_text("SIGTERM parent")
     done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run")
@@ -225,19 +242,20 @@ def test_torchrun_is_the_same_as_nproc(project, straight):
     assert_same(straight, project / "run")
 
 
-def test_what_runs_in_one_process_refuses_a_launcher_and_changes_nothing(project, emrun, monkeypatch):
+def test_a_launcher_that_does_not_say_where_the_ranks_meet_is_an_error_that_changes_nothing(project, emrun, monkeypatch):
     assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
     before = {path: path.stat().st_mtime_ns for path in project.rglob("*")}
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    for command, *options in (["eval"], ["predict", "-o", "found.csv"]):
-        done = emrun(command, "run", "train", *options)
+    for command in (
+        ["eval", "run", "train"],
+        ["predict", "run", "train", "-o", "found.csv"],
+        ["train", "config.yaml", "-o", "other"],
+    ):
+        done = emrun(*command)
         assert done.returncode == 2
-        assert done.stderr.startswith("rank 1: error: WORLD_SIZE=2: this is one of 2 processes that torchrun")
-        assert f"`emrun {command}` runs in one process" in done.stderr
-    done = emrun("train", "config.yaml", "-o", "other")
-    assert done.returncode == 2
-    assert "LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set" in done.stderr
+        assert done.stderr.startswith("rank 1: error: WORLD_SIZE=2: this is one of 2 processes that train together, but")
+        assert "LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set" in done.stderr
     assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == before
 
 

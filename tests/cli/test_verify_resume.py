@@ -26,6 +26,17 @@ import numpy as np
 import torch
 
 from emrun import AbstractHook
+from emrun.hooks import AbstractTracker
+
+
+class Told(AbstractTracker):
+    """Writes a file when anything is sent."""
+
+    def start(self, facts, identity):
+        Path("told").touch()
+
+    def send(self, rows):
+        Path("told").touch()
 
 
 class Data:
@@ -229,6 +240,12 @@ def test_a_good_config_is_exact_at_every_point(verify):
         ["an evaluation (train_eval)", "4", "SIGTERM", "4", "exact"],
     ]
     assert done.stdout.splitlines()[-1] == "exact: interrupted at 4 points, compared 10 iterations"
+
+
+def test_trackers_are_left_out(verify, project):
+    done = verify("--at", "5", "hooks=[{my_code.Told: {every: 2 updates}}, {StopAfter: {epochs: 1}}]")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (project / "told").exists()
 
 
 SCHEDULERS = (

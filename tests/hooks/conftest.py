@@ -163,11 +163,11 @@ def run(tmp_path):
 
 
 @pytest.fixture(params=[
-    pytest.param(TEN[1:8:3], id="three"),
+    pytest.param(TEN[1:5:3], id="two"),
     pytest.param(TEN, id="ten", marks=[pytest.mark.campaign, pytest.mark.timeout(300)]),
 ])  # fmt: skip
 def signals(request):
-    """Return what interrupts and kills a run: at three moments, in `make campaign` at ten."""
+    """Return what interrupts and kills a run: at two moments, in `make campaign` at ten."""
     return request.param
 
 

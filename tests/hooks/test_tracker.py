@@ -3,11 +3,9 @@
 import itertools
 import json
 import logging
-import shutil
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
@@ -17,7 +15,6 @@ from emrun.errors import ArgumentError, HookError
 from emrun.hooks import AbstractTracker
 from emrun.training.create import train
 
-SAMPLES = Path(__file__).parents[2] / "sample_configs"
 FILE_TRACKER = """
 import json
 from emrun.hooks import AbstractTracker
@@ -77,13 +74,6 @@ def merged(rows):
         if name not in ("iteration", "epoch")
     ]
     return sorted(found, key=lambda each: each[:2])
-
-
-def test_verify_resume_leaves_trackers_out(tmp_path, emrun):
-    project = shutil.copytree(SAMPLES / "tracker", tmp_path / "project")
-    done = emrun("verify-resume", "-q", "--at", "5", "config.yaml", cwd=project)
-    assert done.returncode == 0, done.stderr
-    assert not list(tmp_path.rglob("rows.jsonl"))
 
 
 class Post(AbstractTracker):
@@ -251,7 +241,7 @@ def test_a_wrong_argument_is_an_error(arguments, argument):
 def test_a_damaged_file_begins_a_new_run_of_the_tracker(post, caplog, tmp_path):
     with serving() as (server, url):
         train(post(url))
-        path = Path(tmp_path / "run" / "trackers" / "Post.json")
+        path = tmp_path / "run" / "trackers" / "Post.json"
         assert json.loads(path.read_text()) == {"identity": "run", "epoch": 3, "iteration": 45}
         path.write_text("{")
         train(post(url, epochs=4))

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
 from in_ranks import in_ranks, results_of
@@ -12,6 +13,8 @@ from emrun import AbstractHook, create_training, resume_training
 from emrun.errors import RankFailed
 from emrun.ranks import ranks
 from emrun.training.create import train
+from emrun.training.evaluate import evaluate
+from emrun.training.predict import predict
 
 PARTS = '''
 import os
@@ -249,6 +252,11 @@ VARIANTS = {
         ],
         "model__scheduler": {"class": "Cosine", "warmup": "2 updates"},
     },
+    "a plateau": {
+        "model__scheduler": {"class": "ReduceLROnPlateau", "metric": "valid/loss/mean", "patience": 0, "factor": 0.3},
+        "model__optimizer": {"class": "Adam", "lr": 1.0},
+        "hooks": ["ComputeStats", {"StopOnPlateau": {"short_term": 1, "long_term": 3}}, {"StopAfter": {"epochs": 20}}],
+    },
     "whole-stream metrics": {
         "model__metrics": {
             "f1": {"class": "torchmetrics.F1Score", "task": "multiclass", "num_classes": 2, "inputs": ["logits", "y"]}
@@ -424,6 +432,37 @@ def test_a_rank_that_hangs_is_an_error_of_those_that_wait(project, monkeypatch):
     assert first[1].startswith("another rank does not answer: it hangs, or does something that takes long")
     assert first[2]
     assert second[1:] == ("another rank has ended", False)
+
+
+def evaluated(directory, file):
+    made = predict(directory, "valid", file, variables=["row", "logits"])
+    return evaluate(directory, "valid"), made.rows, made.columns
+
+
+def test_an_evaluation_and_predictions_of_several_ranks_are_those_of_one(project):
+    trained(config_of(main_loop__rank_timeout=20.0), project / "run")
+    expected = evaluated(project / "run", project / "one.npz")
+    assert expected[1:] == (11, ("position", "row", "logits"))
+    for size in (2, 3):
+        files = [project / f"{rank}-of-{size}.npz" for rank in range(size)]
+        found = in_ranks(size, lambda: evaluated(project / "run", files[ranks().rank]))  # noqa: B023
+        assert found == [found[0]] * size
+        assert dict(flat(found[0][0])) == pytest.approx(dict(flat(expected[0])), abs=1e-9)
+        assert found[0][1:] == expected[1:]
+        with np.load(project / "one.npz") as one, np.load(files[0]) as several:
+            assert one.keys() == several.keys()
+            for name in one:
+                np.testing.assert_allclose(several[name], one[name], rtol=0, atol=1e-9)
+        assert not any(each.exists() for each in files[1:])
+    assert len(list((project / "run" / "eval").iterdir())) == 3
+
+
+def test_a_stream_that_an_evaluation_on_several_ranks_does_not_find_is_an_error_of_rank_0(project):
+    trained(config_of(), project / "run")
+    first, second = results_of(2, evaluate, project / "run", "test")
+    assert "has no stream 'test'" in first.message
+    assert second.kind == "RankFailed"
+    assert not any((project / "run" / "eval").iterdir())
 
 
 def test_ranks_with_different_configs_are_an_error(project):
