@@ -30,6 +30,8 @@ LAST_WORDS = "EMRUN_LAST_WORDS"
 DIRECTORY = "directory"
 """The name of the file there in which rank 0 leaves the run directory."""
 
+_PATIENCE = timedelta(minutes=10)  # in which all ranks have to meet, as with torch's launcher
+_LONGEST_WAIT = 1800.0  # seconds
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -259,14 +261,15 @@ def join(environment: Mapping[str, str] = os.environ) -> Ranks:
     try:
         if has_cuda:
             torch.cuda.set_device(local)
-            dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+            dist.init_process_group("nccl", device_id=torch.device("cuda", local), timeout=_PATIENCE)
         else:
-            dist.init_process_group("gloo")
+            dist.init_process_group("gloo", timeout=_PATIENCE)
         group, background = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
     except (RuntimeError, ValueError) as error:
         where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
         raise UsageError(f"rank {environment['RANK']} of {size} cannot meet the others at {where}: {error}") from error
     _current = Ranks(int(environment["RANK"]), size, local, group, background)
+    _current.limit_waits(_LONGEST_WAIT)
     return _current
 
 

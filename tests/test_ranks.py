@@ -2,11 +2,14 @@
 
 import os
 import signal
+import socket
+from datetime import timedelta
 
 import pytest
 import torch
 from in_ranks import Failed, in_ranks, results_of
 
+from emrun import ranks as emrun_ranks
 from emrun.errors import RankFailed, UsageError
 from emrun.ranks import Ranks, end_process, join, leave, number_of_ranks, ranks
 
@@ -145,3 +148,28 @@ def test_without_a_launcher_there_is_one_rank():
 def test_a_variable_of_the_launcher_that_is_missing_is_named():
     with pytest.raises(UsageError, match=r"WORLD_SIZE=2: .* LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set; start"):
         join({"WORLD_SIZE": "2", "RANK": "0"})
+
+
+def meets_nobody():
+    os.environ["WORLD_SIZE"] = "2"
+    emrun_ranks._PATIENCE = timedelta(seconds=1)
+    join()
+
+
+def test_a_rank_that_nobody_meets_is_an_error():
+    (found,) = results_of(1, meets_nobody)
+    assert found.kind == "UsageError"
+    assert "rank 0 of 2 cannot meet the others at 127.0.0.1:" in found.message
+    assert "1/2 clients joined" in found.message
+
+
+def meets_at_a_port_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        os.environ |= {"WORLD_SIZE": "2", "MASTER_PORT": str(server.getsockname()[1])}
+        join()
+
+
+def test_a_port_in_use_is_an_error():
+    (found,) = results_of(1, meets_at_a_port_in_use)
+    assert found.kind == "UsageError"
+    assert "address already in use" in found.message

@@ -29,7 +29,7 @@ from emrun.storage.run import Run, create_run
 from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.device import device_of
 from emrun.training.settings import keep_settings
-from emrun.training.user_code import log_code_directory, record_code
+from emrun.training.user_code import check_same_code, log_code_directory, record_code
 from emrun.user_modules import find_user_modules
 from emrun.wording import listed
 
@@ -93,7 +93,7 @@ def create_training(
                 warn_of(loaded.notes)
                 log_code_directory(plan)
                 tell(str(run.directory))
-                training = keep_settings(assemble(plan, run.directory, run, is_new=True), run)
+                training = keep_settings(assemble_alike(plan, tell, run.directory, run, is_new=True), run)
                 run.trace.write(device=device_of(training.model))
                 schedule = plan_schedule(training, plan) if checks_schedule else None
                 tell(None)
@@ -218,6 +218,13 @@ def check_alike(plan: Plan, tell: Callable[[Any], Any]) -> None:
         raise UsageError(f"rank 0 has another config ({listed(different)}); start all ranks with the same one")
 
 
+def assemble_alike(plan: Plan, tell: Callable[[Any], Any], *arguments: Any, **named: Any) -> Training:
+    """Build all objects, on each rank from the same code; see `assemble` and `check_same_code`."""
+    training = assemble(plan, *arguments, **named)
+    check_same_code(plan, tell)
+    return training
+
+
 def follow(
     plan: Plan,
     directory: Path,
@@ -239,7 +246,7 @@ def follow(
     """
     log = RunLog(directory / LOG_OF_RANK.format(ranks().rank), Censor(plan.config.secrets()))
     with log:
-        training = assemble(plan, directory, None, log, is_new=is_new, is_evaluation=is_evaluation)
+        training = assemble_alike(plan, tell, directory, None, log, is_new=is_new, is_evaluation=is_evaluation)
         load(training)
         tell(None)
         return training

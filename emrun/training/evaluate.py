@@ -26,7 +26,7 @@ from emrun.storage.lock import EVALUATIONS
 from emrun.storage.manifest import Manifest, verify
 from emrun.storage.run import CHECKPOINTS, CONFIG, create_evaluation, holds_run, no_run
 from emrun.training.build import Training, assemble
-from emrun.training.create import check_alike, follow, kept_or_removed, warn_of
+from emrun.training.create import assemble_alike, check_alike, follow, kept_or_removed, warn_of
 from emrun.training.user_code import log_code_directory, warn_of_changed_code
 from emrun.types import EpochData
 from emrun.wording import counted, did_you_mean, listed, progress
@@ -110,7 +110,7 @@ def evaluate(
                 warn_of(copies_left(laid_over.root, merged.root, unread=("vars", "eval")))
                 log_code_directory(plan)
                 tell(str(run.directory))
-                training = assemble(plan, run.directory, run, is_evaluation=True)
+                training = assemble_alike(plan, tell, run.directory, run, is_evaluation=True)
                 warn_of_changed_code(plan, directory, run.censor)
                 if not callable(getattr(training.dataset, f"{stream}_stream", None)):
                     raise unknown_stream(training.dataset, stream)

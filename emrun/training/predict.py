@@ -16,8 +16,7 @@ from emrun.hook import AbstractHook
 from emrun.ranks import join
 from emrun.storage import checkpoints
 from emrun.storage.run import CHECKPOINTS
-from emrun.training.build import assemble
-from emrun.training.create import check_alike
+from emrun.training.create import assemble_alike, check_alike
 from emrun.training.evaluate import config_of, load_checkpoint, name_of_checkpoint, unknown_stream
 from emrun.training.user_code import log_code_directory
 
@@ -84,7 +83,7 @@ def predict(
             raise UsageError(error.message) from error
         log_code_directory(plan)
         plan = replace(plan, hooks=[recipe for recipe in plan.hooks if _changes_batches(recipe)])
-        training = assemble(plan, directory, run=None, is_evaluation=True)
+        training = assemble_alike(plan, tell, directory, run=None, is_evaluation=True)
         if not callable(getattr(training.dataset, f"{stream}_stream", None)):
             raise unknown_stream(training.dataset, stream)
         training.model.predict_only()

@@ -31,8 +31,8 @@ from emrun.storage.manifest import check_resumable, verify
 from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
-from emrun.training.build import Training, assemble, plan_schedule
-from emrun.training.create import DRAWN, check_alike, follow, warn_of
+from emrun.training.build import Training, plan_schedule
+from emrun.training.create import DRAWN, assemble_alike, check_alike, follow, warn_of
 from emrun.training.device import device_of
 from emrun.training.settings import FOUND, keep_settings
 from emrun.training.user_code import log_code_directory, record_code
@@ -124,7 +124,7 @@ def _resumed(
             log_code_directory(plan)
             _tell_of_ranks(int(trace.get("ranks") or 1))
             tell((str(run.directory), place is None))
-            training = keep_settings(assemble(plan, run.directory, run, is_new=place is None), run)
+            training = keep_settings(assemble_alike(plan, tell, run.directory, run, is_new=place is None), run)
             if place is not None:
                 place = _restored(training, place, changed)
             else:

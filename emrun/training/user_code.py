@@ -13,7 +13,7 @@ import stat
 import struct
 import sys
 import sysconfig
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,8 +25,9 @@ from typing import Any
 from emrun.arguments import expanded
 from emrun.censor import Censor
 from emrun.config.plan import Plan, code_directories
-from emrun.errors import reason_of
-from emrun.storage.code import Code, Module, Repository
+from emrun.errors import UsageError, reason_of
+from emrun.ranks import ranks
+from emrun.storage.code import Code, Module, Repository, changes
 from emrun.storage.code_record import CodeRecord, changed_since
 from emrun.storage.git import Git, GitError
 from emrun.storage.run import Run
@@ -41,6 +42,7 @@ _MOST_UNTRACKED = 1000  # names
 _INSTALLED = ("site-packages", "dist-packages")
 _DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short", "--ignore-submodules=dirty",
          f"-O{os.devnull}", "--src-prefix=a/", "--dst-prefix=b/")  # fmt: skip
+_MUST_BE_SAME = ("module ", "torch ", "emrun ")
 _UNTRACKED = ("--others", "--directory", "--no-empty-directory", "--exclude-standard", "-z")
 
 
@@ -82,6 +84,32 @@ def _modules_in(directory: Path) -> set[str]:
         if top != "emrun" and isinstance(file, str) and file.startswith(own):
             found.add(top)
     return found
+
+
+def check_same_code(plan: Plan, tell: Callable[[Any], Any]) -> None:
+    """Check that this rank has imported the same modules of the user as rank 0; other packages are a warning.
+
+    Args:
+        plan: the plan, whose objects have been built.
+        tell: see `Ranks.in_step`.
+
+    Raises:
+        UsageError: a module has another source, or PyTorch or emrun another version.
+    """
+    if not ranks().several:
+        return
+    directories = [Path(each) for each in code_directories(plan.config)]
+    code = gather(directories, Path(), everything=False)
+    own = replace(code, packages=_packages(list(_directories_of_packages(_own(directories))))).record()
+    different, _ = changes(tell(own), own)
+    severe = [each for each in different if each.startswith(_MUST_BE_SAME)]
+    if severe:
+        raise UsageError(
+            f"this rank has other code than rank 0: {listed(severe)} (rank 0 -> this rank); start all ranks with the "
+            "same files and versions"
+        )
+    if different:
+        _LOG.warning("this rank has other versions than rank 0: %s (rank 0 -> this rank)", listed(different))
 
 
 def warn_of_changed_code(plan: Plan, run_directory: Path, censor: Censor) -> None:

@@ -16,15 +16,21 @@ SIZES = {"small": (3, SMALL_GPT, 512), "large": (31, [], 20 * 16 * 64)}
 """Name -> number of updates in an epoch, each of two batches; overrides; characters in the evaluated batches."""
 
 
-@pytest.mark.parametrize("size", ["small", pytest.param("large", marks=pytest.mark.campaign)])
-@pytest.mark.timeout(900)
-def test_whatever_happens_to_the_run_it_ends_the_same(tmp_path, emrun, monkeypatch, size):
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Return a copy of the sample with its data, and with the hook that sends signals."""
     project = shutil.copytree(SAMPLES / "char_gpt", tmp_path / "project")
     monkeypatch.chdir(project)
     runpy.run_path("prepare.py", run_name="__main__")
     (project / "send.py").write_text(SEND)
     config = project / "config.yaml"
     config.write_text(config.read_text() + "  - send.Send\n")  # `hooks` is the last section
+    return project
+
+
+@pytest.mark.parametrize("size", ["small", pytest.param("large", marks=pytest.mark.campaign)])
+@pytest.mark.timeout(900)
+def test_whatever_happens_to_the_run_it_ends_the_same(project, emrun, size):
     updates, overrides, characters = SIZES[size]
     text = project / "data" / "valid.txt"
     text.write_bytes(text.read_bytes()[: characters + 1])  # all of it is evaluated, as `emrun eval` does
@@ -58,3 +64,34 @@ def test_whatever_happens_to_the_run_it_ends_the_same(tmp_path, emrun, monkeypat
     assert done.returncode == 0, done.stderr
     (results,) = (project / "elsewhere").rglob("metrics.jsonl")
     assert json.loads(results.read_text())["streams"]["valid"] == found["metrics"][-1]["streams"]["valid"]
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+def test_on_two_ranks_it_ends_the_same_and_on_one_and_three_nearly_so(project, emrun):
+    overrides = [*SMALL_GPT, "main_loop.fixed_epoch_size=8 updates", "hooks.StopAfter.epochs=4"]
+    train = ["train", "-q", "config.yaml", *overrides, "--nproc", "2", "--output-dir"]
+
+    def run(status, *command):
+        done = emrun(*command, cwd=project, timeout=600)
+        assert done.returncode == status, done.stderr
+
+    def losses(directory):
+        lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        return [value["loss"]["mean"] for line in lines for value in line["streams"].values()]
+
+    run(0, *train, "straight")
+    sent = [(signal.SIGTERM, "train", 10), (signal.SIGKILL, "valid", 32), (signal.SIGINT, "train", 37)]
+    (project / "signals.json").write_text(json.dumps(sent))
+    run(-signal.SIGTERM, *train, "often")
+    (project / "signals.json").rename("kept.json")
+    for size in (1, 3):
+        shutil.copytree("often", f"on-{size}", symlinks=True)
+        run(0, "resume", "-q", f"on-{size}", "--nproc", size)
+        assert losses(project / f"on-{size}") == pytest.approx(losses(project / "straight"), rel=0.02)  # in bf16
+    (project / "kept.json").rename("signals.json")
+    run(128 + signal.SIGKILL, "resume", "-q", "often")
+    run(-signal.SIGINT, "resume", "-q", "often")
+    run(0, "resume", "-q", "often")
+    expected, found = result(project / "straight"), result(project / "often")
+    assert {name: found[name] == expected[name] for name in expected} == dict.fromkeys(expected, True)

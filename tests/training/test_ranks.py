@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -432,6 +433,25 @@ def test_a_rank_that_hangs_is_an_error_of_those_that_wait(project, monkeypatch):
     assert first[1].startswith("another rank does not answer: it hangs, or does something that takes long")
     assert first[2]
     assert second[1:] == ("another rank has ended", False)
+
+
+def test_ranks_with_different_code_are_an_error(project):
+    def run():
+        if os.environ["RANK"] == "1":
+            os.chdir("other")
+            sys.path.remove(str(project))
+        return trained({**config_of(), "code_directory": "."}, project / "run")
+
+    (project / "other").mkdir()
+    (project / "other" / "parts.py").write_text(PARTS + "# changed\n")
+    first, second = results_of(2, run)
+    assert (second.kind, second.message) == (
+        "UsageError",
+        "this rank has other code than rank 0: module parts (rank 0 -> this rank); start all ranks with the same files "
+        "and versions",
+    )
+    assert first.kind == "RankFailed"
+    assert not (project / "run").exists()
 
 
 def evaluated(directory, file):
