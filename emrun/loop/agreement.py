@@ -130,9 +130,9 @@ class AgreedEndings(Endings):
     def _begin_reduction(self) -> None:
         import torch
 
-        passed, self._began = perf_counter() - self._began, perf_counter()
-        proposed = min(_LONGEST, max(1, int(self._every * _SECONDS / max(passed, 1e-6))))
-        self._looks = 0
+        now = perf_counter()
+        proposed = min(_LONGEST, max(1, int(self._looks * _SECONDS / max(now - self._began, 1e-6))))
+        self._looks, self._began = 0, now
         has_wishes = any(self._wishes())
         tensor = torch.tensor([has_wishes, proposed if self._ranks.is_first else 0])
         self._reduction = self._ranks.begin_maximum(tensor), tensor
@@ -155,7 +155,7 @@ class AgreedEndings(Endings):
     def agree(self) -> None:
         """Exchange the wishes; all ranks call this at the same point, and then have the same ones."""
         self._end_reduction()
-        self._looks = 0
+        self._looks, self._began = 0, perf_counter()
         all_wishes = self._ranks.all_gathered(self._wishes())
         self._interrupts.wants_checkpoint = False
         own, self._requests, self._wish = self._requests, [], None

@@ -214,7 +214,9 @@ def test_without_any(project):
 
 @pytest.mark.parametrize("name", [*MECHANICS, *AROUND_UPDATES])
 def test_alone(project, name):
-    check(project, name)
+    """Without `accumulate` each batch is an update: what is within an epoch is between two updates."""
+    first = ["an update", "an epoch"] if name == "accumulate" else ["an epoch"]
+    check(project, name, places=(*first, "the end of an epoch", "an evaluation"))
 
 
 @pytest.mark.parametrize("name", ["AverageWeights", "optimizer of two modes"])

@@ -293,7 +293,8 @@ def test_in_float32_over_200_iterations_the_losses_stay_within_1e_4(project):
     assert_close(result_of(project / "one"), result_of(project / "four"), within=1e-4)
 
 
-def test_in_float64_over_200_iterations_with_synchronised_batch_norm_all_values_stay_within_1e_9(project):
+@pytest.mark.parametrize("size", [*(pytest.param(each, marks=pytest.mark.campaign) for each in (2, 4)), 3])
+def test_in_float64_over_200_iterations_with_synchronised_batch_norm_all_values_stay_within_1e_9(project, size):
     config = config_of(
         model__module={"class": "parts.normed"},
         model__sync_batch_norm=True,
@@ -301,13 +302,16 @@ def test_in_float64_over_200_iterations_with_synchronised_batch_norm_all_values_
         hooks=["ComputeStats", {"StopAfter": {"iterations": 200}}],
     )
     in_ranks(1, trained, config, project / "one")
-    for size in (2, 3, 4):
-        in_ranks(size, trained, config, project / f"run{size}")
-        assert_close(result_of(project / "one"), result_of(project / f"run{size}"))
+    in_ranks(size, trained, config, project / "several")
+    assert_close(result_of(project / "one"), result_of(project / "several"))
 
 
-@pytest.mark.parametrize("at", [2, 7])
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(("at", "how"), [
+    (2, signal.SIGKILL),
+    (7, signal.SIGTERM),
+    pytest.param(2, signal.SIGTERM, marks=pytest.mark.campaign),
+    pytest.param(7, signal.SIGKILL, marks=pytest.mark.campaign),
+])  # fmt: skip
 def test_an_interrupted_run_of_two_ranks_with_dropout_equals_the_uninterrupted_one(project, at, how):
     metrics = {
         "f1": {"class": "torchmetrics.F1Score", "task": "multiclass", "num_classes": 2, "inputs": ["logits", "y"]}
