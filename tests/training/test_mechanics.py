@@ -278,6 +278,7 @@ OF_RANKS = [name for name in [*MECHANICS, *AROUND_UPDATES] if name not in ("fp16
 IN_SHORT = ("AverageWeights",)
 
 
+@pytest.mark.timeout(600)  # each rank of each resume compiles again
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.campaign) for name in OF_RANKS],
