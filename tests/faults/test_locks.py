@@ -293,7 +293,8 @@ def test_a_run_is_free_as_soon_as_its_process_is_gone_whatever_children_live(pro
             assert all(child.is_running() for child in children)
             done = small.command("resume", "-q", "run", "main_loop.workers=0", cwd=project)
             for child in children:
-                child.kill()
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
             psutil.wait_procs(children, timeout=10)
             with trial.telling():
                 assert done.returncode == 0, done.stderr
