@@ -7,7 +7,7 @@ MINUTES := 60
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test test-fast campaign check format bench bench-loop bench-step bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-peers wheel clean
+.PHONY: setup train test test-fast campaign check format bench bench-loop bench-step bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-peers wheel clean
 
 setup: $(INSTALLED)
 
@@ -41,7 +41,7 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: bench-peers bench-step bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep
+bench: bench-peers bench-step bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report
 
 bench-loop: setup
 	$(BIN)/python benchmarks/peers.py --only bare,null --peers emrun --rounds 30
@@ -75,6 +75,9 @@ bench-completion: setup
 
 bench-sweep: setup
 	$(BIN)/python benchmarks/sweep.py
+
+bench-report: setup
+	$(BIN)/python benchmarks/report.py
 
 bench-peers: $(PEERS)/.installed
 	$(PEERS)/bin/python benchmarks/peers.py

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "hooks": {ROOT_PACKAGE, "storage"},
     "datasets": {ROOT_PACKAGE, "streams", "storage"},
     "runs": {ROOT_PACKAGE, "config", "storage"},
-    "training": {ROOT_PACKAGE, "config", "storage", "loop"},
+    "training": {ROOT_PACKAGE, "config", "storage", "loop", "runs"},
     "diagnosis": {ROOT_PACKAGE, "config", "streams", "storage", "loop", "training"},
     "launch": {ROOT_PACKAGE, "config", "storage", "runs"},
     "cli": {ROOT_PACKAGE, "config", "loop", "training", "diagnosis", "runs", "launch"},
@@ -215,6 +215,7 @@ def test_every_file_has_a_test():
         "loop/loss_watch": "loop/test_main_loop",
         "model": "loop/test_main_loop",
         "runs/comparison": "cli/test_diff",
+        **{f"runs/report/{name}": "cli/test_report" for name in ("page", "one_run", "several_runs", "facts", "curves")},
         "training/build": "training/test_create",
         "models/evaluation_weights": "hooks/test_average_weights",
         "models/extension": "training/test_longer_runs",
@@ -248,7 +249,7 @@ def test_the_packages_of_the_wheel_are_the_folders():
     found = {
         "emrun",
         "emrun.sample_configs",
-        *(f"emrun.{path.parent.name}" for path in (ROOT / "emrun").glob("*/__init__.py")),
+        *(".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "emrun").rglob("*/__init__.py")),
     }
     assert packages == found
     for name in ("hooks", "datasets", "sample_configs"):

@@ -23,8 +23,9 @@ from emrun.cli.init import init
 from emrun.cli.ls import ls
 from emrun.cli.predict import predict
 from emrun.cli.prune import prune
-from emrun.cli.ranks import report
+from emrun.cli.ranks import tell_failure
 from emrun.cli.replay import replay
+from emrun.cli.report import write_report
 from emrun.cli.resume import resume
 from emrun.cli.show import show
 from emrun.cli.signals import report_and_end_by_signal
@@ -37,7 +38,7 @@ from emrun.ranks import end_process
 GROUPS = {
     "Train": (init, train, resume, evaluate, predict, sweep),
     "Look": (check, show_config, show, bench, dataset, completion),
-    "Compare": (ls, diff, trace, prune),
+    "Compare": (ls, diff, trace, write_report, prune),
     "Prove": (verify_resume, replay),
 }
 """The commands in the groups and the order in which the help shows them."""
@@ -69,11 +70,11 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except UsersCodeFailed as failed:
-            return report(failed.error)
+            return tell_failure(failed.error)
         except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt, BrokenPipeError):
             raise
         except BaseException as error:
-            return report(error)
+            return tell_failure(error)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -132,7 +132,7 @@ def _enter(stack: ExitStack, block: AbstractContextManager[Any]) -> None:
     stack.enter_context(block)
 
 
-def report(error: BaseException) -> int:
+def tell_failure(error: BaseException) -> int:
     """Report an error that ends the command, if this process is the one to speak; return the exit status."""
     with last_words(error):
         return fail(error)

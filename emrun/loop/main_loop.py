@@ -98,6 +98,7 @@ class MainLoop(Answers):
             ends the process by the signal, so that a shell loop stops too.
         record_steps: record the loss and the learning rates of every n-th iteration in `steps.jsonl`, and what hooks
             add; 0 for none. After 100,000 iterations only every 10th of these is recorded, after 1,000,000 every 100th.
+        report: write `report.html`, a page of the run, into the run directory at the end of the training.
         run: the run directory; without a run, no trace, metrics, steps or checkpoints are written.
         rank_log: on another rank than 0, the log to write, if rank 0 has a run.
         seed: the seed of streams and evaluations.
@@ -132,6 +133,7 @@ class MainLoop(Answers):
         prefetch_to_device: bool = True,
         record_steps: int = 1,
         overfit: int | None = None,
+        report: bool = True,
         run: Run | None = None,
         rank_log: RunLog | None = None,
         seed: int = 0,
@@ -143,6 +145,8 @@ class MainLoop(Answers):
         self.model = model
         self.dataset = dataset
         self.run = run
+        self.report = report
+        """Whether a page of the run is written at its end."""
         self.seed = seed
         self.train_stream_name = train_stream_name
         self._skip_zeroth_epoch = skip_zeroth_epoch

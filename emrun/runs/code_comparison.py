@@ -30,7 +30,7 @@ def compare_code(a: Path, b: Path) -> dict[str, Any]:
     Raises:
         StorageError: a run has no readable record of its code.
     """
-    (one, first), (other, second) = (_record(directory) for directory in (a, b))
+    (one, first), (other, second) = (newest_code(directory) for directory in (a, b))
     left, right = one["packages"], other["packages"]
     python = [each["python"] for each in (one, other)]
     repositories = [[_repository(each) for each in record["repositories"]] for record in (one, other)]
@@ -47,8 +47,12 @@ def compare_code(a: Path, b: Path) -> dict[str, Any]:
     }
 
 
-def _record(directory: Path) -> tuple[dict[str, Any], Path]:
-    """Return the content of the newest record of a run and its directory."""
+def newest_code(directory: Path) -> tuple[dict[str, Any], Path]:
+    """Return the content of the newest record of the code of a run, and the directory of the record.
+
+    Raises:
+        StorageError: the run has no record, or it cannot be read.
+    """
     for _, place in reversed(code_records(directory)):
         if (place / RECORD).is_file():
             with suppress(ValueError, RecursionError):

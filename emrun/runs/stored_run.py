@@ -193,14 +193,17 @@ class StoredRun:
         if damaged:
             self.note(f"{METRICS}: {counted(damaged, 'line')} damaged or not of an epoch")
 
-    def steps(self) -> Iterator[Chunk]:
+    def steps(self, *, as_text: bool = False) -> Iterator[Chunk]:
         """Yield the chunks of `steps.jsonl` one after another; `problems` has those that are left out.
+
+        Args:
+            as_text: leave the numbers as they are written; see `read_chunk`.
 
         Raises:
             StorageError: the file cannot be read.
         """
         left_out: list[str] = []
-        for each in chunks_of(self.directory / STEPS):
+        for each in chunks_of(self.directory / STEPS, as_text=as_text):
             if isinstance(each, Chunk):
                 yield each
             elif not left_out:
@@ -213,7 +216,7 @@ class StoredRun:
 
     def _value(self, path: tuple[str, ...], depth: int) -> Any:
         try:
-            parts = self._parts
+            parts = self.parts
             if parts is None:
                 raise Unclear
             place = _in_parts(parts, path)
@@ -236,7 +239,8 @@ class StoredRun:
         return found
 
     @cached_property
-    def _parts(self) -> YamlPart | None:
+    def parts(self) -> YamlPart | None:
+        """The parts of the config, which are parsed one by one; None if only the parser can tell them."""
         return split_text(self.config_text)
 
     def _text(self, name: str, most: int) -> str:

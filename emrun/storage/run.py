@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,8 @@ class Run:
         """Writes the log of a `with` block, and the traceback of an error that ends the block."""
         self.code: CodeRecord | None = None
         """Records what the run is made from; None if nothing does, as in an evaluation."""
+        self.write_report: Callable[[Path], None] | None = None
+        """Writes a page of the run into its directory after the end, and raises no error; None if nothing does."""
 
     @property
     def checkpoints(self) -> Path:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emrun.fields import Kind, fitting, record, whole
+from emrun.fields import Kind
 from emrun.storage.files import storing
 from emrun.storage.lines import Change, Lines, read_lines
 
@@ -30,7 +30,8 @@ ITERATION = "iteration"
 _BEGINNING = re.compile(rb'\s*\{\s*"format":\s*(\d{1,18})[,}]')
 _OWN = b'{"format": 1, "from": '
 _BLOCK = 1 << 16  # bytes that are read of a line at once
-_CHUNK = record({"format": whole(), "from": whole(1, 10**12), "every": whole(1, 10**9)})
+_FLOATS, _TEXTS = {float, type(None)}, {str, int, type(None)}
+_AS_TEXT = json.JSONDecoder(parse_float=str).decode
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
@@ -41,12 +42,12 @@ class Chunk:
     Args:
         first: the first iteration.
         every: the distance between two iterations.
-        columns: name -> one number for each iteration; None where there is none.
+        columns: name -> one number for each iteration, or its text; None where there is none.
     """
 
     first: int
     every: int
-    columns: Mapping[str, Sequence[float | None]]
+    columns: Mapping[str, Sequence[Any]]
 
     def __len__(self) -> int:
         """Return the number of iterations."""
@@ -62,19 +63,42 @@ class Chunk:
             return json.dumps({**keys, **columns}, allow_nan=False)
 
 
+def _is_chunk(**keys: Any) -> bool:
+    """Return whether the keys of a chunk are valid: there may be a million chunks, so this is written for its speed."""
+    first, every = keys["from"], keys["every"]
+    is_first = type(first) is int and 1 <= first <= 10**12
+    return (
+        is_first
+        and type(every) is int
+        and 1 <= every <= 10**9
+        and type(keys["format"]) is int
+        and keys["format"] == FORMAT
+    )
+
+
 def format_of(line: bytes) -> int | None:
     """Return the format number at the beginning of a line; None if the line does not begin like a chunk."""
     found = _BEGINNING.match(line)
     return int(found[1]) if found else None
 
 
-def read_chunk(line: bytes | str) -> Chunk | None:
-    """Return the chunk of a line of `steps.jsonl`; None if the line is damaged or not such a chunk."""
+def read_chunk(line: bytes | str, *, as_text: bool = False) -> Chunk | None:
+    """Return the chunk of a line of `steps.jsonl`; None if the line is damaged or not such a chunk.
+
+    Args:
+        line: the line.
+        as_text: leave the numbers as they are written, which takes half the time; texts that are not numbers stay too.
+    """
     try:
-        content = json.loads(line)
-        if not fitting(content, _CHUNK) or content["format"] != FORMAT:
+        content = _AS_TEXT(line.decode() if isinstance(line, bytes) else line) if as_text else json.loads(line)
+        if type(content) is not dict or not _is_chunk(**{key: content.get(key) for key in KEYS}):
             return None
-        columns = {name: [_number(each) for each in content[name]] for name in content if name not in KEYS}
+        usual = _TEXTS if as_text else _FLOATS
+        columns = {
+            name: values if type(values) is list and set(map(type, values)) <= usual else list(map(_number, values))
+            for name, values in content.items()
+            if name not in KEYS
+        }
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     chunk = Chunk(content["from"], content["every"], columns)
@@ -82,21 +106,25 @@ def read_chunk(line: bytes | str) -> Chunk | None:
     return chunk if lengths == {len(chunk) or 1} and ITERATION not in columns else None
 
 
-def chunks_of(path: Path) -> Iterator[Chunk | str]:
+def chunks_of(path: Path, *, as_text: bool = False) -> Iterator[Chunk | str]:
     """Yield the chunks of a step record in their order; for a line that is left out, the reason.
+
+    Args:
+        path: the file.
+        as_text: see `read_chunk`.
 
     Raises:
         StorageError: the file cannot be read.
     """
     end = 0
     for number, line in enumerate(read_lines(path), start=1):
-        chunk, found = read_chunk(line), format_of(line)
+        chunk = read_chunk(line, as_text=as_text)
         if chunk is not None and chunk.first > end:
             yield chunk
             end = chunk.first + chunk.every * (len(chunk) - 1)
         elif chunk is not None:
             yield f"line {number} begins before the end of line {number - 1}; it is ignored"
-        elif found is not None and found > FORMAT:
+        elif (found := format_of(line)) is not None and found > FORMAT:
             yield f"line {number} has format {found}, but this emrun reads {FORMAT}; ignored"
         else:
             yield f"line {number} is damaged or not a chunk of steps; it is ignored"

@@ -28,7 +28,7 @@ from emrun.storage.log import LOG_OF_RANK, RunLog
 from emrun.storage.run import Run, create_run
 from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.device import device_of
-from emrun.training.settings import keep_settings
+from emrun.training.settings import connected
 from emrun.training.user_code import check_same_code, log_code_directory, record_code
 from emrun.user_modules import find_user_modules
 from emrun.wording import listed
@@ -93,7 +93,7 @@ def create_training(
                 warn_of(loaded.notes)
                 log_code_directory(plan)
                 tell(str(run.directory))
-                training = keep_settings(assemble_alike(plan, tell, run.directory, run, is_new=True), run)
+                training = connected(assemble_alike(plan, tell, run.directory, run, is_new=True), run)
                 run.trace.write(device=device_of(training.model))
                 schedule = plan_schedule(training, plan) if checks_schedule else None
                 tell(None)

@@ -34,7 +34,7 @@ from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, plan_schedule
 from emrun.training.create import DRAWN, assemble_alike, check_alike, follow, warn_of
 from emrun.training.device import device_of
-from emrun.training.settings import FOUND, keep_settings
+from emrun.training.settings import FOUND, connected
 from emrun.training.user_code import log_code_directory, record_code
 from emrun.wording import counted, listed, progress
 
@@ -124,7 +124,7 @@ def _resumed(
             log_code_directory(plan)
             _tell_of_ranks(int(trace.get("ranks") or 1))
             tell((str(run.directory), place is None))
-            training = keep_settings(assemble_alike(plan, tell, run.directory, run, is_new=place is None), run)
+            training = connected(assemble_alike(plan, tell, run.directory, run, is_new=place is None), run)
             if place is not None:
                 place = _restored(training, place, changed)
             else:

@@ -1,4 +1,4 @@
-"""Values that a run finds for `auto` in its config: they are written to the config, so that a resume has them."""
+"""What is written into a run besides what the loop writes: values found for `auto` in its config, and its page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from emrun.config.config import read_config
 from emrun.config.yaml_text import dump
+from emrun.runs.report.page import write_at_end
 from emrun.storage.files import write_atomically
 from emrun.storage.run import CONFIG, Run
 from emrun.training.build import Training
@@ -15,9 +16,14 @@ FOUND = ("model.micro_batch_size",)
 """The keys that may be `auto`."""
 
 
-def keep_settings(training: Training, run: Run) -> Training:
-    """Let the model of a training write what it finds to the config of its run; return the training."""
+def connected(training: Training, run: Run) -> Training:
+    """Connect a training with its run, and return it.
+
+    What the model finds for `auto` is written to the config, so that a resume has it; at the end, unless
+    `main_loop.report` is false, a page of the run is written.
+    """
     training.model.write_setting = partial(_write, run)
+    run.write_report = write_at_end if training.main_loop.report else None
     return training
 
 

@@ -1,0 +1,65 @@
+"""`emrun report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from emrun.arguments import expanded
+from emrun.cli.completers import complete_runs
+from emrun.errors import UsageError
+from emrun.wording import counted, in_one_line, size_of
+
+if TYPE_CHECKING:
+    from emrun.runs.stored_run import StoredRun
+
+
+@click.command("report", short_help="Write a page of one or several runs, or of a sweep.")
+@click.argument(
+    "directories", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path),
+    shell_complete=complete_runs,
+)  # fmt: skip
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False),
+    help="The file; by default report.html in the directory of the run or the sweep.",
+)  # fmt: skip
+@click.option(
+    "--by", metavar="STATISTIC", help="What runs are compared by, e.g. max:valid/accuracy; by default that of SaveBest."
+)
+def write_report(directories: tuple[Path, ...], output: Path | None, by: str | None) -> int:
+    """Write one HTML file about runs: how they ended, their curves, configs, checkpoints, failures, and what differs.
+
+    RUN is a run directory, or a directory with runs, such as that of a sweep. The file needs no network and no other
+    file. Nothing is run, and neither PyTorch nor your code is imported; what is damaged is left out, and said so.
+
+    Exit status: 0 the file is written, 2 wrong usage, 74 a directory cannot be read, or the file cannot be written.
+    """
+    from emrun.runs.report.page import REPORT, write_page
+
+    places = [expanded(each) for each in directories]
+    found = [run for place in places for run in _runs_in(place)]
+    if output is None and len(places) > 1:
+        raise UsageError("several directories: name the file, such as -o report.html")
+    file = places[0] / REPORT if output is None else expanded(output)
+    is_sweep = len(places) == 1 and len(found) > 1
+    size = write_page(file, found, title=in_one_line(places[0].resolve().name, 80) if is_sweep else None, by=by)
+    problems = sum(len(run.problems) for run in found)
+    more = f"; {counted(problems, 'problem')} of what could not be read" if problems else ""
+    click.echo(f"{file} ({counted(len(found), 'run')}, {size_of(size)}){more}")
+    return 0
+
+
+def _runs_in(directory: Path) -> list[StoredRun]:
+    """Return the run in a directory, or the runs directly in it.
+
+    Raises:
+        UsageError: there are none.
+    """
+    from emrun.runs.search import find_runs
+
+    found = list(find_runs(directory))
+    if not found:
+        raise UsageError(f"{directory} is neither a run nor a directory with runs")
+    return found

@@ -1,0 +1,162 @@
+"""What a run has recorded as curves: a curve for each statistic of its epochs, and for each column of its steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from emrun.epoch_data import statistics
+from emrun.errors import StorageError
+from emrun.runs.report.thinning import Curve
+from emrun.runs.stored_run import StoredRun, number
+from emrun.storage.metrics import METRICS
+from emrun.storage.steps import STEPS
+from emrun.wording import in_one_line
+
+_MOST_CURVES = 300  # of a run
+_MOST_MISSING = 10_000
+_MOST_MARKS = 500
+_MANY = 30_000_000  # bytes of records that are read by several processes
+_MOST_PROCESSES = 8
+
+
+@dataclass(slots=True)
+class Marks:
+    """The iteration and the time at which epochs ended, so that curves can be drawn over any of the three."""
+
+    epochs: list[int] = field(default_factory=lambda: [0])
+    iterations: list[int] = field(default_factory=lambda: [0])
+    seconds: list[float] = field(default_factory=lambda: [0.0])
+    _total: float = 0.0
+    _every: int = 1
+    _behind: int = 0
+
+    def add(self, epoch: Mapping[str, Any]) -> None:
+        """Add a line of `metrics.jsonl`; lines without an iteration, or that go back, are left out."""
+        iteration, seconds = epoch.get("iteration"), number(epoch.get("seconds"))
+        self._total += seconds if seconds is not None and 0 <= seconds < 1e12 else 0.0
+        if type(iteration) is not int or epoch["epoch"] <= self.epochs[-1] or iteration < self.iterations[-1]:
+            return
+        self._behind += 1
+        if self._behind % self._every == 0:
+            self.epochs.append(epoch["epoch"])
+            self.iterations.append(iteration)
+            self.seconds.append(self._total)
+            if len(self.epochs) > _MOST_MARKS:
+                self._every *= 2
+                self.epochs[1:], self.iterations[1:] = self.epochs[2::2], self.iterations[2::2]
+                self.seconds[1:] = self.seconds[2::2]
+
+    @property
+    def total(self) -> float:
+        """The seconds of all epochs."""
+        return self._total
+
+
+@dataclass(slots=True)
+class Curves:
+    """The curves of a run.
+
+    Args:
+        epochs: (stream, variable with its aggregation) -> the curve over epochs.
+        steps: column -> the curve over iterations.
+        marks: where the epochs ended.
+        left_out: how many statistics and columns have no curve, because there are too many.
+        problems: what cannot be read, each in a sentence.
+        most: how many stretches each curve keeps; see `Curve`.
+    """
+
+    epochs: dict[tuple[str, str], Curve] = field(default_factory=dict)
+    steps: dict[str, Curve] = field(default_factory=dict)
+    marks: Marks = field(default_factory=Marks)
+    left_out: int = 0
+    problems: list[str] = field(default_factory=list)
+    most: int = 1_000
+
+    @classmethod
+    def of(cls, directory: Path, most: int = 1_000) -> Curves:
+        """Read the curves of a run; what is damaged is left out, and `problems` says so."""
+        found, run = cls(most=most), StoredRun(directory)
+        missing: set[Any] = set()
+        for read in (found._read_epochs, found._read_steps):
+            try:
+                read(run, missing)
+            except StorageError as error:
+                run.note(str(error))
+        found.left_out = len(missing)
+        found.problems = run.problems
+        return found
+
+    def _read_epochs(self, run: StoredRun, missing: set[Any]) -> None:
+        for line in run.epochs():
+            epoch = line["epoch"]
+            self.marks.add(line)
+            for stream, variables in line["streams"].items():
+                for name, value in statistics(variables):
+                    found = number(value)
+                    if found is not None:
+                        curve = self._curve_in(self.epochs, (stream, name), missing)
+                        if curve is not None and (curve.last is None or curve.last[0] <= epoch):
+                            curve.add(epoch, found)
+
+    def _read_steps(self, run: StoredRun, missing: set[Any]) -> None:
+        for chunk in run.steps(as_text=True):
+            for name, values in chunk.columns.items():
+                curve = self._curve_in(self.steps, name, missing)
+                if curve is not None:
+                    try:
+                        curve.add_all(chunk.first, chunk.every, values)
+                    except (ValueError, OverflowError):
+                        run.note(f"{STEPS}: a value of {in_one_line(name)} is not a number")
+
+    def _curve_in(self, curves: dict[Any, Curve], key: Any, missing: set[Any]) -> Curve | None:
+        found = curves.get(key)
+        if found is None:
+            if len(curves) >= _MOST_CURVES:
+                if len(missing) < _MOST_MISSING:
+                    missing.add(key)
+                return None
+            found = curves[key] = Curve(self.most)
+        return found
+
+
+def curves_of(directories: Sequence[Path], most: int) -> Iterator[Curves]:
+    """Yield the curves of runs; many records are read by several processes.
+
+    Args:
+        directories: the directories of the runs.
+        most: how many stretches each curve keeps; see `Curve`.
+    """
+    yield from _read_by_processes(directories, most) or (Curves.of(each, most) for each in directories)
+
+
+def _read_by_processes(directories: Sequence[Path], most: int) -> list[Curves] | None:
+    """Read the curves of runs with all cores; None if that does not pay, or if there are no more processes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
+    sizes = [_size(directory) for directory in directories]
+    if len(directories) == 1 or cores == 1 or sum(sizes) < _MANY:
+        return None
+    order = sorted(range(len(directories)), key=lambda index: -sizes[index])
+    try:
+        with ProcessPoolExecutor(min(cores, _MOST_PROCESSES, len(directories))) as pool:
+            read = pool.map(partial(Curves.of, most=most), [directories[each] for each in order])
+            found = dict(zip(order, read, strict=True))
+    except (BrokenProcessPool, OSError):
+        return None
+    return [found[index] for index in range(len(directories))]
+
+
+def _size(directory: Path) -> int:
+    total = 0
+    for name in (METRICS, STEPS):
+        try:
+            total += (directory / name).stat().st_size
+        except OSError:
+            continue
+    return total

@@ -1,0 +1,231 @@
+"""What a run directory says besides its curves: checkpoints, failures, verdicts, pictures, the log, the code."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emrun.errors import StateError, StorageError
+from emrun.fields import TEXT, fitting, record, sequence_of, whole
+from emrun.runs.code_comparison import newest_code
+from emrun.runs.stored_run import StoredRun
+from emrun.storage.files import opened_regular, read_regular
+from emrun.storage.manifest import Contents, readable_manifest
+
+DIAGNOSIS = "diagnosis.jsonl"
+_FAILURES = "failures"
+_LOG = "train.log"
+_LARGEST = 2_000_000  # bytes of a file other than a record
+_MOST_ENTRIES = 200  # checkpoints, failures, verdicts
+_MOST_LOG = 300_000  # bytes of each end of the log
+_MOST_FILES = 20_000  # that are looked at to find pictures
+_DEEPEST = 4
+_PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".svg": "image/svg+xml"}
+_NOT_PICTURES = ("checkpoints", "code", _FAILURES)
+_EPOCH = re.compile(r"epoch_(\d{1,15})")
+_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (\w+) +@(\S+) *: (.*)")
+_VERDICT = record({"update": whole(), "verdict": TEXT, "layers": sequence_of(TEXT), "message": TEXT})
+_FAILURE = record({"error": TEXT, "message": TEXT})
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint of a run; the numbers are None if its manifest is damaged."""
+
+    directory: str
+    names: list[str]
+    epoch: int | None
+    iteration: int | None
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A step that failed or was skipped, which `emrun replay` repeats."""
+
+    number: str
+    error: str
+    message: str
+    place: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture that a hook wrote."""
+
+    path: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of the log, with the lines that follow it and have no time of their own."""
+
+    level: str
+    source: str
+    text: str
+
+
+def checkpoints_of(run: StoredRun) -> list[Checkpoint]:
+    """Return the checkpoints of a run, the newest first."""
+    root = run.directory / "checkpoints"
+    found = []
+    try:
+        contents = Contents.of(root)
+        for name in sorted((*contents.own, *contents.named), reverse=True)[:_MOST_ENTRIES]:
+            manifest = readable_manifest(root / name)
+            names = sorted(link for link, target in contents.links.items() if target == name)
+            if manifest is None:
+                run.note(f"checkpoint {name} is damaged")
+                found.append(Checkpoint(name, names, None, None, None))
+            else:
+                size = sum(each["size"] for each in manifest.files.values())
+                found.append(Checkpoint(name, names, manifest.epoch, manifest.iteration, size))
+    except (OSError, StorageError, StateError) as error:
+        run.note(f"the checkpoints cannot be read: {error}")
+    return found
+
+
+def failures_of(run: StoredRun) -> list[Failure]:
+    """Return the failures of a run, of which there are capsules, the first one first."""
+    root = run.directory / _FAILURES
+    found = []
+    with suppress(OSError):
+        names = [each.name for each in root.iterdir() if each.name.isdecimal()]
+        names.sort(key=lambda name: (len(name), name))
+        for name in names[:_MOST_ENTRIES]:
+            place = root / name
+            content = _json(run, place / "failure.json")
+            if not fitting(content, _FAILURE):
+                run.note(f"{_FAILURES}/{name} is damaged")
+                continue
+            step: Any = content.get("step") if isinstance(content.get("step"), dict) else {}
+            where = [
+                f"{key} {step[key]}" for key in ("stream", "epoch", "iteration", "batch", "event") if step.get(key)
+            ]
+            replay = shlex.join(["emrun", "replay", str(place)])
+            found.append(Failure(name, content["error"], content["message"], ", ".join(where), replay))
+    return found
+
+
+def verdicts_of(run: StoredRun) -> list[Mapping[str, Any]]:
+    """Return the verdicts of the hook Diagnose: update, verdict, layers, message."""
+    found: list[Mapping[str, Any]] = []
+    with suppress(StorageError):
+        text = read_regular(run.directory / DIAGNOSIS, _LARGEST).decode("utf-8", "replace")
+        for line in text.splitlines()[:_MOST_ENTRIES]:
+            with suppress(ValueError, RecursionError):
+                content = json.loads(line)
+                found.extend([content] if fitting(content, _VERDICT) else [])
+    return found
+
+
+def pictures_of(run: StoredRun, most: int) -> tuple[list[Picture], int]:
+    """Return the newest pictures of each kind that hooks wrote, and the number of those left out.
+
+    Pictures are of one kind if they are in the same folder and, apart from the number of an epoch, have the same path.
+    Of a folder with several pictures and a `sheet.png`, only the sheet is taken.
+
+    Args:
+        run: the run.
+        most: how many bytes the pictures have at most in all.
+    """
+    newest: dict[str, tuple[int, str]] = {}
+    for path in _picture_files(str(run.directory)):
+        epoch = max((int(each) for each in _EPOCH.findall(path)), default=-1)
+        kind = _EPOCH.sub("epoch_*", path)
+        if kind not in newest or epoch > newest[kind][0]:
+            newest[kind] = epoch, path
+    folders: dict[str, list[str]] = {}
+    for _, path in sorted(newest.values(), key=lambda entry: entry[1]):
+        folders.setdefault(str(Path(path).parent), []).append(path)
+    found, size, left_out = [], 0, 0
+    for paths in folders.values():
+        sheets = [each for each in paths if Path(each).name == "sheet.png"]
+        for path in sheets or paths[:_MOST_OF_FOLDER]:
+            try:
+                content = read_regular(run.directory / path, most - size)
+            except StorageError:
+                left_out += 1
+                continue
+            size += len(content)
+            kind = _PICTURES[Path(path).suffix.lower()]
+            found.append(Picture(path, f"data:{kind};base64,{base64.b64encode(content).decode()}"))
+        left_out += 0 if sheets else len(paths[_MOST_OF_FOLDER:])
+    return found, left_out
+
+
+_MOST_OF_FOLDER = 4
+
+
+def _picture_files(root: str) -> Iterator[str]:
+    """Yield the paths of pictures in a run, relative to it; links are not followed."""
+    waiting, looked = [("", 0)], 0
+    while waiting:
+        folder, depth = waiting.pop()
+        with suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:  # noqa: PTH118 - may be thousands
+            for each in entries:
+                looked += 1
+                if looked > _MOST_FILES:
+                    return
+                path = f"{folder}/{each.name}" if folder else each.name
+                if each.is_dir(follow_symlinks=False):
+                    if depth < _DEEPEST and path not in _NOT_PICTURES and not each.name.startswith("."):
+                        waiting.append((path, depth + 1))
+                elif Path(each.name).suffix.lower() in _PICTURES and each.is_file(follow_symlinks=False):
+                    yield path
+
+
+def log_of(run: StoredRun) -> list[LogLine]:
+    """Return the log of a run; of a long log, its beginning and its end."""
+    try:
+        with opened_regular(run.directory / _LOG) as file:
+            content = file.read(_MOST_LOG)
+            size = file.seek(0, os.SEEK_END)
+            if size > _MOST_LOG:
+                file.seek(max(_MOST_LOG, size - _MOST_LOG))
+                content += b"\n[...]\n" + file.read(_MOST_LOG)
+    except StorageError:
+        return []
+    found: list[LogLine] = []
+    for line in content.decode("utf-8", "replace").splitlines():
+        match = _LINE.fullmatch(line)
+        if match is not None:
+            found.append(LogLine(match[1], match[2], match[3]))
+        elif found:
+            last = found[-1]
+            found[-1] = LogLine(last.level, last.source, f"{last.text}\n{line}")
+    return found
+
+
+def code_of(run: StoredRun) -> Mapping[str, Any]:
+    """Return the newest record of the code of a run; empty if there is none, or it cannot be read."""
+    try:
+        return newest_code(run.directory)[0]
+    except (OSError, StorageError):
+        return {}
+
+
+def config_text_of(run: StoredRun) -> str:
+    """Return the text of the config; empty if it cannot be read."""
+    try:
+        return run.config_text
+    except StorageError as error:
+        run.note(str(error))
+        return ""
+
+
+def _json(run: StoredRun, path: Path) -> Any:
+    try:
+        return json.loads(read_regular(path, _LARGEST))
+    except (StorageError, ValueError, RecursionError):
+        return None

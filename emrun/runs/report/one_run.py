@@ -1,0 +1,336 @@
+"""The sections of a page that are about one run, except its curves."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from emrun.runs.report.curves import Curves
+from emrun.runs.report.facts import (
+    LogLine,
+    checkpoints_of,
+    code_of,
+    config_text_of,
+    failures_of,
+    log_of,
+    pictures_of,
+    verdicts_of,
+)
+from emrun.runs.report.markup import Html, cut, escaped, facts, folded, joined, listing, section, table, tag
+from emrun.runs.report.thinning import Curve
+from emrun.runs.stored_run import StoredRun
+from emrun.runs.summaries import Which
+from emrun.wording import counted, in_one_line, size_of, span
+
+_LONGEST = 200  # characters of a value in a table
+_MOST_STATISTICS = 100
+_LAST_LINES = 60  # of the log
+_SHARES = re.compile(r"(model|reading|hooks|checkpoints|other) (\d{1,3})%")
+_PROFILE = re.compile(r"epoch (\d+), ([^:]+): (model .*)", re.DOTALL)
+_MEMORY = re.compile(r"memory (.+)$")
+_PARTS = ("model", "reading", "hooks", "checkpoints", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class RunPart:
+    """A run on a page.
+
+    Args:
+        run: the run.
+        name: what the page calls it.
+        curves: its curves.
+        by: the statistic that runs are compared by, and whether its lowest or highest value is the best.
+        now: the time, for a run that is not at its end.
+    """
+
+    run: StoredRun
+    name: str
+    curves: Curves
+    by: tuple[str, Which]
+    now: datetime
+
+    @property
+    def best(self) -> tuple[float, float] | None:
+        """The best value of the statistic, and its epoch; None if the run has not recorded it."""
+        curve = self.curves.epochs.get(named(self.by[0]))
+        point = None if curve is None else curve.lowest() if self.by[1] == "min" else curve.highest()
+        return None if point is None else (point[1], point[0])
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the run took from its begin to its end; None if it is not known."""
+        begin, end = self.run.begin, self.run.end or self.now
+        return None if begin is None else max(0.0, (end - begin).total_seconds())
+
+
+def named(address: str) -> tuple[str, str]:
+    """Return the stream and the name of a statistic, as curves have it, of its address."""
+    stream, _, name = address.partition("/")
+    return stream, name.removesuffix("/mean")
+
+
+def in_words(by: tuple[str, Which]) -> str:
+    """Return a statistic and which value of it is the best: `lowest valid/loss`."""
+    return f"{'lowest' if by[1] == 'min' else 'highest'} {in_one_line('/'.join(named(by[0])), 60)}"
+
+
+def badge(status: str) -> Html:
+    """Return how a run stands, with a color and a sign besides the word."""
+    sign = {"finished": "✓", "running": "▶", "pruned": "✂", "interrupted": "❚❚"}.get(status, "✕")
+    return tag("span", tag("span", sign, aria_hidden="true"), f" {status}", class_=f"status {status}")
+
+
+def key_class(index: int) -> str:
+    """Return the CSS class of the sign that a run has beside its name; the lines of charts have the same look."""
+    return f"key run{index % 24}"
+
+
+def head(part: RunPart) -> Html:
+    """Return what is at the top of a run: how it stands, what it reached, how it was started."""
+    run, trace = part.run, part.run.trace
+    best = part.best
+    begin = run.begin
+    ended = "" if run.end is None or part.seconds is None else f"{run.end:%Y-%m-%d %H:%M:%S}"
+    command: Any = trace.get("command") or ()
+    done = f"{counted(run.epochs_done, 'epoch')}, {counted(run.iterations_done, 'iteration')}"
+    return joined(
+        [
+            tag("p", badge(run.status), " ", escaped(run.reason) if run.reason else None, class_="outcome"),
+            facts(
+                [
+                    ("best", "" if best is None else f"{best[0]:.6g} ({in_words(part.by)}, epoch {best[1]:g})"),
+                    ("done", done),
+                    ("took", "" if part.seconds is None else span(part.seconds)),
+                    ("began", "" if begin is None else f"{begin:%Y-%m-%d %H:%M:%S}"),
+                    ("ended", ended),
+                    ("device", trace.get("device")),
+                    ("ranks", trace.get("ranks") if trace.get("ranks", 1) > 1 else None),
+                    ("seed", None if trace.get("seed") is None else str(trace["seed"])),
+                    ("host", trace.get("host")),
+                    ("directory", str(run.directory)),
+                    ("command", tag("code", shlex.join(map(str, command))) if command else None),
+                ]
+            ),
+            _resumes(trace),
+        ]
+    )
+
+
+def sections(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_config: int) -> Html:
+    """Return the sections of a run below its curves.
+
+    Args:
+        part: the run.
+        picture_bytes: how many bytes its pictures have at most.
+        log: its log.
+        most_config: how many characters of its config are shown.
+    """
+    return joined(
+        [
+            _statistics(part.curves),
+            _time(part, log),
+            _diagnosis(part.run),
+            _pictures(part.run, picture_bytes),
+            _failures(part.run),
+            _checkpoints(part.run),
+            _config(part.run, most_config),
+            _environment(part.run),
+            _log(part.run, log),
+            problems(part),
+        ]
+    )
+
+
+def problems(part: RunPart) -> Html:
+    """Return what of a run is damaged; nothing if all could be read."""
+    found = list(dict.fromkeys((*part.curves.problems, *part.run.problems)))
+    if part.curves.left_out:
+        found.append(f"{counted(part.curves.left_out, 'more statistic')} not shown: there are too many")
+    return section("What could not be read", tag("ul", [tag("li", each) for each in found]) if found else None)
+
+
+def log_lines(part: RunPart) -> list[LogLine]:
+    """Return the log of a run."""
+    return log_of(part.run)
+
+
+def _resumes(trace: Mapping[str, Any]) -> Html:
+    rows = []
+    resumes: Any = trace.get("resumes") or ()
+    for each in resumes:
+        before = each.get("before") if isinstance(each.get("before"), dict) else {}
+        ended = ": ".join(str(before[key]) for key in ("status", "reason") if before.get(key))
+        changed = each.get("changed")
+        changes = ", ".join(map(str, changed)) if isinstance(changed, list) else changed
+        rows.append([_text(each.get("time")), _text(ended), _text(each.get("checkpoint")), _text(changes)])
+    forked: Any = trace.get("forked_from")
+    origin = tag("p", "Began as a copy of ", tag("code", forked["directory"]), ".") if forked else None
+    shown = table(["resumed", "it had ended", "from checkpoint", "changed"], rows, label="Resumes")
+    return joined([origin, shown])
+
+
+def _statistics(curves: Curves) -> Html:
+    """Return the last, lowest and highest values of all statistics: what the curves show, as numbers."""
+    rows = [[f"{stream}/{name}", *_values(curve)] for (stream, name), curve in curves.epochs.items()]
+    headers = ["statistic", "last", "lowest", "in epoch", "highest", "in epoch"]
+    numeric = range(1, len(headers))
+    epochs = table(
+        headers, rows[:_MOST_STATISTICS], numeric=numeric, label="Statistics of the epochs", is_sortable=True
+    )
+    more = f"{len(rows) - _MOST_STATISTICS} more statistics" if len(rows) > _MOST_STATISTICS else None
+    return section("Statistics", epochs, tag("p", more) if more else None)
+
+
+def _values(curve: Curve) -> list[Any]:
+    low, high = curve.lowest(), curve.highest()
+    last = None if curve.last is None else curve.last[1]
+    return [last, *((None, None) if low is None else (low[1], int(low[0]))), *_pair(high)]
+
+
+def _pair(point: tuple[float, float] | None) -> tuple[Any, Any]:
+    return (None, None) if point is None else (point[1], int(point[0]))
+
+
+def _time(part: RunPart, log: Sequence[LogLine]) -> Html:
+    marks, run = part.curves.marks, part.run
+    epochs, trained = max(part.curves.marks.epochs), marks.total
+    profile = [each.text for each in log if each.source == "log_profile"]
+    lines = [found for text in profile if (found := _PROFILE.fullmatch(text))]
+    verdicts = [text for text in profile if not _PROFILE.fullmatch(text)]
+    memory = next((found[1] for each in reversed(lines) if (found := _MEMORY.search(each[3]))), None)
+    rate = f"{run.iterations_done / trained:,.4g} iterations a second" if trained and run.iterations_done else None
+    rows = []
+    if lines:
+        last = lines[-1]
+        shares = dict(_SHARES.findall(last[3]))
+        rows = [[name, _bar(int(shares[name]))] for name in _PARTS if name in shares]
+    return section(
+        "Time and memory",
+        facts(
+            [
+                ("in epochs", span(trained) if trained else None),
+                ("an epoch", span(trained / epochs) if epochs and trained else None),
+                ("speed", rate),
+                ("most memory", memory),
+                ("verdict", verdicts[-1] if verdicts else None),
+            ]
+        ),
+        tag("p", f"Where the time of epoch {lines[-1][1]} went ({lines[-1][2]}):") if rows else None,
+        table(["part", "share"], rows, label="Where the time went"),
+        None if profile or not trained else tag("p", "The hook LogProfile says where the time went.", class_="hint"),
+    )
+
+
+def _bar(share: int) -> Html:
+    bar = tag("rect", width=str(2 * min(share, 100)), height="10", class_="bar")
+    return joined(
+        [tag("span", f"{share} %", class_="share"), tag("svg", bar, width="200", height="10", aria_hidden="true")]
+    )
+
+
+def _diagnosis(run: StoredRun) -> Html:
+    rows = [[f"{each['update']:,}", each["verdict"].replace("_", " "), each["message"]] for each in verdicts_of(run)]
+    return section("Verdicts of Diagnose", table(["update", "verdict", ""], rows, label="Verdicts of Diagnose"))
+
+
+def _pictures(run: StoredRun, most: int) -> Html:
+    found, left_out = pictures_of(run, most)
+    pictures = [
+        tag("figure", tag("img", src=each.data, alt=each.path, loading="lazy"), tag("figcaption", each.path))
+        for each in found
+    ]
+    more = f"{counted(left_out, 'more picture')} in the run directory." if left_out else None
+    return section(
+        "Pictures", tag("div", pictures, class_="pictures") if pictures else None, tag("p", more) if more else None
+    )
+
+
+def _failures(run: StoredRun) -> Html:
+    rows = [
+        [each.number, f"{each.error}: {cut(each.message, 1_000)}", each.place, tag("code", each.command)]
+        for each in failures_of(run)
+    ]
+    headers = ["failure", "error", "where", "repeat it with"]
+    return section("Failures", table(headers, rows, label="Failures"))
+
+
+def _checkpoints(run: StoredRun) -> Html:
+    rows = [
+        [
+            each.directory,
+            "damaged" if each.epoch is None else each.epoch,
+            each.iteration,
+            None if each.size is None else size_of(each.size),
+            ", ".join(each.names),
+        ]
+        for each in checkpoints_of(run)
+    ]
+    headers = ["checkpoint", "epoch", "iteration", "size", "names"]
+    resume = tag("p", "Resume with ", tag("code", shlex.join(["emrun", "resume", str(run.directory)])), ".")
+    may_resume = rows and run.status in ("interrupted", "killed", "failed")
+    return section(
+        "Checkpoints",
+        table(headers, rows, numeric=[1, 2, 3], label="Checkpoints"),
+        resume if may_resume else None,
+    )
+
+
+def _config(run: StoredRun, most: int) -> Html:
+    command: Any = run.trace.get("command") or ()
+    given = [str(word) for word in command if "=" in str(word) and not str(word).startswith("-")]
+    overrides = tag("p", "Given in the command: ", _several([tag("code", each) for each in given])) if given else None
+    text = config_text_of(run)
+    return section(
+        "Config", overrides, folded("config.yaml", listing(cut(text, most)), is_open=False) if text else None
+    )
+
+
+def _several(items: Sequence[Html]) -> Html:
+    return Html(", ".join(items))
+
+
+def _environment(run: StoredRun) -> Html:
+    trace, code = run.trace, code_of(run)
+    git = []
+    for each in code.get("repositories", ()):
+        changes = "" if each["sha256"] is None else " with changes"
+        git.append(f"{each['directory']} {'no commit' if each['commit'] is None else each['commit'][:12]}{changes}")
+    versions = [(name, trace.get(name)) for name in ("emrun", "torch", "python")]
+    packages = [[name, version] for name, version in sorted(code.get("packages", {}).items())]
+    modules = [[name] for name in sorted(code.get("modules", {}))]
+    return section(
+        "Environment and code",
+        facts(
+            [
+                *((name, None if value is None else str(value)) for name, value in versions),
+                ("threads", trace.get("threads")),
+                ("git", ", ".join(git) or trace.get("git_commit")),
+            ]
+        ),
+        folded(f"{counted(len(modules), 'module')} of the run", table(["module"], modules, label="Modules"))
+        if modules
+        else None,
+        folded(counted(len(packages), "package"), table(["package", "version"], packages, label="Packages"))
+        if packages
+        else None,
+    )
+
+
+def _log(run: StoredRun, log: Sequence[LogLine]) -> Html:
+    lines = "\n".join(f"{each.level:8}{each.text}" for each in log).splitlines()
+    shown = cut("\n".join(lines[-_LAST_LINES:]), 20_000)
+    title = f"the last {len(lines[-_LAST_LINES:])} of {len(lines):,} lines" if len(lines) > _LAST_LINES else "train.log"
+    return section("Log", folded(title, listing(shown), is_open=run.status == "failed") if lines else None)
+
+
+def _text(value: Any) -> str | None:
+    return (
+        None
+        if value is None or value == ""
+        else in_one_line(value if isinstance(value, str) else json.dumps(value, default=str), _LONGEST)
+    )

@@ -1,0 +1,195 @@
+"""The sections of a page that compare runs: their table, what differs in their configs, and what this changes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from emrun.runs.config_values import values_of
+from emrun.runs.report.drawings import key_of, parallel, scatter
+from emrun.runs.report.markup import Html, joined, section, table, tag
+from emrun.runs.report.one_run import RunPart, badge, in_words, key_class
+from emrun.wording import counted, in_one_line, span
+
+_NOT_OF_IDENTITY = ("seed", "name", "code_directory")
+_OF_REPEATS = ("seed", "vars.fold")
+_MOST_IN_TABLE = 6  # parameters with a column of their own
+_MOST_DIFFERENCES = 200
+_MOST_PICTURES = 12
+_MOST_COLUMNS = 12  # runs that have a column of their own
+_MOST_VALUES = 12
+_FEWEST = 3  # values of a statistic that are drawn
+_LONGEST = 40
+_MISSING = "(not there)"
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """What differs between the configs of runs.
+
+    Args:
+        values: key -> the value of each run; `(not there)` for none.
+    """
+
+    values: Mapping[str, Sequence[Any]]
+
+    @classmethod
+    def of(cls, parts: Sequence[RunPart]) -> Differences:
+        """Compare the configs of runs."""
+        configs = [values_of(part.run) for part in parts]
+        found: dict[str, Sequence[Any]] = {}
+        for key in dict.fromkeys(key for config in configs for key in config):
+            values = [config.get(key, _MISSING) for config in configs]
+            if key not in _NOT_OF_IDENTITY[1:] and len({key_of(value) for value in values}) > 1:
+                found[key] = values
+        return cls(found)
+
+    @property
+    def parameters(self) -> Mapping[str, Sequence[Any]]:
+        """Those that are not the seed or the fold of a repeat."""
+        return {key: values for key, values in self.values.items() if key not in _OF_REPEATS}
+
+
+def summary(parts: Sequence[RunPart], differences: Differences) -> Html:
+    """Return the table of the runs, with the parameters that differ, and how many runs ended in which way."""
+    by = parts[0].by
+    parameters = list(differences.parameters)[:_MOST_IN_TABLE]
+    headers = ["run", "status", "epochs", in_words(by), "in epoch", *parameters, "took", "began"]
+    order = sorted(range(len(parts)), key=lambda index: _order(parts[index]))
+    rows = []
+    for index in order:
+        part = parts[index]
+        best, begin = part.best, part.run.begin
+        rows.append(
+            [
+                tag("a", tag("span", "", class_=key_class(index)), part.name, href=f"#run{index}"),
+                badge(part.run.status),
+                part.run.epochs_done,
+                None if best is None else best[0],
+                None if best is None else int(best[1]),
+                *(_cell(differences.values[key][index]) for key in parameters),
+                None if part.seconds is None else tag("span", span(part.seconds), data_value=f"{part.seconds:.3f}"),
+                "" if begin is None else f"{begin:%Y-%m-%d %H:%M}",
+            ]
+        )
+    numeric = [2, 3, 4, *(5 + i for i, key in enumerate(parameters) if _are_numbers(differences.values[key]))]
+    numeric.append(5 + len(parameters))
+    counts: dict[str, int] = {}
+    for part in parts:
+        counts[part.run.status] = counts.get(part.run.status, 0) + 1
+    ended = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return joined(
+        [
+            tag("p", f"{counted(len(parts), 'run')}: {ended}. The best run is the first; a heading sorts the table."),
+            table(headers, rows, numeric=numeric, label="Runs", is_sortable=True),
+        ]
+    )
+
+
+def repeats(parts: Sequence[RunPart], differences: Differences) -> Html:
+    """Return the mean and the spread of runs whose configs differ only in the seed or the fold."""
+    groups: dict[str, list[int]] = {}
+    parameters = differences.parameters
+    for index in range(len(parts)):
+        groups.setdefault(key_of([values[index] for values in parameters.values()]), []).append(index)
+    if len(groups) == len(parts) or all(key not in differences.values for key in _OF_REPEATS):
+        return Html("")
+    shown = list(parameters)[:_MOST_IN_TABLE]
+    rows = []
+    for members in groups.values():
+        results = [best[0] for index in members if (best := parts[index].best) and math.isfinite(best[0])]
+        mean = math.fsum(results) / len(results) if results else None
+        deviation = None
+        if mean is not None and len(results) > 1:
+            deviation = math.sqrt(math.fsum((each - mean) ** 2 for each in results) / (len(results) - 1))
+        names = [in_one_line(parts[index].name, _LONGEST) for index in members]
+        cells = [_cell(parameters[key][members[0]]) for key in shown]
+        rows.append([", ".join(names[:4]) + ", ..." * (len(names) > 4), *cells, len(results), mean, deviation])
+    sign = 1 if parts[0].by[1] == "min" else -1
+    rows.sort(key=lambda row: (row[-2] is None, sign * row[-2] if row[-2] is not None else 0.0))
+    headers = ["runs", *shown, "count", f"mean of {in_words(parts[0].by)}", "standard deviation"]
+    numeric = [i for i in range(1, len(headers)) if i > len(shown) or _are_numbers(parameters[shown[i - 1]])]
+    return section(
+        "Repeats",
+        tag("p", "Runs whose configs differ only in their seed or fold; the deviation is that of a sample (N - 1)."),
+        table(headers, rows, numeric=numeric, label="Repeats", is_sortable=True),
+    )
+
+
+def pictures(parts: Sequence[RunPart], differences: Differences) -> Html:
+    """Return the statistic against each parameter that differs, and all parameters at once."""
+    by = parts[0].by
+    with_result = [i for i, part in enumerate(parts) if (best := part.best) is not None and math.isfinite(best[0])]
+    parameters = {
+        key: [values[i] for i in with_result]
+        for key, values in differences.parameters.items()
+        if len({key_of(values[i]) for i in with_result}) > 1
+    }
+    if len(with_result) < _FEWEST or not parameters:
+        return Html("")
+    results = [best[0] for i in with_result if (best := parts[i].best) is not None]
+    names = [parts[i].name for i in with_result]
+    labels = [f"{name}: {result:.6g}" for name, result in zip(names, results, strict=True)]
+    shown = dict(list(parameters.items())[:_MOST_PICTURES])
+    each = [scatter(key, values, results, labels, in_words(by)) for key, values in shown.items()]
+    rows = [list(row) for row in zip(*list(shown.values())[:8], results, strict=True)]
+    axes = [*list(shown)[:8], in_words(by)]
+    left = len(parameters) - len(shown)
+    return section(
+        f"Parameters and the {in_words(by)}",
+        tag("p", "A point is a run; what the configs of the runs have in common is not shown."),
+        tag("div", each, class_="pictures"),
+        parallel(axes, rows, labels, by[1] == "min") if len(shown) > 1 else None,
+        tag("p", f"{counted(left, 'more parameter')} not shown.") if left else None,
+    )
+
+
+def differing(parts: Sequence[RunPart], differences: Differences) -> Html:
+    """Return a table with the values that differ between configs, a row for each key."""
+    keys = list(differences.values)[:_MOST_DIFFERENCES]
+    if len(parts) <= _MOST_COLUMNS:
+        headers = ["key", *(in_one_line(part.name, _LONGEST) for part in parts)]
+        rows = [[in_one_line(key, 80), *map(_text, differences.values[key])] for key in keys]
+    else:
+        headers = ["key", "values"]
+        rows = [[in_one_line(key, 80), _counts(differences.values[key])] for key in keys]
+    left = len(differences.values) - len(rows)
+    return section(
+        "What differs in the configs",
+        table(headers, rows, label="What differs in the configs") or tag("p", "Nothing: the configs are equal."),
+        tag("p", f"{counted(left, 'more key')} not shown.") if left else None,
+    )
+
+
+def _counts(values: Sequence[Any]) -> str:
+    """Return the different values and how many runs have each, the most frequent first."""
+    counts: dict[str, int] = {}
+    for value in values:
+        counts[_text(value)] = counts.get(_text(value), 0) + 1
+    order = sorted(counts, key=lambda text: -counts[text])
+    shown = [f"{text} ({counted(counts[text], 'run')})" for text in order[:_MOST_VALUES]]
+    return ", ".join([*shown, *([f"{len(order) - _MOST_VALUES} more"] if len(order) > _MOST_VALUES else [])])
+
+
+def _order(part: RunPart) -> tuple[bool, float]:
+    best = part.best
+    if best is None or math.isnan(best[0]):
+        return True, 0.0
+    return False, best[0] if part.by[1] == "min" else -best[0]
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    return in_one_line(value if isinstance(value, str) else json.dumps(value, default=str), _LONGEST)
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
