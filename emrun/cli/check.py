@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from emrun.cli.failures import fail
 from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import table
 from emrun.errors import ConfigError, Problem, reason_of
-from emrun.wording import size_of
+from emrun.wording import in_one_line, size_of
 
 _MOST_ROWS = 30
 _MOST_NAMES = 4  # of the parameters of a group
@@ -27,30 +29,38 @@ _MOST_NAMES = 4  # of the parameters of a group
 @click.argument("config", type=click.Path(path_type=Path), required=False, shell_complete=complete_configs)
 @click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 @click.option("--static", is_flag=True, help="Check only what can be known without importing anything (fast).")
+@click.option("--data", is_flag=True, help="Also read all data once, and find leaks, duplicates, NaN, ...")
 @with_json
 @with_tracebacks
-def check(config: Path | None, overrides: tuple[str, ...], static: bool, as_json: bool) -> int:
+def check(config: Path | None, overrides: tuple[str, ...], static: bool, data: bool, as_json: bool) -> int:
     """Find what is wrong with CONFIG, without training, and show what its data and its model agree on.
 
     The config is checked against everything that it names. Then the first two batches of every stream are read, and a
     copy of the model makes a training step and evaluations with them, and is saved and loaded again. Nothing is written
     and nothing is changed. Hooks are built, but get no events, except hooks that may change batches.
 
+    With --data, every stream is read once. Found are examples that are in two streams or twice in one, the same inputs
+    with different labels, sources that are constant or not finite, labels that only one stream has, and a train stream
+    that is sorted by a label.
+
     Without CONFIG, emrun checks the environment: versions, CPU, memory, the current directory, limits of the system,
     and every device, with a small computation.
 
-    Exit status: 0 nothing is wrong, 1 the dataset or the model failed, or something is wrong with the environment,
-    2 the config is wrong.
+    Exit status: 0 nothing is wrong, 1 the dataset or the model failed, or something is wrong with the data or the
+    environment, 2 the config is wrong.
     """
     if config is None:
-        if static:
-            raise click.UsageError("--static needs a CONFIG", click.get_current_context())
+        if static or data:
+            raise click.UsageError(f"--{'static' if static else 'data'} needs a CONFIG", click.get_current_context())
         return check_environment(as_json)
+    if static and data:
+        raise click.UsageError("--static imports nothing, so that it cannot read data; leave out --data or --static")
     with terminal_log(quiet=True):
         sys.dont_write_bytecode = True
         try:
             with only_json(as_json), unwound_by_sigterm():
                 contract = _check(config, overrides, static)  # so that what the user's code prints is not in the JSON
+                looked = _look(config, overrides, with_bar=not as_json) if data else None
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
@@ -58,13 +68,64 @@ def check(config: Path | None, overrides: tuple[str, ...], static: bool, as_json
                 print_json({"problems": _problems(error), "contract": None})
             return error.exit_status if as_json and isinstance(error, ConfigError) else fail(error)
     if as_json:
-        print_json({"problems": [], "contract": contract})
+        print_json({"problems": [], "contract": contract, **({} if looked is None else {"data": looked})})
     elif contract is None:
         click.echo(f"{config}: nothing is wrong, as far as can be checked without importing anything")
     else:
         _show(contract)
-        click.echo(f"\n{config}: nothing is wrong; tried a step, evaluations, saving and loading")
-    return 0
+        tried = "tried a step, evaluations, saving and loading"
+        if looked is not None:
+            _show_data(looked)
+            tried += ", and read all data"
+        if looked is None or not looked["findings"]:
+            click.echo(f"\n{config}: nothing is wrong; {tried}")
+    return 1 if looked is not None and looked["findings"] else 0
+
+
+def _look(path: Path, overrides: tuple[str, ...], *, with_bar: bool) -> dict[str, Any]:
+    """Read all data, with a bar on a terminal for each stream."""
+    from tqdm import tqdm
+
+    from emrun.config.config import load_config
+    from emrun.diagnosis.data_check import look_at_data
+
+    @contextmanager
+    def bar(stream: str, batches: int | None) -> Iterator[Callable[[], Any]]:
+        is_shown = with_bar and sys.stderr.isatty()
+        with tqdm(
+            total=batches, desc=in_one_line(stream, 40), unit=" batches", leave=False, disable=not is_shown
+        ) as bar:
+            yield bar.update
+
+    return look_at_data(load_config(path, overrides), bar)
+
+
+def _show_data(looked: dict[str, Any]) -> None:
+    """Print how many examples and which labels the streams have, and what was found."""
+    streams = looked["streams"]
+    rows = [
+        [name, f"{each['batches']:,}", f"{each['examples']:,}{'' if each['whole'] else ' (one epoch)'}"]
+        for name, each in streams.items()
+    ]
+    click.echo("\n" + table(rows, ["stream", "batches", "examples"], ("left", "right", "right")))
+    for source in dict.fromkeys(source for each in streams.values() for source in each["labels"]):
+        click.echo("\n" + _label_table(source, {name: each["labels"].get(source) for name, each in streams.items()}))
+    if looked["findings"]:
+        click.echo("\n" + "\n".join(f"found: {for_terminal(each['message'])}" for each in looked["findings"]))
+
+
+def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
+    """Return the share of each label in each stream that has the source."""
+    having = {name: each for name, each in labels.items() if each}
+    values = list(dict.fromkeys(value for each in having.values() for value in each))
+    values.sort(key=lambda value: -max(each.get(value, 0) / sum(each.values()) for each in having.values()))
+    rows = [
+        [value, *(f"{each.get(value, 0) / sum(each.values()):.1%}" for each in having.values())]
+        for value in values[:_MOST_ROWS]
+    ]
+    if len(values) > _MOST_ROWS:
+        rows.append([f"{len(values) - _MOST_ROWS} more", *("(--json has all)" for _ in having)])
+    return table(rows, [in_one_line(source, 40), *having], ("left", *("right" for _ in having)))
 
 
 def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, Any] | None:

@@ -1,0 +1,389 @@
+"""Read every stream of a config once, and find what is wrong with the data: see `look_at_data`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from emrun.config.config import Config
+from emrun.dataset import stream_function, stream_lengths, stream_names
+from emrun.diagnosis.example_store import Alike, Entry, ExampleStore, as_lists, in_words
+from emrun.encoding import digest
+from emrun.errors import StreamError
+from emrun.randomness import preserved_randomness
+from emrun.sources import is_nested, length, parts
+from emrun.streams.reading import Reading
+from emrun.streams.stream import StreamWrapper
+from emrun.temporary import TemporaryFolder
+from emrun.training.create import create_dataset
+from emrun.types import Batch
+from emrun.wording import counted, in_one_line, listed
+
+ID = "id"
+_MOST_LABELS = 1_000  # different values of a source with labels
+_SHOWN = 5
+_FEWEST = 10  # examples; fewer may be equal or sorted by chance
+_SIZE = 16  # bytes of a checksum
+Bar = Callable[[str, int | None], AbstractContextManager[Callable[[], None]]]
+"""Begins to show the progress of a stream with a number of batches, if it is known; the result is called per batch."""
+
+
+@dataclass(slots=True)
+class _Source:
+    """What is known of a source in a stream."""
+
+    examples: int = 0
+    first: bytes | None = None
+    is_constant: bool = True
+    not_finite: int = 0
+    ids: list[str] = field(default_factory=list)  # of the first examples that are not finite
+    labels: Counter[Any] | None = field(default_factory=Counter)  # None if the source has no labels
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What is known of a stream."""
+
+    batches: int = 0
+    examples: int = 0
+    is_whole: bool = True
+    sources: dict[str, _Source] = field(default_factory=dict)
+
+
+def look_at_data(config: Config, bar: Bar) -> dict[str, Any]:
+    """Read every stream of the dataset once, as an evaluation does, and find what is wrong with the data.
+
+    Two examples are the same if what the model reads of them is, bit for bit: the sources under `model.inputs`, or all
+    sources but `id` if the config has no such list. They are compared by checksums of 128 bits. They are in conflict if
+    other sources that the loss reads, by `model.loss`, differ. Labels are sources that are not inputs, with a whole
+    number, a truth value or a text for each example, and at most 1,000 different values. The memory is limited,
+    whatever the number of examples; see `ExampleStore`.
+
+    The order is that of pass 1 of the train stream, which is read as far as is needed to see that the labels are mixed.
+
+    Args:
+        config: the config; of its sections, `dataset`, `main_loop` and `model.inputs` are read.
+        bar: shows the progress.
+
+    Returns:
+        A tree of plain values. `streams`: stream -> {batches, examples, whole, labels: source -> {value -> count}};
+        `findings`: [{kind, streams, source, count, examples, message}]. A kind is `leak`, `duplicate`, `conflict`,
+        `constant`, `not_finite`, `label_in_one_stream` or `sorted`; `examples` are the first ids, where these are
+        known, each with those that it is like; an id is the value of the source `id`, or the number of the example in
+        its stream.
+
+    Raises:
+        ConfigError: the config cannot be used.
+        StreamError: a stream breaks its contract.
+        BaseException: any error that the dataset raises.
+    """
+    with preserved_randomness(), TemporaryFolder("data") as folder:
+        look = _Look(config, create_dataset(config), ExampleStore(folder / "examples.sqlite"), bar)
+        try:
+            return look.run()
+        finally:
+            look.store.close()
+
+
+class _Look:
+    """Reads the streams and collects what is found."""
+
+    def __init__(self, config: Config, dataset: Any, store: ExampleStore, bar: Bar) -> None:
+        self._config = config
+        self._dataset = dataset
+        self._bar = bar
+        self._lengths = stream_lengths(dataset)
+        self._inputs = _names_in(_plain(config, "model", "inputs"))
+        self._targets = _names_below(_plain(config, "model", "loss"))
+        self._train = _plain(config, "main_loop", "train_stream_name") or "train"
+        self._streams: dict[str, _Stream] = {}
+        self._findings: list[dict[str, Any]] = []
+        self.store = store
+
+    def run(self) -> dict[str, Any]:
+        """Read all streams; see `look_at_data`."""
+        names = stream_names(self._dataset)
+        names.sort(key=lambda name: name != self._train)
+        for name in names:
+            self._read(name)
+        self.store.end()
+        self._compare(names)
+        for name in names:
+            self._judge_sources(name)
+        self._judge_labels(names)
+        if self._train in names:
+            self._judge_order()
+        shown = {name: self._shown(name) for name in names}
+        return {"streams": shown, "findings": self._findings}
+
+    def _read(self, name: str) -> None:
+        stream = self._streams[name] = _Stream()
+        self.store.begin(name)
+        limit = _plain(self._config, "main_loop", "fixed_epoch_size") if name == self._train else None
+        is_endless = name not in self._lengths and isinstance(limit, int)
+        stream.is_whole = not is_endless
+        limit = limit if is_endless else None
+        total = limit or self._lengths.get(name)
+        with self._wrapped(name, limit, training=False) as batches, self._bar(name, total) as advance:
+            for batch in batches:
+                self._add(name, stream, batch)
+                advance()
+
+    def _wrapped(self, name: str, limit: int | None, *, training: bool) -> StreamWrapper:
+        """Return a stream as the main loop would read it."""
+        given = {key: _plain(self._config, "main_loop", key) for key in ("buffer", "workers", "start_method")}
+        reading = Reading(**{key: value for key, value in given.items() if value is not None})
+        seed = _plain(self._config, "seed")
+        return StreamWrapper(
+            stream_function(self._dataset, name),
+            epoch_size=limit or -1,
+            name=name,
+            seed=seed if isinstance(seed, int) else 0,
+            training=training,
+            reading=reading,
+        )
+
+    def _add(self, name: str, stream: _Stream, batch: Batch) -> None:
+        values = dict(parts(batch))
+        lengths = {source: length(each) for source, each in values.items()}
+        if len(set(lengths.values())) > 1 or -1 in lengths.values():
+            shown = listed([f"{source} {count}" for source, count in lengths.items()])
+            raise StreamError(f"stream {name!r}, batch {stream.batches}: the sources have different lengths ({shown})")
+        stream.batches += 1
+        count = next(iter(lengths.values()), 0)
+        if not count:
+            return
+        rows = {source: _rows(each) for source, each in values.items()}
+        ids = _ids(values.get(ID), stream.examples, count)
+        stream.examples += count
+        for source, each in values.items():
+            seen = stream.sources.setdefault(source, _Source())
+            _look_at(seen, each, rows[source], ids)
+        inputs = [source for source in rows if self._is_input(source)] or [source for source in rows if source != ID]
+        labels = [source for source in rows if source not in inputs and source in self._targets]
+        self.store.add(_entries(ids, rows, inputs, labels))
+
+    def _is_input(self, source: str) -> bool:
+        return source in self._inputs or source.partition(".")[0] in self._inputs
+
+    def _has_labels(self, stream: _Stream, source: str) -> bool:
+        is_known = bool(self._inputs) and self._is_input(source)
+        return source != ID and not is_known and stream.sources[source].labels is not None
+
+    def _compare(self, names: Sequence[str]) -> None:
+        for index, name in enumerate(names):
+            for before in names[:index]:
+                alike = self.store.in_both(name, before)
+                of = f"{alike.count:,} of {counted(self._streams[name].examples, 'example')}"
+                are = "is" if alike.count == 1 else "are"
+                text = f"stream {name!r}: {of} {are} also in stream {before!r}: {in_words(alike, before)}"
+                self._find("leak", [before, name], alike, text)
+            alike = self.store.twice(name)
+            of = counted(alike.count, "example")
+            text = f"stream {name!r}: {of} occurred before in the stream: {in_words(alike)}"
+            self._find("duplicate", [name], alike, text)
+        alike = self.store.with_other_labels()
+        text = f"{counted(alike.count, 'example')} with the same inputs have different labels: {in_words(alike)}"
+        self._find("conflict", list(names), alike, text)
+
+    def _judge_sources(self, name: str) -> None:
+        for source, seen in self._streams[name].sources.items():
+            shown = in_one_line(source, 60)
+            if seen.not_finite:
+                where = f"{counted(seen.not_finite, 'example')} with values that are not finite: {listed(seen.ids)}"
+                text = f"stream {name!r}, source {shown!r}: {where}"
+                self._note("not_finite", [name], source, seen.not_finite, [[each] for each in seen.ids], text)
+            if seen.is_constant and seen.examples >= _FEWEST:
+                text = f"stream {name!r}, source {shown!r}: the same value in all {seen.examples:,} examples"
+                self._note("constant", [name], source, seen.examples, [], text)
+
+    def _judge_labels(self, names: Sequence[str]) -> None:
+        for source in dict.fromkeys(source for name in names for source in self._labels(name)):
+            having = [name for name in names if source in self._labels(name)]
+            for name in having if len(having) > 1 else ():
+                others = {value for other in having if other != name for value in self._labels(other)[source]}
+                alone = {value: n for value, n in self._labels(name)[source].items() if value not in others}
+                if alone:
+                    shown = [f"{_label(value)} ({counted(n, 'example')})" for value, n in list(alone.items())[:_SHOWN]]
+                    more = f" and {len(alone) - _SHOWN} more" if len(alone) > _SHOWN else ""
+                    only = f"{counted(len(alone), 'value')} only in stream {name!r}"
+                    text = f"source {in_one_line(source, 60)!r}: {only}: {', '.join(shown)}{more}"
+                    self._note("label_in_one_stream", [name], source, len(alone), [], text)
+
+    def _judge_order(self) -> None:
+        """Read pass 1 of the train stream until the labels are mixed."""
+        sources = [source for source, seen in self._labels(self._train).items() if 2 <= len(seen) <= _most_groups(seen)]
+        groups: dict[str, set[Any]] = {source: set() for source in sources}
+        last: dict[str, Any] = {}
+        done = 0
+        limit = None if self._streams[self._train].is_whole else self._streams[self._train].batches
+        with self._wrapped(self._train, limit, training=True) as batches:
+            iterator = iter(batches) if groups else iter(())
+            for batch in iterator:
+                values = dict(parts(batch))
+                done += length(next(iter(values.values()), ()))
+                for source in list(groups):
+                    for value in _scalars(values.get(source)) or ():
+                        if source in last and value != last[source] and value in groups[source]:
+                            del groups[source]  # a label comes back
+                            break
+                        groups[source].add(value)
+                        last[source] = value
+                if not groups:
+                    break
+        for source in groups:
+            text = (
+                f"stream {self._train!r}, source {in_one_line(source, 60)!r}: the examples come sorted by their labels "
+                "in training; shuffle them"
+            )
+            self._note("sorted", [self._train], source, done, [], text)
+
+    def _labels(self, name: str) -> dict[str, Counter[Any]]:
+        stream = self._streams[name]
+        found = {source: seen.labels for source, seen in stream.sources.items() if self._has_labels(stream, source)}
+        return {source: each for source, each in found.items() if each and 2 * len(each) <= stream.examples}
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        stream = self._streams[name]
+        labels = {
+            source: {_label(value): count for value, count in sorted(each.items(), key=lambda pair: str(pair[0]))}
+            for source, each in self._labels(name).items()
+        }
+        return {"batches": stream.batches, "examples": stream.examples, "whole": stream.is_whole, "labels": labels}
+
+    def _find(self, kind: str, streams: list[str], alike: Alike, text: str) -> None:
+        if alike.count:
+            self._note(kind, streams, None, alike.count, as_lists(alike.groups), text)
+
+    def _note(self, kind: str, streams: list[str], source: str | None, count: int, ids: list[Any], text: str) -> None:
+        self._findings.append(
+            {"kind": kind, "streams": streams, "source": source, "count": count, "examples": ids, "message": text}
+        )
+
+
+def _look_at(seen: _Source, values: Any, rows: Sequence[bytes], ids: Sequence[str]) -> None:
+    """Add the values of a batch to what is known of a source."""
+    seen.examples += len(rows)
+    seen.first = rows[0] if seen.first is None else seen.first
+    seen.is_constant = seen.is_constant and all(row == seen.first for row in rows)
+    for index in _not_finite(values):
+        seen.not_finite += 1
+        if len(seen.ids) < _SHOWN:
+            seen.ids.append(ids[index])
+    if seen.labels is not None:
+        scalars = _scalars(values)
+        if scalars is None:
+            seen.labels = None
+        else:
+            seen.labels.update(scalars)
+            seen.labels = seen.labels if len(seen.labels) <= _MOST_LABELS else None
+
+
+def _entries(
+    ids: Sequence[str], rows: Mapping[str, Sequence[bytes]], inputs: Sequence[str], labels: Sequence[str]
+) -> Iterator[Entry]:
+    for index, name in enumerate(ids):
+        yield name, _checksum(rows, inputs, index), _checksum(rows, labels, index) if labels else b""
+
+
+def _checksum(rows: Mapping[str, Sequence[bytes]], sources: Sequence[str], index: int) -> bytes:
+    found = hashlib.blake2b(digest_size=_SIZE)
+    for source in sources:
+        row = rows[source][index]
+        found.update(f"{source}:{len(row)}:".encode("utf-8", "surrogatepass"))
+        found.update(row)
+    return found.digest()
+
+
+def _rows(values: Any) -> Sequence[bytes]:
+    """Return the bytes of each example of a source: its values with their dtype and shape."""
+    array = _array(values)
+    if array is None:
+        return [digest(each).encode() for each in (values.unbind() if is_nested(values) else values)]
+    head = f"{array.dtype}{array.shape[1:]}".encode()
+    return [head + row.tobytes() for row in np.ascontiguousarray(array)]
+
+
+def _array(values: Any) -> Any:
+    """Return values as an array of numbers; None if they are not numbers, or not of one shape."""
+    if is_nested(values):
+        return None
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values
+    return None
+
+
+def _not_finite(values: Any) -> Sequence[int]:
+    """Return the indices of examples with NaN or infinity."""
+    array = _array(values)
+    if array is not None:
+        if array.dtype.kind not in "fc" or np.isfinite(array).all():
+            return ()
+        return [int(each) for each in np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))]
+    entries = values.unbind() if is_nested(values) else values
+    return [index for index, each in enumerate(entries) if _has_gap(each)]
+
+
+def _has_gap(value: Any) -> bool:
+    if isinstance(value, float):
+        return not np.isfinite(value)
+    if isinstance(value, list | tuple):
+        return any(map(_has_gap, value))
+    array = _array(value)
+    return array is not None and array.dtype.kind in "fc" and not np.isfinite(array).all()
+
+
+def _scalars(values: Any) -> list[Any] | None:
+    """Return a whole number, a truth value or a text for each example; None for other values."""
+    array = _array(values)
+    if array is not None:
+        return array.tolist() if array.ndim == 1 and array.dtype.kind in "biuUS" else None
+    if isinstance(values, np.ndarray | list | tuple) and all(isinstance(each, str | int) for each in values):
+        return list(values)
+    return None
+
+
+def _ids(values: Any, first: int, count: int) -> list[str]:
+    """Return the ids of the examples of a batch; without a source of ids, their numbers in the stream."""
+    scalars = None if values is None else _scalars(values)
+    return [str(first + index) for index in range(count)] if scalars is None else [str(each) for each in scalars]
+
+
+def _most_groups(labels: Counter[Any]) -> int:
+    """Return how many labels a source has at most whose order can be judged: their examples must be enough."""
+    return labels.total() // 2 if labels.total() >= _FEWEST else 0
+
+
+def _label(value: Any) -> str:
+    return in_one_line(str(value), 40)
+
+
+def _names_in(value: Any) -> set[str]:
+    """Return the names in a key `inputs`, which is a list or a mapping."""
+    entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    return {each for each in entries if isinstance(each, str)}
+
+
+def _names_below(value: Any) -> set[str]:
+    """Return all texts in lists under a key `inputs`, at any depth: the sources and outputs that a loss reads."""
+    if isinstance(value, list):
+        return {name for each in value for name in _names_below(each)}
+    if not isinstance(value, Mapping):
+        return set()
+    found = {name for key, each in value.items() if key != "inputs" for name in _names_below(each)}
+    return found | _names_in(value.get("inputs", ()))
+
+
+def _plain(config: Config, *path: str) -> Any:
+    node = config.tree.get(*path)
+    return None if node is None else node.plain()
