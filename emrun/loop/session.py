@@ -89,8 +89,8 @@ class Session:
             epochs.endings.restore()
             if self.log is not None:
                 self.log.close(failure)
-            if epochs.run is not None and epochs.run.write_report is not None:
-                epochs.run.write_report(epochs.run.directory)  # with the end of the log
+            if epochs.run is not None:
+                epochs.run.close()
         if failure is not None and failure is not error:
             raise failure
         return failure is None

@@ -71,7 +71,7 @@ class Run:
         self.code: CodeRecord | None = None
         """Records what the run is made from; None if nothing does, as in an evaluation."""
         self.write_report: Callable[[Path], None] | None = None
-        """Writes a page of the run into its directory after the end, and raises no error; None if nothing does."""
+        """Writes a page of the run into its directory, and raises no error; None if nothing does. See `close`."""
 
     @property
     def checkpoints(self) -> Path:
@@ -136,6 +136,8 @@ class Run:
     def end(self, status: str, exit_status: int, reason: str | None, *done: int) -> None:
         """Write into the trace how the run ended; later calls do nothing.
 
+        This releases the lock, unless a page is to be written; then `close` does.
+
         Args:
             status: finished, interrupted or failed.
             exit_status: the exit status of the command.
@@ -152,6 +154,16 @@ class Run:
             flush_lines()
             self.trace.write()
         finally:
+            if self.write_report is None:
+                self.release()
+
+    def close(self) -> None:
+        """Write the page of a run that has ended and whose log is complete, and release the lock."""
+        try:
+            if self.write_report is not None and self.trace.has_ended:
+                self.write_report(self.directory)
+        finally:
+            self.write_report = None
             self.release()
 
     def remove(self, *, only_own_files: bool = False) -> None:

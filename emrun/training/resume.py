@@ -21,6 +21,7 @@ from emrun.config.yaml_tree import Node
 from emrun.errors import StateError, StorageError, UsageError
 from emrun.loop.saving import left_alone
 from emrun.ranks import join, ranks
+from emrun.runs.report.page import complete
 from emrun.schedule_plan import log_plan
 from emrun.storage import checkpoints
 from emrun.storage.code_record import copy_code
@@ -104,9 +105,7 @@ def _resumed(
         changed = _changes(stored.root.plain(), config.root.plain())
         trace = read_trace(source)
         if trace.get("status") == "finished" and not changed and checkpoint_name is None and run is not None:
-            _LOG.info("nothing to do: the run is finished: %s", trace.get("reason"))
-            _LOG.info("to train longer, resume with %s", _way_on(str(trace.get("reason"))))
-            run.release()
+            _leave_finished(run, str(trace.get("reason")), has_page=plan.get("main_loop", {}).get("report", True))
             tell(None)
             return None
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
@@ -147,6 +146,15 @@ def _resumed(
             if fork is not None:
                 run.remove()  # the directory was missing or empty before
         raise
+
+
+def _leave_finished(run: Run, reason: str, *, has_page: bool) -> None:
+    """Say that a run is finished, and how to train it longer; write its page if the process was killed before."""
+    _LOG.info("nothing to do: the run is finished: %s", reason)
+    _LOG.info("to train longer, resume with %s", _way_on(reason))
+    if has_page:
+        complete(run.directory)
+    run.release()
 
 
 def _check_fork(fork: Path | None) -> None:

@@ -19,7 +19,7 @@ from emrun.diagnosis.stream_bench import Bench, Setting, Speed, StreamBench
 from emrun.diagnosis.verification import Row, Verification
 
 ROOT = Path(__file__).parent.parent.parent
-WITHOUT = {"completion", "init", "resume", "trace", "train"}
+WITHOUT = {"completion", "init", "report", "resume", "trace", "train"}
 """Commands that print no result; `trace` prints JSON lines with `-f jsonl`."""
 
 

@@ -266,7 +266,7 @@ def test_the_help_shows_each_command_in_one_group_and_no_old_words(emrun):
     assert names == {
         "Train": ["init", "train", "resume", "eval", "predict", "sweep"],
         "Look": ["check", "config", "show", "bench", "dataset", "completion"],
-        "Compare": ["ls", "diff", "trace", "prune"],
+        "Compare": ["ls", "diff", "trace", "report", "prune"],
         "Prove": ["verify-resume", "replay"],
     }
     assert sorted(itertools.chain(*names.values())) == sorted(commands.commands)

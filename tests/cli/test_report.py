@@ -342,3 +342,17 @@ def test_a_browser_draws_the_curves_without_an_error_or_a_request(trained, tmp_p
     assert "CONSOLE" not in done.stderr
     charts = len(page(trained / "run" / "report.html").data["charts"])
     assert 1 <= done.stdout.count("<canvas") <= charts
+
+
+def test_a_page_that_a_kill_has_prevented_is_written_by_the_next_resume(trained, emrun, tmp_path):
+    shutil.copytree(trained / "run", tmp_path / "run", symlinks=True)
+    path = tmp_path / "run" / "report.html"
+    path.unlink()
+    (tmp_path / "run" / ".report.html.tmp").write_text("<!DOC")
+    done = emrun("resume", "run")
+    assert (done.returncode, "nothing to do" in done.stderr) == (0, True)
+    assert "finished" in page(path).text
+    assert not (tmp_path / "run" / ".report.html.tmp").exists()
+    written = path.stat().st_mtime_ns
+    assert emrun("resume", "run").returncode == 0
+    assert path.stat().st_mtime_ns == written

@@ -78,6 +78,7 @@ def test_a_training_from_a_mapping_has_all_its_parts(tmp_path):
         "trace.yaml",
         "train.log",
         "metrics.jsonl",
+        "report.html",
         "steps.jsonl",
         "checkpoints",
         "code",

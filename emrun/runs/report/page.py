@@ -15,7 +15,7 @@ from typing import Any
 
 from emrun import __version__
 from emrun.epoch_data import is_rate
-from emrun.errors import UsageError
+from emrun.errors import RunInUse, UsageError
 from emrun.runs.columns import Row
 from emrun.runs.pruning import better
 from emrun.runs.report import several_runs
@@ -26,6 +26,7 @@ from emrun.runs.report.thinning import Curve, Point
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Summaries, Which
 from emrun.storage.files import write_atomically
+from emrun.storage.trace import TRACE
 from emrun.wording import counted, in_one_line
 
 _LOG = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ def write_page(file: Path, runs: Sequence[StoredRun], **options: Any) -> int:
 
 
 def write_at_end(directory: Path) -> None:
-    """Write the page of a run that has ended into its directory, unless another process has resumed it already.
+    """Write the page of a run that has ended into its directory; the caller has the lock of the run.
 
     An error is logged: the page is made from files that anybody may have changed, and a run does not fail by it.
 
@@ -95,11 +96,18 @@ def write_at_end(directory: Path) -> None:
         directory: the run directory.
     """
     try:
-        run = StoredRun(directory)
-        if run.status != "running":
-            write_page(directory / REPORT, [run])
+        write_page(directory / REPORT, [StoredRun(directory)])
+    except RunInUse:  # whoever has taken the run over writes the page
+        pass
     except Exception as error:
         _LOG.warning("%s was not written: %s", directory / REPORT, in_one_line(f"{type(error).__name__}: {error}"))
+
+
+def complete(directory: Path) -> None:
+    """Write the page of a run that has ended if its process was killed before; the caller has the lock of the run."""
+    written = [path.stat().st_mtime for path in (directory / REPORT, directory / TRACE) if path.is_file()]
+    if len(written) < 2 or written[0] < written[1]:
+        write_at_end(directory)
 
 
 def _statistic(runs: Sequence[StoredRun], by: str | None) -> tuple[str, Which]:
