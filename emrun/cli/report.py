@@ -32,7 +32,7 @@ def write_report(directories: tuple[Path, ...], output: Path | None, by: str | N
     """Write one HTML file about runs: how they ended, their curves, configs, checkpoints, failures, and what differs.
 
     RUN is a run directory, or a directory with runs, such as that of a sweep. The file needs no network and no other
-    file. Nothing is run, and neither PyTorch nor your code is imported; what is damaged is left out, and said so.
+    file. Nothing is run, and neither PyTorch nor your code is imported; what is damaged is left out and listed.
 
     Exit status: 0 the file is written, 2 wrong usage, 74 a directory cannot be read, or the file cannot be written.
     """

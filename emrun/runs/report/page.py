@@ -47,7 +47,7 @@ Line = Mapping[str, Any]
 
 
 def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None = None) -> str:
-    """Return the page of runs. Nothing is imported, run or written; what cannot be read is left out, and said so.
+    """Return the page of runs. Nothing is imported, run or written; what cannot be read is left out and listed.
 
     Args:
         runs: the runs, at least one.
