@@ -356,3 +356,56 @@ def test_a_page_that_a_kill_has_prevented_is_written_by_the_next_resume(trained,
     written = path.stat().st_mtime_ns
     assert emrun("resume", "run").returncode == 0
     assert path.stat().st_mtime_ns == written
+
+
+def luminance(color):
+    """Return the relative luminance of a color such as `#0060a8`, as WCAG 2 defines it."""
+    parts = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    low, high = sorted(luminance(each) for each in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colors_have_enough_contrast_in_light_and_in_dark():
+    style = (ROOT / "emrun" / "runs" / "report" / "page.css").read_text()
+    themes = [
+        dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block)) for block in re.findall(r"\{\s*(--paper.*?)\}", style, re.S)
+    ]
+    assert len(themes) == 2
+    for theme in themes:
+        for name in ("ink", "soft", "link", "good", "bad", "wait"):
+            assert contrast(theme[name], theme["paper"]) >= 4.5, name
+            assert contrast(theme[name], theme["raised"]) >= 4.5, name
+        for name in (f"c{index}" for index in range(6)):
+            assert contrast(theme[name], theme["paper"]) >= 3, name
+
+
+def test_a_screen_reader_has_a_name_for_everything(trained, emrun, tmp_path):
+    for index in range(2):
+        shutil.copytree(trained / "run", tmp_path / "log" / f"run-{index}", symlinks=True)
+    assert emrun("report", "log").returncode == 0
+    for path in (trained / "run" / "report.html", tmp_path / "log" / "report.html"):
+        text, found = path.read_text(), page(path)
+        tags = [(name, attributes) for name, attributes in found.tags if name not in ("script", "style")]
+        ids = [attributes["id"] for _, attributes in tags if attributes.get("id")]
+        assert len(ids) == len(set(ids))
+        assert ("html", {"lang": "en"}) in tags
+        assert [name for name, _ in tags].count("main") == [name for name, _ in tags].count("h1") == 1
+        assert text.count("<table") == text.count("<caption") == text.count("<thead")
+        for name, attributes in tags:
+            if name == "th":
+                assert attributes["scope"] in ("row", "col")
+            if name == "img":
+                assert attributes["alt"]
+            if attributes.get("role") in ("img", "group"):
+                assert attributes["aria-label"]
+            if "tabindex" in attributes:
+                assert attributes["tabindex"] == "0"
+        assert not re.search(r"<th[^>]*></th>", text)
+        for each in re.findall(r"<(?:input|select)[^>]*>", text):  # each is in a label
+            before = text[: text.index(each)]
+            assert before.count("<label>") == before.count("</label>") + 1
