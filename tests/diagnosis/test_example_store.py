@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emrun.diagnosis.example_store import ExampleStore, in_words
@@ -24,6 +24,7 @@ def filled(folder, streams):
     return store
 
 
+@settings(deadline=None)
 @given(streams=STREAMS)
 def test_the_counts_are_those_of_a_comparison_of_all_with_all(streams):
     with TemporaryFolder("test") as folder:

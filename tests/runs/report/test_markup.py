@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emrun.runs.report.markup import escaped, facts, table, tag
@@ -27,6 +27,7 @@ def parsed(html):
     return parser
 
 
+@settings(deadline=None)
 @given(text=st.text())
 def test_a_text_is_neither_a_tag_nor_the_end_of_an_attribute(text):
     found = parsed(tag("p", text, title=text))

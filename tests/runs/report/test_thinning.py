@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emrun.runs.report.thinning import Curve
@@ -16,6 +16,7 @@ def finite(values):
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
+@settings(deadline=None)
 @given(chunks=st.lists(VALUES, max_size=5), every=st.integers(1, 7), most=st.integers(2, 20))
 def test_the_lowest_and_the_highest_value_are_kept_at_their_places(chunks, every, most):
     curve, expected, first = Curve(most), [], 1
@@ -93,6 +94,7 @@ def test_huge_and_sparse_places_take_little_memory():
     assert curve.highest() == (2**61, 61.0)
 
 
+@settings(deadline=None)
 @given(values=st.lists(st.one_of(st.none(), st.floats(width=32)), min_size=1, max_size=300), most=st.integers(2, 20))
 def test_numbers_as_texts_give_the_same_curve(values, most):
     one, other = Curve(most), Curve(most)
@@ -104,6 +106,7 @@ def test_numbers_as_texts_give_the_same_curve(values, most):
     )
 
 
+@settings(deadline=None)
 @given(values=st.lists(st.floats(0, 20, width=16), min_size=1, max_size=100))
 def test_texts_with_one_or_two_digits_before_the_point_are_compared_as_numbers(values):
     one, other = Curve(2), Curve(2)
