@@ -272,6 +272,7 @@ def kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Ite
             _LOG.info("deleted %s, because building failed", run.directory)
         else:
             outcome = Outcome.of(error)
+            run.write_report = None  # the training has not begun
             run.end(outcome.status, outcome.exit_status, outcome.reason)
         raise
 

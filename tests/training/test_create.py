@@ -352,3 +352,16 @@ def test_the_output_dir_that_dataset_module_and_hook_get_is_a_path(tmp_path, mon
     training = create_training({**config, "hooks": ["takers.Hook"]}, output_dir=tmp_path / "run")
     for taker in (training.dataset, training.model.module, training.hooks[0]):
         assert taker.output_dir == tmp_path / "run"
+
+
+def test_a_training_that_does_not_begin_gives_the_lock_back_and_has_no_page(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no plan")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("emrun.training.create.plan_schedule", fail)
+        with pytest.raises(RuntimeError, match="no plan"):
+            create_training(CONFIG, output_dir=tmp_path / "run")
+    assert not (tmp_path / "run" / "report.html").exists()
+    create_training(CONFIG, output_dir=tmp_path / "run").main_loop.run_training()
+    assert (tmp_path / "run" / "report.html").exists()
