@@ -360,8 +360,9 @@ def test_a_training_that_does_not_begin_gives_the_lock_back_and_has_no_page(tmp_
 
     with monkeypatch.context() as patch:
         patch.setattr("emrun.training.create.plan_schedule", fail)
-        with pytest.raises(RuntimeError, match="no plan"):
+        with pytest.raises(RuntimeError, match="no plan") as caught:
             create_training(CONFIG, output_dir=tmp_path / "run")
     assert not (tmp_path / "run" / "report.html").exists()
     create_training(CONFIG, output_dir=tmp_path / "run").main_loop.run_training()
     assert (tmp_path / "run" / "report.html").exists()
+    assert caught.tb is not None  # the frames of the first one were alive

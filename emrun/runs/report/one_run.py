@@ -235,7 +235,10 @@ def _bar(share: int) -> Html:
 
 def _diagnosis(run: StoredRun) -> Html:
     rows = [[f"{each['update']:,}", each["verdict"].replace("_", " "), each["message"]] for each in verdicts_of(run)]
-    return section("Verdicts of Diagnose", table(["update", "verdict", "what, and what usually helps"], rows, label="Verdicts of Diagnose"))
+    return section(
+        "Verdicts of Diagnose",
+        table(["update", "verdict", "what, and what usually helps"], rows, label="Verdicts of Diagnose"),
+    )
 
 
 def _pictures(run: StoredRun, most: int) -> Html:
