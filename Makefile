@@ -4,10 +4,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := .venv-bench
 MINUTES := 60
+BASE := HEAD
+COVERAGE := .coverage
+COVER := PYTHONPATH=tests/contexts COVERAGE_FILE=$(CURDIR)/$(COVERAGE)/data
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test test-fast campaign check format bench bench-loop bench-step bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-peers wheel clean
+.PHONY: setup train test test-fast test-changed campaign coverage guards check format bench bench-loop bench-step bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-peers wheel clean
 
 setup: $(INSTALLED)
 
@@ -23,14 +26,29 @@ train: setup
 	$(BIN)/emrun train sample_configs/digits_convnet.yaml
 
 test: setup
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 # without the tests that start the installed command or worker processes, make whole runs or cause faults
 test-fast: setup
-	$(BIN)/pytest -n 2 -m 'not slow and not campaign'
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not slow and not campaign'
+
+# the folders of the packages that differ from a commit, and of those above them: make test-changed BASE=main~3
+test-changed: setup
+	tests=$$($(BIN)/python tests/changed.py $(BASE)) && if [ -n "$$tests" ]; then $(BIN)/pytest -n 2 --dist worksteal $$tests; fi
 
 campaign: setup
 	$(BIN)/pytest -n 2 -m 'campaign or fault' --campaign $(MINUTES)
+
+# lines and branches that the tests execute, and which tests execute each; twice as long as the tests
+coverage: setup
+	rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
+	-$(COVER) $(BIN)/coverage run $(BIN)/pytest -n 2 --dist worksteal -p emrun_contexts --timeout 400
+	$(COVER) $(BIN)/coverage combine --quiet $(COVERAGE)
+	$(COVER) $(BIN)/coverage report --skip-covered --format total
+
+# takes out 40 guards one by one and says which tests notice
+guards: coverage
+	$(BIN)/python tests/guards.py try $(COVERAGE)/data --count 40 --jobs 2
 
 check: setup
 	$(BIN)/ruff check
@@ -93,4 +111,4 @@ wheel: setup
 	$(BIN)/python -m build --wheel --outdir dist
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(COVERAGE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

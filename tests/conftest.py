@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from collections import Counter
@@ -21,7 +22,11 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+import campaign
+import memory
+import parsing
 import pytest
+from cpu_seconds import Meter, longest_first
 from tabulate import tabulate
 
 ROOT = Path(__file__).parent.parent
@@ -29,29 +34,56 @@ EMRUN = Path(sys.executable).with_name("emrun")
 COMMANDS = frozenset(["emrun", "emrun_on_terminal", "warm"])  # fixtures that start the installed command
 WHOLE_RUNS = [ROOT / "tests" / name for name in ("cli", "faults", "training")]
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts its background jobs so, and children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run side by side
+parsing.remember()
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if not IS_WORKER:
+    memory.move_temporary_directory()
 
 
 def pytest_addoption(parser):
     parser.addoption("--campaign", type=float, metavar="MINUTES", help="run many trials of tests/faults, for this time")
+    parser.addoption("--cpu-seconds", metavar="FILE", help="write a table of the CPU seconds of the tests")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Mark the tests that start the installed command, make whole runs or cause faults as slow."""
+def pytest_collection_modifyitems(config, items):
+    """Mark the tests that start the installed command, make whole runs or cause faults as slow; longest files first."""
     for item in items:
         if not COMMANDS.isdisjoint(item.fixturenames) or any(item.path.is_relative_to(each) for each in WHOLE_RUNS):
             item.add_marker("slow")
+    if (minutes := config.getoption("--campaign")) is None:
+        longest_first(items)
+    else:
+        campaign.plan(config, items, minutes)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """End a campaign when its time is over."""
+    campaign.skip_if_over(item)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     """Compile emrun, so that its commands do not, where PYTHONDONTWRITEBYTECODE keeps them from storing the result."""
-    if not hasattr(config, "workerinput"):
+    config.pluginmanager.register(Meter(config), "cpu-seconds")
+    if not IS_WORKER:
+        config.option.basetemp = config.option.basetemp or memory.base_directory()
         compileall.compile_dir(ROOT / "emrun", quiet=1)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(exitstatus):
+    """Leave the files of a run of tests that has failed, until the next run."""
+    if not IS_WORKER and not exitstatus:
+        memory.remove_temporary_directory()
+
+
 def pytest_terminal_summary(terminalreporter, config):
-    """Print how many trials of each fault were survived, after a campaign."""
+    """Print how many trials of each fault were survived, after a campaign, and what it has not reached."""
     if config.getoption("--campaign") is None:
         return
     faults = {}
@@ -72,6 +104,9 @@ def pytest_terminal_summary(terminalreporter, config):
     for fault, tally in faults.items():
         if (made := sum(tally[key] for key in columns)) < tally["planned"]:
             terminalreporter.write_line(f"{fault}: there was time for {made:,} of {tally['planned']:,} trials")
+    if left := campaign.not_reached(terminalreporter.stats):
+        terminalreporter.write_line(f"\n{len(left)} longer tests were not reached; another day has another order:")
+        terminalreporter.write_line("\n".join(left))
 
 
 def read_both(output, errors, timeout):
@@ -96,27 +131,44 @@ def read_both(output, errors, timeout):
     return [b"".join(each) for each in parts.values()]
 
 
+def newest_source():
+    """Return when a file of emrun was changed last, as a time."""
+    folders = (ROOT / name for name in ("emrun", "hooks", "datasets"))
+    return max(path.stat().st_mtime for folder in folders for path in folder.rglob("*.py"))
+
+
 class Warm:
-    """Runs the installed command in processes that have imported PyTorch, which takes most of a short command."""
+    """Runs the installed command in processes that have imported PyTorch and emrun, most of a short command."""
 
     def __init__(self, *modules):
         """Import these modules too."""
+        self._modules = modules
+        self._begin()
+
+    def _begin(self):
+        self._newest = newest_source()
         self._client, server = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        self._server = subprocess.Popen([sys.executable, ROOT / "tests" / "warm.py", *modules], stdin=server)
+        self._server = subprocess.Popen([sys.executable, ROOT / "tests" / "warm.py", *self._modules], stdin=server)
         server.close()
 
-    def run(self, arguments, cwd, timeout):
-        """Return the finished process, as `subprocess.run` does; after the timeout, kill it and raise an error."""
-        status, *found = self.run_with(arguments, cwd, timeout, errors=os.pipe())
+    def run(self, arguments, cwd, timeout, ranks=0):
+        """Return the finished process, as `subprocess.run` does; after the timeout, kill it and raise an error.
+
+        At most `ranks` processes that train together are started without importing PyTorch.
+        """
+        status, *found = self.run_with(arguments, cwd, timeout, errors=os.pipe(), ranks=ranks)
         texts = ["".join(io.TextIOWrapper(io.BytesIO(each))) for each in found]
         return subprocess.CompletedProcess(arguments, status, *texts)
 
-    def run_with(self, arguments, cwd, timeout, errors, env=None):
+    def run_with(self, arguments, cwd, timeout, errors, env=None, ranks=0):
         """Return the exit status, standard output, and what comes from `errors`, both ends of a pipe or a terminal."""
-        request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": {**os.environ, **(env or {})}}).encode()
+        if newest_source() > self._newest:
+            self.close()
+            self._begin()
+        request = {"arguments": arguments, "cwd": str(cwd), "env": {**os.environ, **(env or {})}, "ranks": ranks}
         answers, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # one pair per request: a test may end
         pipes = [os.pipe(), errors]
-        socket.send_fds(self._client, [request], [*(pipe[1] for pipe in pipes), theirs.fileno()])
+        socket.send_fds(self._client, [json.dumps(request).encode()], [*(pipe[1] for pipe in pipes), theirs.fileno()])
         theirs.close()
         for _, end in pipes:
             os.close(end)
@@ -151,11 +203,18 @@ def tests_are_not_recorded():
 @pytest.fixture(autouse=True)
 def modules_of_one_test(tmp_path_factory):
     """Remove the modules that a test has written and imported: their files are deleted, and names may come again."""
-    before, temporary = set(sys.modules), str(tmp_path_factory.getbasetemp())
+    before, temporary = set(sys.modules), (str(tmp_path_factory.getbasetemp()), f"{memory.DISK}{os.sep}{memory.PREFIX}")
     yield
     for name in sys.modules.keys() - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(temporary):
             del sys.modules[name]
+
+
+@pytest.fixture
+def on_disk():
+    """Return an empty directory on a disk, for what differs on a file system in memory."""
+    with tempfile.TemporaryDirectory(prefix=memory.PREFIX, dir=memory.DISK) as place:
+        yield Path(place)
 
 
 @pytest.fixture(scope="session")
@@ -186,11 +245,11 @@ def warm_with_transformers():
 def emrun(tmp_path, warm):
     """Run the installed command in `tmp_path`, or in `cwd`; return the finished process with its output as text."""
 
-    def run(*arguments, cwd=tmp_path, env=None, timeout=100):
-        """With `env`, start a new Python process, which imports PyTorch again."""
+    def run(*arguments, cwd=tmp_path, env=None, timeout=100, ranks=0):
+        """With `env`, start a new Python process, which imports PyTorch again; see `Warm.run` for `ranks`."""
         command = [str(EMRUN), *map(str, arguments)]
         if env is None:
-            return warm.run(command, cwd, timeout)
+            return warm.run(command, cwd, timeout, ranks)
         return subprocess.run(
             command,
             cwd=cwd,

@@ -10,12 +10,15 @@ from torch import nn
 from emrun import AbstractHook, AbstractModel, Factory, MainLoop, TorchModel
 from emrun.hook import EVENTS
 from emrun.hooks import StopAfter
+from emrun.streams.stream import StreamWrapper
 
 
 class Streams:
     """A dataset whose streams are lists of batches."""
 
-    def __init__(self, **streams):
+    def __init__(self, num_batches=None, **streams):
+        if num_batches is not None:
+            self.num_batches = num_batches
         for name, batches in streams.items():
             setattr(self, f"{name}_stream", lambda batches=batches: iter(batches))
 
@@ -54,6 +57,56 @@ class Push(nn.Module):
 
     def forward(self, x):
         return {"loss": self.w * torch.ones_like(x)}
+
+
+class Net(nn.Module):
+    """Two linear layers with others between them; the loss of an example is its squared output."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), *layers, nn.Linear(4, 1))
+
+    def forward(self, x):
+        return {"loss": self.layers(x).squeeze(1) ** 2}
+
+
+class Normed(nn.Module):
+    """Linear layers around a norm, with names; the output is the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(2, 3)
+        self.norm = nn.LayerNorm(3)
+        self.second = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return {"loss": self.second(self.norm(self.first(x)))}
+
+
+class Embedded(nn.Module):
+    """Has a sparse gradient, if told so, dense ones, and a parameter without a gradient."""
+
+    def __init__(self, sparse=False, scale=1):
+        super().__init__()
+        self.table = nn.Embedding(9, 4, sparse=sparse)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.unused = nn.Parameter(torch.ones(3))
+        self.scale = scale
+
+    def forward(self, x):
+        return {"loss": self.scale * self.layers(self.table(x)).squeeze(-1) ** 2}
+
+
+def words(count=6):
+    """Return batches for `Embedded`."""
+    rng = np.random.default_rng(0)
+    return [{"x": rng.integers(0, 9, 4)} for _ in range(count)]
+
+
+def vectors(count=6):
+    """Return batches of four vectors of length 3."""
+    rng = np.random.default_rng(0)
+    return [{"x": rng.random((4, 3), np.float32)} for _ in range(count)]
 
 
 SGD = Factory(torch.optim.SGD, lr=0.1)
@@ -96,6 +149,15 @@ def state_of(module):
 
 def same_state(module, state):
     return all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+
+
+class Buffers(nn.Module):
+    """A module whose state is the given tensors."""
+
+    def __init__(self, **tensors):
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
 
 
 class Keep(nn.Module):
@@ -211,6 +273,11 @@ def recording_hook(**raising):
     return Recorder()
 
 
+def with_method(name, function=lambda self: None):
+    """Return a class of hooks with a method."""
+    return type("MyHook", (AbstractHook,), {name: function})
+
+
 def names(hook):
     return [name for name, _ in hook.events]
 
@@ -225,7 +292,19 @@ def trained(*hooks, epochs=1, **arguments):
     return loop
 
 
-# Stream functions
+def run_numbers(*hooks, model=None, **arguments):
+    """Train for an epoch on `Numbers`; return the loop."""
+    return trained(*hooks, model=model or LossOfOne(), dataset=Numbers(), **arguments)
+
+
+# Streams
+
+
+def stream_of(dataset, name="train", seed=0, buffer=0, training=None):
+    """Return what reads a stream of a dataset."""
+    training = name == "train" if training is None else training
+    function = getattr(dataset, f"{name}_stream")
+    return StreamWrapper(function, buffer, name=name, seed=seed, training=training)
 
 
 def readers():
@@ -260,6 +339,10 @@ def always_the_same(batches=7):
 
 def lists(batches=7):
     return lambda: [{"index": index} for index in range(batches)]
+
+
+def together(batches, source="image"):
+    return np.concatenate([batch[source] for batch in batches])
 
 
 def flat(epochs):

@@ -9,31 +9,14 @@ from textwrap import dedent
 
 import pytest
 from doubles import LossOfOne, Numbers
+from doubles import run_numbers as run
+from projects import linear_with
 
 from emrun import AbstractHook, MainLoop, create_training
 from emrun.epoch_data import check_monitors, read_by, statistics
 from emrun.errors import ConfigError, HookError, StreamError
-from emrun.hooks import ComputeStats, StopAfter
+from emrun.hooks import ComputeStats
 from emrun.types import EpochVariable
-
-
-def run(*hooks, model=None, **arguments):
-    loop = MainLoop(model or LossOfOne(), Numbers(), [*hooks, StopAfter(epochs=1)], **arguments)
-    loop.run_training()
-    return loop
-
-
-def config_with(hooks):
-    """Return a small config with these hooks."""
-    model = {
-        "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
-        "inputs": ["x"],
-        "outputs": ["logit"],
-        "loss": {"class": "torch.nn.MSELoss", "inputs": ["logit", "logit"]},
-        "optimizer": {"class": "SGD", "lr": 0.1},
-    }
-    dataset = {"class": "Majority", "n": 50}
-    return {"dataset": dataset, "model": model, "main_loop": {"extra_streams": ["valid"]}, "hooks": hooks}
 
 
 class Writes(AbstractHook):
@@ -200,7 +183,7 @@ def test_a_variable_that_an_argument_names_is_checked_with_the_first_batch(named
 
 
 def test_names_in_a_config_are_checked_at_the_line_of_their_hook(named):
-    config = config_with([{"ComputeStats": {"variables": ["loss"]}}, {"named_hooks.HandsOn": {"own": "lsos"}}])
+    config = linear_with([{"ComputeStats": {"variables": ["loss"]}}, {"named_hooks.HandsOn": {"own": "lsos"}}])
     with pytest.raises(ConfigError, match=r"hooks\[1\].named_hooks.HandsOn: HandsOn monitors lsos, but no hook writes"):
         create_training(config)
 
@@ -209,7 +192,7 @@ def test_a_value_of_another_type_than_a_name_is_found_without_an_import(named):
     from emrun.config.config import load_config
     from emrun.config.plan import check_statically
 
-    config = config_with([{"named_hooks.HandsOn": {"own": 3}}, {"StopOnNaN": {"variables": 7}}])
+    config = linear_with([{"named_hooks.HandsOn": {"own": 3}}, {"StopOnNaN": {"variables": 7}}])
     with pytest.raises(ConfigError) as caught:
         check_statically(load_config(config))
     assert [problem.key for problem in caught.value.problems] == [
@@ -274,7 +257,7 @@ def test_a_hook_of_ones_own_may_write_what_another_monitors(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     best = {"SaveBest": {"variable": "score", "aggregation": None, "condition": "max"}}
     training = create_training(
-        config_with([{"score_hooks.Score": None}, best, {"StopAfter": {"epochs": 2}}]), output_root=tmp_path / "log"
+        linear_with([{"score_hooks.Score": None}, best, {"StopAfter": {"epochs": 2}}]), output_root=tmp_path / "log"
     )
     training.main_loop.run_training()
     checkpoints = training.output_dir / "checkpoints"

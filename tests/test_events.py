@@ -1,17 +1,12 @@
 """Who listens to which event, and whether a class fits the events."""
 
 import pytest
-from doubles import LossOfOne, Numbers
+from doubles import LossOfOne, Numbers, with_method
 
 from emrun import AbstractHook, AbstractModel, MainLoop
 from emrun.errors import HookError
 from emrun.events import check_events, listener
 from emrun.hook import EVENTS
-
-
-def with_method(name, function=lambda self: None):
-    return type("MyHook", (AbstractHook,), {name: function})
-
 
 # --- who listens ------------------------------------------------------------------------------------------------------
 

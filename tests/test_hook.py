@@ -8,6 +8,8 @@ from textwrap import dedent
 import pytest
 import torch
 from doubles import LossOfOne, Numbers
+from doubles import run_numbers as run
+from projects import linear_with
 from ruamel.yaml import YAML
 
 import emrun
@@ -15,17 +17,6 @@ from emrun import AbstractHook, MainLoop, TrainingAborted, TrainingTerminated, c
 from emrun.errors import ConfigError, HookError
 from emrun.hook import EVENTS
 from emrun.hooks import ComputeStats, SaveBest, StopAfter
-
-
-def run(*hooks, model=None, **arguments):
-    loop = MainLoop(model or LossOfOne(), Numbers(), [*hooks, StopAfter(epochs=1)], **arguments)
-    loop.run_training()
-    return loop
-
-
-def with_method(name, function=lambda self: None):
-    return type("MyHook", (AbstractHook,), {name: function})
-
 
 # --- the events -------------------------------------------------------------------------------------------------------
 
@@ -166,19 +157,6 @@ def test_a_hook_keeps_the_model_the_dataset_and_the_directory():
         Limit(3, limits=4)
 
 
-def config_with(hooks):
-    """Return a small config with these hooks."""
-    model = {
-        "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
-        "inputs": ["x"],
-        "outputs": ["logit"],
-        "loss": {"class": "torch.nn.MSELoss", "inputs": ["logit", "logit"]},
-        "optimizer": {"class": "SGD", "lr": 0.1},
-    }
-    dataset = {"class": "Majority", "n": 50}
-    return {"dataset": dataset, "model": model, "main_loop": {"extra_streams": ["valid"]}, "hooks": hooks}
-
-
 def test_hooks_in_the_wrong_order_are_an_error_at_the_hooks_key(tmp_path):
     hooks = [
         {"SaveBest": {"variable": "loss"}},
@@ -186,7 +164,7 @@ def test_hooks_in_the_wrong_order_are_an_error_at_the_hooks_key(tmp_path):
         {"StopAfter": {"epochs": 1}},
     ]
     with pytest.raises(ConfigError, match=r"hooks\[0\].SaveBest: .*; move this hook after ComputeStats"):
-        create_training(config_with(hooks), output_root=tmp_path)
+        create_training(linear_with(hooks), output_root=tmp_path)
 
 
 def test_a_misspelt_event_is_an_error_at_the_hooks_key(tmp_path, monkeypatch):
@@ -197,7 +175,7 @@ def test_a_misspelt_event_is_an_error_at_the_hooks_key(tmp_path, monkeypatch):
     with pytest.raises(
         ConfigError, match=r"hooks\[0\].misspelt_hooks.Bad: Bad.after_bach is not an event of the main loop"
     ):
-        create_training(config_with([{"misspelt_hooks.Bad": None}]), output_root=tmp_path / "log")
+        create_training(linear_with([{"misspelt_hooks.Bad": None}]), output_root=tmp_path / "log")
 
 
 def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch):
@@ -215,7 +193,7 @@ def test_the_yaml_in_its_docstring_trains(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_hooks", raising=False)
     hooks = YAML(typ="safe").load(section)["hooks"]
-    training = create_training(config_with([*hooks, {"StopAfter": {"epochs": 1}}]), output_root=tmp_path / "log")
+    training = create_training(linear_with([*hooks, {"StopAfter": {"epochs": 1}}]), output_root=tmp_path / "log")
     assert training.main_loop.run_training().status == "finished"
     hook = training.hooks[0]
     assert (hook.every, hook.model, hook.dataset) == (10, training.model, training.dataset)

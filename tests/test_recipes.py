@@ -13,6 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from doubles import Net
 from torch import nn
 
 from emrun import TorchModel, read_steps
@@ -48,15 +49,6 @@ def test_mixup_mixes_copies_of_the_train_batches_only():
         assert batch["target"].sum(axis=1) == pytest.approx(1)
         assert (batch["target"].argmax(axis=1) == labels).all()
         assert (batch["image"] == images).all() != training
-
-
-class Net(nn.Module):
-    def __init__(self, *layers):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3, 4), *layers, nn.Linear(4, 1))
-
-    def forward(self, x):
-        return {"loss": self.layers(x).squeeze(1) ** 2}
 
 
 def trained(kind, module, x, **more):

@@ -1,16 +1,24 @@
-"""Every sample config trains and evaluates; those that draw most random numbers repeat themselves bit for bit."""
+"""Every sample config is trained once; interrupted and resumed it ends the same, and its run is evaluated.
+
+Some are trained by the command too, which gives the same bits. tests/test_readme.py trains two of them to the end.
+"""
 
 import json
 import runpy
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from samples import SAMPLES, shorter
+from training.resuming import Interrupt, resumed, train_with
+
+from emrun import create_training, resume_training
 
 APART = SAMPLES / "transformers"  # needs more libraries: see tests/test_transformers_samples.py
 CONFIGS = sorted(path.relative_to(SAMPLES) for path in SAMPLES.rglob("*.yaml") if path.parent != APART)
-REPEATED = ("digits_convnet.yaml", "mixed.yaml")
-SHORT = ["seed=3", "hooks.StopAfter.epochs=1", "main_loop.fixed_epoch_size=10", "main_loop.skip_zeroth_epoch=true"]
+BY_COMMAND = ("digits_convnet.yaml", "mixed.yaml", "config.yaml")
+SHORT = ["seed=3", "hooks.StopAfter.epochs=2", "main_loop.fixed_epoch_size=8"]
 
 
 @pytest.fixture(scope="session")
@@ -19,23 +27,48 @@ def warm(warm_with_sklearn):
     return warm_with_sklearn
 
 
-def streams_of(directory):
-    return [json.loads(line)["streams"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+@pytest.fixture
+def project(tmp_path, config, monkeypatch):
+    """Return a copy of the folder of a sample, with its data, where its modules are imported from."""
+    place = shutil.copytree(SAMPLES / config.parent, tmp_path / "project")
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    if Path("prepare.py").exists():
+        runpy.run_path("prepare.py", run_name="__main__")
+    for module in place.glob("*.py"):
+        monkeypatch.setitem(sys.modules, module.stem, None)  # undone at the end, whatever is imported meanwhile
+        del sys.modules[module.stem]
+    return place
+
+
+def found(directory):
+    """Return what must be the same: statistics, and the weights of each named checkpoint."""
+    names = [path for path in (directory / "checkpoints").iterdir() if path.is_symlink()]
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    weights = {path.name: (path / "model.safetensors").read_bytes() for path in names}
+    return [json.loads(line)["streams"] for line in lines], weights
+
+
+def run(training, at=None):
+    """Train until the n-th event; return the events."""
+    hook = Interrupt(at)
+    train_with(training, hook)
+    return hook.events
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_a_sample_trains_evaluates_and_repeats_itself(config, tmp_path, emrun, run_directory, monkeypatch):
-    """tests/test_readme.py trains the convolutional network to the end."""
-    project = shutil.copytree(SAMPLES / config.parent, tmp_path / "project")
-    monkeypatch.chdir(project)
-    if (project / "prepare.py").exists():
-        runpy.run_path("prepare.py", run_name="__main__")
-    roots = ["one", "two"] if config.name in REPEATED else ["one"]
-    for root in roots:
-        done = emrun("train", "-q", config.name, "-o", root, *SHORT, *shorter(config), cwd=project)
+def test_a_sample_trains_can_be_interrupted_in_an_epoch_and_in_an_evaluation_and_evaluates(config, project, emrun):
+    overrides = [*SHORT, *shorter(config)]
+    events = run(create_training(config.name, output_dir="straight", overrides=overrides))
+    expected = found(project / "straight")
+    first = events.index("before_epoch 1")
+    evaluated = events[events.index("after_stream train", first) + 2]  # of a batch, if there are extra streams
+    run(create_training(config.name, output_dir="run", overrides=overrides), first + 10)
+    run(resume_training(project / "run"), evaluated)
+    resumed(project / "run")
+    assert found(project / "run") == expected
+    assert emrun("eval", "-q", "straight", "valid", cwd=project).returncode == 0
+    if config.name in BY_COMMAND:
+        done = emrun("train", "-q", config.name, "--output-dir", "again", *overrides, cwd=project)
         assert (done.returncode, done.stderr) == (0, "")
-    runs = [run_directory(project / root) for root in roots]
-    weights = [run / "checkpoints" / "latest" / "model.safetensors" for run in runs]
-    assert streams_of(runs[0]) == streams_of(runs[-1])
-    assert weights[0].read_bytes() == weights[-1].read_bytes()
-    assert emrun("eval", "-q", runs[0], "valid", cwd=project).returncode == 0
+        assert found(project / "again") == expected

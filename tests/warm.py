@@ -1,8 +1,12 @@
-"""A process that has imported PyTorch, and becomes the installed command as often as it is asked to: see `emrun`.
+"""A process that has imported PyTorch and emrun, and becomes the installed command as often as it is asked to.
+
+See the fixture `emrun`. What a command finds is what a new process would find, but imported already: the tests about
+imports and starts use the fixture `cold`.
 
 Reads requests from the socket that is its standard input: JSON with the command's arguments, directory and environment,
 together with what are to be its standard output and error, and a socket that gets the pid and later the exit status.
-Its arguments are further modules to import.
+Its arguments are further modules to import. A command with `--nproc` starts its ranks in processes that stand by, which
+are forked before it begins: see `Rank`.
 """
 
 import atexit
@@ -10,17 +14,52 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import socket
+import subprocess
 import sys
 import threading
+import traceback
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+import parsing
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-# what most commands import, but for emrun itself, which is imported as the command does it
 SLOW = ("click", "ruamel.yaml", "safetensors.torch", "tabulate", "torch", "torch._dynamo", "tqdm")
+"""What most commands import, but for emrun."""
+PROGRAMS = ("emrun.sample_configs", "emrun.__main__")
+"""What is not imported but run."""
+USUAL = {
+    "dataset": {"class": "Majority"},
+    "model": {
+        "module": {"class": "torch.nn.Sequential", "args": [{"class": "torch.nn.ReLU"}]},
+        "loss": {"class": "torch.nn.BCEWithLogitsLoss"},
+        "optimizer": {"class": "Adam"},
+        "scheduler": {"class": "StepLR", "step_size": 1},
+    },
+    "hooks": ["ComputeStats", "LogVariables", "SaveBest", "ShowProgress", "StopAfter", "WriteCSV"],
+}
+"""A config whose check reads the sources that most checks read."""
+
+
+def import_emrun():
+    """Import the modules of emrun, and parse the sources that most checks of configs read."""
+    import emrun
+
+    for module in pkgutil.walk_packages(emrun.__path__, "emrun."):
+        if not module.name.startswith(PROGRAMS):
+            importlib.import_module(module.name)
+    parsing.remember()
+    from emrun.config.config import load_config
+    from emrun.config.plan import check_statically
+
+    path = list(sys.path)
+    check_statically(load_config(USUAL), evaluations=True)
+    sys.path[:] = path  # without the directory in which the tests were started
 
 
 def serve(server):
@@ -42,12 +81,75 @@ def serve(server):
             os.environ.clear()
             os.environ.update(request["env"])
             np.random.seed()
+            if "COVERAGE_PROCESS_CONFIG" in os.environ:
+                from emrun_contexts import begin, of_this_test
+
+                begin(of_this_test())
+            stand_by(request["ranks"])
             return request["arguments"]
         for descriptor in files:
             os.close(descriptor)
         with socket.socket(fileno=answers) as client, suppress(BrokenPipeError):  # the test has ended
             client.send(str(pid).encode())
             client.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+class Rank(subprocess.Popen):
+    """A process that stands by, as a child of the command, and becomes `python -c CODE ARGUMENTS`; or a new one."""
+
+    standing_by: ClassVar = []
+
+    def _execute_child(self, args, *others):
+        if not self.standing_by:
+            super()._execute_child(args, *others)
+            return
+        self.pid, channel = self.standing_by.pop()
+        self._child_created = True
+        with channel, suppress(BrokenPipeError):  # a test has killed it already
+            channel.send(json.dumps({"arguments": args, "env": others[5]}).encode())
+
+
+def stand_by(count):
+    """Fork the processes in which a command starts its ranks."""
+    for _ in range(count):
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if not pid:
+            ours.close()
+            for _, other in Rank.standing_by:
+                other.close()
+            become_rank(theirs)
+        theirs.close()
+        Rank.standing_by.append((pid, ours))
+    subprocess_handler.Popen = Rank
+
+
+def become_rank(channel):
+    """Wait for the code and its arguments, and run it; or end with the command."""
+    os.setsid()
+    if not (message := channel.recv(1 << 20)):
+        os._exit(0)
+    channel.close()
+    request = json.loads(message)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    _, _, code, *arguments = request["arguments"]
+    sys.argv = ["-c", *arguments]
+    run(lambda: exec(code, {"__name__": "__main__"}))
+
+
+def run(program):
+    """Run a program as Python does, and end."""
+    with Path(os.devnull).open("rb") as null:
+        os.dup2(null.fileno(), 0)
+    try:
+        program()
+    except SystemExit as ended:
+        end(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        end(1)
+    end(0)
 
 
 def end(status):
@@ -63,13 +165,8 @@ def end(status):
 if __name__ == "__main__":
     for name in (*SLOW, *sys.argv[1:]):
         importlib.import_module(name)
+    import_emrun()
     gc.freeze()
     sys.argv = serve(socket.socket(fileno=os.dup(0)))
-    with Path(os.devnull).open("rb") as null:
-        os.dup2(null.fileno(), 0)
     sys.path[0] = str(Path(sys.argv[0]).parent)
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as ended:
-        end(ended.code or 0)
-    end(0)
+    run(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))

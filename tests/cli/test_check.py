@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from projects import MAJORITY
 
 from emrun.config.config import load_config
 from emrun.config.import_finder import Imported
@@ -18,18 +19,10 @@ from emrun.errors import ConfigError
 EMRUN = Path(sys.executable).with_name("emrun")
 ROOT = Path(__file__).parent.parent.parent
 
-CONFIG = """\
-seed: 5
-dataset: {class: Majority, n: 50}
-model:
-  module:
-    class: torch.nn.Sequential
-    args:
-      - {class: torch.nn.Linear, in_features: 11, out_features: 1}
-      - {class: torch.nn.Flatten, start_dim: 0}
-  inputs: [x]
-  outputs: [logit]
-  loss: {class: torch.nn.BCEWithLogitsLoss, inputs: [logit, y]}
+CONFIG = (
+    "seed: 5\n"
+    + MAJORITY
+    + """\
   optimizer: {class: SGD, lr: 0.5, momentum: 0.9}
 main_loop:
   extra_streams: [valid]
@@ -37,6 +30,7 @@ hooks:
   - ComputeStats: {variables: [loss]}
   - StopAfter: {epochs: 2}
 """
+)
 
 CODE = """
 import numpy as np

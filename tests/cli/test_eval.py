@@ -3,6 +3,7 @@
 import json
 import signal
 
+from projects import LINEAR, linear_on_majority
 from ruamel.yaml import YAML
 
 INTERRUPT = """
@@ -51,16 +52,12 @@ def test_an_evaluation_prints_a_table_of_each_stream_and_what_the_training_wrote
     )
 
 
-COPIES = """\
+DATASET = """\
 dataset: &data
   class: Majority
   n: &n 50
-model:
-  module: {class: torch.nn.Linear, in_features: 11, out_features: 1}
-  inputs: [x]
-  outputs: [logit]
-  loss: {class: torch.nn.MSELoss, inputs: [logit, logit]}
-  optimizer: {class: SGD, lr: 0.1}
+"""
+REST = """\
 main_loop: {on_unused_sources: ignore, buffer: *n}
 hooks:
   - StopAfter: {epochs: 1}
@@ -69,6 +66,7 @@ eval:
     dataset:
       <<: *data
 """
+COPIES = DATASET + LINEAR + REST
 
 
 def test_an_override_that_an_anchor_keeps_from_a_copy_is_warned_of_once(emrun, tmp_path):
@@ -136,18 +134,10 @@ def test_free_values_are_read_by_interpolations_and_nothing_else(emrun, tmp_path
 
 def test_a_signal_ends_an_evaluation_and_the_process_by_it(emrun, tmp_path):
     (tmp_path / "my_hooks.py").write_text(INTERRUPT)
-    config = {
-        "dataset": {"class": "Majority", "n": 50},
-        "model": {
-            "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
-            "inputs": ["x"],
-            "outputs": ["logits"],
-            "loss": {"class": "torch.nn.MSELoss", "inputs": ["logits", "logits"]},
-            "optimizer": {"class": "SGD", "lr": 0.1},
-        },
-        "main_loop": {"on_unused_sources": "ignore", "on_interrupt": "epoch", "preempt_exit_code": 75},
-        "hooks": ["my_hooks.Interrupt", {"StopAfter": {"epochs": 1}}],
-    }
+    config = linear_on_majority(
+        main_loop={"on_unused_sources": "ignore", "on_interrupt": "epoch", "preempt_exit_code": 75},
+        hooks=["my_hooks.Interrupt", {"StopAfter": {"epochs": 1}}],
+    )
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
     done = emrun("eval", "-q", "run", "train")
@@ -156,19 +146,11 @@ def test_a_signal_ends_an_evaluation_and_the_process_by_it(emrun, tmp_path):
 
 
 def test_an_evaluation_names_its_checkpoint_and_where_its_results_are(emrun, tmp_path):
-    config = {
-        "dataset": {"class": "Majority", "n": 50},
-        "model": {
-            "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
-            "inputs": ["x"],
-            "outputs": ["logits"],
-            "loss": {"class": "torch.nn.MSELoss", "inputs": ["logits", "logits"]},
-            "optimizer": {"class": "SGD", "lr": 0.1},
-        },
-        "main_loop": {"on_unused_sources": "ignore"},
-        "hooks": [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 2}}],
-    }
-    config["hooks"].insert(1, {"SaveBest": {"stream": "train", "condition": "max"}})
+    best = {"SaveBest": {"stream": "train", "condition": "max"}}
+    config = linear_on_majority(
+        main_loop={"on_unused_sources": "ignore"},
+        hooks=[{"ComputeStats": {"variables": ["loss"]}}, best, {"StopAfter": {"epochs": 2}}],
+    )
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
     manifests = {

@@ -3,24 +3,21 @@
 import json
 
 import pytest
+from projects import LINEAR
 
 from emrun.storage.lock import RunLock
 
-CONFIG = """\
-seed: 1
-dataset: {class: Majority, n: 50}
-model:
-  module: {class: torch.nn.Linear, in_features: 11, out_features: 1}
-  inputs: [x]
-  outputs: [logit]
-  loss: {class: torch.nn.MSELoss, inputs: [logit, logit]}
-  optimizer: {class: SGD, lr: 0.1}
+CONFIG = (
+    "seed: 1\ndataset: {class: Majority, n: 50}\n"
+    + LINEAR
+    + """\
 main_loop: {extra_streams: [valid], on_unused_sources: ignore}
 hooks:
   - ComputeStats: {variables: [loss]}
   - SaveBest
   - StopAfter: {epochs: 1}
 """
+)
 
 
 @pytest.fixture

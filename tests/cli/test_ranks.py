@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from projects import SEVERAL, SEVERAL_PARTS
 from safetensors.torch import load_file
 
 from emrun import ranks as emrun_ranks
@@ -21,29 +23,14 @@ EMRUN = Path(sys.executable).with_name("emrun")
 
 pytestmark = pytest.mark.timeout(300)  # each rank is a process that imports PyTorch
 
-PARTS = '''
+PARTS = f"""{SEVERAL_PARTS}
+
 import os
 import signal
 import sys
 
-import numpy as np
-import torch
-
 from emrun import AbstractHook
 from emrun.ranks import ranks
-
-
-class Data:
-    def __init__(self):
-        self.x = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
-
-    def train_stream(self, ctx):
-        for rows in ctx.batches(37, 8, shuffle=True):
-            yield {"x": self.x[rows], "y": (self.x[rows].sum(axis=1) > 0).astype(np.int64)}
-
-
-def net():
-    return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Dropout(0.2), torch.nn.Linear(6, 2))
 
 
 def failing_net():
@@ -53,7 +40,7 @@ def failing_net():
 
 
 class Fault(AbstractHook):
-    """Does something once, after a batch on one rank, if the file `fault` names it: a signal, or another word."""
+    '''Does something once, after a batch on one rank, if the file `fault` names it: a signal, or another word.'''
 
     every_rank = True
     reads = ()
@@ -68,23 +55,21 @@ class Fault(AbstractHook):
         if what == "exit":
             os._exit(9)
         os.kill(os.getppid() if what.endswith("parent") else os.getpid(), signal.Signals[what.split()[0]])
-'''
+"""
 
-CONFIG = """
-seed: 3
-dataset: {class: parts.Data}
-model:
-  module: {class: parts.net}
-  inputs: [x]
-  outputs: [logits]
-  loss: {class: torch.nn.CrossEntropyLoss, inputs: [logits, y], reduction: none}
-  optimizer: {class: Adam, lr: 0.01}
+CONFIG = f"""{SEVERAL}
 hooks:
   - ComputeStats
   - parts.Fault
-  - SaveEvery: {every: 5 updates, keep: 2}
-  - StopAfter: {epochs: 4}
+  - SaveEvery: {{every: 5 updates, keep: 2}}
+  - StopAfter: {{epochs: 4}}
 """
+
+
+@pytest.fixture
+def emrun(emrun):
+    """Run the command; its ranks are processes that have imported PyTorch. `straight` and torchrun start new ones."""
+    return partial(emrun, ranks=4)
 
 
 @pytest.fixture

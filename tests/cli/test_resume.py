@@ -8,27 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
+from projects import MAJORITY
+from training.tiny import trace
 
 from emrun import create_training
 from emrun.errors import RunInUse
 
 EMRUN = str(Path(sys.executable).with_name("emrun"))
 
-CONFIG = """\
-seed: 5
-name: tiny
-dataset: {class: Majority, n: 50}
-model:
-  module:
-    class: torch.nn.Sequential
-    args:
-      - {class: torch.nn.Linear, in_features: 11, out_features: 1}
-      - {class: torch.nn.Dropout, p: 0.2}
-      - {class: torch.nn.Flatten, start_dim: 0}
-  inputs: [x]
-  outputs: [logit]
-  loss: {class: torch.nn.BCEWithLogitsLoss, inputs: [logit, y]}
+FLATTEN = "      - {class: torch.nn.Flatten, start_dim: 0}\n"
+CONFIG = (
+    "seed: 5\nname: tiny\n"
+    + MAJORITY.replace(FLATTEN, "      - {class: torch.nn.Dropout, p: 0.2}\n" + FLATTEN)
+    + """\
   optimizer: {class: Adam, lr: 0.05}
 main_loop:
   extra_streams: [valid]
@@ -39,6 +31,7 @@ hooks:
   - WriteCSV
   - StopAfter: {epochs: 3}
 """
+)
 
 HOOKS = """
 import os, signal
@@ -99,10 +92,6 @@ def result(directory):
         "metrics": [{**line, "seconds": None} for line in lines],
         "csv": (directory / "training.csv").read_text(),
     }
-
-
-def trace(directory):
-    return YAML(typ="safe", pure=True).load(directory / "trace.yaml")
 
 
 def test_an_interrupted_run_resumes_with_the_command_that_it_printed(project, emrun):

@@ -10,24 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from projects import MAJORITY
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parent.parent.parent
 EMRUN = str(Path(sys.executable).with_name("emrun"))
 
-CONFIG = """\
-seed: 5
-name: tiny
-dataset: {class: Majority, n: 50}
-model:
-  module:
-    class: torch.nn.Sequential
-    args:
-      - {class: torch.nn.Linear, in_features: 11, out_features: 1}
-      - {class: torch.nn.Flatten, start_dim: 0}
-  inputs: [x]
-  outputs: [logit]
-  loss: {class: torch.nn.BCEWithLogitsLoss, inputs: [logit, y]}
+CONFIG = (
+    "seed: 5\nname: tiny\n"
+    + MAJORITY
+    + """\
   optimizer: {class: SGD, lr: 0.5}
 main_loop:
   extra_streams: [valid]
@@ -36,6 +28,7 @@ hooks:
   - LogVariables
   - StopAfter: {epochs: 2}
 """
+)
 
 HOOKS = """
 import os, signal, sys

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from config.problems import problem_of
 
 from emrun.config.config import load_config, read_config
 from emrun.errors import ConfigError
@@ -19,13 +20,6 @@ def write(tmp_path):
         return paths[0]
 
     return put
-
-
-def problem_of(function, *arguments):
-    with pytest.raises(ConfigError) as caught:
-        function(*arguments)
-    (problem,) = caught.value.problems
-    return problem
 
 
 def test_a_directory_stands_for_its_config_file(write):

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from config.problems import problem_of
 
 from emrun.config.config import Config, read_config
 from emrun.config.interpolation import escaped, interpolate, unread_vars, without_environment
@@ -10,13 +11,6 @@ from emrun.config.overrides import override
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import MAX_DEPTH, node_of, parse
 from emrun.errors import ConfigError, Position
-
-
-def problem_of(function, *arguments):
-    with pytest.raises(ConfigError) as caught:
-        function(*arguments)
-    (problem,) = caught.value.problems
-    return problem
 
 
 def interpolated(text, *overrides):

@@ -1,6 +1,7 @@
 """Merging of configs, overrides, and notes about copies (of YAML anchors) that an override does not change."""
 
 import pytest
+from config.problems import problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,13 +13,6 @@ from emrun.errors import ConfigError, Position
 
 def changed(text, *overrides):
     return override(parse(text, "c.yaml"), overrides).plain()
-
-
-def problem_of(function, *arguments):
-    with pytest.raises(ConfigError) as caught:
-        function(*arguments)
-    (problem,) = caught.value.problems
-    return problem
 
 
 def override_problem(text, *overrides):

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from projects import linear_on_digits
 
 from emrun.config import planner
 from emrun.config.config import load_config
@@ -10,17 +11,7 @@ from emrun.config.plan import Plan, defaults_of
 from emrun.config.source_finder import Sources
 from emrun.errors import ConfigError
 
-CONFIG = {
-    "dataset": {"class": "Digits"},
-    "model": {
-        "module": {"class": "torch.nn.Linear", "in_features": 64, "out_features": 10},
-        "inputs": ["image"],
-        "outputs": ["logits"],
-        "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "label"]},
-        "optimizer": {"class": "SGD", "lr": 0.1},
-    },
-    "hooks": [{"StopAfter": {"epochs": 3}}],
-}
+CONFIG = linear_on_digits(hooks=[{"StopAfter": {"epochs": 3}}])
 
 
 @pytest.fixture

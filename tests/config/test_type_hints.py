@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from projects import linear_on_digits
 
 from emrun import create_training
 from emrun.config.config import load_config
@@ -136,17 +137,7 @@ def test_a_value_is_of_its_own_type(value):
     ],
 )
 def test_a_wrong_type_is_an_error_of_the_config_before_a_run_directory_is_made(tmp_path, override, message):
-    config = {
-        "dataset": {"class": "Digits", "flat": True},
-        "model": {
-            "module": {"class": "torch.nn.Linear", "in_features": 64, "out_features": 10},
-            "inputs": ["image"],
-            "outputs": ["logits"],
-            "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "label"]},
-            "optimizer": {"class": "SGD", "lr": 0.1},
-        },
-        "hooks": [{"StopAfter": {"epochs": 1}}],
-    }
+    config = linear_on_digits(hooks=[{"StopAfter": {"epochs": 1}}])
     with pytest.raises(ConfigError, match=message):
         create_training(config, tmp_path / "log", overrides=[override])
     assert not (tmp_path / "log").exists()

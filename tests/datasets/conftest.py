@@ -5,20 +5,14 @@ import pickle
 
 import numpy as np
 import pytest
+from doubles import stream_of
 from ruamel.yaml import YAML
 
 from emrun import create_training
-from emrun.streams.stream import StreamWrapper
-
-
-def _stream(dataset, name, seed=0, training=None, buffer=0):
-    training = name == "train" if training is None else training
-    function = getattr(dataset, f"{name}_stream")
-    return StreamWrapper(function, buffer, name=name, seed=seed, training=training)
 
 
 def _passes(dataset, name, n=1, **options):
-    stream = _stream(dataset, name, **options)
+    stream = stream_of(dataset, name, **options)
     with stream:
         return [list(stream) for _ in range(n)]
 
@@ -68,7 +62,7 @@ def check_training_stream():
         ends = np.cumsum([0, *map(len, straight)])
         flat = [batch for batches in straight for batch in batches]
         for stop in stops or {1, 2, len(straight[0]), len(straight[0]) + 1, ends[2] - 1}:
-            before, after = _stream(make(), "train"), _stream(make(), "train")
+            before, after = stream_of(make(), "train"), stream_of(make(), "train")
             epochs = (batch for _ in range(3) for batch in before)
             assert _bits(next(epochs) for _ in range(stop)) == flat[:stop]
             state = before.state_dict()

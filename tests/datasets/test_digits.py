@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from doubles import together
 from sklearn.datasets import load_digits
 
 from emrun.datasets import Digits
@@ -16,10 +17,6 @@ def passes(dataset, name, n=1, seed=0, training=None):
     training = name == "train" if training is None else training
     stream = StreamWrapper(getattr(dataset, f"{name}_stream"), name=name, seed=seed, training=training)
     return [list(stream) for _ in range(n)]
-
-
-def together(batches, source="image"):
-    return np.concatenate([batch[source] for batch in batches])
 
 
 @pytest.fixture(scope="module")

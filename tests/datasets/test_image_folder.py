@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from doubles import together
 from PIL import Image
 
 from emrun.datasets import ImageFolder
@@ -34,10 +35,6 @@ def root(tmp_path, monkeypatch):
 
 def make(**arguments):
     return ImageFolder(**{"train": "train", "valid": "valid", "batch_size": 2, **arguments})
-
-
-def together(batches, source="image"):
-    return np.concatenate([batch[source] for batch in batches])
 
 
 def expected(count):

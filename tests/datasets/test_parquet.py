@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from doubles import stream_of
 
 from emrun.datasets import Parquet
 from emrun.errors import ArgumentError, MissingExtra, StreamError
 from emrun.stream_context import StreamContext
-from emrun.streams.stream import StreamWrapper
 
 FIRST = {"id": range(50), "x": np.linspace(0, 1, 50, dtype=np.float32), "text": [f"row {i}" for i in range(50)]}
 
@@ -19,12 +19,6 @@ FIRST = {"id": range(50), "x": np.linspace(0, 1, 50, dtype=np.float32), "text": 
 def write(path, columns, rows_per_group=10):
     pq.write_table(pa.table(columns), path, row_group_size=rows_per_group)
     return path
-
-
-def stream_of(dataset, name="train", seed=0, buffer=0, training=None):
-    training = name == "train" if training is None else training
-    function = getattr(dataset, f"{name}_stream")
-    return StreamWrapper(function, buffer_size=buffer, name=name, seed=seed, training=training)
 
 
 def ids(batches):

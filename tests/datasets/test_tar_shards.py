@@ -9,11 +9,11 @@ import zlib
 
 import numpy as np
 import pytest
+from doubles import stream_of
 from PIL import Image
 
 from emrun.datasets import TarShards
 from emrun.errors import ArgumentError, MissingExtra, StreamError
-from emrun.streams.stream import StreamWrapper
 
 
 def png(value, size=(4, 4), mode="RGB", extension="PNG"):
@@ -43,12 +43,6 @@ def examples(numbers):
     for number in numbers:
         yield f"some/dir.x/{number:03d}.png", png((number, 0, 255))
         yield f"some/dir.x/{number:03d}.cls", str(number).encode()
-
-
-def stream_of(dataset, name="train", seed=0, buffer=0, training=None):
-    training = name == "train" if training is None else training
-    function = getattr(dataset, f"{name}_stream")
-    return StreamWrapper(function, buffer_size=buffer, name=name, seed=seed, training=training)
 
 
 def labels(batches):

@@ -1,4 +1,4 @@
-"""Fixtures for fault injection: each test causes a fault, in a few trials in `make test`, in all in `make campaign`.
+"""Fixtures for fault injection: each test causes a fault, in two trials in `make test`, in all in `make campaign`.
 
     @pytest.mark.fault("power loss", share=4)
     def test_power_loss(trials):
@@ -26,6 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from campaign import TIMES
 
 from emrun import AbstractHook, create_model, create_training, resume_training
 from emrun.cli import main
@@ -79,25 +80,25 @@ class Trial:
 
 @pytest.fixture
 def trials(request):
-    """Return a function that yields the trials of a test: `small` of the cases, evenly spaced, or the list `small`.
+    """Return a function that yields the trials of a test.
 
-    In a campaign, cases are chosen at random: as many as there is time for, but at least as many as in `make test`.
+    `make test` has two, of `small` of the cases, evenly spaced, or of the list `small`; all of those where the trials
+    are judged `together`. A campaign chooses cases at random: as many as there is time for, but at least `small`.
     """
     minutes = request.config.getoption("--campaign")
     (mark,) = request.node.iter_markers("fault")
     tally = dict.fromkeys((*OUTCOMES, "planned"), 0)
 
-    def over(cases, small):
+    def over(cases, small, together=False):
         cases = list(cases)
         ends_at = None
         few = small if isinstance(small, list) else cases[:: -(-len(cases) // small)]
         if minutes is None:
-            cases = few
+            cases = few if together else few[:: max(1, len(few) // 2)][:2]
         else:
             random.Random(1).shuffle(cases)
-            began, shares = request.config.stash[TIMES]
-            left = began + minutes * 60 - time.monotonic()
-            ends_at = time.monotonic() + min(left, minutes * 60 * shares[request.node.nodeid])
+            times = request.config.stash[TIMES]
+            ends_at = min(times.ends_at, time.monotonic() + times.seconds[request.node.nodeid])
         tally["planned"] += len(cases)
         for number, case in enumerate(cases):
             if ends_at is not None and number >= len(few) and time.monotonic() > ends_at:
@@ -108,22 +109,6 @@ def trials(request):
     request.node.user_properties.append(("fault", (mark.args[0], tally)))
     if tally.get("first") and minutes is not None:
         pytest.fail(f"first trial that was not survived: {tally['first']}")
-
-
-TIMES = pytest.StashKey()
-
-
-def pytest_collection_modifyitems(config, items):
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    shares = {}
-    for item in items:
-        for mark in item.iter_markers("fault"):
-            shares[item.nodeid] = mark.kwargs.get("share", 1)
-    total = sum(shares.values())
-    parts = {name: min(1.0, workers * share / total) for name, share in shares.items()}
-    config.stash[TIMES] = time.monotonic(), parts
-    if config.getoption("--campaign") is not None:
-        items.sort(key=lambda item: item.nodeid not in shares)  # tests with trials run first
 
 
 CONFIG = {

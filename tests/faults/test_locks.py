@@ -17,6 +17,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+import memory
 import psutil
 import pytest
 
@@ -368,7 +369,7 @@ def test_a_run_that_cannot_be_written_is_evaluated_with_results_elsewhere(projec
         if not path.is_symlink():
             path.chmod(0o555 if path.is_dir() else 0o444)
     before = files(run)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(dir=memory.DISK) as place:
         Path(place).chmod(0o777)
         shutil.copytree(run, Path(place) / "theirs", symlinks=True)
         before = files(Path(place))

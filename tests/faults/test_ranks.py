@@ -3,48 +3,23 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+import psutil
 import pytest
+from projects import SEVERAL, SEVERAL_PARTS
+from warm import stand_by
 
-EMRUN = Path(sys.executable).with_name("emrun")
 PATIENCE = 60  # seconds that the others have to end
 
-PARTS = """
-import numpy as np
-import torch
-
-
-class Data:
-    def __init__(self):
-        self.x = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
-
-    def train_stream(self, ctx):
-        for rows in ctx.batches(37, 8, shuffle=True):
-            yield {"x": self.x[rows], "y": (self.x[rows].sum(axis=1) > 0).astype(np.int64)}
-
-
-def net():
-    return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Dropout(0.2), torch.nn.Linear(6, 2))
-"""
-
-CONFIG = """
-seed: 3
-dataset: {class: parts.Data}
-model:
-  module: {class: parts.net}
-  inputs: [x]
-  outputs: [logits]
-  loss: {class: torch.nn.CrossEntropyLoss, inputs: [logits, y], reduction: none}
-  optimizer: {class: Adam, lr: 0.01}
+CONFIG = f"""{SEVERAL}
 hooks:
   - ComputeStats
-  - SaveEvery: {every: 5 updates, keep: 2}
-  - StopAfter: {epochs: 60}
+  - SaveEvery: {{every: 5 updates, keep: 2}}
+  - StopAfter: {{epochs: 60}}
 """
 
 
@@ -66,17 +41,21 @@ def ranks_of(command):
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a random one of two or three ranks is killed, and the run is resumed until done", share=6)
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.campaign)])
-def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(tmp_path, trials, size):
-    (tmp_path / "parts.py").write_text(PARTS)
+def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(tmp_path, small, trials, size):
+    (tmp_path / "parts.py").write_text(SEVERAL_PARTS)
     (tmp_path / "config.yaml").write_text(CONFIG)
+    errors = None
 
     def start(directory):
-        words = [EMRUN, "train", "-q", "config.yaml", "--nproc", str(size), "--output-dir", directory, "--auto-resume"]
-        with (tmp_path / "errors").open("w") as errors:
-            return subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=errors)
+        """Start the command; its ranks are processes that stand by, since each would import PyTorch."""
+        words = ["train", "-q", "config.yaml", "--nproc", str(size), "--output-dir", directory, "--auto-resume"]
+        child, place, _ = small.began(words, tmp_path, prepare=partial(stand_by, size))
+        nonlocal errors
+        errors = place / "err"
+        return psutil.Process(child)
 
     def finish():
-        assert start("run").wait(PATIENCE + seconds) == 0, (tmp_path / "errors").read_text()
+        assert start("run").wait(PATIENCE + seconds) == 0, errors.read_text()
         assert result(tmp_path / "run") == expected
         (tmp_path / "run").rename(tmp_path / f"run-{perf_counter()}")
 
@@ -85,17 +64,17 @@ def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(tmp_path, tria
     seconds += perf_counter()
     expected = result(tmp_path / "straight")
     since_finished = 0
-    for trial in trials(range(100), small=2):
+    for trial in trials(range(100), small=1):
         with trial:
             command = start("run")
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(psutil.TimeoutExpired):
                 command.wait(trial.random.uniform(0.2, 1) * seconds)
             killed = ranks_of(command)
             for number in trial.random.sample(killed, k=min(1, len(killed))):
                 with suppress(ProcessLookupError):  # it has ended
                     os.kill(number, signal.SIGKILL)
             status = command.wait(PATIENCE)
-            said = (tmp_path / "errors").read_text()
+            said = errors.read_text()
             with trial.telling():
                 assert status in ((0,) if not killed else (0, 128 + signal.SIGKILL)), said
                 assert not status or "was killed by SIGKILL" in said

@@ -17,6 +17,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+import memory
 import pytest
 
 TRAIN = ("train", "-q", "config.yaml", "--output-dir", "run", "--auto-resume")
@@ -38,7 +39,7 @@ def small_disk(tmp_path):
 @pytest.fixture
 def open_project():
     """Return a project whose directory anybody may enter, unlike those of pytest."""
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(dir=memory.DISK) as place:
         Path(place).chmod(0o777)
         yield Path(place)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from doubles import SGD, Push, Streams, run
+from doubles import SGD, Net, Push, Streams, run, vectors
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
@@ -11,20 +11,6 @@ from emrun import AbstractHook, Factory, MainLoop, TorchModel
 from emrun.errors import ArgumentError, HookError
 from emrun.hooks import AverageWeights, SetOverTime, StopAfter
 from emrun.models.schedules import Linear
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-
-    def forward(self, x):
-        return {"loss": self.layers(x).squeeze(1) ** 2}
-
-
-def batches(count=6):
-    rng = np.random.default_rng(0)
-    return [{"x": rng.random((4, 3), np.float32)} for _ in range(count)]
 
 
 class Averaged(AbstractHook):
@@ -67,8 +53,8 @@ def test_the_averages_equal_those_of_torch_to_the_last_bit(arguments, function, 
     torch.manual_seed(0)
     own, theirs = AverageWeights(**arguments, batch_norm="average"), Averaged(function, every, first)
     optimizer = Factory(torch.optim.SGD, lr=0.1, momentum=0.9)
-    model = TorchModel(Net(), optimizer=optimizer, accumulate=accumulate, device="cpu")
-    run(model, batches(), own, theirs, epochs=2)
+    model = TorchModel(Net(nn.BatchNorm1d(4)), optimizer=optimizer, accumulate=accumulate, device="cpu")
+    run(model, vectors(), own, theirs, epochs=2)
     own_values = model.evaluation_weights
     assert own_values.keys() == model.module.state_dict().keys()
     for name, value in theirs.model.module.named_parameters():
@@ -106,10 +92,10 @@ class Both:
 
     def train_stream(self, ctx):
         for rows in ctx.batches(24, 4, shuffle=True):
-            yield {"x": np.concatenate([each["x"] for each in batches()])[rows]}
+            yield {"x": np.concatenate([each["x"] for each in vectors()])[rows]}
 
     def valid_stream(self):
-        yield batches()[0]
+        yield vectors()[0]
 
 
 class Statistics(AbstractHook):
@@ -122,7 +108,7 @@ class Statistics(AbstractHook):
     def before_evaluation(self):
         model = self.main_loop.model
         if model.evaluation_weights is not None:
-            theirs = AveragedModel(Net())
+            theirs = AveragedModel(Net(nn.BatchNorm1d(4)))
             theirs.module.load_state_dict(model.evaluation_weights)
             update_bn([torch.from_numpy(each["x"]) for each in self.main_loop.evaluation_pass("train")], theirs)
             self.expected.append([value.clone() for value in theirs.module.layers[1].buffers()])
@@ -136,7 +122,7 @@ class Statistics(AbstractHook):
 def test_recomputed_statistics_equal_those_of_torch_and_the_training_does_not_change(arguments):
     def trained(*hooks, streams=("valid",)):
         torch.manual_seed(0)
-        model = TorchModel(Net(), optimizer=Factory(torch.optim.SGD, lr=0.1), device="cpu")
+        model = TorchModel(Net(nn.BatchNorm1d(4)), optimizer=Factory(torch.optim.SGD, lr=0.1), device="cpu")
         with MainLoop(model, Both(), hooks, on_unused_sources="ignore") as loop:
             loop.epoch([], ["train"])  # as the zeroth
             for _ in range(2):
@@ -158,7 +144,8 @@ def test_recomputed_statistics_equal_those_of_torch_and_the_training_does_not_ch
 def test_a_momentum_that_is_set_over_time_does_not_count_in_recomputed_statistics():
     def statistics_with(*hooks):
         torch.manual_seed(0)
-        statistics, model = Statistics(), TorchModel(Net(), optimizer=Factory(torch.optim.SGD, lr=0.0), device="cpu")
+        form = Factory(torch.optim.SGD, lr=0.0)
+        statistics, model = Statistics(), TorchModel(Net(nn.BatchNorm1d(4)), optimizer=form, device="cpu")
         hooks = [AverageWeights(kind="swa"), *hooks, statistics, StopAfter(epochs=1)]
         MainLoop(model, Both(), hooks, extra_streams=["valid"], on_unused_sources="ignore").run_training()
         return statistics.seen[-1]
@@ -182,9 +169,9 @@ def test_averages_that_have_not_changed_and_modules_without_batch_norm_need_no_p
             loop.epoch([], ["valid"])
         return hook.count
 
-    assert passes(Net(), kind="swa") == 6
-    assert passes(Net(), kind="swa", not_before="50 updates") == 0
-    assert passes(Net(), decay=0.9) == 0
+    assert passes(Net(nn.BatchNorm1d(4)), kind="swa") == 6
+    assert passes(Net(nn.BatchNorm1d(4)), kind="swa", not_before="50 updates") == 0
+    assert passes(Net(nn.BatchNorm1d(4)), decay=0.9) == 0
     assert passes(Push(), kind="swa") == 0
     with pytest.raises(HookError, match="batch_norm: recompute: the module has no BatchNorm"):
         passes(Push(), kind="swa", batch_norm="recompute")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from doubles import SGD, state_of
+from doubles import SGD, Embedded, Streams, state_of, words
 from doubles import run as train
 from torch import nn
 
@@ -14,31 +14,13 @@ from emrun.errors import ArgumentError, HookError
 from emrun.hooks import ClipGradients
 
 
-class Net(nn.Module):
-    """Has a sparse gradient, dense ones, and a parameter without a gradient."""
-
-    def __init__(self, sparse=False):
-        super().__init__()
-        self.table = nn.Embedding(9, 4, sparse=sparse)
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-        self.unused = nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        return {"loss": 50 * self.layers(self.table(x)).squeeze(-1) ** 2}
-
-
-def batches():
-    rng = np.random.default_rng(0)
-    return [{"x": rng.integers(0, 9, 4)} for _ in range(6)]
-
-
 def by_hand(clip, accumulate, **optimizer):
     """Train as a script would."""
     torch.manual_seed(0)
-    net = Net()
+    net = Embedded(scale=50)
     sgd = torch.optim.SGD(net.parameters(), **optimizer)
     norms = []
-    data = [torch.from_numpy(batch["x"]) for batch in batches()]
+    data = [torch.from_numpy(batch["x"]) for batch in words()]
     for first in range(0, len(data), accumulate):
         sgd.zero_grad()
         window = data[first : first + accumulate]
@@ -67,8 +49,8 @@ def test_the_weights_equal_those_of_a_loop_by_hand_to_the_last_bit(arguments, cl
     expected, norms = by_hand(clip, accumulate, lr=0.1, momentum=0.9)
     torch.manual_seed(0)
     optimizer = Factory(torch.optim.SGD, lr=0.1, momentum=0.9)
-    model = TorchModel(Net(), optimizer=optimizer, accumulate=accumulate, device="cpu")
-    train(model, batches(), ClipGradients(**arguments))
+    model = TorchModel(Embedded(scale=50), optimizer=optimizer, accumulate=accumulate, device="cpu")
+    train(model, words(), ClipGradients(**arguments))
     assert all(torch.equal(value, expected.state_dict()[name]) for name, value in model.module.state_dict().items())
     if "norm" in arguments:
         assert all(norm > 0.5 for norm in norms)
@@ -79,7 +61,7 @@ def test_sparse_gradients_are_clipped_as_dense_ones(arguments):
     ends = []
     for sparse in (False, True):
         torch.manual_seed(0)
-        model = TorchModel(Net(sparse), optimizer=Factory(torch.optim.SGD, lr=0.1), device="cpu")
+        model = TorchModel(Embedded(sparse, scale=50), optimizer=Factory(torch.optim.SGD, lr=0.1), device="cpu")
         train(model, [{"x": np.array([1, 1, 2])}] * 3, ClipGradients(**arguments))
         ends.append(state_of(model.module))
     for name, value in ends[0].items():
@@ -108,11 +90,11 @@ def test_each_optimizer_is_clipped_by_itself_and_one_without_gradients_is_skippe
     moved = []
     names = {"a": r"layers\.0|table", "b": r"layers\.2", "c": "unused"}
     model = Both(
-        Net(),
+        Embedded(scale=50),
         optimizer={name: Factory(torch.optim.SGD, options={"match": match}, lr=1.0) for name, match in names.items()},
         device="cpu",
     )
-    streams = type("Data", (), {"train_stream": lambda self: iter(batches()[:1])})()
+    streams = Streams(train=words(1))
     with MainLoop(model, streams, [ClipGradients(norm=0.25)], run=run) as loop:
         loop.epoch(["train"])
     assert moved == pytest.approx([0.25, 0.25, 0.0], rel=1e-4)
@@ -139,10 +121,10 @@ def test_wrong_arguments(arguments, argument, message):
 
 
 def test_a_norm_that_is_not_finite_is_not_hidden():
-    model = TorchModel(Net(), optimizer=SGD)
+    model = TorchModel(Embedded(scale=50), optimizer=SGD)
     with torch.no_grad():
         model.module.layers[2].weight.fill_(math.inf)
-    train(model, batches()[:1], ClipGradients(norm=1.0))
+    train(model, words()[:1], ClipGradients(norm=1.0))
     assert not torch.isfinite(model.module.layers[0].weight).all()
 
 

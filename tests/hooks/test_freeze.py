@@ -1,9 +1,8 @@
 """Freeze: what is frozen does not change in a bit, and is trained from the right update on."""
 
-import numpy as np
 import pytest
 import torch
-from doubles import SGD, run, state_of
+from doubles import SGD, Streams, run, state_of, vectors
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
@@ -19,11 +18,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return {"loss": self.head(self.body(x)).squeeze(1) ** 2}
-
-
-def batches(count=6):
-    rng = np.random.default_rng(0)
-    return [{"x": rng.random((4, 3), np.float32)} for _ in range(count)]
 
 
 class States(AbstractHook):
@@ -49,7 +43,7 @@ def test_frozen_parameters_do_not_change_and_thaw_as_in_a_loop_by_hand(optimizer
     torch.manual_seed(0)
     states, model = States(), TorchModel(Net(), optimizer=Factory(optimizer, **arguments), device="cpu")
     before = state_of(model.module)
-    run(model, batches(), Freeze("^body", until="3 updates"), states, epochs=1)
+    run(model, vectors(), Freeze("^body", until="3 updates"), states, epochs=1)
     for state in states.states[:3]:
         assert all(torch.equal(value, before[name]) for name, value in state.items() if name.startswith("body"))
         assert not torch.equal(state["head.1.running_mean"], before["head.1.running_mean"])
@@ -59,7 +53,7 @@ def test_frozen_parameters_do_not_change_and_thaw_as_in_a_loop_by_hand(optimizer
     torch.manual_seed(0)
     net = Net()
     own = optimizer(net.parameters(), **arguments)
-    for index, batch in enumerate(batches()):
+    for index, batch in enumerate(vectors()):
         net.train()
         net.body.requires_grad_(index >= 3)
         net.body[1].train(index >= 3)
@@ -75,18 +69,18 @@ def test_frozen_parameters_do_not_change_and_thaw_as_in_a_loop_by_hand(optimizer
 )
 def test_the_log_says_how_long_it_is(until, text, caplog):
     caplog.set_level("INFO")
-    run(TorchModel(Net(), optimizer=SGD, device="cpu"), batches(1), Freeze("^body.0", until=until))
+    run(TorchModel(Net(), optimizer=SGD, device="cpu"), vectors(1), Freeze("^body.0", until=until))
     assert f"Freeze: 2 parameters frozen {text}" in caplog.messages
 
 
 def test_what_an_optimizer_has_learnt_of_a_parameter_is_kept():
     torch.manual_seed(0)
     model = TorchModel(Net(), optimizer=Factory(torch.optim.Adam, lr=0.1), device="cpu")
-    run(model, batches(2))
+    run(model, vectors(2))
     weight = model.module.body[0].weight
     known = {name: value.clone() for name, value in model.optimizer.state[weight].items()}
     before = weight.detach().clone()
-    run(model, batches(2), Freeze("^body"))
+    run(model, vectors(2), Freeze("^body"))
     assert torch.equal(weight, before)
     assert all(torch.equal(value, known[name]) for name, value in model.optimizer.state[weight].items())
 
@@ -104,17 +98,11 @@ def test_what_an_optimizer_has_learnt_of_a_parameter_is_kept():
     ],
 )
 def test_until(until, main_loop, frozen):
-    class Data:
-        def __init__(self):
-            self.num_batches = {"train": 4}
-
-        def train_stream(self):
-            return iter(batches(4))
-
+    data = Streams(num_batches={"train": 4}, train=vectors(4))
     accumulate = main_loop.pop("accumulate", 1)
     model, states = TorchModel(Net(), optimizer=SGD, accumulate=accumulate), States()
     before = state_of(model.module)
-    with MainLoop(model, Data(), [Freeze("^body.0", until=until), states], **main_loop) as loop:
+    with MainLoop(model, data, [Freeze("^body.0", until=until), states], **main_loop) as loop:
         for _ in range(3):
             loop.epoch(["train"])
     is_frozen = [torch.equal(each["body.0.weight"], before["body.0.weight"]) for each in states.states]
@@ -124,7 +112,7 @@ def test_until(until, main_loop, frozen):
 def test_a_parameter_that_needed_no_gradient_does_not_get_one_when_it_thaws():
     model = TorchModel(Net(), optimizer=SGD)
     model.module.body[0].bias.requires_grad_(False)
-    run(model, batches(4), Freeze("^body", until="2 updates"))
+    run(model, vectors(4), Freeze("^body", until="2 updates"))
     assert not model.module.body[0].bias.requires_grad
     assert model.module.body[0].weight.requires_grad
 
@@ -134,7 +122,7 @@ def test_what_two_of_them_freeze_thaws_with_the_last(is_turned):
     model, states = TorchModel(Net(), optimizer=SGD), States()
     before = state_of(model.module)
     hooks = [Freeze(["^body", "head.0"], until="2 updates"), Freeze(["^head.0.weight", "^body.1"], until="4 updates")]
-    run(model, batches(), *(hooks[::-1] if is_turned else hooks), states)
+    run(model, vectors(), *(hooks[::-1] if is_turned else hooks), states)
     for name, frozen in (
         ("body.0.weight", 2),
         ("head.0.weight", 4),
@@ -147,12 +135,8 @@ def test_what_two_of_them_freeze_thaws_with_the_last(is_turned):
 
 def test_a_second_run_of_the_loop_thaws_too():
     model, states = TorchModel(Net(), optimizer=SGD), States()
-
-    class Data:
-        train_stream = staticmethod(lambda: iter(batches(2)))
-
     before = state_of(model.module)
-    loop = MainLoop(model, Data(), [Freeze("^body.0", until="3 updates"), states])
+    loop = MainLoop(model, Streams(train=vectors(2)), [Freeze("^body.0", until="3 updates"), states])
     for _ in range(2):
         with loop:
             loop.epoch(["train"])
@@ -161,13 +145,9 @@ def test_a_second_run_of_the_loop_thaws_too():
 
 
 def test_evaluations_between_do_not_end_it():
-    class Data:
-        train_stream = staticmethod(lambda: iter(batches(2)))
-        valid_stream = staticmethod(lambda: iter(batches(2)))
-
     model = TorchModel(Net(), optimizer=SGD)
     before = state_of(model.module)
-    with MainLoop(model, Data(), [Freeze("^body")]) as loop:
+    with MainLoop(model, Streams(train=vectors(2), valid=vectors(2)), [Freeze("^body")]) as loop:
         for _ in range(2):
             loop.epoch(["train"], ["valid"])
             assert not model.module.training
@@ -185,7 +165,7 @@ def test_a_lazy_module():
             return {"loss": self.head(self.body(x)).squeeze(1) ** 2}
 
     states, model = States(), TorchModel(Lazy(), optimizer=SGD)
-    run(model, batches(4), Freeze("^body", until="2 updates"), states)
+    run(model, vectors(4), Freeze("^body", until="2 updates"), states)
     weights = [state["body.weight"] for state in states.states]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[1], weights[2])
@@ -213,7 +193,7 @@ def test_wrong_arguments(arguments, argument, message):
 
 def test_passes_of_unknown_length_are_an_error():
     with pytest.raises(ArgumentError, match="the length of a pass is not known"):
-        run(TorchModel(Net(), optimizer=SGD), batches(), Freeze("body", until="1 passes"), fixed_epoch_size=3)
+        run(TorchModel(Net(), optimizer=SGD), vectors(), Freeze("body", until="1 passes"), fixed_epoch_size=3)
 
 
 def test_a_model_without_a_module_is_an_error(scripted):

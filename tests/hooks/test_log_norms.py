@@ -3,30 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from doubles import SGD, Push, Streams
+from doubles import SGD, Embedded, Push, Streams, words
 from doubles import run as train
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, read_steps
 from emrun.errors import ArgumentError, HookError
 from emrun.hooks import LogNorms
-
-
-class Net(nn.Module):
-    def __init__(self, sparse=False):
-        super().__init__()
-        self.table = nn.Embedding(9, 4, sparse=sparse)
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-        self.unused = nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        return {"loss": self.layers(self.table(x)).squeeze(-1) ** 2}
-
-
-class Data:
-    def train_stream(self):
-        rng = np.random.default_rng(0)
-        return iter([{"x": rng.integers(0, 9, 4)} for _ in range(6)])
 
 
 class EpochData(AbstractHook):
@@ -47,7 +30,7 @@ PARTS = {"": "", "(^layers.0)": "layers.0", "(table|unused)": ("table", "unused"
 def by_hand():
     """Return name -> the values of the updates, as a script would calculate them."""
     torch.manual_seed(0)
-    net, found = Net(), {}
+    net, found = Embedded(), {}
     adam = torch.optim.AdamW(net.parameters(), lr=0.1)
 
     def add(value, tensors):
@@ -56,7 +39,7 @@ def by_hand():
             norm = torch.cat([each.flatten().double() for each in parts]).norm().item() if parts else 0.0
             found.setdefault(f"{value}{end}", []).append(norm)
 
-    for batch in Data().train_stream():
+    for batch in words():
         adam.zero_grad()
         net(torch.from_numpy(batch["x"]))["loss"].mean().backward()
         before = {name: each.detach().clone() for name, each in net.named_parameters()}
@@ -75,9 +58,9 @@ def by_hand():
 def test_the_values_are_those_of_a_loop_by_hand(run, sparse):
     torch.manual_seed(0)
     optimizer = Factory(torch.optim.SGD, lr=0.1) if sparse else Factory(torch.optim.AdamW, lr=0.1)
-    model = TorchModel(Net(sparse), optimizer=optimizer, device="cpu")
+    model = TorchModel(Embedded(sparse), optimizer=optimizer, device="cpu")
     seen, hook = EpochData(), LogNorms(match=["^layers.0", "table|unused"])
-    with MainLoop(model, Data(), [hook, seen], run=run) as loop:
+    with MainLoop(model, Streams(train=words()), [hook, seen], run=run) as loop:
         loop.epoch(["train"])
     steps, expected = read_steps(run.directory), by_hand()
     assert set(hook.writes) == {f"{name}/mean" for name in expected}
@@ -108,8 +91,8 @@ def test_the_norm_equals_that_of_torch_to_the_last_bit(run):
 def test_every_counts_updates(run, accumulate, measured):
     torch.manual_seed(0)
     seen = EpochData()
-    model = TorchModel(Net(), optimizer=SGD, accumulate=accumulate)
-    with MainLoop(model, Data(), [LogNorms(every="2 updates"), seen], run=run) as loop:
+    model = TorchModel(Embedded(), optimizer=SGD, accumulate=accumulate)
+    with MainLoop(model, Streams(train=words()), [LogNorms(every="2 updates"), seen], run=run) as loop:
         loop.epoch(["train"])
         loop.epoch(["train"])
     norms = read_steps(run.directory)["weight_norm"]
@@ -157,7 +140,7 @@ def test_several_optimizers_have_values_of_what_matches_their_own_parameters(laz
 def test_an_expression_for_parameters_without_an_optimizer_is_an_error():
     form = Factory(torch.optim.SGD, lr=0.1, options={"match": "^a"})
     with pytest.raises(ArgumentError, match=r"'\^b' matches only parameters that no optimizer trains"):
-        MainLoop(TorchModel(Pair(), optimizer=form, device="cpu"), Data(), [LogNorms(match="^b")])
+        MainLoop(TorchModel(Pair(), optimizer=form, device="cpu"), Streams(train=words()), [LogNorms(match="^b")])
 
 
 def test_half_precision_is_measured_in_single_precision(run):
@@ -183,7 +166,7 @@ def test_half_precision_is_measured_in_single_precision(run):
 )
 def test_wrong_arguments(arguments, argument, message):
     with pytest.raises(ArgumentError) as caught:
-        LogNorms(**arguments, model=TorchModel(Net(), optimizer=SGD))
+        LogNorms(**arguments, model=TorchModel(Embedded(), optimizer=SGD))
     assert caught.value.argument == argument
     assert message in str(caught.value)
 

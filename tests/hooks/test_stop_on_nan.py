@@ -3,24 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from projects import linear_on_majority
 
 from emrun import AbstractHook, TrainingAborted, create_training
 from emrun.errors import ArgumentError, HookError
 from emrun.hooks import StopOnNaN
 from emrun.training.create import train as run_training
 
-CONFIG = {
-    "seed": 1,
-    "dataset": {"class": "Majority", "n": 50},
-    "model": {
-        "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
-        "inputs": ["x"],
-        "outputs": ["logit"],
-        "loss": {"class": "torch.nn.MSELoss", "inputs": ["logit", "logit"]},
-        "optimizer": {"class": "SGD", "lr": 0.1},
-    },
-    "main_loop": {"on_unused_sources": "ignore", "skip_zeroth_epoch": True},
-}
+CONFIG = linear_on_majority(seed=1, main_loop={"on_unused_sources": "ignore", "skip_zeroth_epoch": True})
 
 
 class Loop:

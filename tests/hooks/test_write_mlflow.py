@@ -4,10 +4,12 @@ import socket
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from conftest import Warm
 
 from emrun.errors import ArgumentError
 from emrun.hooks import WriteMLflow
@@ -15,10 +17,12 @@ from emrun.hooks import WriteMLflow
 DUE = [0, *range(10, 136, 10), 45, 135]
 
 
-@pytest.fixture(scope="session")
-def warm(warm_with_sklearn):
-    """Let `emrun` run where scikit-learn is imported already."""
-    return warm_with_sklearn
+@pytest.fixture(scope="module")
+def warm():
+    """Let `emrun` run where MLflow is imported already."""
+    process = Warm("mlflow", "mlflow.tracking")
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,8 @@ def wait_until_up(url, process):
             with urlopen(url, timeout=5):
                 return
         except (URLError, ConnectionError, TimeoutError):
-            continue
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
     pytest.fail("the server has ended")
 
 

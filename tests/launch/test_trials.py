@@ -81,7 +81,7 @@ def test_the_identity_is_that_of_the_values(project, monkeypatch):
     [
         ("model.widht=[1, 2]", "-p 'model.widht=[1, 2]': model: unknown argument 'widht'; did you mean 'width'?"),
         ("modle.width=[1]", "-p 'modle.width=[1]': unknown key 'modle'; did you mean 'model'?"),
-        ("dataset.class=[my_code.Data, my_code.Date]", "which has no 'Date'"),
+        ("dataset.class=[my_code.Data, my_code.Date]", "has no 'Date'"),
         ("x=[{model.width: 1, main_loop.bufer: 2}]", "main_loop: unknown argument 'bufer'; did you mean 'buffer'?"),
     ],
 )

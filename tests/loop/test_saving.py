@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from doubles import Doubler, SixExamples
+from storage.committing import names_in
 
 from emrun import AbstractHook, MainLoop, TorchModel, TrainingTerminated
 from emrun.errors import ArgumentError, HookError, StorageError
@@ -28,10 +29,6 @@ def save(directory):
 @pytest.fixture
 def root(tmp_path):
     return tmp_path / "checkpoints"
-
-
-def names_in(root):
-    return sorted(path.name for path in root.iterdir())
 
 
 @pytest.fixture

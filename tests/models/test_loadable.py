@@ -2,18 +2,10 @@
 
 import pytest
 import torch
+from doubles import Buffers
 from torch import nn
 
 from emrun.models.loadable import differences, structure, what_cannot_be_held
-
-
-class Buffers(nn.Module):
-    """A module whose state is the given tensors."""
-
-    def __init__(self, **tensors):
-        super().__init__()
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
 
 
 @pytest.mark.parametrize(

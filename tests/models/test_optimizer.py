@@ -2,25 +2,14 @@
 
 import pytest
 import torch
+from doubles import Normed
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
 from emrun.errors import ArgumentError, StateError
 from emrun.models.optimizer import build_optimizer
 
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(2, 3)
-        self.norm = nn.LayerNorm(3)
-        self.second = nn.Linear(3, 1)
-
-    def forward(self, x):
-        return {"loss": self.second(self.norm(self.first(x)))}
-
-
-NAMES = [name for name, _ in Net().named_parameters()]
+NAMES = [name for name, _ in Normed().named_parameters()]
 
 
 def sgd(groups=None, **arguments):
@@ -30,7 +19,7 @@ def sgd(groups=None, **arguments):
 
 def grouped(groups, **arguments):
     """Return parameter name -> the group of the optimizer that holds it; no group is empty."""
-    net = Net()
+    net = Normed()
     optimizer = build_optimizer(net, sgd(groups, **arguments))
     assert all(group["params"] for group in optimizer.param_groups)
     names = {id(parameter): name for name, parameter in net.named_parameters()}
@@ -52,7 +41,7 @@ def stepped(model):
 
 
 def test_a_group_that_a_hook_adds_where_it_is_built_is_resumed():
-    model, again = (TorchModel(Net(), optimizer=sgd()) for _ in range(2))
+    model, again = (TorchModel(Normed(), optimizer=sgd()) for _ in range(2))
     AddsGroup(model), AddsGroup(again)
     again.load_state_dict(stepped(model))
     assert [group["lr"] for group in again.optimizer.param_groups] == [1.0, 0.25]
@@ -60,7 +49,7 @@ def test_a_group_that_a_hook_adds_where_it_is_built_is_resumed():
 
 
 def test_a_group_that_is_missing_on_a_resume_is_named():
-    model, again = (TorchModel(Net(), optimizer=sgd()) for _ in range(2))
+    model, again = (TorchModel(Normed(), optimizer=sgd()) for _ in range(2))
     AddsGroup(model)
     message = "the optimizer of the checkpoint has 2 parameter groups, but that of the config has 1; a hook or model"
     with pytest.raises(StateError, match=message):
@@ -69,7 +58,7 @@ def test_a_group_that_is_missing_on_a_resume_is_named():
 
 @pytest.mark.parametrize("groups", [None, []])
 def test_without_groups_all_parameters_have_the_defaults(groups):
-    optimizer = build_optimizer(Net(), sgd(groups))
+    optimizer = build_optimizer(Normed(), sgd(groups))
     assert len(optimizer.param_groups) == 1
     assert len(optimizer.param_groups[0]["params"]) == len(NAMES)
 
@@ -102,7 +91,7 @@ class Streams:
 
 
 def test_groups_change_what_is_learned():
-    net = Net()
+    net = Normed()
     before = {name: parameter.clone() for name, parameter in net.named_parameters()}
     model = TorchModel(net, optimizer=sgd([{"match": "first", "lr": 0.0}]))
     with MainLoop(model, Streams()) as loop:
@@ -112,7 +101,7 @@ def test_groups_change_what_is_learned():
 
 
 def test_tied_parameters_are_trained_once():
-    net = Net()
+    net = Normed()
     net.again = net.first
     assert len(build_optimizer(net, sgd()).param_groups[0]["params"]) == len(NAMES)
 
@@ -134,7 +123,7 @@ def test_tied_parameters_are_trained_once():
 )
 def test_wrong_groups_are_refused(groups, message):
     with pytest.raises(ArgumentError) as caught:
-        build_optimizer(Net(), sgd(groups))
+        build_optimizer(Normed(), sgd(groups))
     assert caught.value.argument.partition(".")[0] == "optimizer"
     assert message in str(caught.value)
 
@@ -147,7 +136,7 @@ def test_a_module_without_parameters_has_nothing_to_optimize():
 @pytest.mark.parametrize("options", [{}, {"groups": [{"match": "bias", "lr": 1.0}]}])
 def test_an_object_that_is_not_an_optimizer_is_refused(options):
     with pytest.raises(ArgumentError, match=r"optimizer: list is not a torch.optim.Optimizer"):
-        build_optimizer(Net(), Factory(list, options=options))
+        build_optimizer(Normed(), Factory(list, options=options))
 
 
 @pytest.mark.parametrize(
@@ -161,19 +150,19 @@ def test_an_object_that_is_not_an_optimizer_is_refused(options):
 )
 def test_a_value_that_torch_refuses_is_an_error_of_its_argument(arguments, argument, message):
     with pytest.raises(ArgumentError) as caught:
-        build_optimizer(Net(), Factory(torch.optim.SGD, **arguments))
+        build_optimizer(Normed(), Factory(torch.optim.SGD, **arguments))
     assert caught.value.argument == argument
     assert message in caught.value.message
 
 
 def test_a_capturable_optimizer_on_the_cpu_is_refused_when_it_is_built():
     with pytest.raises(ArgumentError, match=r"optimizer.capturable: Adam cannot capture parameters on the CPU"):
-        build_optimizer(Net(), Factory(torch.optim.Adam, capturable=True))
+        build_optimizer(Normed(), Factory(torch.optim.Adam, capturable=True))
 
 
 @pytest.mark.parametrize("arguments", [{"fused": True}, {"foreach": True}, {"foreach": False}])
 def test_how_torch_computes_an_update_is_passed_on(arguments):
-    group = build_optimizer(Net(), Factory(torch.optim.AdamW, **arguments)).param_groups[0]
+    group = build_optimizer(Normed(), Factory(torch.optim.AdamW, **arguments)).param_groups[0]
     assert {name: group[name] for name in arguments} == arguments
 
 
@@ -182,4 +171,4 @@ def test_an_error_in_an_optimizer_of_ones_own_is_a_failure():
         raise ValueError("own")
 
     with pytest.raises(ValueError, match=r"^own$"):
-        build_optimizer(Net(), own)
+        build_optimizer(Normed(), own)

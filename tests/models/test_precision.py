@@ -8,6 +8,7 @@ import torch
 from doubles import XY, Affine, Streams, evaluate, run
 from torch import nn
 from torch.nn.functional import mse_loss
+from windows import weights
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
 from emrun.errors import ArgumentError
@@ -80,10 +81,6 @@ def two_of(seed=1):
     torch.manual_seed(seed)
     module = Net()
     return module, copy.deepcopy(module)
-
-
-def weights(module):
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
 @pytest.mark.parametrize(("precision", "window"), [("bf16", 1), ("fp16", 1), ("bf16", 3), ("fp16", 3)])

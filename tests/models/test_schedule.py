@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from doubles import Normed, Streams
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated, create_model
 from emrun.errors import ArgumentError, HookError
@@ -17,29 +17,14 @@ EXPONENTIAL = torch.optim.lr_scheduler.ExponentialLR
 PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(2, 3)
-        self.norm = nn.LayerNorm(3)
-        self.second = nn.Linear(3, 1)
-
-    def forward(self, x):
-        return {"loss": self.second(self.norm(self.first(x)))}
-
-
 def sgd(**arguments):
     return Factory(torch.optim.SGD, **{"lr": 1.0, "momentum": 0.5, **arguments})
 
 
-class Streams:
-    """Three batches of training, two of validation."""
-
-    def train_stream(self):
-        return iter([{"x": torch.full((2, 2), float(i))} for i in range(3)])
-
-    def valid_stream(self):
-        return iter([{"x": torch.ones(1, 2)}] * 2)
+DATA = Streams(
+    train=[{"x": torch.full((2, 2), float(i))} for i in range(3)],
+    valid=[{"x": torch.ones(1, 2)}] * 2,
+)
 
 
 class Rates(AbstractHook):
@@ -63,9 +48,9 @@ def scheduled(scheduler, **options):
 
 def train(scheduler, epochs=3, extra_streams=("valid",), stop=None, **arguments):
     rates = Rates()
-    model = TorchModel(Net(), optimizer=sgd(momentum=0.0), scheduler=scheduler)
+    model = TorchModel(Normed(), optimizer=sgd(momentum=0.0), scheduler=scheduler)
     hooks = [ComputeStats(["loss"]), rates, stop or StopAfter(epochs=epochs)]
-    loop = MainLoop(model, Streams(), hooks, extra_streams=extra_streams, **arguments)
+    loop = MainLoop(model, DATA, hooks, extra_streams=extra_streams, **arguments)
     loop.run_training()
     return loop, rates
 
@@ -99,8 +84,8 @@ def test_after_update_sees_the_learning_rate_of_that_update():
             self.seen.append(model.optimizer.param_groups[0]["lr"])
 
     look = Look()
-    model = TorchModel(Net(), optimizer=sgd(), scheduler=scheduled(EXPONENTIAL, step_on="update"))
-    with MainLoop(model, Streams(), [look]) as loop:
+    model = TorchModel(Normed(), optimizer=sgd(), scheduler=scheduled(EXPONENTIAL, step_on="update"))
+    with MainLoop(model, DATA, [look]) as loop:
         loop.epoch(["train"])
     assert look.seen == [1.0, 0.5, 0.25]
 
@@ -152,8 +137,8 @@ def test_an_evaluation_by_a_hook_does_not_keep_the_scheduler_from_stepping():
             if epoch_id and not self.main_loop.evaluating:
                 self.main_loop.run_evaluation("valid")
 
-    model = TorchModel(Net(), optimizer=sgd(), scheduler=scheduled(EXPONENTIAL))
-    loop = MainLoop(model, Streams(), [Evaluate(), StopAfter(epochs=2)])
+    model = TorchModel(Normed(), optimizer=sgd(), scheduler=scheduled(EXPONENTIAL))
+    loop = MainLoop(model, DATA, [Evaluate(), StopAfter(epochs=2)])
     loop.run_training()
     assert rate_of(loop) == 0.25
 
@@ -167,9 +152,9 @@ def test_a_metric_decides_when_the_rate_is_reduced():
 
     rates = Rates()
     scheduler = scheduled(PLATEAU, metric="valid/score")
-    model = TorchModel(Net(), optimizer=sgd(), scheduler=scheduler)
+    model = TorchModel(Normed(), optimizer=sgd(), scheduler=scheduler)
     hooks = [Worse(), rates, StopAfter(epochs=4)]
-    loop = MainLoop(model, Streams(), hooks, extra_streams=["valid"])
+    loop = MainLoop(model, DATA, hooks, extra_streams=["valid"])
     loop.run_training()
     assert rates.epochs == [1.0, 1.0, 1.0, 1.0, 0.1]
     assert rate_of(loop) == pytest.approx(0.01)
@@ -186,9 +171,9 @@ def test_the_metric_of_a_scheduler_may_be_a_statistic():
                 self.seen.append(epoch_data["valid"]["loss"]["mean"])
 
     means = Means()
-    model = TorchModel(Net(), optimizer=sgd(), scheduler=scheduled(PLATEAU, metric="valid/loss/mean"))
+    model = TorchModel(Normed(), optimizer=sgd(), scheduler=scheduled(PLATEAU, metric="valid/loss/mean"))
     hooks = [ComputeStats(["loss"]), means, StopAfter(epochs=3)]
-    MainLoop(model, Streams(), hooks, extra_streams=["valid"]).run_training()
+    MainLoop(model, DATA, hooks, extra_streams=["valid"]).run_training()
     assert model.scheduler.scheduler.best == min(means.seen)
     assert model.scheduler.scheduler.last_epoch == len(means.seen) == 3
 
@@ -205,8 +190,8 @@ def test_a_metric_that_is_not_there_is_an_error():
             if epoch_id == 0:
                 super().after_epoch(epoch_id, epoch_data)
 
-    model = TorchModel(Net(), optimizer=sgd(), scheduler=scheduled(PLATEAU, metric="valid/loss/mean"))
-    loop = MainLoop(model, Streams(), [Forgetful(["loss"]), StopAfter(epochs=2)], extra_streams=["valid"])
+    model = TorchModel(Normed(), optimizer=sgd(), scheduler=scheduled(PLATEAU, metric="valid/loss/mean"))
+    loop = MainLoop(model, DATA, [Forgetful(["loss"]), StopAfter(epochs=2)], extra_streams=["valid"])
     with pytest.raises(
         ArgumentError,
         match=r"scheduler: metric 'valid/loss/mean': there is no 'loss': there is nothing; see ComputeStats",
@@ -237,7 +222,7 @@ def test_a_metric_of_a_stream_that_is_not_run_is_an_error_before_any_batch():
     ],
 )
 def test_wrong_options_of_a_scheduler_are_refused(scheduler, options, message):
-    optimizer = build_optimizer(Net(), sgd())
+    optimizer = build_optimizer(Normed(), sgd())
     with pytest.raises(ArgumentError) as caught:
         build_scheduler(optimizer, scheduled(scheduler, **options))
     assert str(caught.value).startswith(message)
@@ -247,7 +232,7 @@ def test_a_scheduler_without_an_optimizer_is_refused():
     with pytest.raises(
         ArgumentError, match=r"scheduler: there is no optimizer whose learning rate the scheduler could set"
     ):
-        TorchModel(Net(), scheduler=scheduled(EXPONENTIAL))
+        TorchModel(Normed(), scheduler=scheduled(EXPONENTIAL))
 
 
 @pytest.mark.parametrize("step_on", ["epoch", "update"])
@@ -263,7 +248,7 @@ def test_a_scheduler_without_an_optimizer_is_refused():
 def test_schedulers_follow_the_same_rates_as_in_a_raw_loop_without_a_warning(scheduler, arguments, step_on):
     # Warnings are errors here: torch warns when a scheduler steps before the optimizer.
     _, rates = train(Factory(scheduler, options={"step_on": step_on}, **arguments), epochs=4)
-    net = Net()
+    net = Normed()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     by_hand, expected = scheduler(optimizer, **arguments), []
     for _ in range(4):
@@ -297,7 +282,7 @@ def test_schedulers_of_schedulers_follow_the_same_rates_as_in_a_raw_loop(kind, s
         return made(each.SequentialLR, [chained, made(each.ExponentialLR, gamma=0.5)], milestones=[2], **options)
 
     _, rates = train(whole(Factory, options={"step_on": step_on}), epochs=4)
-    optimizer, expected = torch.optim.SGD(Net().parameters(), lr=1.0), []
+    optimizer, expected = torch.optim.SGD(Normed().parameters(), lr=1.0), []
 
     def by_hand(scheduler, *args, **arguments):
         first = () if scheduler is each.ChainedScheduler else (optimizer,)
@@ -358,8 +343,8 @@ def test_a_metric_that_is_not_a_number_is_named(value, shown):
         def after_epoch(self, epoch_data):
             epoch_data["valid"]["score"] = value
 
-    model = TorchModel(Net(), optimizer=sgd(), scheduler=scheduled(PLATEAU, metric="valid/score"))
-    loop = MainLoop(model, Streams(), [Writes(), StopAfter(epochs=1)], extra_streams=["valid"])
+    model = TorchModel(Normed(), optimizer=sgd(), scheduler=scheduled(PLATEAU, metric="valid/score"))
+    loop = MainLoop(model, DATA, [Writes(), StopAfter(epochs=1)], extra_streams=["valid"])
     with pytest.raises(ArgumentError) as caught:
         loop.run_training()
     assert f"scheduler: metric 'valid/score' is {shown}, not a number" in str(caught.value)
@@ -373,6 +358,6 @@ def test_a_metric_may_be_a_number_of_any_library(value):
         def after_epoch(self, epoch_data):
             epoch_data["valid"]["score"] = value
 
-    model = TorchModel(Net(), optimizer=sgd(), scheduler=scheduled(PLATEAU, metric="valid/score"))
-    MainLoop(model, Streams(), [Writes(), StopAfter(epochs=1)], extra_streams=["valid"]).run_training()
+    model = TorchModel(Normed(), optimizer=sgd(), scheduler=scheduled(PLATEAU, metric="valid/score"))
+    MainLoop(model, DATA, [Writes(), StopAfter(epochs=1)], extra_streams=["valid"]).run_training()
     assert model.scheduler.scheduler.last_epoch == 1

@@ -242,6 +242,20 @@ class Count(AbstractHook):
         self.after += 1
 
 
+def train_gan_by_hand(module, batches):
+    judge = torch.optim.SGD(module.discriminator.parameters(), lr=0.1)
+    forge = torch.optim.SGD(module.generator.parameters(), lr=0.1)
+    for batch in batches:
+        noise, real = torch.from_numpy(batch["noise"]), torch.from_numpy(batch["real"])
+        judge.zero_grad()
+        fake = module.generator(noise)
+        (module.discriminator(fake.detach()) - module.discriminator(real)).mean().backward()
+        judge.step()
+        forge.zero_grad()
+        (-module.discriminator(fake).mean()).backward()
+        forge.step()
+
+
 def test_a_subclass_may_train_with_two_optimizers():
     torch.manual_seed(0)
     module = Gan()
@@ -250,17 +264,7 @@ def test_a_subclass_may_train_with_two_optimizers():
     batches = [{"noise": rng.random((4, 2), np.float32), "real": rng.random((4, 1), np.float32)} for _ in range(5)]
     count = Count()
     data = run(GanModel(module), batches, count)
-    judge = torch.optim.SGD(by_hand.discriminator.parameters(), lr=0.1)
-    forge = torch.optim.SGD(by_hand.generator.parameters(), lr=0.1)
-    for batch in batches:
-        noise, real = torch.from_numpy(batch["noise"]), torch.from_numpy(batch["real"])
-        judge.zero_grad()
-        fake = by_hand.generator(noise)
-        (by_hand.discriminator(fake.detach()) - by_hand.discriminator(real)).mean().backward()
-        judge.step()
-        forge.zero_grad()
-        (-by_hand.discriminator(fake).mean()).backward()
-        forge.step()
+    train_gan_by_hand(by_hand, batches)
     assert same_state(module, by_hand.state_dict())
     assert (count.before, count.after) == (10, 10)
     assert not any(data[0][name].requires_grad for name in ("fake", "judged", "forged"))
@@ -290,17 +294,7 @@ def test_a_gan_without_any_zero_grad_trains_like_the_loop_by_hand(optimizer):
     rng = np.random.default_rng(0)
     batches = [{"noise": rng.random((4, 2), np.float32), "real": rng.random((4, 1), np.float32)} for _ in range(5)]
     run(GanWithoutClearing(module, optimizer=optimizer), batches, epochs=2)
-    judge = torch.optim.SGD(by_hand.discriminator.parameters(), lr=0.1)
-    forge = torch.optim.SGD(by_hand.generator.parameters(), lr=0.1)
-    for batch in batches * 2:
-        noise, real = torch.from_numpy(batch["noise"]), torch.from_numpy(batch["real"])
-        judge.zero_grad()
-        fake = by_hand.generator(noise)
-        (by_hand.discriminator(fake.detach()) - by_hand.discriminator(real)).mean().backward()
-        judge.step()
-        forge.zero_grad()
-        (-by_hand.discriminator(fake).mean()).backward()
-        forge.step()
+    train_gan_by_hand(by_hand, batches * 2)
     assert same_state(module, by_hand.state_dict())
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from doubles import Buffers
 from safetensors import safe_open
 from torch import nn
 
@@ -18,15 +19,6 @@ from emrun.storage.weights import FILE, write_weights
 
 def save_weights(module, directory):
     write_weights(*collect_weights(module), directory)
-
-
-class Buffers(nn.Module):
-    """A module whose state is the given tensors."""
-
-    def __init__(self, **tensors):
-        super().__init__()
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
 
 
 def cleared(module):

@@ -86,15 +86,15 @@ def test_a_manifest_is_changed_before_its_files_go(directory, monkeypatch):
     def fail(self, missing_ok=False):
         raise PermissionError(13, "Permission denied")
 
-    place = checkpoints.find(directory / "checkpoints", "best")
+    places = [path for path in (directory / "checkpoints").iterdir() if not path.is_symlink()]
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", fail)
         with pytest.raises(StorageError, match="cannot remove files of"):
             Removal.of(StoredRun(directory), "optimizer states").carry_out()
-    assert list(verify(place).files) == ["model.safetensors"]
+    (place,) = (each for each in places if list(verify(each).files) == ["model.safetensors"])
     assert (place / STATE).exists()
     Removal.of(StoredRun(directory), "optimizer states").carry_out()
-    assert not (place / STATE).exists()
+    assert not any((each / STATE).exists() for each in places)
 
 
 def test_a_checkpoint_of_a_newer_emrun_is_left_alone(directory):

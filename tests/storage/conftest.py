@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from storage.committing import commit_at
 
 from emrun.storage.run import Run
 
@@ -28,3 +29,21 @@ def default_format(monkeypatch):
 @pytest.fixture
 def run(tmp_path):
     return Run(tmp_path, seed=42, command=["emrun", "train", "x.yaml"], clock=Clock())
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Return where the checkpoints of a run are."""
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def place(root):
+    """Return a checkpoint."""
+    return commit_at(root, 120, epoch=3)
+
+
+@pytest.fixture
+def tmp_path(on_disk):
+    """Return a directory on a disk: what is flushed, linked and renamed there is tested here."""
+    return on_disk

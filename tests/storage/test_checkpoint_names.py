@@ -4,35 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from storage.committing import commit_at, names_in, save
 
 from emrun.storage.checkpoint_names import Names, go_back_to
 from emrun.storage.checkpoints import commit, copy_up_to, find, newest
 from emrun.storage.manifest import Contents, verify
-
-FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
-
-
-def save(directory, files=FILES):
-    for name, content in files.items():
-        (directory / name).write_bytes(content)
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "checkpoints"
-
-
-def commit_at(root, iteration, *names, epoch=0, save=save):
-    return commit(root, save, epoch=epoch, iteration=iteration, names=names or ("latest",))
-
-
-def names_in(root):
-    return sorted(path.name for path in root.iterdir())
-
-
-@pytest.fixture
-def place(root):
-    return commit_at(root, 120, epoch=3)
 
 
 def unlinked(root, *names):

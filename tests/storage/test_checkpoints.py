@@ -10,28 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from storage.committing import FILES, commit_at, names_in, save, sealed
 
 from emrun.errors import ReadTimeout, StateError, StorageError, UsageError, exit_status
 from emrun.storage.checkpoint_names import Names
 from emrun.storage.checkpoints import commit, find, note_intact
 from emrun.storage.manifest import FORMAT, verify
-from emrun.storage.sealed import json_digest
-
-FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
-
-
-def save(directory, files=FILES):
-    for name, content in files.items():
-        (directory / name).write_bytes(content)
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "checkpoints"
-
-
-def commit_at(root, iteration, *names, epoch=0, save=save):
-    return commit(root, save, epoch=epoch, iteration=iteration, names=names or ("latest",))
 
 
 def name(place, *names):
@@ -50,10 +34,6 @@ def tree(directory):
         elif path.is_file():
             found[name] = path.read_bytes()
     return found
-
-
-def names_in(root):
-    return sorted(path.name for path in root.iterdir())
 
 
 def test_a_checkpoint_holds_its_files_and_a_manifest_with_their_sha256_and_size(root):
@@ -306,11 +286,6 @@ def test_a_damaged_checkpoint_does_not_keep_a_new_one_from_being_saved(root):
 
 
 @pytest.fixture
-def place(root):
-    return commit_at(root, 120, epoch=3)
-
-
-@pytest.fixture
 def named(root):
     commit_at(root, 1, "epoch-1")
     commit_at(root, 2, "latest")
@@ -359,13 +334,6 @@ def test_a_name_is_not_a_path(named, name):
     (named / ".tmp-1").mkdir()
     with pytest.raises(UsageError, match="no checkpoint"):
         find(named, name.format(root=named / "latest"))
-
-
-def sealed(place, **changes):
-    """Change fields of a manifest and make its checksum right again."""
-    content = {**json.loads((place / "manifest.json").read_text()), **changes}
-    del content["sha256"]
-    (place / "manifest.json").write_text(json.dumps({**content, "sha256": json_digest(content)}))
 
 
 def test_a_manifest_with_a_wrong_field_does_not_keep_a_new_checkpoint_from_being_saved(root, place):

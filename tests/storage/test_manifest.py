@@ -9,27 +9,11 @@ import re
 import shutil
 
 import pytest
+from storage.committing import FILES, commit_at, save, sealed
 
 from emrun.errors import ReadTimeout, StateError, StorageError, exit_status
 from emrun.storage.checkpoints import commit, newest
 from emrun.storage.manifest import FORMAT, MANIFEST, Contents, Manifest, free_place, verify
-from emrun.storage.sealed import json_digest
-
-FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
-
-
-def save(directory, files=FILES):
-    for name, content in files.items():
-        (directory / name).write_bytes(content)
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "checkpoints"
-
-
-def commit_at(root, iteration, *names, epoch=0, save=save):
-    return commit(root, save, epoch=epoch, iteration=iteration, names=names or ("latest",))
 
 
 def test_verifying_returns_the_manifest(root):
@@ -38,11 +22,6 @@ def test_verifying_returns_the_manifest(root):
     assert isinstance(manifest, Manifest)
     assert (manifest.format, manifest.commit, manifest.epoch, manifest.iteration) == (FORMAT, 1, 3, 120)
     assert set(manifest.files) == set(FILES)
-
-
-@pytest.fixture
-def place(root):
-    return commit_at(root, 120, epoch=3)
 
 
 def damaged(place, match):
@@ -195,13 +174,6 @@ def test_a_manifest_names_no_file_outside_of_its_checkpoint(place, name, monkeyp
     rewrite(place, files={name: empty}, sha256="intact")
     with pytest.raises(StateError, match=re.escape(f"manifest.json: a key of files is {name!r}, but must be the name")):
         verify(place)
-
-
-def sealed(place, **changes):
-    """Change fields of a manifest and make its checksum right again."""
-    content = {**json.loads((place / "manifest.json").read_text()), **changes}
-    del content["sha256"]
-    (place / "manifest.json").write_text(json.dumps({**content, "sha256": json_digest(content)}))
 
 
 @pytest.mark.parametrize(

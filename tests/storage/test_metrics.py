@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from storage.committing import tree
 
 from emrun.errors import StorageError
 from emrun.storage.metrics import METRICS
@@ -20,10 +21,6 @@ def lines_of(run):
     text = (run.directory / "metrics.jsonl").read_text()
     assert text.endswith("\n")
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
-
-
-def tree(directory):
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def test_every_epoch_is_a_line(run):

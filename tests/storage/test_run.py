@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from ruamel.yaml import YAML
+from storage.committing import trace_of, tree
 
 from emrun.errors import ArgumentError, RunInUse, StorageError, UsageError, exit_status
 from emrun.storage import run as run_module
@@ -21,14 +22,6 @@ TIME = datetime(2026, 11, 20, 21, 3, 1, 987_654, tzinfo=timezone(timedelta(hours
 def create(tmp_path, name="digits", output_dir=None, config="name: digits\n", **options):
     options = {"seed": 42, "clock": lambda: TIME, **options}
     return create_run(config, name, output_root=tmp_path / "log", output_dir=output_dir, **options)
-
-
-def trace_of(run):
-    return YAML(typ="safe").load(run.directory / "trace.yaml")
-
-
-def tree(directory):
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def test_a_run_directory_is_named_after_the_run_and_the_time(tmp_path):

@@ -10,20 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from ruamel.yaml import YAML
+from storage.committing import trace_of, tree
 
 import emrun
 from emrun.errors import StorageError
 from emrun.storage.run import Run
 from emrun.storage.trace import mark_pruned, read_trace
-
-
-def trace_of(run):
-    return YAML(typ="safe").load(run.directory / "trace.yaml")
-
-
-def tree(directory):
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def test_the_trace_tells_how_a_run_began(run):

@@ -1,6 +1,7 @@
 """Every key that changes how a step is computed, alone and with another: a resume of the run is exact.
 
-`make test` has the keys alone and some pairs; `make campaign` has all pairs. `docs/mechanics.md` has the table.
+`make test` has the keys alone and some pairs, each killed once and interrupted at one or two places; `make campaign`
+has all keys and pairs with all kills and places. `docs/mechanics.md` has the table.
 """
 
 import copy
@@ -80,32 +81,14 @@ MECHANICS = {
 
 PAIRS = [
     ("accumulate", "micro batches"),
-    ("accumulate", "schedule"),
     ("accumulate", "torch's schedule"),
-    ("accumulate", "groups"),
     ("accumulate", "metric of a stream"),
-    ("accumulate", "compile"),
-    ("accumulate", "recompute"),
-    ("compile", "recompute"),
     ("schedule", "groups"),
-    ("accumulate", "several optimizers"),
-    ("schedule", "several optimizers"),
-    ("accumulate", "optimizer of two modes"),
-    ("accumulate", "fp16"),
-    ("torch's schedule", "fp16"),
-    ("several optimizers", "fp16"),
-    ("micro batches", "fp16"),
     ("micro batches", "recompute"),
-    ("compile", "bf16"),
-    ("accumulate", "AverageWeights"),
+    ("several optimizers", "fp16"),
     ("fp16", "AverageWeights"),
     ("several optimizers", "ClipGradients"),
-    ("several optimizers", "LogNorms"),
-    ("accumulate", "Freeze"),
-    ("ClipGradients", "AverageWeights"),
-    ("accumulate", "SetOverTime"),
     ("AverageWeights of kind swa", "Freeze"),
-    ("recompute", "Diagnose"),
 ]
 """The pairs of `make test`; two of which both set a key cannot be combined."""
 
@@ -215,8 +198,14 @@ def test_without_any(project):
 @pytest.mark.parametrize("name", [*MECHANICS, *AROUND_UPDATES])
 def test_alone(project, name):
     """Without `accumulate` each batch is an update: what is within an epoch is between two updates."""
-    first = ["an update", "an epoch"] if name == "accumulate" else ["an epoch"]
-    check(project, name, places=(*first, "the end of an epoch", "an evaluation"))
+    within = "an update" if name == "accumulate" else "an epoch"
+    check(project, name, kills=KILLS[1:2], places=(within, "an evaluation"))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", [*MECHANICS, *AROUND_UPDATES])
+def test_alone_at_every_place(project, name):
+    check(project, name)
 
 
 @pytest.mark.parametrize("name", ["AverageWeights", "optimizer of two modes"])

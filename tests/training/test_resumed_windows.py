@@ -22,14 +22,18 @@ def config_with_windows(**model):
     return config
 
 
-@pytest.mark.parametrize("model", [{}, pytest.param({"micro_batch_size": 2}, marks=pytest.mark.campaign)])
-def test_a_resume_is_exact_from_every_event(project, model):
+@pytest.mark.parametrize(("model", "step"), [
+    ({}, 8),
+    pytest.param({}, 1, marks=pytest.mark.campaign),
+    pytest.param({"micro_batch_size": 2}, 3, marks=pytest.mark.campaign),
+])  # fmt: skip
+def test_a_resume_is_exact_from_every_event(project, model, step):
     events = interrupted(config_with_windows(**model), project / "straight", None)
     expected = result(project / "straight")
     assert expected["loop"]["updates_done"] == 6
     assert "update-10" in expected["names"]  # of the short window that ends the last epoch
     first = events.index("before_epoch 1")
-    for at in range(first, len(events), 3):
+    for at in range(first, len(events), step):
         interrupted(config_with_windows(**model), project / "run", at + 1)
         state = torch.load(project / "run" / "checkpoints" / "latest" / "state.pt", weights_only=True)
         done = state["loop"]

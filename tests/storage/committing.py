@@ -1,0 +1,39 @@
+"""What the tests of this folder write into checkpoints, and how they look at directories."""
+
+import json
+
+from ruamel.yaml import YAML
+
+from emrun.storage.checkpoints import commit
+from emrun.storage.sealed import json_digest
+
+FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}
+
+
+def save(directory, files=FILES):
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+
+
+def commit_at(root, iteration, *names, epoch=0, save=save):
+    return commit(root, save, epoch=epoch, iteration=iteration, names=names or ("latest",))
+
+
+def sealed(place, **changes):
+    """Change fields of a manifest and make its checksum right again."""
+    content = {**json.loads((place / "manifest.json").read_text()), **changes}
+    del content["sha256"]
+    (place / "manifest.json").write_text(json.dumps({**content, "sha256": json_digest(content)}))
+
+
+def names_in(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def trace_of(run):
+    return YAML(typ="safe").load(run.directory / "trace.yaml")
+
+
+def tree(directory):
+    """Return the files below a directory: path -> content."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
