@@ -208,6 +208,7 @@ def modules_of_one_test(tmp_path_factory):
     for name in sys.modules.keys() - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(temporary):
             del sys.modules[name]
+    os.environ.pop("TQDM_DISABLE", None)  # a quiet command sets it, in the process of a test too
 
 
 @pytest.fixture
@@ -219,15 +220,7 @@ def on_disk():
 
 @pytest.fixture(scope="session")
 def warm():
-    """Return a `Warm`, which runs the installed command without importing PyTorch."""
-    process = Warm()
-    yield process
-    process.close()
-
-
-@pytest.fixture(scope="session")
-def warm_with_sklearn():
-    """Return a `Warm` for many commands that read the data of scikit-learn, which takes most of them."""
+    """Return a `Warm`, which runs the installed command without importing PyTorch or scikit-learn."""
     process = Warm("sklearn.datasets")
     yield process
     process.close()

@@ -72,12 +72,6 @@ def bash(script, cwd, timeout=100):
     )
 
 
-@pytest.fixture(scope="session")
-def warm(warm_with_sklearn):
-    """Let `emrun` run where scikit-learn is imported already."""
-    return warm_with_sklearn
-
-
 @pytest.fixture
 def project(tmp_path):
     """The directory of the README's project."""

@@ -25,12 +25,6 @@ def names_of(file):
     return SimpleNamespace(**runpy.run_path(str(RECIPES / file)))
 
 
-@pytest.fixture(scope="session")
-def warm(warm_with_sklearn):
-    """Let `emrun` run where scikit-learn is imported already."""
-    return warm_with_sklearn
-
-
 @pytest.fixture
 def project(tmp_path):
     return shutil.copytree(RECIPES, tmp_path / "project")

@@ -21,12 +21,6 @@ BY_COMMAND = ("digits_convnet.yaml", "mixed.yaml", "config.yaml")
 SHORT = ["seed=3", "hooks.StopAfter.epochs=2", "main_loop.fixed_epoch_size=8"]
 
 
-@pytest.fixture(scope="session")
-def warm(warm_with_sklearn):
-    """Let `emrun` run where scikit-learn is imported already."""
-    return warm_with_sklearn
-
-
 @pytest.fixture
 def project(tmp_path, config, monkeypatch):
     """Return a copy of the folder of a sample, with its data, where its modules are imported from."""

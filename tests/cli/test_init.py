@@ -17,12 +17,6 @@ ROOT = Path(__file__).parent.parent.parent
 FILES = ["README.md", "config.yaml", "my_data.py", "my_hooks.py", "my_model.py", "test_project.py"]
 
 
-@pytest.fixture(scope="session")
-def warm(warm_with_sklearn):
-    """Let `emrun` run where scikit-learn is imported already."""
-    return warm_with_sklearn
-
-
 def names(directory):
     return sorted(path.name for path in directory.iterdir())
 

@@ -77,12 +77,12 @@ def lines_of(found, title):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, warm_with_sklearn):
+def trained(tmp_path_factory, warm):
     """A directory with the run `run` of a small config."""
     place = tmp_path_factory.mktemp("project")
     (place / "config.yaml").write_text(SMALL)
     command = [str(Path(sys.executable).with_name("emrun")), "train", "-q", "config.yaml", "--output-dir", "run"]
-    done = warm_with_sklearn.run(command, place, 100)
+    done = warm.run(command, place, 100)
     assert done.returncode == 0, done.stderr
     return place
 

@@ -42,12 +42,6 @@ class Told(AbstractTracker):
 """
 
 
-@pytest.fixture(scope="session")
-def warm(warm_with_sklearn):
-    """Let `emrun` run where scikit-learn is imported already."""
-    return warm_with_sklearn
-
-
 def told(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 

@@ -12,12 +12,6 @@ from emrun.hooks import WriteTrackio
 DUE = [0, *range(10, 136, 10), 45, 135]
 
 
-@pytest.fixture(scope="session")
-def warm(warm_with_sklearn):
-    """Let `emrun` run where scikit-learn is imported already."""
-    return warm_with_sklearn
-
-
 def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, monkeypatch, tmp_path, signals):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     place = run_often("  - WriteTrackio: {project: digits, every: 10 updates}", signals)

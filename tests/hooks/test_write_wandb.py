@@ -11,12 +11,6 @@ from emrun.hooks._wandb_files import newest_step, records_of
 DUE = [0, *range(10, 136, 10), 45, 135]
 
 
-@pytest.fixture(scope="session")
-def warm(warm_with_sklearn):
-    """Let `emrun` run where scikit-learn is imported already."""
-    return warm_with_sklearn
-
-
 def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, signals):
     place = run_often("  - WriteWandb: {project: digits, mode: offline, every: 10 updates}", signals)
     straight, often = history(place / "straight"), history(place / "often")

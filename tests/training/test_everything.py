@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import Warm
 from ruamel.yaml import YAML
 from training.resuming import SEND, plain
 
@@ -24,10 +25,12 @@ SIGNALS = [  # an epoch has 45 iterations; rows are written every 20 updates, ch
 ]
 
 
-@pytest.fixture(scope="session")
-def warm(warm_with_sklearn):
-    """Let `emrun` run where scikit-learn is imported already."""
-    return warm_with_sklearn
+@pytest.fixture(scope="module")
+def warm():
+    """Let `emrun` run where the libraries of the hooks are imported already."""
+    process = Warm("sklearn.datasets", "matplotlib.pyplot", "torch.utils.tensorboard")
+    yield process
+    process.close()
 
 
 def hooks():
