@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from emrun.errors import StreamError
+from emrun.example_weight import weighted
 from emrun.sources import is_nested, length
 
 
@@ -111,8 +112,8 @@ def split(inputs: Mapping[str, Any], examples: int, most: int) -> list[tuple[dic
 
 
 def mean(values: Sequence[Any], weights: Sequence[float | Tensor]) -> Any:
-    """Return the weighted mean of numbers or one-element tensors."""
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+    """Return the weighted mean of numbers or one-element tensors; those of weight 0 do not count, also if NaN."""
+    return sum(map(weighted, values, weights)) / sum(weights)
 
 
 def rows_of(values: Any, begin: int, end: int) -> Any:

@@ -129,7 +129,7 @@ def _changed(change: Change, *, is_settled: bool) -> _Question:
         gradient = None if change.gradient is None else values[1]
         found: list[Finding] = []
         is_planned = gradient == 0 and not change.is_full  # what begins at 0 stays there in a warm-up from 0
-        if loss != 0 and not is_planned:  # with a loss of 0, there is nothing to learn from the batch
+        if (loss is None or abs(loss) > 0) and not is_planned:  # with 0 or none (NaN), the batch has nothing to learn
             found.append(("no_gradient", name, not gradient, gradient))
         is_due = change.is_full and bool(gradient)  # a change is expected
         if step > 0 or is_due:

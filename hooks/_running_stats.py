@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from emrun.example_weight import weighted
 from emrun.fields import FLAG, NUMBER, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
 
 RUNNING = ("mean", "sum", "min", "max", "std", "var", "count", "nancount", "nanfraction")
@@ -47,8 +48,9 @@ class RunningStats:
     """Collects the values of a variable batch by batch and returns their statistics.
 
     Each batch costs one copy, on the device of the values. Many values are reduced together, in double precision
-    (single precision on a device without doubles). Nothing waits for the device before `result`. The variance is
-    combined from those of the parts by the method of Chan, Golub and LeVeque (1983).
+    (single precision on a device without doubles). Nothing waits for the device before `result`, except for scalars
+    with weights, once in 1,024 batches. The variance is combined from those of the parts by the method of Chan, Golub
+    and LeVeque (1983).
 
     Args:
         aggregations: names from `RUNNING`, or names of NumPy functions, which are called with all values at once.
@@ -205,7 +207,7 @@ class RunningStats:
         self._reduce()
         other._reduce()
         totals = {name: each.to(self._device) for name, each in other._totals.items()}
-        self._totals = _combine(self._totals, totals) if self._totals else totals
+        self._totals = _combine(self._totals, totals) if self._totals and totals else self._totals or totals
         self._count += other._count
         self._collected += [each.to(self._device) for each in other._collected]
 
@@ -269,12 +271,16 @@ class RunningStats:
         self._values, self._lengths, self._weights = [], [], []
         if values is None:
             return
-        if self._collects:
-            self._collected.append(values)
         repeats = values.new_tensor(np.array(lengths)) if self._is_scalar else torch.ones_like(values)
         weight_of = torch.cat(weights) if weights else repeats
-        weight, weighted = weight_of.sum(), (weight_of * values).sum()
-        new, needed = {"weight": weight, "weighted": weighted}, self._needed
+        if weights and self._is_scalar:  # those of batches without weight are means over nothing
+            has_weight = weight_of != 0
+            values, repeats, weight_of = values[has_weight], repeats[has_weight], weight_of[has_weight]
+        if not len(values):
+            return
+        if self._collects:
+            self._collected.append(values)
+        new, needed = {"weight": weight_of.sum(), "weighted": weighted(values, weight_of).sum()}, self._needed
         if "sum" in needed:
             new["sum"] = (values * repeats).sum()
         if "nancount" in needed:
@@ -284,18 +290,18 @@ class RunningStats:
         if "max" in needed:
             new["max"] = values.max()
         if "squares" in needed:
-            mean = weighted / _at_least_tiny(weight)
-            new["squares"] = (weight_of * (values - mean).square()).sum()
+            mean = new["weighted"] / _at_least_tiny(new["weight"])
+            new["squares"] = weighted((values - mean).square(), weight_of).sum()
         self._totals = _combine(self._totals, new) if self._totals else new
 
     def _aggregate(self, name: str, collected: Any) -> float:
         if name == "count":
             return self._count
-        if name not in RUNNING:
-            return float(getattr(np, name)(collected))
         totals = self._totals
         if not totals:
             return 0 if name in ("sum", "nancount") else float("nan")
+        if name not in RUNNING:
+            return float(getattr(np, name)(collected))
         if name == "mean":
             return float(totals["weighted"] / totals["weight"])
         if name in ("std", "var"):

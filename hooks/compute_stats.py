@@ -39,7 +39,8 @@ class ComputeStats(AbstractHook):
 
     If a variable has one entry per example, each number of each entry counts once. A scalar counts once per example of
     its batch. `std` and `var` divide by the number of values (population statistics). If a batch has a variable
-    `example_weight` of shape (B,), the weights apply to `mean`, `std` and `var`.
+    `example_weight` of shape (B,), the weights apply to `mean`, `std` and `var`; a scalar of a batch whose weights are
+    all 0 counts only for `count`. If no batch has weight, the mean is NaN.
 
     Args:
         variables: a list of names and mappings `{name: [aggregation, ...]}`; a name alone means the mean. A single

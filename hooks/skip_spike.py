@@ -13,6 +13,7 @@ import torch
 from emrun import AbstractHook, UpdateSkipped
 from emrun.arguments import check_choice, check_count
 from emrun.errors import ArgumentError
+from emrun.example_weight import weighs_nothing
 from emrun.fields import NUMBER, mapping_of, record, sequence_of, whole
 from emrun.hook import Loop
 from emrun.hooks._parameters import dense, module_of, suffix_of
@@ -131,6 +132,8 @@ class SkipSpike(AbstractHook):
         """Return the value of the current update; None if there is none. Waits for the device."""
         if self._variable == "loss":
             loss = model.step_values().get("loss")
+            if weighs_nothing(model.step_outputs or {}):
+                return None
             return None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         parameters = (each for group in optimizer.param_groups for each in group["params"])
         gradients = [dense(each.grad) for each in parameters if each.grad is not None]

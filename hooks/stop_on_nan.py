@@ -12,6 +12,7 @@ import torch
 
 from emrun.arguments import check_choice, check_flag
 from emrun.errors import ArgumentError, HookError
+from emrun.example_weight import weighs_nothing
 from emrun.hook import AbstractHook, TrainingAborted
 from emrun.types import EpochData
 
@@ -38,7 +39,8 @@ class StopOnNaN(AbstractHook):
           - ComputeStats: {variables: [loss]}
           - StopOnNaN: {variables: [loss], after_batch: true}
 
-    List this hook before the hooks that save, so that nothing of the epoch with the NaN is saved.
+    List this hook before the hooks that save, so that nothing of the epoch with the NaN is saved. A batch whose
+    `example_weight` is 0 everywhere has no loss, which is no fault.
 
     Args:
         variables: which variables are checked; by default all. With `after_batch`, every batch must have them; without
@@ -111,8 +113,10 @@ class StopOnNaN(AbstractHook):
             name: value for name, value in variables.items() if self._variables is None or name in self._variables
         }
         if not _are_finite(looked_at.values()):
+            lacks_means = weighs_nothing(variables)
             for name, value in looked_at.items():
-                self._check_value(f"{stream}/{name}", value, iteration)
+                if not (lacks_means and isinstance(value, torch.Tensor) and not value.dim()):
+                    self._check_value(f"{stream}/{name}", value, iteration)
 
     def _check_gradients(self, stream: str, module: torch.nn.Module, optimizer: Any, iteration: int) -> None:
         groups = getattr(optimizer, "param_groups", None)

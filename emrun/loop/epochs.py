@@ -350,6 +350,9 @@ class Epochs:
                 place = position if is_last_update else stream.position
                 self.failures.keep(error, handled, stream.name, place, train=train, is_counted=is_last_update)
             raise
+        finally:
+            if train and batches_run:
+                self.loss.outputs = outputs
         return batches_run
 
     def finish_update(self, batch: Batch | None = None, position: StreamPosition | None = None) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from emrun.example_weight import weighs_nothing
 from emrun.model import AbstractModel
 
 _LOG = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ class LossWatch:
     """
 
     def __init__(self, model: AbstractModel) -> None:
+        self.outputs: Mapping[str, Any] = {}
+        """The outputs of the last training batch, which may have no loss; the next `look` forgets them."""
         self._model = model
         self._looked_at = 0  # the last iteration that was checked
         self._first: tuple[str, int] | None = None  # the first loss that was not finite: its kind, its epoch
@@ -47,7 +50,10 @@ class LossWatch:
         """
         if iteration != self._looked_at:
             self._looked_at = iteration
-            self._take("the loss of the last training batch", self._model.step_values().get("loss"), epoch, iteration)
+            loss = self._model.step_values().get("loss")
+            if not weighs_nothing(self.outputs):
+                self._take("the loss of the last training batch", loss, epoch, iteration)
+        self.outputs = {}
 
     def look_at_mean(self, stream: str, variables: Mapping[str, Any], epoch: int, iteration: int) -> None:
         """Check the mean loss among the variables of a train stream in the epoch data."""

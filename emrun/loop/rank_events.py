@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from emrun.errors import DifferentRanks
 from emrun.events import merges, reads_batches, runs_on_every_rank
 from emrun.hook import AbstractHook, TrainingTerminated
@@ -139,7 +141,8 @@ class RankEvents:
             for count, data in found:
                 if data is not None:
                     joined.counts.append(count)
-                    joined.add(data, count)
+                    weights = data.get("example_weight")
+                    joined.add(data, count if weights is None else torch.as_tensor(weights).sum())
             whole = joined.outputs()
             before, self.checks.batch_length = self.checks.batch_length, total
             ended: list[TrainingTerminated] = []

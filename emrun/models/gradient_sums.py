@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from emrun.errors import ArgumentError
+from emrun.example_weight import weighted
 from emrun.ranks import Ranks
 
 _MOST = 25 * 2**20  # bytes of a bucket, as in DistributedDataParallel
@@ -131,7 +132,7 @@ class GradientSums:
         extra = self._extra if self._extra is not None else torch.zeros(_EXTRA + count, dtype=torch.float64)
         is_given = [each.grad is not None for each in self._trained]
         extra[0] = weight
-        extra[1] = 0.0 if loss is None else loss.detach() * weight
+        extra[1] = 0.0 if loss is None else weighted(loss.detach(), weight)
         extra[_EXTRA:] = torch.tensor(is_given, dtype=extra.dtype)
         while self._next < len(self._buckets):
             self._send()

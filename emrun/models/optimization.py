@@ -11,6 +11,7 @@ from torch import Tensor
 
 from emrun.arguments import check_count
 from emrun.errors import ArgumentError
+from emrun.example_weight import weighted
 from emrun.fields import optional
 from emrun.hook import UpdateSkipped
 from emrun.models.gradient_sums import GradientSums
@@ -341,7 +342,8 @@ class Optimization(Optimizers):
         """Return the mean loss of the current batch on all ranks, from that of this rank; all ranks call this."""
         mean, self.mean_loss = self.mean_loss, None
         if mean is None and loss is not None:
-            sums = torch.stack([loss.detach() * self.weight, torch.as_tensor(self.weight).to(loss)])
+            weight = torch.as_tensor(self.weight).to(loss)
+            sums = torch.stack([weighted(loss.detach(), weight), weight])
             self.ranks.add_up(sums)
             mean = sums[0] / sums[1]
         return mean

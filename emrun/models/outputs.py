@@ -14,6 +14,7 @@ from torch import Tensor
 
 from emrun.arguments import check_names
 from emrun.errors import ArgumentError, StreamError, add_inputs
+from emrun.example_weight import weighted
 from emrun.models.inputs import describe
 from emrun.wording import did_you_mean, listed
 
@@ -55,8 +56,6 @@ class Outputs:
         self._metrics = {name: each for name, each in measured.items() if each.metric is None}
         self.of_streams = {name: each for name, each in measured.items() if each.metric is not None}
         """The metrics that are computed once for each stream; calling one updates it."""
-        self.of_parts = False
-        """Whether the outputs may be those of a part of a batch; see `mean`."""
         self._left_out: set[str] | None = None  # keys of losses and metrics, after `leave_out_missing`
         self._is_complete = not (self._terms or self._metrics or names)  # nothing is added to what forward returns
 
@@ -121,7 +120,7 @@ class Outputs:
             if self._sums_terms and all(name in outputs for name in self._terms):
                 weights = outputs.get("example_weight")
                 terms = self._terms.items()
-                outputs["loss"] = sum(each.scale * mean(outputs[name], weights, self.of_parts) for name, each in terms)
+                outputs["loss"] = sum(each.scale * mean(outputs[name], weights) for name, each in terms)
         if self._metrics:
             with_gradients = torch.is_grad_enabled()
             torch.set_grad_enabled(False)  # costs half as much as no_grad
@@ -287,15 +286,15 @@ def calculations(key: str, forms: Any, device: torch.device, module: torch.nn.Mo
     return {name: Calculation(f"{key}.{name}", form, device, module) for name, form in forms.items()}
 
 
-def mean_loss(outputs: Mapping[str, Any], of_part: bool = False) -> Tensor:
-    """Return the mean of the output `loss` over the examples; for `of_part` see `mean`.
+def mean_loss(outputs: Mapping[str, Any]) -> Tensor:
+    """Return the mean of the output `loss` over the examples.
 
     Raises:
         StreamError: there is no tensor `loss`, or the weights do not have one number per example.
     """
     loss = outputs.get("loss")
     if isinstance(loss, Tensor):
-        return mean(loss, outputs.get("example_weight"), of_part)
+        return mean(loss, outputs.get("example_weight"))
     if "loss" in outputs:
         kind = "NumPy array" if isinstance(loss, np.ndarray) else type(loss).__name__
         shown = "None" if loss is None else f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
@@ -305,14 +304,14 @@ def mean_loss(outputs: Mapping[str, Any], of_part: bool = False) -> Tensor:
     raise StreamError(f"{message}, or set model.loss", first_batch=True)
 
 
-def mean(loss: Tensor, weights: Tensor | None, of_part: bool = False) -> Tensor:
+def mean(loss: Tensor, weights: Tensor | None) -> Tensor:
     """Return the mean over the examples, weighted if there are weights; a scalar is returned unchanged.
+
+    If all weights are 0, there is no mean: it is NaN, and its gradients are 0.
 
     Args:
         loss: of shape (B, ...), or a scalar.
         weights: of shape (B,).
-        of_part: the examples may be a part of a batch, which may have no weight while the batch has: the mean is then 0
-            instead of NaN.
 
     Raises:
         StreamError: the weights have another shape.
@@ -325,7 +324,5 @@ def mean(loss: Tensor, weights: Tensor | None, of_part: bool = False) -> Tensor:
     if weights.shape != per_example.shape:
         message = f"output 'example_weight' has shape {tuple(weights.shape)}, not {tuple(per_example.shape)}"
         raise StreamError(f"{message}: it must have one number per example")
-    total = weights.sum()
-    if of_part:
-        total = total.where(total != 0, 1)
-    return (per_example * weights).sum() / total
+    mean: Tensor = weighted(per_example, weights).sum() / weights.sum()
+    return mean

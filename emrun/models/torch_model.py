@@ -187,7 +187,6 @@ class TorchModel(ModuleModel):
         self._micro_batches = MicroBatches(self, micro_batch_size) if micro_batch_size is not None else None
         has_parts = self._micro_batches is not None
         self._optimization = Optimization(self, optimizer, scheduler, accumulate, has_parts=has_parts)
-        self._outputs.of_parts = self._optimization.has_windows
         self.iterations_per_update = accumulate
         if not self.is_lazy:
             self._optimization.build()
@@ -411,7 +410,7 @@ class TorchModel(ModuleModel):
             self._loadable.check_first_update()
         loss = outputs.get("loss")
         if type(loss) is not Tensor or loss.dim():
-            loss = mean_loss(outputs, self._outputs.of_parts)
+            loss = mean_loss(outputs)
         seen: Mapping[str, Any] = outputs
         if self._optimization.has_windows:
             if isinstance(weights := outputs.get("example_weight"), Tensor) and self._optimization.weight:

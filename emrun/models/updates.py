@@ -28,7 +28,9 @@ def clear_gradients(optimizer: torch.optim.Optimizer | None, others: Sequence[to
 
 
 def divide_gradients(optimizer: torch.optim.Optimizer, divisor: float | torch.Tensor) -> None:
-    """Divide the gradients of an optimizer's parameters in place."""
+    """Divide the gradients of an optimizer's parameters in place; a divisor of 0, of gradients that are 0, is 1."""
+    if isinstance(divisor, torch.Tensor):
+        divisor = divisor.where(divisor != 0, 1)
     found: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
