@@ -6,20 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from emrun.schedule_plan import SchedulePlan
 from emrun.types import Batch, Prefetch
-
-
-class BuiltApart(Protocol):
-    """A second build of a model's parts, in another process, to check that a resume would build the same parts."""
-
-    def structure(self, seconds: float) -> Any:
-        """Return what the model compares itself with; None if it is not available after this many seconds."""
-
-    def end(self) -> None:
-        """End the other process."""
 
 
 class AbstractModel(ABC):
@@ -56,9 +46,6 @@ class AbstractModel(ABC):
     is_lazy: bool = False
     """Whether the model has parts that take their shapes from the first batch and have not got a batch yet."""
 
-    built_apart: Callable[[], Any] | None = None
-    """Waits for the structure that `build_apart` began to build, and returns it. Set by the builder of the model."""
-
     write_setting: Callable[[str, Any], None] | None = None
     """Writes a value that the model has found for one of its arguments, such as the number for `auto`, to the config of
     the run. Called with the argument and the value. Set by the builder of the model; None without a run."""
@@ -70,19 +57,6 @@ class AbstractModel(ABC):
     evaluation get None instead. It sets the attribute to None, and returns `source`, where the weights are from, and
     `rows`, what was loaded and what was not: {what, tensors, values, which}.
     """
-
-    @classmethod
-    def build_apart(cls, builds: Mapping[str, Callable[[], Any]]) -> BuiltApart | None:
-        """Begin a second build of constructor arguments in another process, before the model itself is built.
-
-        Args:
-            builds: argument -> function that builds it. Only for arguments whose configs call nothing but classes,
-                because a function may load or download large files.
-
-        Returns:
-            The second build; None if the model compares nothing.
-        """
-        return None
 
     @property
     @abstractmethod

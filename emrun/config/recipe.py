@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -63,11 +62,6 @@ class Recipe:
     def wants(self, name: str) -> bool:
         """Return whether this recipe, or one below it, takes an argument that emrun supplies."""
         return name in self.takes or any(each.wants(name) for each in _recipes((self.args, self.kwargs, self.options)))
-
-    def is_of_classes(self) -> bool:
-        """Return whether this recipe and all below it call only classes."""
-        is_class = self.is_import or inspect.isclass(self.target)
-        return is_class and all(each.is_of_classes() for each in _recipes((self.args, self.kwargs, self.options)))
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the target; an error gets the position of the call in the config."""

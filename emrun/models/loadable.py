@@ -90,7 +90,6 @@ class Loadable:
 
     def __init__(self, model: HasModule) -> None:
         self._model = model
-        self._as_built = structure(model.module)
         self._registered: Structure = {}  # what a checkpoint would be loaded into
         self._before_update: Structure | None = None  # None once the first update is checked
 
@@ -98,11 +97,8 @@ class Loadable:
         """Record the structure of the module when the model is registered; after that, a checkpoint is loaded."""
         self._registered = structure(self._model.module)
 
-    def check_saving(self, built_apart: Callable[[], Structure | None] | None) -> None:
+    def check_saving(self) -> None:
         """Check before the first batch that a checkpoint could be saved, and loaded by a resume.
-
-        Args:
-            built_apart: returns the structure of the module when another process builds it, if it is known.
 
         Raises:
             ArgumentError: a checkpoint cannot be saved, or a resume could not load it.
@@ -114,13 +110,6 @@ class Loadable:
             self._refuse(
                 "before_training of a hook or of the model changes parameters or buffers, after the checkpoint was "
                 f"loaded: {listed(changed)}; do that in the constructor of the hook or model"
-            )
-        anew = built_apart() if built_apart is not None else None
-        changed = differences(anew, self._as_built) if anew is not None else []
-        if changed:
-            self._refuse(
-                "when it is built again from the same config, it has other parameters or buffers: "
-                f"{listed(changed)}; they must depend only on the config"
             )
         self._before_update = now
 

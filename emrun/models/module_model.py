@@ -361,7 +361,6 @@ class ModuleModel(AbstractModel):
         self.evaluation_weights = self.restored_weights = None
         self._loaded_from = directory
         load_weights(self.module, directory)
-        self.built_apart = None  # not needed any more: the weights fit
         if self.is_lazy:
             self._end_laziness()
         if extra_state(self.module):

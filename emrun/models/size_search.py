@@ -16,7 +16,7 @@ from emrun.randomness import preserved_randomness
 _LOG = logging.getLogger(__name__)
 
 _STEPS = 2  # an optimizer makes its state in the first step, so the second one needs more memory
-_NOT_COPIED = ("_main_loop", "write_setting", "_stream_metrics", "_evaluation_weights", "built_apart", "load_initial")
+_NOT_COPIED = ("_main_loop", "write_setting", "_stream_metrics", "_evaluation_weights", "load_initial")
 _FULL = ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED")
 _ADVICE = "set model.recompute, take a smaller module, or shorten the examples"
 

@@ -16,7 +16,6 @@ from emrun.errors import ArgumentError
 from emrun.fields import FLAG, record
 from emrun.hook import Loop
 from emrun.models.alike import check_alike, copy_from_first
-from emrun.models.built_apart import BuiltApart
 from emrun.models.closed_form import ClosedForm
 from emrun.models.init_from import InitFrom, InitFromForm
 from emrun.models.loadable import Loadable
@@ -204,12 +203,6 @@ class TorchModel(ModuleModel):
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
 
-    @classmethod
-    def build_apart(cls, builds: Mapping[str, Callable[[], Any]]) -> BuiltApart | None:
-        """Start to build the module a second time, in a child process, unless a subclass has its own constructor."""
-        is_compared = "module" in builds and cls.__init__ is TorchModel.__init__
-        return BuiltApart.begin(builds["module"]) if is_compared else None
-
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """See the class."""
@@ -295,10 +288,9 @@ class TorchModel(ModuleModel):
             raise ArgumentError("optimizer", NO_OPTIMIZER)
         if self._main_loop is not None and self._main_loop.has_run:
             if not self._is_own_saving:
-                self._loadable.check_saving(self.built_apart)
+                self._loadable.check_saving()
             if self._stream_metrics is not None:
                 self._stream_metrics.check()
-        self.built_apart = None  # its process ends
         if self.restored_weights is not None:
             self.restored_weights, self._restores_averages = None, False  # nor after the second load
             _LOG.warning("the averages of the weights in the checkpoint are not used: no hook averages any more")

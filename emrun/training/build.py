@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,7 +16,7 @@ from emrun.errors import ArgumentError, ConfigError, HookError, Position, Proble
 from emrun.hook import AbstractHook
 from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
-from emrun.model import AbstractModel, BuiltApart
+from emrun.model import AbstractModel
 from emrun.randomness import seed_everything
 from emrun.ranks import ranks
 from emrun.schedule_plan import SchedulePlan
@@ -27,7 +25,6 @@ from emrun.storage.log import RunLog
 from emrun.storage.run import Run
 
 _LOG = logging.getLogger(__name__)
-_LONGEST_WAIT = 1.0  # seconds, for the second build of the model's parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ def assemble(
         run: the run that the loop writes to; None for none.
         rank_log: see `MainLoop`.
         is_evaluation: whether the loop will only evaluate, possibly on streams that the config does not name.
-        is_new: whether the loop will train from the start. Then a module that a resume could not build is an error.
+        is_new: whether the loop will train from the start.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -66,18 +63,10 @@ def assemble(
     """
     seed, started = plan.get("seed", 0), plan.get("code_directory", None)
     supplied: dict[str, Any] = {"output_dir": output_dir}
-    supplied["dataset"], _ = _built("dataset", plan.dataset, seed, supplied, started)
+    supplied["dataset"] = _built("dataset", plan.dataset, seed, supplied, started)
     if not is_evaluation:
         _check_dataset(supplied["dataset"], plan)
-    apart = _build_apart(plan, dict(supplied)) if is_new else None
-    try:
-        supplied["model"], seconds = _built("model", plan.model, seed, supplied, started)
-    except BaseException:
-        if apart is not None:
-            apart.end()
-        raise
-    if apart is not None:
-        supplied["model"].built_apart = partial(apart.structure, min(seconds, _LONGEST_WAIT))
+    supplied["model"] = _built("model", plan.model, seed, supplied, started)
     _load_initial(supplied["model"], plan, is_new)
     seed_everything(seed, "hooks")
     hooks = tuple(recipe.build(supplied) for recipe in plan.hooks)
@@ -113,8 +102,8 @@ def plan_schedule(training: Training, plan: Plan) -> SchedulePlan | None:
         raise ConfigError(plan.model.problem(error)) from error
 
 
-def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any], started: str | None) -> tuple[Any, float]:
-    """Build the dataset or the model with its own random numbers; also return the seconds it took.
+def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any], started: str | None) -> Any:
+    """Build the dataset or the model with its own random numbers.
 
     `started` is the directory in which the run was started, for an error about a file.
     """
@@ -127,23 +116,8 @@ def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any], start
         if started is not None and Path(started) != Path.cwd():
             error.add_note(f"the run was started in {started}; relative paths begin in the current directory")
         raise
-    seconds = perf_counter() - began
-    _LOG.debug("built the %s in %.2f s", what, seconds)
-    return built, seconds
-
-
-def _build_apart(plan: Plan, supplied: dict[str, Any]) -> BuiltApart | None:
-    """Begin the second build of the model's parts, if the model compares any; call this before building the model."""
-    target = plan.model.target
-    if not inspect.isclass(target) or not issubclass(target, AbstractModel):
-        return None
-
-    def build(recipe: Recipe) -> Any:
-        seed_everything(plan.get("seed", 0), "model")
-        return recipe.build(supplied)
-
-    recipes = {name: each for name, each in plan.model.kwargs.items() if isinstance(each, Recipe)}
-    return target.build_apart({name: partial(build, each) for name, each in recipes.items() if each.is_of_classes()})
+    _LOG.debug("built the %s in %.2f s", what, perf_counter() - began)
+    return built
 
 
 def _load_initial(model: AbstractModel, plan: Plan, is_new: bool) -> None:
