@@ -9,16 +9,6 @@ import torch
 from torch import Tensor
 
 from emrun.errors import ArgumentError
-from emrun.fields import Kind, record, whole
-
-_FINITE = Kind("a finite number of at least 0", lambda value: type(value) is float and 0 <= value < float("inf"))
-STATE = record(
-    {
-        "scale": _FINITE,
-        "growth_tracker": whole(most=2**31 - 1),
-    }
-)
-"""The state of a `LossScale`."""
 
 
 class LossScale:

@@ -12,35 +12,19 @@ from torch import Tensor
 from emrun.arguments import check_count
 from emrun.errors import ArgumentError
 from emrun.example_weight import weighted
-from emrun.fields import optional
 from emrun.hook import UpdateSkipped
 from emrun.models.gradient_sums import GradientSums
-from emrun.models.loss_scale import STATE as STATE_OF_SCALE
 from emrun.models.loss_scale import LossScale
 from emrun.models.optimizer import learning_rates, parameters_of
-from emrun.models.optimizers import MAY_LACK as MAY_LACK_OF_OPTIMIZERS
-from emrun.models.optimizers import STATE as STATE_OF_OPTIMIZERS
 from emrun.models.optimizers import HasModule, Optimizers
 from emrun.models.precision import Autocast, in_float32
 from emrun.models.scheduled_optimizer import named
-from emrun.models.skipped_updates import STATE as STATE_OF_SKIPPED
 from emrun.models.skipped_updates import SkippedUpdates
 from emrun.models.updates import all_parameters, clear_gradients, divide_gradients, parameters_beside
 from emrun.ranks import ranks
 from emrun.schedule_plan import log_plan
 from emrun.types import EpochData
 from emrun.wording import NO_OPTIMIZER, listed
-
-STATE = {
-    **STATE_OF_OPTIMIZERS,
-    "loss_scale": optional(STATE_OF_SCALE),
-    "skipped_updates": STATE_OF_SKIPPED,
-}
-"""The fields of `Optimization.state_dict`."""
-
-MAY_LACK = (*MAY_LACK_OF_OPTIMIZERS, "loss_scale", "skipped_updates")
-"""Those that may be missing."""
-
 
 _LOG = logging.getLogger(__name__)
 _NOT_FINITE = "gradients in float16 are not finite, so the scale of the loss is reduced"
@@ -303,7 +287,8 @@ class Optimization(Optimizers):
         for each in self.members:
             if each.optimizer is optimizer:
                 own = each
-        if own is not None and not own.has_stepped:
+        is_first = own is not None and not own.has_stepped
+        if own is not None and is_first:
             own.begin_first_update(model.module)
         if loop is not None and loop.listens("before_update"):
             try:
@@ -324,6 +309,8 @@ class Optimization(Optimizers):
                 loop.notify("after_update", model=model, optimizer=optimizer)
         if own is not None and own.scheduler is not None and own.scheduler.on_update:
             own.scheduler.step(None)
+        if own is not None and is_first and loop is not None and loop.has_run:
+            own.check_loadable()  # most optimizers begin to keep something with their first update
 
     def _add_up(self, optimizer: torch.optim.Optimizer, weight: float | Tensor) -> Tensor:
         """Add up the gradients of all ranks; return the weight of the window on all of them."""
@@ -366,7 +353,7 @@ class Optimization(Optimizers):
         """Restore what `state_dict` returned; see `Optimizers.load_state_dict`.
 
         Raises:
-            StateError: the config has other optimizers or schedulers, or a field has a value that is not allowed.
+            StateError: the config has other optimizers or schedulers, or one of them refuses its state.
         """
         super().load_state_dict(state)
         if "skipped_updates" in state:

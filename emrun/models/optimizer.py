@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map, tree_map_only
 
-from emrun.errors import ArgumentError, StateError
-from emrun.fields import ANYTHING, FLAG, TEXT, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
+from emrun.encoding import digest
+from emrun.errors import ArgumentError, EmrunError, StateError
+from emrun.fields import FieldError
 from emrun.models.parameter_groups import parameter_groups
+from emrun.storage.state_file import read_back
 from emrun.types import Factory
 from emrun.wording import listed
 
@@ -92,7 +96,12 @@ def _number(value: Any) -> Any:
 
 def optimizer_state(optimizer: torch.optim.Optimizer, configured: list[dict[str, Any]]) -> dict[str, Any]:
     """Return an optimizer's state with its class and configured arguments, which a resume compares with the config."""
-    return {"class": type(optimizer).__name__, "configured": configured, "state": optimizer.state_dict()}
+    return {
+        "class": type(optimizer).__name__,
+        "configured": configured,
+        "dtypes": _dtypes(optimizer),
+        "state": optimizer.state_dict(),
+    }
 
 
 def load_optimizer_state(
@@ -103,23 +112,18 @@ def load_optimizer_state(
     A new learning rate scales the current rate, which a scheduler may have changed.
 
     Raises:
-        StateError: the state belongs to another optimizer or to other parameter groups, or a field has a value that is
-            not allowed.
+        StateError: the state belongs to another optimizer or to other parameter groups, or the optimizer refuses it.
     """
-    record({"configured": sequence_of(record({"params": sequence_of(optional(TEXT))}))}).check(saved, "optimizer")
     check_class(saved, "optimizer", type(optimizer).__name__)
     if [group["params"] for group in saved["configured"]] != [group["params"] for group in configured]:
         raise StateError("model.optimizer.groups puts the parameters into other groups; a resume cannot change that")
-    _check_number_of_groups(optimizer, saved["state"])
-    _check_optimizer_state(optimizer, saved, configured)
     optimizer.state.clear()  # frees the old state first, as a GPU may not have memory for two states
-    try:
-        optimizer.load_state_dict(saved["state"])
-    except ValueError as error:
-        raise StateError(f"model.optimizer: {error}") from error
+    _load(optimizer, saved["state"])
+    if saved.get("dtypes") == _dtypes(optimizer):
+        _undo_casts(optimizer, saved["state"])
     optimizer._opt_called = True  # type: ignore[attr-defined]  # it has made updates; otherwise torch warns
     for group, old, new in zip(optimizer.param_groups, saved["configured"], configured, strict=False):
-        for key in [key for key, value in new.items() if key in old and old[key] != value]:
+        for key in [key for key, value in new.items() if key in old and not equal(old[key], value)]:
             value = new[key]
             if key == "lr" and old.get("initial_lr"):  # the scheduler has changed it since
                 value = _number(group["lr"]) * new["initial_lr"] / old["initial_lr"]
@@ -129,8 +133,8 @@ def load_optimizer_state(
                 group[key] = value
 
 
-def _check_number_of_groups(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Check that an optimizer has as many parameter groups as a saved one, including groups that hooks added."""
+def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Load a state into an optimizer; say what differs and what to do if the optimizer refuses it."""
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     if isinstance(groups, list) and len(groups) != len(optimizer.param_groups):
         raise StateError(
@@ -138,66 +142,80 @@ def _check_number_of_groups(optimizer: torch.optim.Optimizer, state: Any) -> Non
             f"{len(optimizer.param_groups)}; a hook or model must add groups in its constructor, because "
             "before_training is called after the checkpoint is loaded"
         )
+    with refusals("optimizer", optimizer):
+        optimizer.load_state_dict(state)
 
 
-_OF_OTHER_SHAPES = ("Adafactor", "LBFGS", "Muon")
-"""torch's optimizers whose state has tensors that have neither their parameter's shape nor a single number."""
+def _dtypes(optimizer: torch.optim.Optimizer) -> list[str]:
+    return [str(each.dtype) for each in parameters_of(optimizer)]
 
 
-def _check_optimizer_state(
-    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], configured: list[dict[str, Any]]
-) -> None:
-    """Check fields that torch loads unchecked and that would fail in the first update; only for torch's optimizers.
+def _undo_casts(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Undo that torch has cast a loaded state to the dtypes of the parameters, which loses digits, and cast strings."""
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return
+    indices = [index for group in state["param_groups"] for index in group["params"]]
+    for index, parameter in zip(indices, parameters_of(optimizer), strict=True):
+        own = optimizer.state.get(parameter, {})
+        for name, value in state["state"].get(index, {}).items():
+            with suppress(KeyError, ValueError):  # the optimizer has given it another structure
+                own[name] = tree_map(_uncast, own[name], value)
+
+
+def _uncast(cast: Any, value: Any) -> Any:
+    if isinstance(cast, torch.Tensor):
+        is_cast = isinstance(value, torch.Tensor) and value.dtype != cast.dtype
+        return value.to(cast.device) if is_cast else cast
+    return value
+
+
+@contextmanager
+def refusals(key: str, loader: Any) -> Iterator[None]:
+    """Say that an optimizer or a scheduler refuses a state, whatever error it raises."""
+    try:
+        yield
+    except (EmrunError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        refused = f"is refused by {type(loader).__name__} ({type(error).__name__}: {error})"
+        raise FieldError(key, refused, "the state of the same model, arguments and versions of packages") from error
+
+
+def on_shapes(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
+    """Return an optimizer with the same groups and no state, whose parameters have shapes but no memory.
+
+    Returns:
+        The optimizer; None if the class has a `load_state_dict` of its own, which may need more than the shapes.
+    """
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return None
+    found: torch.optim.Optimizer = object.__new__(type(optimizer))
+    groups = [{**group, "params": [_shape_of(each) for each in group["params"]]} for group in optimizer.param_groups]
+    vars(found).update(vars(optimizer), param_groups=groups, state=defaultdict(dict))
+    return found
+
+
+def check_loadable(optimizer: torch.optim.Optimizer, empty: torch.optim.Optimizer | None) -> None:
+    """Check that the state can be saved and read back, and that the optimizer of a resume does not refuse it.
+
+    Args:
+        optimizer: the optimizer.
+        empty: what `on_shapes` returned at the time when a resume would load the state.
 
     Raises:
-        FieldError: a field has a value that is not allowed.
+        StateError: a resume could not load the state.
     """
-    if not is_of_torch(optimizer):
-        return
-    groups = [{key: value for key, value in each.items() if key != "params"} for each in configured]
-    for index, group in enumerate(groups):
-        like(group, may_lack=group).check(saved["configured"][index], f"optimizer.configured[{index}]")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    indices = whole(most=len(parameters) - 1)
-    of_parameters = mapping_of(mapping_of(ANYTHING), names=indices)
-    in_groups = sequence_of(record({"params": sequence_of(indices)}))
-    record({"state": of_parameters, "param_groups": in_groups}).check(saved["state"], "optimizer.state")
-    for index, (group, found) in enumerate(zip(groups, saved["state"]["param_groups"], strict=False)):
-        lacks = group.keys() - saved["configured"][index].keys()
-        like(group, may_lack=lacks, same_length=True).check(found, f"optimizer.state.param_groups[{index}]")
-        _check_options(optimizer, found, saved["configured"][index], f"optimizer.state.param_groups[{index}]")
-    if type(optimizer).__name__ in _OF_OTHER_SHAPES:
-        return
-    step = Kind("a number of at least 0", lambda value: is_one_number(value) and value >= 0)
-    first: Mapping[str, Any] = {}  # torch stores the same keys for every parameter
-    for index, values in saved["state"]["state"].items():
-        key, shape = f"optimizer.state.state.{index}", parameters[index].shape
-        first = first or values
-        if values and values.keys() != first.keys():
-            raise FieldError(key, f"has {listed(sorted(values))}", f"like the others: {listed(sorted(first))}")
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor) is not isinstance(first[name], torch.Tensor):
-                raise FieldError(f"{key}.{name}", f"is {shown(value)}", f"like the others: {shown(first[name])}")
-            if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != shape:
-                wanted = f"of the shape of its parameter, {tuple(shape)}"
-                raise FieldError(f"{key}.{name}", f"is {shown(value)}", wanted)
-            if name == "step":
-                step.check(value, f"{key}.step")
+    state = read_back(tree_map_only(torch.Tensor, _shape_of, optimizer.state_dict()), "its state")
+    if empty is not None:
+        check_class({"class": type(optimizer).__name__}, "optimizer", type(empty).__name__)
+        _load(empty, state)
 
 
-def _check_options(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], configured: Mapping[str, Any], key: str
-) -> None:
-    """Check that an optimizer accepts the arguments of a saved group, and that its switches are as configured."""
-    for name, value in configured.items():
-        if (value is None or isinstance(value, bool)) and group[name] is not value:
-            raise FieldError(f"{key}.{name}", f"is {shown(group[name])}", f"{value}, as configured")
-    parameters = inspect.signature(type(optimizer)).parameters.keys() & group.keys() - {"params", "lr"}
-    try:
-        type(optimizer)([torch.nn.Parameter(torch.zeros(1))], **{name: group[name] for name in parameters})
-    except Exception as error:
-        refused = f"has an argument that {type(optimizer).__name__} refuses ({error})"
-        raise FieldError(key, refused, "a group of accepted arguments") from error
+def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return zeros of the same shape and dtype, in the memory of a single number."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return tensor
+    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
 def check_class(saved: Mapping[str, Any], key: str, kind: str) -> None:
@@ -210,45 +228,12 @@ def check_class(saved: Mapping[str, Any], key: str, kind: str) -> None:
         raise StateError(f"model.{key} is {kind}, but was {saved['class']}; a resume cannot change it")
 
 
-def like(own: Any, may_lack: Collection[str] = (), *, same_length: bool = False) -> Kind:
-    """Return the kind of values that a saved state may have in place of a value.
-
-    Args:
-        own: the value.
-        may_lack: if the value is a mapping, the keys that may be missing.
-        same_length: whether lists must have the same length.
-    """
-    if own is None:
-        return ANYTHING
-    if isinstance(own, bool):
-        return optional(FLAG)
-    if isinstance(own, int | float) or (isinstance(own, torch.Tensor) and own.numel() == 1):
-        return Kind("a number", is_one_number)
-    if isinstance(own, torch.Tensor):
-        return Kind("a tensor", lambda value: isinstance(value, torch.Tensor))
-    if isinstance(own, str):
-        return TEXT
-    if isinstance(own, Mapping) and all(isinstance(name, str) for name in own):
-        return record({name: like(each, same_length=same_length) for name, each in own.items()}, may_lack)
-    if isinstance(own, list | tuple):
-        parts = own[0] if own else None
-        entries = sequence_of(mapping_of(ANYTHING) if isinstance(parts, Mapping) else like(parts))
-        if not same_length:
-            return entries
-        allowed = f"a list of {len(own)} entries"
-        return Kind(allowed, lambda value: entries.fits(value) and len(value) == len(own), entries.look_inside)
-    return Kind(f"a {type(own).__name__}", lambda value: isinstance(value, type(own)))
-
-
-def is_one_number(value: Any) -> bool:
-    """Return whether a value is a number, or a tensor with one number."""
-    is_tensor = isinstance(value, torch.Tensor) and value.numel() == 1
-    return is_tensor or (type(value) is float or (type(value) is int and abs(value) < 2**63))
-
-
-def is_of_torch(value: Any) -> bool:
-    """Return whether the class of a value is one of torch's own."""
-    return type(value).__module__.partition(".")[0] == "torch"
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two arguments are equal; they may be, or hold, tensors."""
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError):  # of tensors with several numbers
+        return digest(one) == digest(other)
 
 
 def is_raised_by_torch(error: BaseException) -> bool:

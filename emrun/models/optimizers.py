@@ -11,22 +11,13 @@ import torch
 from torch import Tensor
 
 from emrun.errors import ArgumentError, StateError
-from emrun.fields import mapping_of, optional, record
 from emrun.hook import Loop
 from emrun.models.closed_form import ClosedForm
 from emrun.models.planning import plan_of
 from emrun.models.schedule import Scheduler
-from emrun.models.scheduled_optimizer import MAY_LACK as MAY_LACK_OF_ONE
-from emrun.models.scheduled_optimizer import STATE as STATE_OF_ONE
 from emrun.models.scheduled_optimizer import check_apart, optimizers_of
 from emrun.schedule_plan import SchedulePlan
 from emrun.wording import did_you_mean, listed
-
-STATE = {**STATE_OF_ONE, "optimizers": optional(mapping_of(record(STATE_OF_ONE, MAY_LACK_OF_ONE)))}
-"""The fields of `Optimizers.state_dict`."""
-
-MAY_LACK = (*MAY_LACK_OF_ONE, "optimizers")
-"""Those that may be missing."""
 
 
 class HasModule(Protocol):
@@ -101,6 +92,20 @@ class Optimizers:
             each.build(self._model.module)
         check_apart(self._model.module, self.members)
         self.has_modes = any(each.has_modes for each in self.members)
+
+    def register(self) -> None:
+        """Record the groups of the optimizers; a resume loads their states after that."""
+        for each in self.members:
+            each.register()
+
+    def check_loadable(self) -> None:
+        """Check that a resume could load the states of optimizers and schedulers.
+
+        Raises:
+            ArgumentError: it could not.
+        """
+        for each in self.members:
+            each.check_loadable()
 
     def set_mode(self, *, train: bool) -> None:
         """Put the weights for training or for evaluations into the module, if an optimizer has both."""
@@ -191,7 +196,7 @@ class Optimizers:
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
 
         Raises:
-            StateError: the config has other optimizers or schedulers, or a field has a value that is not allowed.
+            StateError: the config has other optimizers or schedulers, or one of them refuses its state.
         """
         several = state.get("optimizers")
         names = [each.name for each in self.members if each.name]

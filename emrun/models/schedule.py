@@ -13,19 +13,15 @@ from typing import Any
 import torch
 
 from emrun.errors import ArgumentError
-from emrun.fields import ANYTHING, TEXT, mapping_of, record
 from emrun.models.closed_form import ClosedForm
-from emrun.models.optimizer import check_class, is_of_torch, is_raised_by_torch, like
+from emrun.models.optimizer import check_class, equal, is_raised_by_torch, refusals
 from emrun.models.schedule_ahead import MOST_STEPS, PARTS, Ahead, End, all_in, ends, on_dummy
 from emrun.schedule_plan import SchedulePlan
+from emrun.storage.state_file import read_back
 from emrun.types import EpochData, Factory, Horizon
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
-
-
-CLASS_AND_STATE = record({"class": TEXT, "configured": ANYTHING, "state": ANYTHING})
-"""The saved fields of an optimizer or a scheduler."""
 
 
 class Scheduler:
@@ -57,21 +53,26 @@ class Scheduler:
         """Load what `state_dict` returned; arguments that the config has changed since then replace the saved ones.
 
         Raises:
-            StateError: the state belongs to another scheduler.
+            StateError: the state belongs to another scheduler, or the scheduler refuses it.
         """
         check_class(saved, "scheduler", _class_of(self.scheduler))
-        record(dict.fromkeys(("configured", "state"), mapping_of(ANYTHING))).check(saved, "scheduler")
-        if is_of_torch(self.scheduler):
-            for part in ("configured", "state"):
-                own = {**self._configured, **_plain(self.scheduler.state_dict())}
-                lacks = own.keys() - saved["configured"].keys()
-                like(own, may_lack=lacks).check(saved[part], f"scheduler.{part}")
-        self._is_loaded, self._ended = True, ends(self.scheduler, saved["state"], self.key)
         old, new = saved["configured"], self._configured
-        self.scheduler.load_state_dict(_updated(saved["state"], old, new))
+        with refusals("scheduler", self.scheduler):
+            self._is_loaded, self._ended = True, ends(self.scheduler, saved["state"], self.key)
+            self.scheduler.load_state_dict(_updated(saved["state"], old, new))
         if old.get("_last_lr") != new.get("_last_lr"):
             for each in all_in(self.scheduler):
                 each._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
+
+    def check_loadable(self) -> None:
+        """Check that the state can be saved and read back, and that the scheduler of a resume does not refuse it.
+
+        Raises:
+            StateError: a resume could not load the state.
+        """
+        saved = read_back(self.state_dict(), "its state")
+        with refusals("scheduler", self.scheduler):
+            _copied(self.scheduler).load_state_dict(_updated(saved["state"], saved["configured"], self._configured))
 
     def shown(self, horizon: Horizon, epochs: int | None) -> SchedulePlan | None:
         """Return the plan of a run of this length; in a new run, check that the scheduler fits it.
@@ -228,13 +229,16 @@ def _is_number(value: Any) -> bool:
 
 
 def _updated(state: Any, old: Any, new: Any) -> Any:
-    """Return a state with the new value wherever the old and the new arguments differ."""
-    if isinstance(state, dict) and isinstance(old, dict) and isinstance(new, dict):
+    """Return a state with the new value wherever the old and the new arguments differ.
+
+    So too where it is still the old one, because the new one has the type that the scheduler needs, such as Counter.
+    """
+    if isinstance(state, dict) and isinstance(old, dict) and type(new) is dict:
         known = {key for key in state if key in old and key in new}
         return {key: _updated(state[key], old[key], new[key]) if key in known else state[key] for key in state}
     if all(isinstance(each, list) for each in (state, old, new)) and len(state) == len(old) == len(new):
         return [_updated(*each) for each in zip(state, old, new, strict=True)]
-    return state if old == new else new
+    return state if equal(old, new) and not equal(state, old) else new
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,6 +248,14 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in state.items()
         if isinstance(value, bool | int | float | str | list | tuple | dict | type(None) | torch.Tensor)
     }
+
+
+def _copied(scheduler: Any) -> Any:
+    """Return a copy of a scheduler that loads a state without changing the scheduler; the optimizer is the same."""
+    copied = copy.copy(scheduler)
+    if hasattr(copied, PARTS):
+        copied._schedulers = [_copied(each) for each in copied._schedulers]
+    return copied
 
 
 def _rates(scheduler: Any) -> str:

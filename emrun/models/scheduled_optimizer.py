@@ -12,35 +12,25 @@ import torch
 from torch import Tensor
 
 from emrun.errors import ArgumentError, StateError
-from emrun.fields import NUMBER, Kind, optional, sequence_of
 from emrun.hook import Loop
 from emrun.models.closed_form import ClosedForm
 from emrun.models.optimizer import (
     build_optimizer,
+    check_loadable,
     configured_arguments,
     learning_rates,
     load_optimizer_state,
+    on_shapes,
     optimizer_state,
     parameters_of,
 )
 from emrun.models.planning import check_length, horizon_of
-from emrun.models.schedule import CLASS_AND_STATE, Scheduler, build_scheduler
+from emrun.models.schedule import Scheduler, build_scheduler
 from emrun.types import EpochData
 from emrun.wording import did_you_mean, listed
 
 _LOG = logging.getLogger(__name__)
 _SHOWN = 10  # names in a warning
-
-STATE = {
-    "optimizer": optional(CLASS_AND_STATE),
-    "scheduler": optional(CLASS_AND_STATE),
-    "rates": optional(sequence_of(NUMBER)),
-    "training_weights": optional(sequence_of(Kind("a tensor", lambda value: isinstance(value, Tensor)))),
-}
-"""The fields of `ScheduledOptimizer.state_dict`; `optimizer` and `schedule` check the states inside."""
-
-MAY_LACK = ("rates", "training_weights")
-"""Those that are missing in checkpoints of earlier versions, or if they are not used."""
 
 
 class ScheduledOptimizer:
@@ -73,6 +63,7 @@ class ScheduledOptimizer:
         """Whether such an optimizer has its weights for training in the module."""
         self._kept: list[Tensor] | None = None  # the weights for training, while those for evaluations are in use
         self._configured: list[dict[str, Any]] = []
+        self._empty: torch.optim.Optimizer | None = None  # has the groups that a resume has when it loads the state
 
     @property
     def is_configured(self) -> bool:
@@ -109,6 +100,27 @@ class ScheduledOptimizer:
             if isinstance(self.scheduler, Scheduler):
                 self.scheduler.key = f"model.{self._scheduler_key}"
         self._configured = configured_arguments(module, self.optimizer) if self.optimizer is not None else []
+        self.register()
+
+    def register(self) -> None:
+        """Record the groups of the optimizer; a resume loads its state after that."""
+        self._empty = on_shapes(self.optimizer) if self.optimizer is not None else None
+
+    def check_loadable(self) -> None:
+        """Check that a resume could load the states of optimizer and scheduler.
+
+        Raises:
+            ArgumentError: it could not.
+        """
+        key = f"optimizer.{self.name}" if self.name else "optimizer"
+        try:
+            if self.optimizer is not None:
+                check_loadable(self.optimizer, self._empty)
+            key = self._scheduler_key
+            if isinstance(self.scheduler, Scheduler):
+                self.scheduler.check_loadable()
+        except StateError as error:
+            raise ArgumentError(key, f"a resume could not load a checkpoint: {error}") from error
 
     def replace(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Take an optimizer, which gets the mode of evaluations if it has modes."""
@@ -209,7 +221,7 @@ class ScheduledOptimizer:
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
 
         Raises:
-            StateError: the config has another optimizer or scheduler, or a field has a value that is not allowed.
+            StateError: the config has another optimizer or scheduler, or one of them refuses its state.
         """
         if (self.optimizer is None) is not (state["optimizer"] is None):
             raise StateError("model.optimizer was added or removed; a resume cannot change that")
@@ -226,7 +238,8 @@ class ScheduledOptimizer:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
             check_length(self.scheduler, loop, f"model.{self._scheduler_key}")
-        self.rates = state.get("rates")
+        rates = state.get("rates")
+        self.rates = [float(rate) for rate in rates] if rates is not None else None
 
 
 def optimizers_of(optimizer: Any, scheduler: Any) -> tuple[ScheduledOptimizer, ...]:

@@ -22,12 +22,12 @@ from emrun.models.loadable import Loadable
 from emrun.models.micro_batches import MicroBatches
 from emrun.models.module_model import STATE as STATE_OF_MODULE
 from emrun.models.module_model import ModuleModel
-from emrun.models.optimization import MAY_LACK, Optimization
-from emrun.models.optimization import STATE as STATE_OF_OPTIMIZATION
+from emrun.models.optimization import Optimization
 from emrun.models.outputs import mean_loss
 from emrun.models.precision import Precision
 from emrun.models.schedule import Scheduler
 from emrun.models.size_search import advise
+from emrun.models.skipped_updates import STATE as STATE_OF_SKIPPED
 from emrun.models.updates import Traces
 from emrun.schedule_plan import SchedulePlan
 from emrun.shares import rows_in
@@ -44,8 +44,8 @@ SchedulerForm = Annotated[
     Factory, Form(("step_on", "metric"), "torch.optim.lr_scheduler", "emrun.models.schedules", 1, shared="optimizer")
 ]
 
-_STATE = {**STATE_OF_OPTIMIZATION, **STATE_OF_MODULE, "trained": FLAG}
-"""The fields of `TorchModel.state_dict`."""
+_STATE = {**STATE_OF_MODULE, "trained": FLAG, "skipped_updates": STATE_OF_SKIPPED}
+"""Fields of `TorchModel.state_dict`; optimizers and schedulers judge theirs themselves."""
 
 
 class TorchModel(ModuleModel):
@@ -269,6 +269,7 @@ class TorchModel(ModuleModel):
             self.load_initial()
         self._main_loop, self._restores_averages = main_loop, True
         self._loadable.register()
+        self._optimization.register()
 
     @property
     def monitors(self) -> Sequence[str]:
@@ -289,6 +290,7 @@ class TorchModel(ModuleModel):
         if self._main_loop is not None and self._main_loop.has_run:
             if not self._is_own_saving:
                 self._loadable.check_saving()
+            self._optimization.check_loadable()
             if self._stream_metrics is not None:
                 self._stream_metrics.check()
         if self.restored_weights is not None:
@@ -499,7 +501,7 @@ class TorchModel(ModuleModel):
         Raises:
             StateError: the config has another optimizer or scheduler, or a field has a value that is not allowed.
         """
-        record(_STATE, may_lack=("modes", "stream_metrics", *MAY_LACK)).check(state)
+        record(_STATE, may_lack=("modes", "stream_metrics", "skipped_updates")).check(state)
         self._optimization.load_state_dict(state)
         self._trained = state["trained"]
         super().load_state_dict(state)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from emrun.encoding import encode
 from emrun.errors import StorageError
 from emrun.storage.files import refuse_timeout
 from emrun.storage.manifest import STATE
@@ -29,6 +31,22 @@ def save_state(state: Mapping[str, Any], directory: Path) -> None:
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
+
+
+def read_back(state: Any, key: str) -> Any:
+    """Return a state as a resume reads it from the file.
+
+    Args:
+        state: the state, not encoded yet.
+        key: the name of the state in messages.
+
+    Raises:
+        StateError: the state cannot be saved.
+    """
+    file = io.BytesIO()
+    torch.save(encode(state, key), file)
+    file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def load_state(directory: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import torch
 from doubles import Affine, run
 
 from emrun import Factory, TorchModel
-from emrun.errors import ArgumentError, StateError
+from emrun.errors import ArgumentError
 from emrun.models.loss_scale import LossScale
 
 SGD = Factory(torch.optim.SGD, lr=0.1)
@@ -60,19 +60,6 @@ def test_the_state_is_restored():
 
 def model(cls=TorchModel):
     return cls(Affine(), optimizer=SGD, precision="fp16", device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"scale": float("nan"), "growth_tracker": 0}, r"loss_scale\.scale is nan, but must be a finite number"),
-        ({"scale": 1.0, "growth_tracker": -1}, r"loss_scale\.growth_tracker is -1"),
-        ([], "loss_scale"),
-    ],
-)
-def test_a_wrong_state_is_an_error(wrong, message):
-    with pytest.raises(StateError, match=message):
-        model().load_state_dict({**model().state_dict(), "loss_scale": wrong})
 
 
 def test_a_checkpoint_of_another_precision_has_no_scale_which_is_a_warning(caplog):

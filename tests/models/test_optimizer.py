@@ -7,7 +7,7 @@ from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
 from emrun.errors import ArgumentError, StateError
-from emrun.models.optimizer import build_optimizer
+from emrun.models.optimizer import build_optimizer, check_loadable, on_shapes
 
 NAMES = [name for name, _ in Normed().named_parameters()]
 
@@ -54,6 +54,40 @@ def test_a_group_that_is_missing_on_a_resume_is_named():
     message = "the optimizer of the checkpoint has 2 parameter groups, but that of the config has 1; a hook or model"
     with pytest.raises(StateError, match=message):
         again.load_state_dict(stepped(model))
+
+
+class Picky(torch.optim.SGD):
+    """Refuses every state."""
+
+    def __setstate__(self, state):
+        raise KeyError("nothing")
+
+
+REFUSED = (
+    r"optimizer is refused by Picky \(KeyError: 'nothing'\), but must be the state of the same model, arguments and"
+)
+
+
+def test_a_state_that_the_optimizer_refuses_is_an_error_with_what_differs_and_what_to_do():
+    model, again = (TorchModel(Net(), optimizer=Factory(Picky, lr=1.0)) for _ in range(2))
+    with pytest.raises(StateError, match=REFUSED):
+        again.load_state_dict(stepped(model))
+
+
+def test_a_state_is_tried_on_shapes_without_the_weights_and_without_a_trace():
+    optimizer = build_optimizer(Net(), sgd([{"match": "bias", "lr": 0.1}]))
+    empty = on_shapes(optimizer)
+    parameters = [each for group in empty.param_groups for each in group["params"]]
+    assert [each.shape for each in parameters] == [p.shape for g in optimizer.param_groups for p in g["params"]]
+    assert {each.untyped_storage().nbytes() for each in parameters} == {4}
+    for each in optimizer.param_groups[0]["params"]:
+        each.grad = torch.ones_like(each)
+    optimizer.step()
+    before = {id(key): {**value} for key, value in optimizer.state.items()}
+    check_loadable(optimizer, empty)
+    assert {id(key): value for key, value in optimizer.state.items()} == before
+    with pytest.raises(StateError, match=REFUSED):
+        check_loadable(picky := build_optimizer(Net(), Factory(Picky, lr=1.0)), on_shapes(picky))
 
 
 @pytest.mark.parametrize("groups", [None, []])

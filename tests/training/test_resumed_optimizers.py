@@ -1,13 +1,257 @@
-"""Runs with several optimizers, or one with other weights for evaluations: what they save, and what they record."""
+"""Runs with one or several optimizers and schedules: what is saved, recorded and refused; resumes from their states."""
+
+import inspect
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from training.resuming import config_of, interrupted, resumed
+from torch.optim import lr_scheduler
+from training.resuming import config_of, interrupted, plain, resumed, stopped, train_with
 
-from emrun import load_run, read_steps
-from emrun.errors import StateError
+from emrun import AbstractHook, create_training, load_run, read_steps
+from emrun.errors import ArgumentError, StateError
+from emrun.training.create import train
 from emrun.training.resume import resume_training
+
+PARTS = '''
+import collections
+
+import torch
+from torch import nn
+
+from emrun import AbstractHook
+
+
+class Parts(nn.Module):
+    """A part for each optimizer, with two matrices, or an embedding with sparse gradients."""
+
+    def __init__(self, names, dtype):
+        super().__init__()
+        self.dtype = getattr(torch, dtype)
+        for name in names:
+            part = nn.ModuleDict({"a": nn.Linear(3, 2, bias=False), "b": nn.Linear(2, 1, bias=False)})
+            self.add_module(name, nn.Embedding(2, 1, sparse=True) if name == "sparse" else part.to(self.dtype))
+
+    def forward(self, x, y):
+        x = x.to(self.dtype)
+        parts = self.named_children()
+        found = [part(y) if name == "sparse" else part["b"](part["a"](x).tanh()) for name, part in parts]
+        return {"loss": sum((each.float()[:, 0] - y) ** 2 for each in found)}
+
+
+class Kill(AbstractHook):
+    """Fails after an iteration of a run that has not been resumed."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def after_batch(self, stream_name):
+        if stream_name == "train" and self.main_loop.iterations_done == self.at:
+            raise RuntimeError("killed")
+
+
+class Keeps(torch.optim.SGD):
+    """Keeps values of many kinds that torch's optimizers do not keep."""
+
+    def __init__(self, parameters, lr, kind=""):
+        super().__init__(parameters, lr=lr)
+        self.kind = kind
+
+    def step(self, closure=None):
+        super().step()
+        for parameter in (each for group in self.param_groups for each in group["params"]):
+            own = self.state[parameter]
+            mean = own["history"][0]["mean"] if own else torch.zeros(7)
+            own["history"] = [{"mean": mean + parameter.detach().float().mean() / 3, "pair": (1, None)}]
+            own.setdefault("name", "text")
+            own["exact"] = own.get("exact", torch.zeros(parameter.shape)) + parameter.detach().float() / 3
+            parameter.data.add_(own["exact"].to(parameter.dtype), alpha=1e-3)
+            if self.kind:
+                own["last"] = collections.deque([1.0])
+
+
+class LookAhead(torch.optim.Optimizer):
+    """Wraps another optimizer, and loads its state in its own way."""
+
+    def __init__(self, parameters, lr):
+        self.inner = torch.optim.Adam(parameters, lr=lr)
+        super().__init__([each for group in self.inner.param_groups for each in group["params"]], {"lr": lr})
+        self.slow = [each.detach().clone() for each in self.param_groups[0]["params"]]
+
+    def step(self, closure=None):
+        self.inner.step()
+        for slow, parameter in zip(self.slow, self.param_groups[0]["params"]):
+            parameter.data.copy_(slow.lerp_(parameter.data, 0.5))
+
+    def state_dict(self):
+        return {**super().state_dict(), "inner": self.inner.state_dict(), "slow": self.slow}
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state["inner"])
+        self.slow = [each.clone() for each in state["slow"]]
+        super().load_state_dict({"state": {}, "param_groups": state["param_groups"]})
+
+
+class Table(torch.optim.lr_scheduler.LRScheduler):
+    """Keeps tensors of several numbers."""
+
+    def __init__(self, optimizer):
+        self.table, self.seen = torch.tensor([0.1, 0.2, 0.05]), torch.zeros(2)
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        self.seen = self.seen + 1
+        return [float(self.table[self.last_epoch % 3])] * len(self.base_lrs)
+
+
+class Power:
+    def __init__(self, base):
+        self.base = base
+
+    def __call__(self, number):
+        return self.base**number
+'''
+
+
+def groups(**options):
+    return {"groups": [{"match": r"\.a\.", **options}]}
+
+
+SGD = {"class": "SGD", "lr": 0.1, "momentum": 0.9}
+OPTIMIZERS = {
+    "adadelta": {"class": "Adadelta", **groups(rho=0.5)},
+    "adafactor": {"class": "Adafactor", **groups(d=2.0)},
+    "adagrad": {"class": "Adagrad", "lr_decay": 0.1, **groups(initial_accumulator_value=0.5)},
+    "adam": {"class": "Adam", "amsgrad": True, **groups(amsgrad=False, betas=[0.5, 0.9])},
+    "adam_fused": {"class": "Adam", "fused": True},
+    "adamw": {"class": "AdamW", **groups(amsgrad=True, foreach=True)},
+    "adamax": {"class": "Adamax", **groups(weight_decay=0.1)},
+    "asgd": {"class": "ASGD", "t0": 2, **groups(lambd=0.1)},
+    "muon": {"class": "Muon", **groups(nesterov=False)},
+    "nadam": {"class": "NAdam", "weight_decay": 0.1, **groups(decoupled_weight_decay=True)},
+    "radam": {"class": "RAdam", "weight_decay": 0.1, **groups(decoupled_weight_decay=True)},
+    "rmsprop_momentum": {"class": "RMSprop", "momentum": 0.9, **groups(momentum=0)},
+    "rmsprop_centered": {"class": "RMSprop", **groups(centered=True)},
+    "rprop": {"class": "Rprop", **groups(step_sizes=[0.001, 1.0])},
+    "sgd": {**SGD, **groups(momentum=0)},
+    "sgd_nesterov": {**SGD, **groups(nesterov=True, maximize=True)},
+    "sparse": {"class": "SparseAdam"},
+    "schedulefree_adamw": {"class": "schedulefree.AdamWScheduleFree", **groups(weight_decay=0.1)},
+    "schedulefree_sgd": {"class": "schedulefree.SGDScheduleFree", **groups(momentum=0.5)},
+    "keeps": {"class": "optimizer_parts.Keeps", "lr": 0.1, **groups(lr=0.2)},
+    "lookahead": {"class": "optimizer_parts.LookAhead", "lr": 0.1},
+}
+MULTI_STEP = {"class": "torch.optim.lr_scheduler.MultiStepLR", "milestones": [1, 1]}
+SCHEDULERS = {
+    "chained": {"class": "ChainedScheduler", "schedulers": [{**MULTI_STEP, "milestones": [2, 5, 7]}]},
+    "constant": {"class": "ConstantLR", "total_iters": 6},
+    "cosine": {"class": "CosineAnnealingLR", "T_max": 9},
+    "cyclic": {"class": "CyclicLR", "base_lr": 0.01, "max_lr": 0.1, "step_size_up": 2, "mode": "triangular2"},
+    "exponential": {"class": "ExponentialLR", "gamma": 0.9},
+    "function": {"class": "LambdaLR", "lr_lambda": {"class": "optimizer_parts.Power", "base": 0.9}},
+    "linear": {"class": "LinearLR", "total_iters": 8},
+    "multi": {**MULTI_STEP, "milestones": [2, 2, 6]},
+    "one_cycle": {"class": "OneCycleLR", "max_lr": 0.1, "total_steps": 9},
+    "polynomial": {"class": "PolynomialLR", "total_iters": 9},
+    "product": {"class": "MultiplicativeLR", "lr_lambda": {"class": "optimizer_parts.Power", "base": 0.99}},
+    "restarts": {"class": "CosineAnnealingWarmRestarts", "T_0": 3, "T_mult": 2},
+    "sequence": {"class": "SequentialLR", "schedulers": [{"class": "LinearLR", "total_iters": 2}, MULTI_STEP]},
+    "step": {"class": "StepLR", "step_size": 2},
+    "swa": {"class": "torch.optim.swa_utils.SWALR", "swa_lr": 0.01, "anneal_epochs": 4},
+    "table": {"class": "optimizer_parts.Table"},
+}
+for each in SCHEDULERS.values():
+    each["step_on"] = "update"
+SCHEDULERS["sequence"]["milestones"] = [7]
+SCHEDULERS["plateau"] = {"class": "ReduceLROnPlateau", "metric": "valid/loss/mean", "patience": 0}
+
+
+@pytest.fixture
+def parts(project):
+    (project / "optimizer_parts.py").write_text(PARTS)
+    return project
+
+
+def config_of_parts(optimizers, schedulers=None, dtype="float32"):
+    config = config_of("plain", skip_zeroth_epoch=True)
+    config["model"] = {
+        "module": {"class": "optimizer_parts.Parts", "names": list(optimizers), "dtype": dtype},
+        "optimizer": {name: {**each, "match": rf"^{name}\."} for name, each in optimizers.items()},
+        "device": "cpu",
+    }
+    if schedulers is not None:
+        config["model"]["scheduler"] = schedulers
+    kill = {"optimizer_parts.Kill": {"at": 7}}
+    stats = {"ComputeStats": {"variables": ["loss"]}}
+    config["hooks"] = [kill, {"SaveEvery": {"every": "2 iterations"}}, stats, {"StopAfter": {"iterations": 9}}]
+    return config
+
+
+def final(training):
+    """Train; return name of an optimizer -> its weights, its state and that of its schedule."""
+    train(training)
+    states, weights = training.model.state_dict()["optimizers"], training.model.module.state_dict()
+    return {
+        name: plain([each, [weights[key] for key in weights if key.startswith(f"{name}.")]])
+        for name, each in states.items()
+    }
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, about the order of schedules in a sequence
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_killed_run_goes_on_exactly_with_every_optimizer_and_scheduler(parts, dtype):
+    optimizers = {name: each for name, each in OPTIMIZERS.items() if dtype == "float32" or name != "sparse"}
+    optimizers |= dict.fromkeys(SCHEDULERS, SGD)
+    config = config_of_parts(optimizers, SCHEDULERS, dtype)
+    straight = final(create_training(config, output_dir=parts / "straight", overrides=["hooks.Kill.at=99"]))
+    with pytest.raises(RuntimeError, match="killed"):
+        train(create_training(config, output_dir=parts / "run"))
+    again = resume_training(parts / "run", ["hooks.Kill.at=99"])
+    assert again.main_loop.iterations_done == 6
+    found = final(again)
+    assert [name for name in straight if found[name] != straight[name]] == []
+
+
+def test_every_optimizer_and_scheduler_of_torch_is_tried():
+    def tried(cases):
+        return {each["class"].rpartition(".")[2] for each in cases.values()}
+
+    own = {name for name in dir(torch.optim) if inspect.isclass(getattr(torch.optim, name))}
+    assert own - tried(OPTIMIZERS) == {"Optimizer", "LBFGS"}  # LBFGS needs a closure, and is refused
+    classes = vars(lr_scheduler).items()
+    own = {name for name, each in classes if inspect.isclass(each) and issubclass(each, lr_scheduler.LRScheduler)}
+    assert own - tried(SCHEDULERS) == {"LRScheduler", "_LRScheduler"}
+
+
+def test_a_state_that_no_checkpoint_could_hold_is_refused_after_the_first_update(parts):
+    config = config_of_parts({"keeps": {"class": "optimizer_parts.Keeps", "lr": 0.1, "kind": "deque"}})
+    training = create_training(config, output_dir=parts / "run")
+    message = r"optimizer\.keeps: a resume could not load a checkpoint: its state\.state\.0\.last is deque"
+    with pytest.raises(ArgumentError, match=message):
+        train(training)
+    assert training.main_loop.iterations_done == 0
+
+
+class AddsGroupLate(AbstractHook):
+    def before_training(self):
+        self.main_loop.model.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+
+
+def test_groups_that_a_resume_would_not_have_are_refused_before_the_first_batch(project):
+    training = create_training(config_with({"class": "SGD", "lr": 0.1}), output_dir=project / "run")
+    with pytest.raises(ArgumentError, match=r"optimizer: a resume could not load .* has 2 parameter groups"):
+        train_with(training, AddsGroupLate())
+    assert not (project / "run" / "metrics.jsonl").exists()
+
+
+def test_changed_milestones_of_a_schedule_replace_the_saved_ones(project):
+    schedule = {"class": "MultiStepLR", "milestones": [4, 8], "step_on": "update"}
+    directory = stopped(project, config_with({"class": "SGD", "lr": 0.1}, schedule))
+    more = ["hooks.StopAfter.epochs=2", "model.scheduler.milestones=[4, 7]"]
+    scheduler = resume_training(directory, more).model.scheduler.scheduler
+    assert (scheduler.milestones, scheduler.last_epoch) == ({4: 1, 7: 1}, 5)
+    assert scheduler.get_last_lr() == [pytest.approx(0.01)]
 
 
 def config_with(optimizer, scheduler=None):
