@@ -287,9 +287,9 @@ class Optimization(Optimizers):
         for each in self.members:
             if each.optimizer is optimizer:
                 own = each
-        is_first = own is not None and not own.has_stepped
-        if own is not None and is_first:
-            own.begin_first_update(model.module)
+        first = own if own is not None and not own.has_stepped else None
+        if first is not None:
+            first.begin_first_update(model.module)
         if loop is not None and loop.listens("before_update"):
             try:
                 loop.notify("before_update", model=model, optimizer=optimizer)
@@ -309,8 +309,8 @@ class Optimization(Optimizers):
                 loop.notify("after_update", model=model, optimizer=optimizer)
         if own is not None and own.scheduler is not None and own.scheduler.on_update:
             own.scheduler.step(None)
-        if own is not None and is_first and loop is not None and loop.has_run:
-            own.check_loadable()  # most optimizers begin to keep something with their first update
+        if first is not None and loop is not None and loop.has_run:
+            first.check_loadable()  # most optimizers begin to keep something with their first update
 
     def _add_up(self, optimizer: torch.optim.Optimizer, weight: float | Tensor) -> Tensor:
         """Add up the gradients of all ranks; return the weight of the window on all of them."""

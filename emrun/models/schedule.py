@@ -238,7 +238,7 @@ def _updated(state: Any, old: Any, new: Any) -> Any:
         return {key: _updated(state[key], old[key], new[key]) if key in known else state[key] for key in state}
     if all(isinstance(each, list) for each in (state, old, new)) and len(state) == len(old) == len(new):
         return [_updated(*each) for each in zip(state, old, new, strict=True)]
-    return state if equal(old, new) and not equal(state, old) else new
+    return state if equal(old, new) and not equal(state, old) else copy.deepcopy(new)
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -316,6 +316,19 @@ def test_another_architecture_is_refused_with_the_values_that_the_resume_changes
     assert note.endswith(" -> 7; undo that, or train anew with `emrun train`")
 
 
+def test_a_module_that_is_built_in_another_way_each_time_is_refused_with_the_names_of_its_tensors(project):
+    (project / "anew.py").write_text(
+        "import os\n\nimport torch\nfrom resume_model import Net\n\n\ndef net():\n    module = Net()\n"
+        "    module.register_buffer(f'b_{os.urandom(4).hex()}', torch.zeros(1))\n    return module\n"
+    )
+    config = config_of()
+    config["model"]["module"] = {"class": "anew.net"}
+    directory = stopped(project, config)
+    message = r"only in the module: b_\w{8}; only in the checkpoint: b_\w{8}\. Weights can only be loaded into the arch"
+    with pytest.raises(StateError, match=message):
+        resume_training(directory, ["hooks.StopAfter.epochs=2"])
+
+
 def test_a_damaged_checkpoint_is_refused_with_those_that_are_intact(project):
     directory = stopped(project, epochs=2)
     root = directory / "checkpoints"

@@ -101,7 +101,7 @@ class Table(torch.optim.lr_scheduler.LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self):
-        self.seen = self.seen + 1
+        self.seen += 1
         return [float(self.table[self.last_epoch % 3])] * len(self.base_lrs)
 
 
