@@ -1,6 +1,5 @@
 """From a config to a run directory, in this process."""
 
-import gc
 import importlib
 import logging
 import threading
@@ -47,22 +46,6 @@ def test_a_module_is_built_once_for_a_training(tmp_path, monkeypatch):
     assert training.model.module is importlib.import_module("counting").LAST
     assert training.model.module.name == "linear_1"
     assert (tmp_path / "built").read_text() == "x"
-
-
-def test_a_training_that_does_not_begin_leaves_no_process(tmp_path):
-    before = {each.pid for each in psutil.Process().children()}
-
-    def new():
-        return [each for each in psutil.Process().children() if each.pid not in before]
-
-    with pytest.raises(RuntimeError, match="negative dimension"):
-        create_training(CONFIG, tmp_path, overrides=["model.module.args.0.in_features=-1"])
-    assert not new()
-    training = create_training(CONFIG, tmp_path)
-    assert new()
-    del training
-    gc.collect()
-    assert not new()
 
 
 def test_a_training_from_a_mapping_has_all_its_parts(tmp_path):
