@@ -69,13 +69,13 @@ REFUSED = (
 
 
 def test_a_state_that_the_optimizer_refuses_is_an_error_with_what_differs_and_what_to_do():
-    model, again = (TorchModel(Net(), optimizer=Factory(Picky, lr=1.0)) for _ in range(2))
+    model, again = (TorchModel(Normed(), optimizer=Factory(Picky, lr=1.0)) for _ in range(2))
     with pytest.raises(StateError, match=REFUSED):
         again.load_state_dict(stepped(model))
 
 
 def test_a_state_is_tried_on_shapes_without_the_weights_and_without_a_trace():
-    optimizer = build_optimizer(Net(), sgd([{"match": "bias", "lr": 0.1}]))
+    optimizer = build_optimizer(Normed(), sgd([{"match": "bias", "lr": 0.1}]))
     empty = on_shapes(optimizer)
     parameters = [each for group in empty.param_groups for each in group["params"]]
     assert [each.shape for each in parameters] == [p.shape for g in optimizer.param_groups for p in g["params"]]
@@ -87,7 +87,7 @@ def test_a_state_is_tried_on_shapes_without_the_weights_and_without_a_trace():
     check_loadable(optimizer, empty)
     assert {id(key): value for key, value in optimizer.state.items()} == before
     with pytest.raises(StateError, match=REFUSED):
-        check_loadable(picky := build_optimizer(Net(), Factory(Picky, lr=1.0)), on_shapes(picky))
+        check_loadable(picky := build_optimizer(Normed(), Factory(Picky, lr=1.0)), on_shapes(picky))
 
 
 @pytest.mark.parametrize("groups", [None, []])
