@@ -1,8 +1,10 @@
 """The runs of a real MLflow server on loopback, with a database."""
 
+import gc
 import socket
 import subprocess
 import sys
+import warnings
 from collections import defaultdict
 from contextlib import suppress
 from urllib.error import URLError
@@ -41,6 +43,9 @@ def server(tmp_path_factory):
         finally:
             process.terminate()
             process.wait()
+            with warnings.catch_warnings():  # the sockets of MLflow's client, which a later test would get
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()
 
 
 def wait_until_up(url, process):
