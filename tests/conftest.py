@@ -26,7 +26,7 @@ import campaign
 import memory
 import parsing
 import pytest
-from cpu_seconds import Meter, longest_first
+from cpu_seconds import Meter
 from tabulate import tabulate
 
 ROOT = Path(__file__).parent.parent
@@ -50,13 +50,11 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark the tests that start the installed command, make whole runs or cause faults as slow; longest files first."""
+    """Mark the tests that start the installed command, make whole runs or cause faults as slow; plan a campaign."""
     for item in items:
         if not COMMANDS.isdisjoint(item.fixturenames) or any(item.path.is_relative_to(each) for each in WHOLE_RUNS):
             item.add_marker("slow")
-    if (minutes := config.getoption("--campaign")) is None:
-        longest_first(items)
-    else:
+    if (minutes := config.getoption("--campaign")) is not None:
         campaign.plan(config, items, minutes)
 
 

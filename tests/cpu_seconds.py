@@ -1,13 +1,11 @@
 """The CPU seconds of the tests: only these repeat on a machine that does other work too.
 
 Every run of the tests prints its CPU seconds, those of its children included, at its end. The table of folders and of
-the longest files in `cpu_seconds.md` is written by `python tests/cpu_seconds.py`, which runs all tests; the tests of
-these files are run first, so that no core is idle at the end.
+the longest files in `cpu_seconds.md` is written by `python tests/cpu_seconds.py`, which runs all tests.
 """
 
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -40,13 +38,6 @@ def of_process_tree():
         total += seconds.get(pid, 0.0)
         left += children.get(pid, ())
     return total
-
-
-def longest_first(items):
-    """Sort the tests: those of the longest files first, in the order of the table."""
-    listed = re.findall(r"`(tests/\S+\.py)`", TABLE.read_text()) if TABLE.exists() else []
-    places = {name: place for place, name in enumerate(listed)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 class Meter:
