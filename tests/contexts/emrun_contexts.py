@@ -1,6 +1,7 @@
 """Says which tests execute a line, in children too: a plugin of coverage.py and of pytest, for `make coverage`.
 
-Its folder is on PYTHONPATH, so that every process of the tests finds it.
+Its folder is on PYTHONPATH, so that every process of the tests finds it. PYTEST_DONT_REWRITE: coverage.py has imported
+it before pytest does.
 """
 
 import os
