@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from emrun.errors import StreamError
-from emrun.example_weight import weighted
 from emrun.sources import is_nested, length
 
 
@@ -109,6 +108,24 @@ def split(inputs: Mapping[str, Any], examples: int, most: int) -> list[tuple[dic
     ends = pairwise((0, *accumulate(counts)))
     found = ({name: rows_of(values, begin, end) for name, values in inputs.items()} for begin, end in ends)
     return list(zip(found, counts, strict=True))
+
+
+def weighted(values: Any, weights: float | Tensor) -> Any:
+    """Return values times their weights; 0 where the weight is 0, for NaN too, and so are the gradients.
+
+    Args:
+        values: a number or a tensor, such as a loss, which is NaN as the mean over no examples.
+        weights: a number, or a tensor whose shape fits the values.
+    """
+    if isinstance(weights, Tensor):
+        return torch.where(weights != 0, values * weights, 0.0)
+    return values * weights if weights else 0.0
+
+
+def weighs_nothing(outputs: Mapping[str, Any]) -> bool:
+    """Return whether the examples of a batch all have the weight 0, so that its means are NaN; waits for the device."""
+    weights = outputs.get("example_weight")
+    return isinstance(weights, Tensor | np.ndarray) and not weights.any()
 
 
 def mean(values: Sequence[Any], weights: Sequence[float | Tensor]) -> Any:

@@ -12,8 +12,8 @@ import torch
 
 from emrun.arguments import check_choice, check_flag
 from emrun.errors import ArgumentError, HookError
-from emrun.example_weight import weighs_nothing
 from emrun.hook import AbstractHook, TrainingAborted
+from emrun.parts import weighs_nothing
 from emrun.types import EpochData
 
 UnknownType = Literal["error", "warn", "ignore"]
@@ -40,7 +40,7 @@ class StopOnNaN(AbstractHook):
           - StopOnNaN: {variables: [loss], after_batch: true}
 
     List this hook before the hooks that save, so that nothing of the epoch with the NaN is saved. A batch whose
-    `example_weight` is 0 everywhere has no loss, which is no fault.
+    `example_weight` is 0 everywhere has no loss. This is not a fault.
 
     Args:
         variables: which variables are checked; by default all. With `after_batch`, every batch must have them; without

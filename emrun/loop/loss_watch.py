@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from emrun.example_weight import weighs_nothing
 from emrun.model import AbstractModel
+from emrun.parts import weighs_nothing
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from emrun.errors import ArgumentError
-from emrun.example_weight import weighted
+from emrun.parts import weighted
 from emrun.ranks import Ranks
 
 _MOST = 25 * 2**20  # bytes of a bucket, as in DistributedDataParallel

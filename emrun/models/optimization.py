@@ -11,7 +11,6 @@ from torch import Tensor
 
 from emrun.arguments import check_count
 from emrun.errors import ArgumentError
-from emrun.example_weight import weighted
 from emrun.hook import UpdateSkipped
 from emrun.models.gradient_sums import GradientSums
 from emrun.models.loss_scale import LossScale
@@ -21,6 +20,7 @@ from emrun.models.precision import Autocast, in_float32
 from emrun.models.scheduled_optimizer import named
 from emrun.models.skipped_updates import SkippedUpdates
 from emrun.models.updates import all_parameters, clear_gradients, divide_gradients, parameters_beside
+from emrun.parts import weighted
 from emrun.ranks import ranks
 from emrun.schedule_plan import log_plan
 from emrun.types import EpochData

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from emrun.arguments import check_names
 from emrun.errors import ArgumentError, StreamError, add_inputs
-from emrun.example_weight import weighted
 from emrun.models.inputs import describe
+from emrun.parts import weighted
 from emrun.wording import did_you_mean, listed
 
 _LOG = logging.getLogger(__name__)
@@ -307,7 +307,7 @@ def mean_loss(outputs: Mapping[str, Any]) -> Tensor:
 def mean(loss: Tensor, weights: Tensor | None) -> Tensor:
     """Return the mean over the examples, weighted if there are weights; a scalar is returned unchanged.
 
-    If all weights are 0, there is no mean: it is NaN, and its gradients are 0.
+    If all weights are 0, the mean is NaN and its gradients are 0.
 
     Args:
         loss: of shape (B, ...), or a scalar.

@@ -43,7 +43,7 @@ JSON_ONLY = [name for name in WRONG if name not in ("tensor", "bytes")]
 OWN = ("train.log", ".lock", ".owner.json")
 ELSEWHERE = "instead, set on_missing_variable: default"  # of a column with the name of no variable, a possible one
 STATUSES = {"resume": (0, 2, 74), "eval": (0, 2, 74), "replay": (0, 1, 2, 74)}
-FAILED = (1,)  # of a training
+FAILED = (1,)  # the exit status of a failed training
 
 
 def paths_in(content, depth=6):

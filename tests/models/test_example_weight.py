@@ -12,8 +12,8 @@ from torch import nn
 from windows import Net, batches, weights
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
-from emrun.example_weight import weighs_nothing, weighted
 from emrun.hooks import ComputeStats, Diagnose, SkipSpike, StopAfter, StopOnNaN
+from emrun.parts import weighs_nothing, weighted
 from emrun.ranks import join
 
 NAN = float("nan")
@@ -89,7 +89,7 @@ STATISTICS = {"loss": ["mean", "std"]}
 
 
 def trained(kind, made, *hooks, **arguments):
-    """Return the weights after a training, the losses of its batches, and the statistics."""
+    """Train; return the final weights, the loss of each batch, and the statistics."""
     module, see = module_of(kind), See()
     model = TorchModel(module, loss=LOSSES[kind], optimizer=SGD, device="cpu", **arguments)
     run(model, made, *hooks, ComputeStats(STATISTICS), see)
