@@ -45,8 +45,9 @@ def _remove_left(place):
     """Remove the directories of own runs of tests that have ended."""
     for path in place.glob(f"{PREFIX}*"):
         pid = path.name.removeprefix(PREFIX)
-        if not Path(f"/proc/{pid}").exists() and path.stat().st_uid == os.getuid():
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # another run of tests removes it too
+            if not Path(f"/proc/{pid}").exists() and path.lstat().st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _runs_programs(place):

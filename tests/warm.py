@@ -1,7 +1,7 @@
 """A process that has imported PyTorch and emrun, and becomes the installed command as often as it is asked to.
 
 See the fixture `emrun`. What a command finds is what a new process would find, but imported already: the tests about
-imports and starts use the fixture `cold`.
+imports and starts give `env`, with which the fixture starts a new process.
 
 Reads requests from the socket that is its standard input: JSON with the command's arguments, directory and environment,
 together with what are to be its standard output and error, and a socket that gets the pid and later the exit status.
