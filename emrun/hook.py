@@ -49,11 +49,14 @@ class TrainingTerminated(Exception):
         reason: why.
         alike: whether a hook that runs on every rank raises this on all of them at the same point, as limits that are
             counted do. Otherwise, such as with a limit of time, the ranks agree first, and the run ends a little later.
+        limit: whether a planned limit was reached, as those of `StopAfter`. If this was the last batch of an epoch, the
+            run then ends after the epoch; elsewhere the extra streams are evaluated once more at the end.
     """
 
-    def __init__(self, reason: str = "a hook ended the training", *, alike: bool = True) -> None:
+    def __init__(self, reason: str = "a hook ended the training", *, alike: bool = True, limit: bool = False) -> None:
         self.reason = reason
         self.alike = alike
+        self.limit = limit
         super().__init__(reason)
 
 
@@ -128,6 +131,14 @@ class Loop(Protocol):
     @property
     def evaluating(self) -> bool:
         """Whether the loop only evaluates, as in `emrun eval`."""
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the extra streams are evaluated once more, because a limit has ended the training since.
+
+        Hooks that count epochs or evaluations leave this one out: a longer run does not have it.
+        """
+        ...
 
     @property
     def training_epochs_done(self) -> int:

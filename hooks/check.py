@@ -65,7 +65,7 @@ class Check(AbstractHook):
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """End the training if the value is exceeded, or if this was the last epoch for it."""
-        if self.main_loop.evaluating:
+        if self.main_loop.evaluating or self.main_loop.at_end:
             return
         value, address, required = self._statistic.read(epoch_data), self._statistic.address, self._required
         if value is not None and value > required:

@@ -101,7 +101,7 @@ class EarlyStopping(AbstractHook):
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Compare the value of the epoch; end the training if the patience is used up or the threshold was missed."""
-        value = None if self.main_loop.evaluating else self._statistic.read(epoch_data)
+        value = None if self.main_loop.evaluating or self.main_loop.at_end else self._statistic.read(epoch_data)
         if value is None:
             return
         self._evaluations += 1

@@ -105,12 +105,15 @@ class LogVariables(AbstractHook):
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Log one line per stream."""
         self._means.forget()
-        if not (self._every.is_epoch_due(epoch_id) or self._every.is_within_epochs or self.main_loop.evaluating):
+        is_due = self._every.is_epoch_due(epoch_id) or self._every.is_within_epochs
+        if not (is_due or self.main_loop.evaluating or self.main_loop.at_end):
             return
         found = [name for variables in epoch_data.values() for name in variables]
         for name in self._variables or ():
             if name not in found and not self._is_written(name):
                 raise HookError(f"LogVariables: no earlier hook wrote {name!r}{did_you_mean(name, found)}")
+        loop = self.main_loop
+        when = "at the end" if loop.at_end else f"epoch {loop.training_epochs_done}"
         width = max((len(stream) for stream in epoch_data), default=0)
         for stream, variables in epoch_data.items():
             parts = [
@@ -119,13 +122,11 @@ class LogVariables(AbstractHook):
                 if (not is_rate(name) if self._variables is None else name in self._variables)
                 for part in self._format(stream, name, value)
             ]
-            if stream == self.main_loop.train_stream_name and not self.main_loop.evaluating:
+            if stream == loop.train_stream_name and not loop.evaluating:
                 parts += self._rates() if epoch_id > 0 else []
-                parts.append(f"{self.main_loop.epoch_seconds:.1f} s")
+                parts.append(f"{loop.epoch_seconds:.1f} s")
             if parts:
-                _LOG.info(
-                    "epoch %d  %s  %s", self.main_loop.training_epochs_done, stream.ljust(width), "  ".join(parts)
-                )
+                _LOG.info("%s  %s  %s", when, stream.ljust(width), "  ".join(parts))
 
     def _is_written(self, name: str) -> bool:
         """Return whether a hook or the model declares to write a variable, which it may not do in every epoch."""

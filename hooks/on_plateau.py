@@ -67,7 +67,7 @@ class OnPlateau(AbstractHook):
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Add the value of the epoch; call `on_plateau` if the statistic is on a plateau."""
-        value = None if self.main_loop.evaluating else self._statistic.read(epoch_data)
+        value = None if self.main_loop.evaluating or self.main_loop.at_end else self._statistic.read(epoch_data)
         if value is None:
             return
         self._values = [*self._values, value][-self._long_term :]

@@ -81,7 +81,7 @@ class SaveEvery(SaveLatest):
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Request a checkpoint if one is due by epochs."""
-        if self._every.is_epoch_due(epoch_id):
+        if self._every.is_epoch_due(epoch_id) and not self.main_loop.at_end:
             self._request(epoch_id)
 
     def _request(self, number: int) -> None:

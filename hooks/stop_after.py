@@ -19,7 +19,9 @@ class StopAfter(AbstractHook):
           - StopAfter: {epochs: 20, minutes: 30}
 
     The limits, except for `minutes`, also say how long the run will be: schedules of learning rates depend on it. A
-    limit other than `epochs` ends the run at once, in the middle of an epoch if need be.
+    limit other than `epochs` ends the run in the middle of an epoch if need be. The end is measured: a limit that is
+    reached with the last batch of an epoch ends the run after the epoch, with its evaluations. Otherwise the extra
+    streams are evaluated once more, also those with an interval, when the checkpoint `latest` has been saved.
 
     Args:
         epochs: the number of training epochs; 0 ends the training after the zeroth epoch.
@@ -139,23 +141,24 @@ class StopAfter(AbstractHook):
     def _check_epochs(self) -> None:
         done = self.main_loop.training_epochs_done
         if self._epochs is not None and done >= self._epochs:
-            raise TrainingTerminated(f"{counted(done, 'epoch')} done (StopAfter epochs: {self._epochs})")
+            raise TrainingTerminated(f"{counted(done, 'epoch')} done (StopAfter epochs: {self._epochs})", limit=True)
 
     def _check_passes(self) -> None:
         if self._passes is not None and (done := self.main_loop.passes_done) >= self._passes:
-            raise TrainingTerminated(f"{counted(done, 'pass', 'es')} done (StopAfter passes: {self._passes})")
+            raise TrainingTerminated(
+                f"{counted(done, 'pass', 'es')} done (StopAfter passes: {self._passes})", limit=True
+            )
 
     def _check_updates(self) -> None:
         if self._updates is not None and (done := self.main_loop.updates_done) >= self._updates:
-            raise TrainingTerminated(f"{counted(done, 'update')} done (StopAfter updates: {self._updates})")
+            raise TrainingTerminated(f"{counted(done, 'update')} done (StopAfter updates: {self._updates})", limit=True)
 
     def _check_iterations(self) -> None:
         if self._iterations is not None and self._iterations_done >= self._iterations:
-            raise TrainingTerminated(
-                f"{counted(self._iterations_done, 'iteration')} done (StopAfter iterations: {self._iterations})"
-            )
+            done = counted(self._iterations_done, "iteration")
+            raise TrainingTerminated(f"{done} done (StopAfter iterations: {self._iterations})", limit=True)
 
     def _check_minutes(self) -> None:
         if self._minutes is not None and self.clock() - self._began >= 60 * self._minutes:
             reason = f"{self._minutes} minutes have passed (StopAfter minutes: {self._minutes})"
-            raise TrainingTerminated(reason, alike=False)
+            raise TrainingTerminated(reason, alike=False, limit=True)

@@ -193,11 +193,12 @@ class WriteCSV(AbstractHook):
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Write the line of the epoch, if it is due."""
+        loop = self.main_loop
         self._means.forget()
-        if self._every.is_epoch_due(epoch_id) or self._every.is_within_epochs or self.main_loop.evaluating:
+        if self._every.is_epoch_due(epoch_id) or self._every.is_within_epochs or loop.evaluating or loop.at_end:
             if not self._columns:
                 self._columns = self._find_columns(epoch_data)
-            line = self._line(epoch_id, self.main_loop.iterations_done, epoch_data)
+            line = self._line(epoch_id, loop.iterations_done, epoch_data)
             self._warn_of_left_out(epoch_data)
             self._append(line)
 

@@ -142,7 +142,7 @@ class WriteSQLite(AbstractHook):
     def after_epoch_profile(self, epoch_id: int, profile: Profile, streams: Sequence[str]) -> None:
         """Write the rows of the epoch."""
         loop = self.main_loop
-        epoch = loop.training_epochs_done
+        epoch = epoch_id if loop.at_end else loop.training_epochs_done
         self._write(
             epochs=[(epoch, loop.iterations_done, loop.updates_done, loop.epoch_seconds, time())],
             epoch_values=[

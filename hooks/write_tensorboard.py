@@ -130,7 +130,7 @@ class WriteTensorBoard(AbstractHook):
         values = self._statistics()
         if not self._has_config and not loop.evaluating and self.output_dir is not None:
             self._write_config(values)
-        epochs = loop.training_epochs_done
+        epochs = epoch_id if loop.at_end else loop.training_epochs_done
         step = {"updates": loop.updates_done, "examples": self._points.examples, "epochs": epochs}[self._axis]
         found = [summary_of(name, shown) for name, shown in loop.shown.items()]
         summaries = [*(scalar(name, value) for name, value in values.items()), *found]

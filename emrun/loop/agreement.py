@@ -39,7 +39,11 @@ class _Wishes(NamedTuple):
     signal: int | None
     wants_checkpoint: bool
     reason: str | None
+    is_limit: bool
     names: list[tuple[str, Policy]]
+
+
+_NOTHING = _Wishes(None, False, None, False, [])
 
 
 class AgreedEndings(Endings):
@@ -97,7 +101,7 @@ class AgreedEndings(Endings):
     def take(self, event: str, ended: Sequence[TrainingTerminated]) -> None:
         """Handle the terminations of an event: one that all ranks have ends the run now, another one is a wish."""
         alike = [each for each in ended if each.alike]
-        if self.have_effect:
+        if self.have_effect and not self.at_end:
             self._wish = self._wish or next((each for each in ended if not each.alike), None)
         if alike:
             super().take(event, alike)
@@ -116,14 +120,14 @@ class AgreedEndings(Endings):
         else:
             self._request(name, on_failure, instead_of)
 
-    def look(self) -> bool:
-        """Find out now and then whether a rank has a wish; return whether the stream ends after this batch."""
+    def look(self, is_last: Callable[[], bool]) -> bool:
+        """Find out now and then whether a rank has a wish; return whether the loop leaves the stream."""
         self._looks += 1
         if self._looks >= self._every:
             if self._end_reduction():
                 self.agree()
             self._begin_reduction()
-        ends = super().look()
+        ends = super().look(is_last)
         self.news = True
         return ends
 
@@ -133,7 +137,7 @@ class AgreedEndings(Endings):
         now = perf_counter()
         proposed = min(_LONGEST, max(1, int(self._looks * _SECONDS / max(now - self._began, 1e-6))))
         self._looks, self._began = 0, now
-        has_wishes = any(self._wishes())
+        has_wishes = self._wishes() != _NOTHING
         tensor = torch.tensor([has_wishes, proposed if self._ranks.is_first else 0])
         self._reduction = self._ranks.begin_maximum(tensor), tensor
 
@@ -147,10 +151,11 @@ class AgreedEndings(Endings):
         return bool(has_wishes)
 
     def _wishes(self) -> _Wishes:
-        reason = self._wish.reason if self._wish is not None and self.have_effect else None
+        wish = self._wish if self.have_effect else None
+        reason, is_limit = (None, False) if wish is None else (wish.reason, wish.limit)
         names = [(each.name, each.on_failure) for each in self._requests] if self._ranks.is_first else []
         signal = self._interrupts.signal if self._agreed_signal is None else None
-        return _Wishes(signal, self._interrupts.wants_checkpoint, reason, names)
+        return _Wishes(signal, self._interrupts.wants_checkpoint, reason, is_limit, names)
 
     def agree(self) -> None:
         """Exchange the wishes; all ranks call this at the same point, and then have the same ones."""
@@ -161,9 +166,8 @@ class AgreedEndings(Endings):
         own, self._requests, self._wish = self._requests, [], None
         self._agreed_signal = self._agreed_signal or next((each.signal for each in all_wishes if each.signal), None)
         self._agreed_checkpoint |= any(each.wants_checkpoint for each in all_wishes)
-        reason = next((each.reason for each in all_wishes if each.reason is not None), None)
-        if reason is not None:
-            super().defer(TrainingTerminated(reason))
+        for reason, is_limit in [(each.reason, each.is_limit) for each in all_wishes if each.reason is not None]:
+            super().defer(TrainingTerminated(reason, limit=is_limit))
         for number, (name, on_failure) in enumerate(all_wishes[0].names):
             self._request(name, on_failure, own[number].instead_of if self._ranks.is_first else ())
 

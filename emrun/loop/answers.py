@@ -61,6 +61,11 @@ class Answers:
         return self._endings.evaluating
 
     @property
+    def at_end(self) -> bool:
+        """Whether the extra streams are evaluated once more, because a limit has ended the training since."""
+        return self._endings.at_end
+
+    @property
     def training_epochs_done(self) -> int:
         """Number of complete training epochs."""
         return self._state.epochs_done

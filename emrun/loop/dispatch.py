@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,16 @@ class Events:
         """Return the method of a hook to call for an event, timed if a hook asks for times; None if there is none."""
         call = listener(hook, event)
         return call if call is None or self.times is None else self.times.timed(call, hook, event)
+
+    @contextmanager
+    def without_model(self, event: str) -> Iterator[None]:
+        """Call an event of the hooks only in this block."""
+        before = self.listeners[event]
+        self.listeners[event] = before[:-1] if listener(self._model, event, AbstractModel) is not None else before
+        try:
+            yield
+        finally:
+            self.listeners[event] = before
 
     def listens(self, event: str) -> bool:
         """Return whether any hook or the model listens to an event."""

@@ -14,6 +14,7 @@ from emrun.types import InsteadOf, InterruptPolicy, Policy
 
 _LOG = logging.getLogger(__name__)
 
+_BETWEEN = ("before_training", "before_epoch", "after_epoch", "after_epoch_profile")  # a limit ends the run here
 _DEFERRED = ("before_batch", "before_update", "after_update", "after_checkpoint")  # until the batch has been run
 
 
@@ -23,7 +24,8 @@ class Endings:
     A signal ends the training after the update of the batch, or after the epoch. A termination ends it when all hooks
     have got the event in which a hook raised the termination; after the batch if the event belongs to an update, after
     the update if it is `after_batch`, and after the next batch, or the epoch, if it is `after_checkpoint`. In an
-    evaluation, terminations have no effect, and a signal ends the evaluation after the batch.
+    evaluation, terminations have no effect, and a signal ends the evaluation after the batch. A limit ends the training
+    after the epoch if its batch is the last one of the epoch, or if the epoch is being evaluated.
 
     Args:
         on_interrupt: whether the first signal ends the training after the current `batch` or `epoch`.
@@ -44,6 +46,10 @@ class Endings:
         check_choice("on_interrupt", on_interrupt, InterruptPolicy)
         self.evaluating = False
         """Whether the loop only evaluates."""
+        self.at_end = False
+        """Whether the extra streams are evaluated once more after a limit has ended the training."""
+        self.limit: TrainingTerminated | None = None
+        """The limit that has been reached and ends the training."""
         self.news = False
         """Whether to call `look` after the batch, because of a signal, a termination or a requested checkpoint."""
         self._on_interrupt = on_interrupt
@@ -84,9 +90,18 @@ class Endings:
         finally:
             self._begins_again = False
 
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Evaluate once more in this block, at the end; terminations have no effect in it."""
+        self.at_end = True
+        try:
+            yield
+        finally:
+            self.at_end = False
+
     def begin(self) -> None:
         """Handle signals until `restore`; forget earlier signals and terminations."""
-        self._termination, self._is_announced = None, False
+        self._termination, self.limit, self._is_announced = None, None, False
         self._interrupts.install()
 
     def restore(self) -> None:
@@ -99,18 +114,23 @@ class Endings:
         Raises:
             TrainingTerminated: the training ends now.
         """
-        if not self.have_effect:
+        if not self.have_effect or self.at_end:
             return
         reasons = "; ".join(dict.fromkeys(error.reason for error in ended))
-        termination = ended[0] if len(ended) == 1 else TrainingTerminated(reasons)
-        if event not in _DEFERRED and not (event == "after_batch" and self._waits()):
+        is_limit = any(error.limit for error in ended)
+        termination = ended[0] if len(ended) == 1 else TrainingTerminated(reasons, limit=is_limit)
+        waits = event not in _BETWEEN if is_limit else event in _DEFERRED or (event == "after_batch" and self._waits())
+        if not waits:
             raise termination
         self.defer(termination)
         self.news = True
 
     def defer(self, termination: TrainingTerminated) -> None:
         """End the training with this termination at the next call of `raise_if_due`."""
-        self._termination = self._termination or termination
+        if termination.limit:
+            self.limit = self.limit or termination
+        else:
+            self._termination = self._termination or termination
 
     def agree(self) -> None:
         """Let all ranks end the run at the same point; here there is one."""
@@ -121,17 +141,23 @@ class Endings:
 
     def announce_wait(self) -> None:
         """Log once that the run does not end before the end of the update."""
-        reason = self._termination
+        reason = self._termination or self.limit
         if reason is None and self.signal is not None and self._on_interrupt == "batch":
             reason = Interrupted(self.signal)
         if reason is not None and not self._is_announced:
             self._is_announced = True
             _LOG.info("%s; the run ends with the last batch of this update", reason)
 
-    def look(self) -> bool:
-        """Handle the news; return whether the stream ends after this batch."""
+    def look(self, is_last: Callable[[], bool]) -> bool:
+        """Handle the news; return whether the loop leaves the stream after this batch.
+
+        Args:
+            is_last: returns whether the batch is the last one, after which a limit does not leave the stream.
+        """
         self.news = False
         if self.is_interrupted() or self._termination is not None:
+            return True
+        if self.limit is not None and not is_last():
             return True
         if self.signal is not None and not self._is_announced:
             self._is_announced = True
@@ -149,12 +175,18 @@ class Endings:
         is_wanted = self.signal is not None and (self._on_interrupt == "batch" or self.evaluating)
         return is_wanted and (self.evaluating or not self._waits())
 
-    def raise_if_due(self, *, in_epoch: bool = False) -> None:
-        """Raise what ends the training: a signal, or a termination that was deferred."""
+    def raise_if_due(self, *, in_epoch: bool = False, is_left: bool = False) -> None:
+        """Raise what ends the training: a signal, or a termination that was deferred.
+
+        Args:
+            in_epoch: whether the epoch is not complete.
+            is_left: whether the train stream was left before its end; else a limit waits for the end of the epoch.
+        """
         if self.signal is not None and (not in_epoch or self.is_interrupted()):
             raise Interrupted(self.signal)
-        if self._termination is not None and not self.evaluating:
-            raise self._termination
+        ends = self.limit or self._termination
+        if ends is not None and not (self.evaluating or self.at_end or (ends.limit and in_epoch and not is_left)):
+            raise ends
 
     def _wake(self) -> None:
         """Make the loop notice a signal; called by the signal handler."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 
 from emrun.epoch_data import learning_rates
 from emrun.errors import UsageError
-from emrun.hook import TrainingTerminated, UpdateSkipped
+from emrun.hook import TrainingAborted, TrainingTerminated, UpdateSkipped
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.beginnings import Beginnings
 from emrun.loop.dispatch import Events
@@ -30,6 +31,8 @@ from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams
 from emrun.streams.stream import StreamPosition, StreamWrapper
 from emrun.types import Batch, EpochData, Profile
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -75,6 +78,10 @@ class Epochs:
     """When the epoch began, in seconds of `perf_counter`."""
     shown: dict[str, Shown] = field(default_factory=dict, init=False)
     """What hooks have shown since the epoch began."""
+    ended_by: TrainingTerminated | None = field(default=None, init=False)
+    """The limit after which the extra streams are, or were, evaluated once more."""
+    _measured: tuple[int, int, str] | None = field(default=None, init=False)  # the state that was evaluated once more
+    _ended: list[TrainingTerminated] = field(default_factory=list, init=False)  # in the last events of the epoch
     _profile: Profile = field(default_factory=dict, init=False)
     _saving_seconds: array[float] = field(default_factory=lambda: array("d"), init=False)  # since the last profile
     _silence: NamedWhenSlow | None = field(default=None, init=False)  # until the first batch of a session
@@ -82,6 +89,7 @@ class Epochs:
 
     def begin_session(self) -> None:
         """Log a line if the first batch of the session takes long."""
+        self.ended_by = None
         self._silence = NamedWhenSlow("reading and running the first batch")
 
     def wake(self) -> None:
@@ -105,16 +113,65 @@ class Epochs:
             TrainingTerminated: a hook or a signal ends the training.
         """
         state, streams = self.state, self.streams
-        self.endings.agree()
-        self.endings.raise_if_due()
-        if self.run is not None:
-            state.encoded()  # a state that cannot be saved is found before the first batch
-        self.resume()
-        if state.phase is Phase.BEFORE and not skip_zeroth_epoch:
-            self.run_epoch([], [streams.get(train_stream, train=False), *streams.due(0)], 0)
-        while True:
-            number = state.epochs_done + 1
-            self.run_epoch([streams.get(train_stream, train=True)], streams.due(number), number)
+        try:
+            self.endings.agree()
+            if not state.is_in_epoch:
+                self.endings.raise_if_due()
+            if self.run is not None:
+                state.encoded()  # a state that cannot be saved is found before the first batch
+            self.resume()
+            if state.is_in_epoch:
+                with streams.get(train_stream, train=True) as stream:
+                    is_left = state.phase is Phase.TRAIN and not stream.is_at_end()
+                self.endings.raise_if_due(in_epoch=True, is_left=is_left)
+            if state.phase is Phase.BEFORE and not skip_zeroth_epoch:
+                self.run_epoch([], [streams.get(train_stream, train=False), *streams.due(0)], 0)
+            while True:
+                number = state.epochs_done + 1
+                self.run_epoch([streams.get(train_stream, train=True)], streams.due(number), number)
+        except TrainingTerminated as error:
+            if error.limit:
+                self._evaluate_at_end(error, train_stream)
+            raise
+
+    def _evaluate_at_end(self, limit: TrainingTerminated, train_stream: str) -> None:
+        """Evaluate the extra streams once more, if a limit has ended the training since one of them was evaluated.
+
+        Nothing of this counts for a longer run: the checkpoint `latest` is saved before.
+
+        Raises:
+            Interrupted: a signal ends the evaluation.
+        """
+        state, events, endings, epoch_id = self.state, self.events, self.endings, self.state.epochs_done
+        epoch_id += state.is_in_epoch
+        due = [] if state.is_in_epoch else self.streams.due(epoch_id)
+        evaluated = self.streams.all_extra()
+        if not state.iterations_done or len(due) == len(evaluated) or self._measured == state.point:
+            return
+        self.streams.stop()
+        self.saving.save_latest(*state.point)
+        self.loss.look(epoch_id, state.iterations_done)
+        where = f"in epoch {epoch_id}" if state.is_in_epoch else f"after epoch {epoch_id}"
+        _LOG.info("the training ends %s: evaluating all extra streams once more", where)
+        self.ended_by = limit
+        names, began = _different_names(evaluated), self.began if state.is_in_epoch else perf_counter()
+        with endings.closing(), self.saving.keeping_all(), events.without_model("after_epoch"):
+            try:
+                state.keep_copy()
+                if state.is_in_epoch:
+                    names.insert(0, train_stream)
+                else:
+                    events.notify("before_epoch", epoch_id=epoch_id)
+                self._end_epoch({name: {} for name in names}, [], evaluated, epoch_id, began)
+            except TrainingTerminated:
+                raise
+            except BaseException as error:
+                error.add_note(
+                    f"in the evaluation at the end of the training ({limit.reason}); the training is finished, and its "
+                    "checkpoint latest is saved; `emrun resume` evaluates again"
+                )
+                raise
+        self._measured = state.point
 
     def run_epoch(self, train: list[StreamWrapper], evaluated: list[StreamWrapper], epoch_id: int) -> EpochData:
         """Run one epoch.
@@ -149,9 +206,37 @@ class Epochs:
                 for stream in train:
                     self._run_stream(stream, train=True, is_last=stream is train[-1], is_resumed=is_resumed)
             state.end_train_streams()  # again: a hook may have run an epoch by hand in `after_stream`
-            if evaluated or self.events.listens("before_evaluation"):
-                state.keep_copy()
+            state.keep_copy()
             self.endings.raise_if_due(in_epoch=True)
+        try:
+            self._end_epoch(epoch_data, [stream.name for stream in train], evaluated, epoch_id, began)
+            self.endings.agree()
+        except (TrainingTerminated, TrainingAborted):
+            raise
+        except BaseException:
+            if train:
+                state.go_back()
+            raise
+        self._save_requested()
+        for termination in self._ended:
+            raise termination
+        self.endings.raise_if_due()
+        return epoch_data
+
+    def _end_epoch(
+        self, epoch_data: EpochData, trained: list[str], evaluated: list[StreamWrapper], epoch_id: int, began: float
+    ) -> None:
+        """Evaluate streams, call the hooks, and record the epoch.
+
+        Args:
+            epoch_data: gets what the model and hooks write about its streams.
+            trained: the streams that the model was trained on in the whole epoch.
+            evaluated: the streams to evaluate.
+            epoch_id: the number of the epoch for the hooks.
+            began: when the epoch began.
+        """
+        state, is_counted = self.state, not (self.endings.evaluating or self.endings.at_end)
+        names = list(epoch_data)
         self.events.notify("before_evaluation")
         for stream in evaluated:
             with preserved_randomness():
@@ -159,9 +244,10 @@ class Epochs:
                 self._run_stream(stream, train=False)
         for name in names:
             epoch_data[name].update(self.model.stream_values(name))
+        if is_counted:
+            state.end_epoch(trained=bool(trained))
         if not self.endings.evaluating:
-            state.end_epoch(trained=bool(train))
-            self._add_rates(epoch_data, [stream.name for stream in train] or [self.streams.train_stream_name])
+            self._add_rates(epoch_data, trained or [self.streams.train_stream_name])
         hooks_began = perf_counter()
         if self.events.of_ranks is not None:
             self.events.of_ranks.merge(self.events.hooks)
@@ -172,13 +258,10 @@ class Epochs:
         self._saving_seconds = array("d")  # the checkpoints that follow belong to the next profile
         profile = {"profile": self._profile, "streams": names}
         ended.append(self._terminated_in("after_epoch_profile", epoch_id=epoch_id, **profile))
-        self._record(epoch_data, [stream.name for stream in train], perf_counter() - began)
-        self.endings.agree()
-        self._save_requested()
-        for termination in filter(None, ended):
-            raise termination
-        self.endings.raise_if_due()
-        return epoch_data
+        self._ended = [*filter(None, ended)]
+        self._record(epoch_data, trained, epoch_id, perf_counter() - began)
+        if self.endings.at_end:
+            self._save_requested()
 
     def evaluation_pass(self, name: str) -> Iterator[Batch]:
         """Yield the batches of a pass of a stream without running the model; see `Loop.evaluation_pass`."""
@@ -249,7 +332,7 @@ class Epochs:
         self.endings.agree()
         self._note_length(stream, batches_run, train=train, is_whole=stream.epoch_ended and not is_resumed)
         if not (train and stream.epoch_ended):
-            self.endings.raise_if_due(in_epoch=True)  # not after the last batch: a resume would begin another pass
+            self.endings.raise_if_due(in_epoch=True, is_left=train)  # a resume would begin another pass after its end
         if batches_run == 0 and not is_resumed:
             self.checks.report_empty_stream(stream.name)
         if train and is_last:
@@ -337,7 +420,7 @@ class Epochs:
                     if has_windows and model.is_accumulating:
                         endings.announce_wait()
                         continue
-                    if endings.look():
+                    if endings.look(stream.is_at_end if train else _is_last):
                         break
                     self._save_requested()
             if has_windows and model.is_accumulating:
@@ -390,7 +473,7 @@ class Epochs:
             self._silence.cancel()
             self._silence = None
 
-    def _record(self, epoch_data: EpochData, trained: Sequence[str], seconds: float) -> None:
+    def _record(self, epoch_data: EpochData, trained: Sequence[str], epoch_id: int, seconds: float) -> None:
         """Check the losses of the train streams, and write the epoch to the metrics of the run."""
         state = self.state
         for name in trained:
@@ -400,7 +483,8 @@ class Epochs:
             return
         if trained and self.saving.newest is None:
             self.saving.wait()  # a run with a recorded epoch but no checkpoint counts as one that has lost it
-        self.run.record_epoch(state.epochs_done, state.iterations_done, seconds, epoch_data)
+        number, at_end = (epoch_id, True) if self.endings.at_end else (state.epochs_done, False)
+        self.run.record_epoch(number, state.iterations_done, seconds, epoch_data, at_end=at_end)
 
     def _save_requested(self) -> None:
         """Save the checkpoints that hooks or a signal requested."""
@@ -409,6 +493,11 @@ class Epochs:
         began = perf_counter()
         self.saving.save_requested(*self.state.point)
         self._saving_seconds.append(perf_counter() - began)
+
+
+def _is_last() -> bool:
+    """Return whether a batch is the last one for limits: in an evaluation always, because the epoch is completed."""
+    return True
 
 
 def _different_names(streams: Sequence[StreamWrapper]) -> list[str]:

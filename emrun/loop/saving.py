@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from emrun.arguments import safe_component
 from emrun.epoch_data import declared
@@ -66,6 +68,7 @@ class Saving:
         self._told = told
         self._ranks = ranks or Ranks()
         self._follows = follows
+        self._keeps_all = self._is_alone = False
         self._is_decided = False  # whether the other ranks know if they have to give their part
         self._untold: list[tuple[str, Path]] = []  # names and directories of saved checkpoints
         self._known = Names(root) if root is not None else None
@@ -131,7 +134,7 @@ class Saving:
 
     def _decide(self, is_saved: bool) -> None:
         """Tell the other ranks, once, whether a checkpoint is saved, for which they have to give their part."""
-        if not self._is_decided:
+        if not (self._is_decided or self._is_alone):
             self._is_decided = True
             self._ranks.from_first(is_saved)
 
@@ -146,7 +149,7 @@ class Saving:
         there = {**before, **names}
         given_up = {name for each in instead_of for name in (each(there) if callable(each) else each)} - names.keys()
         if place is not None and place.is_dir():
-            known.move(dict.fromkeys(names, place.name), given_up)
+            known.move(dict.fromkeys(names, place.name), given_up, deletes=not self._keeps_all)
             self._untold += [(name, place) for name in sorted(names) if before.get(name) != place.name]
             return None
         left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
@@ -174,6 +177,23 @@ class Saving:
     def _add(self, name: str, on_failure: Policy) -> None:
         """Request a name; the strictest policy of all requests for the name applies."""
         self.requested[name] = max(on_failure, self.requested.get(name, on_failure), key=_STRICTNESS.index)
+
+    @contextmanager
+    def keeping_all(self) -> Iterator[None]:
+        """Delete no checkpoint that loses its name in this block: a resume gives the name back."""
+        self._keeps_all = True
+        try:
+            yield
+        finally:
+            self._keeps_all = False
+
+    def save_only_latest(self, *state: Any) -> None:
+        """Save a state as `latest` and nothing else, because the training has failed since; other ranks do not help."""
+        if self._root is not None:
+            self.requested.clear()
+            self._given_up.clear()
+            self._is_alone = True
+            self.save_latest(*state)
 
     def save_latest(self, epoch: int, iteration: int, phase: str) -> None:
         """Save the requested checkpoints, and the last state of the training as `latest`; wait until they are saved."""

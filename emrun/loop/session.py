@@ -101,7 +101,9 @@ class Session:
         evaluating = epochs.endings.evaluating
         epochs.streams.stop()
         try:
-            if failure is None and not evaluating:
+            if epochs.state.has_gone_back:
+                epochs.saving.save_only_latest(*epochs.state.point)
+            elif failure is None and not evaluating:
                 epochs.saving.save_latest(*epochs.state.point)
                 epochs.loss.look(epochs.state.epochs_done + 1, epochs.state.iterations_done)
             else:
@@ -121,6 +123,9 @@ class Session:
         if not isinstance(failure, TrainingAborted):  # the hook that raised it has given the reason
             epochs.loss.warn()
         outcome = Outcome.of(failure or error, None if evaluating else self.preempt_exit_code)
+        if epochs.ended_by is not None and outcome.status == "failed":
+            why = f"{epochs.ended_by.reason}, but the evaluation at the end failed: {outcome.reason}"
+            outcome = replace(outcome, status="finished", reason=why)
         self.outcome = replace(outcome, warning=epochs.loss.warning)
         if failure is not None:
             epochs.events.notify_all("on_error", error=failure)

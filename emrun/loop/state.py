@@ -148,7 +148,10 @@ class TrainingState:
         """Name -> directory of all checkpoints at the time when the loaded checkpoint was saved; None if not known."""
         self.changed: Sequence[str] = ()
         """What a resume changes in the data, for messages."""
+        self.has_gone_back = False
+        """Whether the state is that before the evaluations of an epoch which then failed."""
         self._copy: dict[str, Any] | None = None
+        self._before_end: tuple[dict[str, Any] | None, int] | None = None  # the copy and the epochs before `end_epoch`
         self._epoch_began: dict[str, Any] | None = None  # iterations done and random states at that time
         self._merge_later: list[tuple[AbstractHook, list[Mapping[str, Any]]]] = []
         self._loaded: tuple[Path, dict[str, Any]] | None = None  # until `resume`: the checkpoint, its random states
@@ -165,6 +168,7 @@ class TrainingState:
 
     def begin_epoch(self) -> None:
         """Record the counters and random states at the beginning of a training epoch, for `resume` in its middle."""
+        self._copy = self._before_end = None
         if self._saves:
             done = {"iterations_done": self.iterations_done, "updates_done": self.updates_done}
             self._epoch_began = {**done, "random": random_state()}
@@ -182,9 +186,17 @@ class TrainingState:
 
     def end_epoch(self, *, trained: bool) -> None:
         """End an epoch; from now on, checkpoints get the current state again, not the copy of `keep_copy`."""
+        self._before_end = self._copy, self.epochs_done
         self.epochs_done += trained
         self.phase = Phase.BETWEEN
         self._copy = None
+
+    def go_back(self) -> None:
+        """Go back to the copy of `keep_copy`, because the epoch failed after its train streams."""
+        if self._before_end is not None:
+            self._copy, self.epochs_done = self._before_end
+            self.phase = Phase.EVALUATE
+        self.has_gone_back = self._copy is not None
 
     def start_from(self, epochs_done: int, iterations_done: int) -> None:
         """Set the counters to those of a loaded model; the updates are about right."""
@@ -230,7 +242,8 @@ class TrainingState:
     def keep_copy(self) -> None:
         """Copy the current state for all checkpoints until the end of the epoch, that is, during the evaluations."""
         if self._saves:
-            self._copy = self.encoded(copied=True)  # evaluations do not change the state of the model
+            copy = self.encoded(copied=True)  # evaluations do not change the state of the model
+            self._copy = {**copy, "ranks": self._parts_of(copy)} if self._ranks.several else copy
 
     def snapshot(self, names: Mapping[str, str] | None = None) -> tuple[Callable[[Path], None], bool]:
         """Return a function that writes the state to a directory, and whether another thread may call the function.
@@ -241,15 +254,18 @@ class TrainingState:
             names: name -> directory of all checkpoints after this one is committed; saved in the state.
         """
         if self._follows:
-            self._ranks.gathered(self._own_part(self._copy if self._copy is not None else self.encoded()))
+            if self._copy is None:
+                self._parts_of(self.encoded())
             return lambda directory: None, False
+        if self._copy is None:
+            self._before_end = None
         write_weights = self._model.stage()
         in_background = write_weights is not None
         state = self._copy if self._copy is not None else self.encoded(copied=in_background)
         if in_background:
             state = {**state, "model": encode(state["model"], "state of the model", copied=True)}
-        if self._ranks.several:
-            state = {**state, "ranks": self._ranks.gathered(self._own_part(state))[1:]}
+        if self._ranks.several and "ranks" not in state:
+            state = {**state, "ranks": self._parts_of(state)}
         if names is not None:
             state = {**state, "names": dict(sorted(names.items()))}
         writers = (write_weights or self._model.save, partial(save_state, state))
@@ -259,6 +275,10 @@ class TrainingState:
                 each(directory)
 
         return write, in_background
+
+    def _parts_of(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what the other ranks keep for themselves; all ranks call this."""
+        return self._ranks.gathered(self._own_part(state))[1:]
 
     def _own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a rank keeps for itself of a state: the rest is the same on all ranks."""

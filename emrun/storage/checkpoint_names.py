@@ -48,7 +48,8 @@ def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known:
         if recorded is not None:
             found = {name: path for name, path in recorded.items() if path in here.own and path not in later}
             then = {**{name: path for name, path in then.items() if name in recorded}, **found}
-        moves = {name: path for name, path in then.items() if name not in current or current[name] in later}
+        moved = {*later, *([place.name] if recorded is not None else [])}  # to `place` without a new checkpoint
+        moves = {name: path for name, path in then.items() if name not in current or current[name] in moved}
         given_up = []
         for name, path in current.items():
             if path in later and name not in then and name != "latest":
@@ -117,12 +118,13 @@ class Names:
                 self._expected.rmdir()
             self._expected = None
 
-    def move(self, names: Mapping[str, str], given_up: Iterable[str] = ()) -> None:
+    def move(self, names: Mapping[str, str], given_up: Iterable[str] = (), *, deletes: bool = True) -> None:
         """Give names to checkpoints, remove other names, and delete the checkpoints that lose their last name.
 
         Args:
             names: name -> directory.
             given_up: names to remove; those that are also in `names` stay.
+            deletes: whether to delete the checkpoints that lose their last name.
 
         Raises:
             StorageError: the operation failed; the next move deletes the checkpoints that this one did not delete.
@@ -137,7 +139,7 @@ class Names:
             for name in given_up:
                 self._of.pop(name, None)
             self._of.update(names)
-            nameless = before - set(self._of.values())
+            nameless = before - set(self._of.values()) if deletes else set()
             for each in nameless:
                 _make_aside(root / f"{ASIDE}{each}")
             for name, directory in names.items():

@@ -55,9 +55,9 @@ def _is_epoch(epoch: Any = None, streams: Any = None, **others: Any) -> bool:
 
 
 def is_before(line: bytes, end: int) -> bool:
-    """Return whether a line is complete and not of epoch `end` or a later one."""
+    """Return whether a line is complete and not of epoch `end` or a later one, or of the end of a run."""
     epoch = epoch_of(line)
-    return line.endswith(b"\n") if epoch is None else bool(epoch["epoch"] < end)
+    return line.endswith(b"\n") if epoch is None else bool(epoch["epoch"] < end and "at_end" not in epoch)
 
 
 def in_words(names: Sequence[str]) -> str:

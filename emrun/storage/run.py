@@ -118,7 +118,9 @@ class Run:
         if self._lock is not None:
             self._lock.release()
 
-    def record_epoch(self, epoch: int, iteration: int, seconds: float, epoch_data: EpochData) -> None:
+    def record_epoch(
+        self, epoch: int, iteration: int, seconds: float, epoch_data: EpochData, *, at_end: bool = False
+    ) -> None:
         """Append an epoch to `metrics.jsonl` and count it in the trace, which is written at intervals.
 
         Args:
@@ -126,12 +128,15 @@ class Run:
             iteration: the number of batches of the train stream that were run.
             seconds: the duration of the epoch.
             epoch_data: numbers, or mappings of numbers; other values of hooks are not written.
+            at_end: whether this is an evaluation at the end of the run, after a limit; `epoch` may be unfinished then.
         """
         streams = {stream: numbers(variables) for stream, variables in epoch_data.items()}
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
+        line |= {"at_end": True} if at_end else {}
         self._lines.append(json.dumps(line, allow_nan=False))
         self.metrics.append(line)
-        self.trace.count(epoch, iteration)
+        if not at_end:
+            self.trace.count(epoch, iteration)
 
     def end(self, status: str, exit_status: int, reason: str | None, *done: int) -> None:
         """Write into the trace how the run ended; later calls do nothing.

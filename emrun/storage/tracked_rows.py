@@ -28,6 +28,7 @@ class RowReader:
         self._every = every
         self._offsets = {METRICS: 0, STEPS: 0}  # up to which the lines were read
         self._waiting: dict[int, Values] = {}  # rows that were read and not given yet
+        self._end: Values | None = None  # the evaluation after a limit, which is part of no checkpoint
 
     def rows(self, sent: tuple[int, int], upto: tuple[int, int], *, is_end: bool = False) -> Iterator[Values]:
         """Yield iteration, epoch and values of each row, in the order of the iterations.
@@ -50,6 +51,8 @@ class RowReader:
                 values = {name: value for name, value in values.items() if not name.startswith("steps/")}
             if (at < upto[1] + is_end) if epoch is None else (at <= upto[1] and epoch <= upto[0]):
                 yield at, epoch, values
+        if is_end and self._end is not None:
+            yield self._end
 
     def epoch_before(self, iteration: int) -> int:
         """Return the last epoch that ended with an iteration or before it; -1 for none."""
@@ -68,7 +71,10 @@ class RowReader:
                     for name, value in statistics(variables)
                     if (number := _number(value)) is not None
                 }
-                self._add(found["iteration"], found["epoch"], values)
+                if "at_end" in found:
+                    self._end = found["iteration"], found["epoch"], values
+                else:
+                    self._add(found["iteration"], found["epoch"], values)
         for line in self._new_lines(STEPS) if self._every else ():
             chunk = read_chunk(line)
             if chunk is None:

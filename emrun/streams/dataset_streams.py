@@ -157,6 +157,10 @@ class DatasetStreams:
         due = {name: each for name, each in self.extra.items() if each.every is None or epoch_id % each.every == 0}
         return [self.get(name, train=False, batches=each.batches) for name, each in due.items()]
 
+    def all_extra(self) -> list[StreamWrapper]:
+        """Return all extra streams."""
+        return [self.get(name, train=False, batches=each.batches) for name, each in self.extra.items()]
+
     def stop(self) -> None:
         """Stop the readers; positions and the batches that were read ahead are kept."""
         for stream in (*self.trained.values(), *self._evaluated.values()):

@@ -7,6 +7,7 @@ import logging
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from time import perf_counter
@@ -219,6 +220,21 @@ class StreamWrapper:
         elif self._reader is not None and not self._reader.stop():
             self._reader = self._iterator = None
 
+    def is_at_end(self) -> bool:
+        """Return whether the epoch of a training has no further batch.
+
+        If only the next batch can tell, the batch is read under random states that are restored, and dropped; the
+        position and the state stay. If the batch cannot be read, the epoch counts as not ended.
+        """
+        if self.epoch_size > 0:
+            return self._epoch_batches >= self.epoch_size
+        state, item = self.state_dict(), None
+        with preserved_randomness(), suppress(Exception):  # the next epoch will raise the error, if there is one
+            item = (self._read or self._open())()
+        if item is not END:
+            self.load_state_dict(state)
+        return item is END
+
     def close(self) -> None:
         """Stop the reader and drop the batches that were read ahead; the position is kept."""
         reader, iterator, workers = self._reader, self._iterator, self._workers
@@ -241,7 +257,8 @@ class StreamWrapper:
             self.close()
             self._batch = self._epoch_batches = 0
         elif self._to_restore is not None:
-            self.restore()
+            with preserved_randomness():
+                self.restore()
         note = self.profile.setdefault(f"read_batch_{self.name}", array("d")).append
         left = max(0, self.epoch_size - self._epoch_batches) if self.epoch_size > 0 else -1
         self.epoch_ended = False

@@ -104,7 +104,13 @@ def _resumed(
         check_alike(plan, tell)
         changed = _changes(stored.root.plain(), config.root.plain())
         trace = read_trace(source)
-        if trace.get("status") == "finished" and not changed and checkpoint_name is None and run is not None:
+        if (
+            trace.get("status") == "finished"
+            and not trace.get("exit_status")
+            and not changed
+            and checkpoint_name is None
+            and run is not None
+        ):
             _leave_finished(run, str(trace.get("reason")), has_page=plan.get("main_loop", {}).get("report", True))
             tell(None)
             return None

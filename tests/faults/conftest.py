@@ -147,11 +147,12 @@ class SaveOften(AbstractHook):
 
 
 def start_or_resume(directory, epochs=3):
-    """Do what `train --auto-resume` does, with checkpoints in the middle of an epoch too."""
+    """Do what `train --auto-resume` does, with checkpoints in the middle of an epoch, and an evaluation at the end."""
     if (directory / "config.yaml").exists():
         training = resume_training(directory)
     else:
-        training = create_training(CONFIG, output_dir=directory, overrides=[f"hooks.StopAfter.epochs={epochs}"])
+        longer = [f"hooks.StopAfter.epochs={epochs}", "main_loop.extra_streams=[{valid: 2 epochs}]"]
+        training = create_training(CONFIG, output_dir=directory, overrides=longer)
     if training is None:
         return
     training.main_loop.change_hooks([*training.main_loop.hooks, SaveOften()])

@@ -1,4 +1,4 @@
-"""StopAfter: the first limit that is reached ends the training, at once and successfully."""
+"""StopAfter: the first limit that is reached ends the training successfully; the end is evaluated."""
 
 import math
 import time
@@ -62,7 +62,7 @@ def test_it_ends_the_training_after_so_many_epochs(train, epochs):
 def test_it_ends_the_training_after_so_many_iterations(train, iterations):
     loop, trace = train(StopAfter(iterations=iterations))
     assert loop.iterations_done == trace.trained == iterations
-    assert trace.batches[-1] == ("train", True)
+    assert trace.batches[-2:] == [("train", True), ("valid", False)]
     assert loop.outcome.reason == f"{counted(iterations, 'iteration')} done (StopAfter iterations: {iterations})"
 
 
@@ -86,7 +86,7 @@ def test_the_first_limit_that_is_reached_counts(train, limits, iterations):
 def test_it_ends_the_training_after_so_many_updates(train, updates):
     loop, trace = train(StopAfter(updates=updates))
     assert loop.updates_done == trace.trained == updates
-    assert trace.batches[-1] == ("train", True)
+    assert trace.batches[-2:] == [("train", True), ("valid", False)]
     assert loop.outcome.reason == f"{counted(updates, 'update')} done (StopAfter updates: {updates})"
 
 
@@ -104,7 +104,7 @@ def test_with_a_fixed_size_it_ends_the_training_at_the_last_batch_of_a_pass(scri
     loop = MainLoop(scripted(), numbers, [StopAfter(passes=2)], fixed_epoch_size=size)
     loop.run_training()
     assert (loop.iterations_done, loop.passes_done) == (6, 2)
-    assert loop.training_epochs_done == (epochs - 1 if 6 % size == 0 else epochs)
+    assert loop.training_epochs_done == epochs
     assert tuple(loop.get_stream("train").position) == (2, 3)
     assert loop.outcome.reason == "2 passes done (StopAfter passes: 2)"
 
@@ -144,25 +144,25 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "minutes", "batches"), [(10, 1, 6), (30, 2, 4), (15, 0.5, 2), (60, 0, 1), (31, 1, 2)]
+    ("seconds", "minutes", "batches"), [(10, 1, 7), (30, 2, 4), (15, 0.5, 4), (60, 0, 4), (31, 1, 4)]
 )
 def test_it_ends_the_training_after_so_many_minutes(train, seconds, minutes, batches):
     stop = StopAfter(minutes=minutes)
     stop.clock = Clock(seconds)
     loop, trace = train(stop)
-    assert len(trace.batches) == batches
+    assert len(trace.batches) == batches  # 4 of the zeroth epoch, which is completed; the last one is of the end
     assert loop.outcome.reason == f"{minutes} minutes have passed (StopAfter minutes: {minutes})"
 
 
 def test_time_of_the_training_before_a_resume_counts(train):
     first, second = StopAfter(minutes=0.5), StopAfter(minutes=1)
     first.clock, second.clock = Clock(10), Clock(10, now=1e6)
-    _, trace = train(first)
-    assert len(trace.batches) == 3
+    _, trace = train(first, skip_zeroth_epoch=True)
+    assert trace.trained == 3
     second.load_state_dict(first.state_dict())  # after 40 seconds
-    _, trace = train(second)
-    assert len(trace.batches) == 2
-    assert second.state_dict()["seconds"] == 70
+    _, trace = train(second, skip_zeroth_epoch=True)
+    assert trace.trained == 1
+    assert second.state_dict()["seconds"] == 80
 
 
 def test_a_state_without_a_time_begins_with_none(train):
@@ -170,7 +170,7 @@ def test_a_state_without_a_time_begins_with_none(train):
     stop.clock = Clock(10)
     stop.load_state_dict({"iterations_done": 0})
     _, trace = train(stop)
-    assert len(trace.batches) == 6
+    assert trace.trained == 2
 
 
 def test_time_before_the_training_does_not_count(train):

@@ -51,7 +51,7 @@ def test_a_termination_in_a_batch_leaves_the_epoch_uncounted():
     loop = loop_of(StopAfter(iterations=2), extra_streams=["valid"], skip_zeroth_epoch=True)
     loop.run_training()
     assert (loop.training_epochs_done, loop.iterations_done) == (0, 2)
-    assert [name for name, _, _ in loop.model.calls] == ["train", "train"]
+    assert [name for name, _, _ in loop.model.calls] == ["train", "train", "valid", "valid"]
 
 
 @pytest.mark.parametrize("event", ENDING_EVENTS)
