@@ -127,7 +127,8 @@ class Mixed(AbstractDataset):
 
     def _wrapped(self, name: str, stream: str, ctx: StreamContext, *, training: bool) -> StreamWrapper:
         function = stream_function(self._datasets[name], stream)
-        return StreamWrapper(function, name=f"{name}.{stream}", seed=ctx.seed, training=training)
+        name = f"{name}.{stream}"
+        return StreamWrapper(function, name=name, seed=ctx.seed, training=training, ranks=ctx.ranks)
 
     def _choices(self, key: tuple[int, str], epoch: int) -> Rows:
         """Return the index of the dataset that each batch of a pass comes from."""

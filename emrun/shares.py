@@ -41,8 +41,8 @@ def own_share(batch: Mapping[str, Any], ranks: Ranks, *, compares: bool = False)
     from emrun.parts import rows_of
 
     total = examples_of(batch) if batch else 0
-    if total <= 0:
-        return batch  # the loop reports it
+    if total <= 0 or isinstance(batch, Share):  # the loop reports it; a stream that the stream is made of has shared it
+        return batch
     whole = digest(batch) if compares else None
     begin, end = ranks.share(total)
     own = (begin, end) if begin < end else (0, 1)

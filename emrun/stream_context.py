@@ -59,7 +59,7 @@ class StreamContext:
         self._stride = max(1, workers)
         self._is_in_worker = workers > 0
         self._key = (seed, stream_name, "train" if epoch else "eval", epoch)
-        self._ranks = ranks or Ranks()
+        self.ranks = ranks or Ranks()
         self._share: tuple[int, int] | None = None  # the rows of this rank, and of all, in the current set of rows
         self._digest: str | None = None  # of the current set of rows
         self._compared = 0  # batches that are compared between ranks
@@ -127,7 +127,7 @@ class StreamContext:
                 f"stream {self.stream_name!r}: the blocks of ctx.batches must have {n} rows in total, not {sum(blocks)}"
             )
         self._orders += 1
-        if self._ranks.several:
+        if self.ranks.several:
             self._share = 0, 0  # from now on, the batches are those of this rank
         if self._unfinished or (self._handed_out is None and self._yielded != self.start):
             raise self._miscounted()
@@ -150,13 +150,13 @@ class StreamContext:
             if is_last:  # before the stream may stop iterating
                 self._leave_out(before + count - self._handed_out)
             rows = order[number * batch_size : min((number + 1) * batch_size, stop)]
-            yield rows if self._ranks.size == 1 else self._own(rows)
+            yield rows if self.ranks.size == 1 else self._own(rows)
         self._leave_out(before + count - self._handed_out)
         self._move("after", self._orders)
 
     def _own(self, rows: Rows) -> Rows:
         """Return the rows of this rank; the first row if it has none, as it must take part in each batch."""
-        begin, end = self._ranks.share(len(rows))
+        begin, end = self.ranks.share(len(rows))
         self._share = end - begin, len(rows)
         if self._compared < COMPARED:
             self._digest = digest(rows)
@@ -193,7 +193,7 @@ class StreamContext:
             self._yielded += 1
             if self._handed_out is not None and self._yielded > max(self._handed_out, self.start):
                 raise self._miscounted()
-            yield self._shared(batch) if self._ranks.several and isinstance(batch, Mapping) else batch
+            yield self._shared(batch) if self.ranks.several and isinstance(batch, Mapping) else batch
         if self._handed_out is not None and (self._unfinished or self._yielded != max(self._handed_out, self.start)):
             raise self._miscounted()
         if self._handed_out is not None and self._handed_out < self.start:
@@ -203,9 +203,9 @@ class StreamContext:
         """Return the part of a batch that belongs to this rank; with `batches`, the stream has made no other."""
         self._compared += 1
         compares = self._compared <= COMPARED
-        if self._share is not None:
+        if self._share is not None and not isinstance(batch, Share):
             return Share(batch, *self._share, self._digest if compares else None)
-        return own_share(batch, self._ranks, compares=compares)
+        return own_share(batch, self.ranks, compares=compares)
 
     def _move(self, *place: Key) -> None:
         """Reseed the generators that exist, in a worker also the global ones; others are seeded when created."""
@@ -219,7 +219,7 @@ class StreamContext:
 
     def _of_rank(self) -> tuple[Key, ...]:
         """Return what the seed of a rank has more than that of rank 0: nothing while all ranks make whole batches."""
-        return ("rank", self._ranks.rank) if self._ranks.rank and self._share is not None else ()
+        return ("rank", self.ranks.rank) if self.ranks.rank and self._share is not None else ()
 
     def _place_seed(self) -> int:
         return derived_seed(*self._key, *self._of_rank(), *self._place)

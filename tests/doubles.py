@@ -300,11 +300,11 @@ def run_numbers(*hooks, model=None, **arguments):
 # Streams
 
 
-def stream_of(dataset, name="train", seed=0, buffer=0, training=None):
+def stream_of(dataset, name="train", seed=0, buffer=0, training=None, **more):
     """Return what reads a stream of a dataset."""
     training = name == "train" if training is None else training
     function = getattr(dataset, f"{name}_stream")
-    return StreamWrapper(function, buffer, name=name, seed=seed, training=training)
+    return StreamWrapper(function, buffer, name=name, seed=seed, training=training, **more)
 
 
 def readers():

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, cast
 from emrun.encoding import random_digest, random_state, set_random_state
 from emrun.errors import StreamError
 from emrun.randomness import preserved_randomness
-from emrun.ranks import ranks
+from emrun.ranks import Ranks
+from emrun.ranks import ranks as ranks_of_run
 from emrun.stream_context import BeyondEnd, beyond_end
 from emrun.streams.bookmark import Bookmark, different
 from emrun.streams.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
@@ -64,6 +65,8 @@ class StreamWrapper:
             as `AbstractModel.prefetcher` does.
         reading: replaces all of `buffer_size`, `workers`, `start_method`, `timeout` and `prefetch`.
         context_name: the name of the stream in the `StreamContext`; by default `name`.
+        ranks: the ranks that share the batches; by default those of the run. A stream that another stream is made of
+            gets those of its context.
 
     Raises:
         ArgumentError: an argument for reading is invalid.
@@ -90,6 +93,7 @@ class StreamWrapper:
         prefetch: Callable[[], Prefetch | None] = lambda: None,
         reading: Reading | None = None,
         context_name: str | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.name = name
         self._context_name = context_name or name
@@ -99,6 +103,7 @@ class StreamWrapper:
         self._reading = reading or Reading(buffer_size, workers, start_method, timeout, prefetch)
         self.epoch_size = epoch_size
         self._seed = seed
+        self._ranks = ranks
         self._interrupted = interrupted
         self._workers: Workers | None = None
         self._pass_number = 1 if training else 0
@@ -328,7 +333,7 @@ class StreamWrapper:
             state: the state at the position, for a stream with `state_dict`.
         """
         self._bookmark = Bookmark(random_state() if self.training else None)
-        here = replace(ranks(), group=None)  # which processes cannot be given
+        here = replace(self._ranks or ranks_of_run(), group=None, background=None)  # which processes cannot be given
         place = self._pass_number, self._batch, state
         stream_pass = StreamPass(self._stream_fn, self._context_name, self._seed, *place, here)
         batches: Iterator[Any]

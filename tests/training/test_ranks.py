@@ -42,6 +42,8 @@ class Data:
         for rows in ctx.batches(37, self.batch_size, shuffle=True):
             yield self.batch(rows)
 
+    train_stream = context
+
     def plain(self):
         for first in range(0, 37, self.batch_size):
             yield self.batch(np.arange(first, min(first + self.batch_size, 37)))
@@ -238,6 +240,15 @@ VARIANTS = {
     "accumulate": {"model__accumulate": 3, "dataset__batch_size": 5},
     "micro batches": {"model__micro_batch_size": 2},
     "batches smaller than ranks": {"dataset__batch_size": 2},
+    "mixed": {
+        "dataset": {
+            "class": "Mixed",
+            "datasets": {"one": {"class": "parts.Data", "kind": "plain"}, "other": {"class": "parts.Data"}},
+            "weights": {"one": 1, "other": 2},
+            "batches_per_epoch": 6,
+        },
+        "main_loop": {"extra_streams": ["valid", "other_valid"]},
+    },
     "synchronised BatchNorm": {
         "model__module": {"class": "parts.normed"},
         "model__sync_batch_norm": True,
