@@ -8,13 +8,15 @@ import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 from emrun.arguments import check_seconds
 from emrun.errors import ArgumentError, HookError, MissingExtra
-from emrun.fields import TEXT, fitting, record, whole
+from emrun.fields import TEXT, fitting, mapping_of, record, whole
 from emrun.hook import AbstractHook
+from emrun.same_hooks import Arguments, arguments_of, matched
 from emrun.shown import Shown
 from emrun.storage.facts import Facts, facts_of
 from emrun.storage.files import make_directory, write_atomically
@@ -25,7 +27,10 @@ from emrun.wording import counted
 
 _LOG = logging.getLogger(__name__)
 
-_POSITION = record({"identity": TEXT, "epoch": whole(-1), "iteration": whole(-1)})
+_POSITION = record(
+    {"identity": TEXT, "epoch": whole(-1), "iteration": whole(-1), "arguments": mapping_of(TEXT)},
+    may_lack=("arguments",),  # in old files
+)
 _MOST_ROWS = 1000  # that are sent at once
 _RETRY = 30.0  # seconds until a tracker that is down is tried again
 
@@ -57,7 +62,7 @@ class AbstractTracker(AbstractHook):
     A tracker is sent only what a saved checkpoint counts on: the lines of `metrics.jsonl` and, with `every`, values of
     `steps.jsonl` up to its iteration. So nothing has to be taken back after a resume, and a resume continues the same
     run of the tracker: `RUN_DIR/trackers/CLASS.json` has its identity and the last iteration, `CLASS-2.json` that of a
-    second hook of the class. A run that is forked begins a new one.
+    second hook of the class, whatever the order of the two later. A run that is forked begins a new one.
 
     A thread does the sending; the training never waits for it. If the tracker cannot be reached at the start of a new
     run, this is an error. Later it is a warning, and the rows are sent when the tracker can be reached again. At the
@@ -135,8 +140,9 @@ class AbstractTracker(AbstractHook):
             )
         directory = Path(self.output_dir)
         alike = [hook for hook in loop.hooks if type(hook) is type(self)]
-        number = [hook is self for hook in alike].index(True) + 1
-        position = _Position.of(directory / "trackers" / (f"{name}.json" if number == 1 else f"{name}-{number}.json"))
+        position = _position(
+            directory / "trackers", name, list(map(arguments_of, alike)), [hook is self for hook in alike].index(True)
+        )
         every = 0 if self._every is None else int(self._every.count)
         if self._every is not None and self._every.unit == "updates":
             every *= loop.model.iterations_per_update
@@ -190,12 +196,14 @@ class _Position:
 
     Args:
         path: the file.
+        arguments: those of the hook.
         identity: how the tracker names the run; None if it does not know the run.
         epoch: the last epoch that was sent; -1 for none.
         iteration: the iteration of the last row that was sent; -1 for none.
     """
 
     path: Path
+    arguments: Arguments = field(default_factory=dict)
     identity: str | None = None
     epoch: int = -1
     iteration: int = -1
@@ -212,13 +220,25 @@ class _Position:
         if not fitting(found, _POSITION):
             _LOG.warning("%s is damaged; the tracker begins a new run", path)
             return cls(path)
-        return cls(path, found["identity"], found["epoch"], found["iteration"])
+        return cls(path, found.get("arguments", {}), found["identity"], found["epoch"], found["iteration"])
 
     def write(self) -> None:
         make_directory(self.path.parent, exist_ok=True)
-        write_atomically(
-            self.path, json.dumps({name: getattr(self, name) for name in ("identity", "epoch", "iteration")})
-        )
+        write_atomically(self.path, json.dumps({name: each for name, each in vars(self).items() if name != "path"}))
+
+
+def _position(directory: Path, name: str, hooks: Sequence[Arguments], index: int) -> _Position:
+    """Return what the tracker knows of the run from one of the hooks of a class, given by its index."""
+
+    def path(number: int) -> Path:
+        return directory / (f"{name}-{number}.json" if number > 1 else f"{name}.json")
+
+    there = [_Position.of(path(number)) for number in takewhile(lambda number: path(number).exists(), count(1))]
+    found = matched([each.arguments for each in there], hooks)
+    before, number = found[index], len(there) + 1 + found[:index].count(None)
+    position = there[before] if before is not None else _Position(path(number))
+    position.arguments = hooks[index]
+    return position
 
 
 class _Sender(threading.Thread):

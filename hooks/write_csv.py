@@ -240,7 +240,7 @@ class WriteCSV(AbstractHook):
             if before[name] != value:
                 raise StateError(
                     f"WriteCSV: {name} is {value!r}, but was {before[name]!r} at the checkpoint; a resume "
-                    "cannot change the format or the order of CSV files. Add another WriteCSV at the end of the hooks"
+                    "cannot change the format of a CSV file. Add another WriteCSV at the end of the hooks"
                 )
         self._columns, self._is_known = [list(column) for column in state["columns"]], True
         self._means.load_state_dict(state.get("means", {}))

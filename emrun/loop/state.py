@@ -21,6 +21,7 @@ from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.ranks import Ranks
+from emrun.same_hooks import arguments_of, matched
 from emrun.storage.manifest import NAMES
 from emrun.storage.run import Run
 from emrun.storage.state_file import FILE, load_state, save_state
@@ -53,7 +54,15 @@ def _check_position(value: Any, key: str) -> None:
 
 
 _HOOKS = fields.sequence_of(
-    fields.record({"class": fields.TEXT, "occurrence": fields.whole(), "state": fields.ANYTHING})
+    fields.record(
+        {
+            "class": fields.TEXT,
+            "occurrence": fields.whole(),
+            "arguments": fields.mapping_of(fields.TEXT),
+            "state": fields.ANYTHING,
+        },
+        may_lack=("arguments",),  # in old checkpoints
+    )
 )
 _STREAMS = fields.mapping_of(fields.Kind("a mapping", lambda value: isinstance(value, Mapping), _check_position))
 
@@ -108,7 +117,7 @@ class TrainingState:
 
     Args:
         model: the model, with its weights and its other state.
-        hooks: the hooks. A loaded state is given to the hook with the same class and position among this class.
+        hooks: the hooks. A loaded state is given to the hook of the same class that is the same; see `same_hooks`.
         streams: the streams, of which the positions in train streams are saved.
         run: the run, whose metrics are cut back when a state is loaded; None without a run, and so without checkpoints.
         steps: the step record, of which the values that are not written yet are saved.
@@ -217,6 +226,7 @@ class TrainingState:
             {
                 "class": name,
                 "occurrence": occurrence,
+                "arguments": dict(arguments_of(hook)),
                 "state": encode(hook.state_dict(), f"state of hook {name}", copied=copied),
             }
             for (name, occurrence), hook in _occurrences(self._hooks).items()
@@ -329,6 +339,31 @@ class TrainingState:
         model = self._model.of_new_rank(parts, is_first=self._ranks.is_first)
         return {"random": random, "epoch_began": began, "model": model, "hooks": own, "streams": streams}
 
+    def _numbered_as_now(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a loaded state in which each hook has the occurrence of the same hook now; others are left out."""
+        now: dict[str, list[AbstractHook]] = {}
+        for (name, _), hook in _occurrences(self._hooks).items():
+            now.setdefault(name, []).append(hook)
+        numbers: dict[tuple[str, int], int] = {}
+        for name, hooks in now.items():
+            before = [each for each in state["hooks"] if each["class"] == name]
+            found = matched([each.get("arguments", {}) for each in before], list(map(arguments_of, hooks)))
+            numbers |= {(name, before[old]["occurrence"]): new for new, old in enumerate(found) if old is not None}
+            if None in found and any(each["state"] for number, each in enumerate(before) if number not in found):
+                _LOG.warning(
+                    "hook %s, number %d of its class, has none of the names of those in the checkpoint and begins anew",
+                    *(name.rpartition(".")[2], found.index(None) + 1),
+                )
+
+        def numbered(hooks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+            keys = [(each["class"], each["occurrence"]) for each in hooks]
+            return [
+                {**each, "occurrence": numbers[key]} for key, each in zip(keys, hooks, strict=True) if key in numbers
+            ]
+
+        others = [{**other, "hooks": numbered(other["hooks"])} for other in state.get("ranks") or []]
+        return {**state, "hooks": numbered(state["hooks"]), "ranks": others}
+
     def load(self, place: Path) -> None:
         """Load weights, model, hooks, counters and metrics from a checkpoint; `resume` restores the rest.
 
@@ -343,6 +378,7 @@ class TrainingState:
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
             fields.record(STATE, may_lack=_SINCE).check(state)
         self._merge_later = []
+        state = self._numbered_as_now(state)
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
             state = self._of_this_rank(state)
         self._length.load_state_dict(state.get("horizon"))

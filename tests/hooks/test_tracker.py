@@ -236,7 +236,8 @@ def test_a_damaged_file_begins_a_new_run_of_the_tracker(post, caplog, tmp_path):
     with serving() as (server, url):
         train(post(url))
         path = tmp_path / "run" / "trackers" / "Post.json"
-        assert json.loads(path.read_text()) == {"identity": "run", "epoch": 3, "iteration": 45}
+        written = json.loads(path.read_text())
+        assert {**written, "arguments": {}} == {"identity": "run", "epoch": 3, "iteration": 45, "arguments": {}}
         path.write_text("{")
         train(post(url, epochs=4))
     assert f"{path} is damaged; the tracker begins a new run" in caplog.text
@@ -251,3 +252,16 @@ def test_two_trackers_of_a_class_have_a_file_each(post, tmp_path):
         train(training)
     assert iterations(one) == iterations(two) == [0, 15, 30, 45]
     assert sorted(path.name for path in (tmp_path / "run" / "trackers").iterdir()) == ["Post-2.json", "Post.json"]
+
+
+def test_trackers_in_another_order_continue_their_own_runs_and_a_new_one_begins_one(post, tmp_path):
+    def go(epochs, *urls):
+        training = post(urls[0], epochs=epochs)
+        others = [Post(url, output_dir=tmp_path / "run") for url in urls[1:]]
+        training.main_loop.change_hooks([*training.main_loop.hooks, *others])
+        train(training)
+
+    with serving() as (one, url), serving() as (two, other), serving() as (three, new):
+        go(3, url, other)
+        go(4, new, other, url)
+    assert iterations(one) == iterations(two) == iterations(three) == [0, 15, 30, 45, 60]
