@@ -18,6 +18,7 @@ from emrun.cli.console import config_arguments, with_terminal_log
 from emrun.cli.signals import end_by_signal, import_torch
 from emrun.cli.tables import table
 from emrun.errors import ArgumentError, ConfigError, MissingExtra, Problem, UsageError
+from emrun.wording import counted, listed
 
 if TYPE_CHECKING:
     from emrun.config.config import Config
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from emrun.launch.sweep import Ending
     from emrun.launch.trials import Experiment, Trial, Trials
 
-_WAYS = ("--status", "--best", "--dry-run")
+_WAYS = ("--status", "--best", "--dry-run", "--rerun")
 
 
 @click.command(short_help="Train a config with many combinations of values.")
@@ -47,6 +48,9 @@ _WAYS = ("--status", "--best", "--dry-run")
 )
 @click.option("--status", "shows_status", is_flag=True, help="Only show how the trials stand.")
 @click.option("--best", "shows_best", is_flag=True, help="Only show the best combination.")
+@click.option(
+    "--rerun", is_flag=True, help="Remove the trials whose code has changed, or is not recorded, and train them again."
+)
 @click.option("--dry-run", is_flag=True, help="Only print the commands that train the trials.")
 @with_json
 @with_terminal_log
@@ -60,6 +64,7 @@ def sweep(
     output_dir: Path | None,
     shows_status: bool,
     shows_best: bool,
+    rerun: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -73,7 +78,7 @@ def sweep(
     Exit status: 0 all trials are finished or pruned, 1 a trial failed, 2 wrong usage or config, 74 the disk is full,
     130 or 143 interrupted.
     """
-    if shows_status + shows_best + dry_run > 1:
+    if shows_status + shows_best + dry_run + rerun > 1:
         raise click.UsageError(f"use one of {', '.join(_WAYS)}")
     from emrun.config.config import load_config
     from emrun.launch.trials import Trials
@@ -94,7 +99,7 @@ def sweep(
     ending = None
     if not shows_status and not shows_best:
         with only_json(as_json):
-            ending = _run(trials, search, command, loaded)
+            ending = _run(trials, search, command, loaded, reruns=rerun)
         if ending.exit_status == 2:  # nothing was trained
             click.echo(ending.text.strip(), err=True)
             return 2
@@ -177,7 +182,7 @@ def _print_commands(trials: Trials, search: Search | None, command: Sequence[str
     return 0
 
 
-def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: Config) -> Ending:
+def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: Config, *, reruns: bool) -> Ending:
     """Run the trials; PyTorch is imported for all of them here."""
     from emrun.cli.trial import COMMAND, arguments, main
     from emrun.launch.jobs import THREADS, Jobs, threads_per_job
@@ -192,8 +197,10 @@ def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: 
 
     import emrun.training.create
     import emrun.training.resume  # noqa: F401 - here, so that the trials do not
+    from emrun.training.user_code import keep_sources
 
     _import_classes(trials)
+    keep_sources()  # those that the trials have, whatever happens to the files
     jobs = Jobs(main, COMMAND, settings.devices)
     node = loaded.root.get("sweep", "objective")
     place = str(Problem(None if node is None else node.position, "sweep.objective", ""))
@@ -201,7 +208,7 @@ def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: 
     def started_with(trial: Trial) -> list[str]:
         return arguments(_command(command, trial), trial.directory, settings.objective, place)
 
-    return SweepLoop(trials, settings, jobs, started_with, threads, search).run()
+    return SweepLoop(trials, settings, jobs, started_with, threads, search, reruns=reruns).run()
 
 
 def _import_classes(trials: Trials) -> None:
@@ -221,7 +228,7 @@ def _known(trials: Trials, search: Search | None) -> list[tuple[Experiment, list
     is_planned = trials.settings.method in ("grid", "random")
     again = None if search is None or not is_planned else type(search)(trials.parameters, trials.settings, trials.seed)
     experiments = planned(trials, trials.settings, again) if is_planned else trials.known()
-    found = [(each, [result_of(trial, trials.settings) for trial in each.trials]) for each in experiments]
+    found = [(each, [result_of(trial, trials.settings, trials.code) for trial in each.trials]) for each in experiments]
     return ranked(found, trials.settings)
 
 
@@ -237,6 +244,7 @@ def _print(
         experiments = [each for each in experiments[:1] if Summary.of(_values(each[1])).mean is not None]
         if not experiments:
             raise UsageError(f"no trial in {trials.directory} is finished")
+    _warn_of_other_code(experiments)
     if as_json:
         rows = [as_dict(*each, trials.parameters) for each in experiments]
         whole = {"directory": str(trials.directory), "objective": settings.objective, "condition": settings.condition}
@@ -246,6 +254,8 @@ def _print(
     headers = [*(each.name for each in trials.parameters), "status"]
     headers += [] if settings.objective is None else [settings.objective]
     headers += ["std", "95 % interval", "runs"] if several and settings.objective is not None else []
+    is_changed = any(_changed(results) for _, results in experiments)
+    headers += ["changed code"] if is_changed else []
     rows_ = []
     for experiment, results in experiments:
         row = [each.shown(experiment.values[each.name]) for each in trials.parameters]
@@ -255,11 +265,25 @@ def _print(
         if several and settings.objective is not None:
             interval = "" if found.interval is None else f"± {_short(found.interval)}"
             row += [_short(found.deviation), interval, f"{found.count} of {len(results)}"]
+        row += [", ".join(_changed(results))] * is_changed
         rows_.append([*row, *([] if several else [_relative(experiment.trials[0].directory)])])
     click.echo(table(rows_, headers if several else [*headers, "directory"]))
     if only_best and several:
         for trial in experiments[0][0].trials:
             click.echo(_relative(trial.directory))
+
+
+def _warn_of_other_code(experiments: Sequence[tuple[Experiment, list[Result]]]) -> None:
+    found = [each for _, results in experiments for each in results if each.changed]
+    if found:
+        names = listed(_changed(found))
+        text = f"{counted(len(found), 'trial')} of other code than there is now (changed: {names})"
+        click.echo(f"warning: {text}; --rerun trains them again", err=True)
+
+
+def _changed(results: Sequence[Result]) -> list[str]:
+    """Return the modules whose code has changed since one of the trials was trained."""
+    return list(dict.fromkeys(name for each in results for name in each.changed or ()))
 
 
 def _values(results: Sequence[Result]) -> list[float]:

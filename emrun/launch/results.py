@@ -12,6 +12,7 @@ from emrun.errors import StorageError
 from emrun.launch.parameters import Parameter
 from emrun.launch.settings import Sweep
 from emrun.launch.trials import Experiment, Trial
+from emrun.runs.code_comparison import CodeNow
 from emrun.runs.stored_run import StoredRun, statistic
 from emrun.storage.metrics import numbers
 from emrun.storage.run import holds_run
@@ -40,6 +41,7 @@ class Result:
         values: (epoch, value of the objective) of each epoch that has it.
         value: the value of the objective that counts; None as long as the trial is not finished.
         threads: the number of threads of PyTorch that it was trained with, None if it is not known.
+        changed: the modules whose code has changed since it was trained; None if that is not known.
     """
 
     status: str
@@ -47,10 +49,17 @@ class Result:
     values: Sequence[tuple[int, float]]
     value: float | None
     threads: int | None
+    changed: Sequence[str] | None = None
 
 
-def result_of(trial: Trial, settings: Sweep) -> Result:
-    """Return how a trial stands, from its directory alone."""
+def result_of(trial: Trial, settings: Sweep, code: CodeNow | None = None) -> Result:
+    """Return how a trial stands, from its directory alone.
+
+    Args:
+        trial: the trial.
+        settings: the section `sweep`.
+        code: the code as it is now, to find out what has changed.
+    """
     if not holds_run(trial.directory):
         return Result(WAITING, None, (), None, None)
     run = StoredRun(trial.directory)
@@ -62,7 +71,8 @@ def result_of(trial: Trial, settings: Sweep) -> Result:
         status = "changed"
     values = [] if settings.objective is None else objective_of(run, settings.objective)
     value = value_of(values, settings) if status == "finished" else None
-    return Result(status, run.reason, values, value, run.trace.get("threads"))
+    changed = None if code is None or status == "running" else code.changed(trial.directory)
+    return Result(status, run.reason, values, value, run.trace.get("threads"), changed)
 
 
 def objective_of(run: StoredRun, address: str) -> list[tuple[int, float]]:
@@ -155,6 +165,7 @@ def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Seque
             "fold": trial.fold,
             "value": numbers(result.value),
             "threads": result.threads,
+            "changed_modules": None if result.changed is None else list(result.changed),
         }
         for trial, result in zip(experiment.trials, results, strict=True)
     ]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from emrun.censor import Censor
 from emrun.config.config import Config
 from emrun.config.interpolation import unread_values
 from emrun.config.plan import Plan
@@ -23,6 +24,7 @@ from emrun.errors import ConfigError, Position, Problem, StorageError
 from emrun.launch.parameters import Parameter, Value
 from emrun.launch.settings import Sweep
 from emrun.randomness import derived_seed
+from emrun.runs.code_comparison import CodeNow
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.yaml_parts import MISSING
 from emrun.storage.run import CONFIG
@@ -83,6 +85,8 @@ class Trials:
         seed = self._base["seed"]
         self.seed = seed if isinstance(seed, int) else 0  # another one is reported by `check`
         """The seed of the sweep: that of the config, or 0."""
+        self.code = CodeNow(Censor(self._base.tree.secrets()))
+        """The code of the user as it is now."""
         self._known: dict[Path, Experiment | None] = {}
 
     def grid(self) -> Iterator[Experiment]:

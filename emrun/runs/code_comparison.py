@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import hashlib
+import importlib.util
 import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
 from typing import Any
 
+from emrun.censor import Censor
 from emrun.errors import StorageError
 from emrun.fields import fitting
-from emrun.storage.code import KIND, RECORD
+from emrun.storage.code import KIND, RECORD, censored
 from emrun.storage.code_record import code_records
 from emrun.storage.files import read_regular
 
 _LARGEST_RECORD = 20_000_000  # bytes
 _LARGEST_SOURCE = 1_000_000
+_LARGEST_FILE = 50_000_000  # of a module that may be compiled
 _MOST_LINES = 5_000  # of a source that is compared line by line
 _MOST = 1_000  # modules or packages that differ
 _MOST_DIFFED = 200  # modules
@@ -55,12 +62,87 @@ def newest_code(directory: Path) -> tuple[dict[str, Any], Path]:
     """
     for _, place in reversed(code_records(directory)):
         if (place / RECORD).is_file():
-            with suppress(ValueError, RecursionError):
-                content = json.loads(read_regular(place / RECORD, _LARGEST_RECORD))
-                if fitting(content, KIND):
-                    return content, place
-            raise StorageError(0, f"{place / RECORD} is damaged, or a newer emrun wrote it")
+            return _read(place), place
     raise StorageError(0, f"the code of {directory} is not recorded")
+
+
+class CodeNow:
+    """The code of the user as it is now, for a comparison with what runs have recorded.
+
+    Args:
+        censor: removes values of the environment, as from the records.
+    """
+
+    def __init__(self, censor: Censor) -> None:
+        self._censor = censor
+        self._now = cache(self._read_now)
+
+    def changed(self, directory: Path) -> tuple[str, ...] | None:
+        """Return the modules whose code is not that with which a run was trained; None if that is not recorded.
+
+        Sources are compared by their syntax trees. A module that is not found now does not count.
+
+        Args:
+            directory: the run directory.
+        """
+        changed, is_recorded = {}, False
+        try:
+            for _, place in code_records(directory):  # a run that was resumed has used all of them
+                if (place / RECORD).is_file():
+                    is_recorded = True
+                    for name, module in _read(place)["modules"].items():
+                        if not self._is_same(place, name, module):
+                            changed[name] = None
+        except (OSError, StorageError):
+            return None
+        return tuple(changed) if is_recorded else None
+
+    def _is_same(self, place: Path, name: str, module: Mapping[str, Any]) -> bool:
+        content, digest, tree = self._now(name, module.get("file"))
+        if content is None or module["sha256"] in (None, digest):
+            return True
+        source = _source(place, name)
+        return source is not None and tree is not None and _tree(source) == tree
+
+    def _read_now(self, name: str, recorded: Any) -> tuple[bytes | None, str, str | None]:
+        """Return the file of a module, its checksum and its syntax tree."""
+        file = _file_of(name) or (recorded if isinstance(recorded, str) else None)
+        try:
+            content = read_regular(Path(file or ""), _LARGEST_FILE)
+        except (StorageError, ValueError):
+            return None, "", None
+        is_source = str(file).endswith(".py")
+        content = censored(content, self._censor, is_python=True) if is_source else content
+        return content, hashlib.sha256(content).hexdigest(), _tree(content) if is_source else None
+
+
+def _file_of(name: str) -> str | None:
+    """Return the file that an import of a module would read; nothing is imported."""
+    top, *rest = name.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+        for part in rest:
+            top = f"{top}.{part}"
+            spec = PathFinder.find_spec(top, spec.submodule_search_locations if spec else ())
+    except (ImportError, ValueError, AttributeError, KeyError, TypeError):  # custom finders may raise these
+        return None
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def _tree(source: bytes) -> str | None:
+    """Return the syntax tree of a source, which has no comments and no positions; None if it has none."""
+    try:
+        return ast.dump(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _read(place: Path) -> dict[str, Any]:
+    with suppress(ValueError, RecursionError):
+        content: dict[str, Any] = json.loads(read_regular(place / RECORD, _LARGEST_RECORD))
+        if fitting(content, KIND):
+            return content
+    raise StorageError(0, f"{place / RECORD} is damaged, or a newer emrun wrote it")
 
 
 def _repository(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,13 +165,13 @@ def _diff(name: str, first: Path, second: Path) -> str | None:
     sources = [_source(place, name) for place in (first, second)]
     if None in sources:
         return None
-    lines = [source.splitlines() for source in sources if source is not None]
+    lines = [source.decode(errors="backslashreplace").splitlines() for source in sources if source is not None]
     if any(len(each) > _MOST_LINES for each in lines):
         return None
     return "\n".join(difflib.unified_diff(lines[0], lines[1], f"a/{name}", f"b/{name}", lineterm="", n=2))
 
 
-def _source(place: Path, name: str) -> str | None:
+def _source(place: Path, name: str) -> bytes | None:
     if not _NAME.fullmatch(name):
         return None
     home = place / "modules"
@@ -97,5 +179,5 @@ def _source(place: Path, name: str) -> str | None:
     for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
         with suppress(StorageError):
             if file.resolve() == home.parent.resolve() / file.relative_to(home.parent):  # not behind a link
-                return read_regular(file, _LARGEST_SOURCE).decode(errors="backslashreplace")
+                return read_regular(file, _LARGEST_SOURCE)
     return None

@@ -88,7 +88,7 @@ class Code:
         modules, problems = {}, list(self.problems)
         for name, module in self.modules.items():
             if censor(name) == name:
-                source = None if module.source is None else _censored(module.source, censor, is_python=True)
+                source = None if module.source is None else censored(module.source, censor, is_python=True)
                 modules[name] = replace(module, file=censor(module.file), source=source)
             else:
                 problems.append(f"the name of the module {name} contains a value of the environment")
@@ -96,7 +96,7 @@ class Code:
             Repository(
                 censor(each.directory),
                 each.commit,
-                None if each.diff is None else _censored(each.diff, censor),
+                None if each.diff is None else censored(each.diff, censor),
                 censor.plain(each.untracked),
             )
             for each in self.repositories
@@ -251,8 +251,14 @@ def _patch(number: int) -> str:
     return "diff.patch" if number == 1 else f"diff-{number}.patch"
 
 
-def _censored(data: bytes, censor: Censor, *, is_python: bool = False) -> bytes:
-    """Return a text without values of the environment, in whatever encoding it is; otherwise its bytes stay."""
+def censored(data: bytes, censor: Censor, *, is_python: bool = False) -> bytes:
+    """Return a text without values of the environment, in whatever encoding it is; otherwise its bytes stay.
+
+    Args:
+        data: the text.
+        censor: replaces the values.
+        is_python: whether the text may say which encoding it has.
+    """
     encodings = {"utf-8": None, "latin-1": None}  # every value is found that is UTF-8, ASCII, or Latin-1
     if is_python:
         with suppress(SyntaxError):  # the file has changed since it was imported

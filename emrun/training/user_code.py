@@ -46,6 +46,18 @@ _MUST_BE_SAME = ("module ", "torch ", "emrun ")
 _UNTRACKED = ("--others", "--directory", "--no-empty-directory", "--exclude-standard", "-z")
 
 
+_KEPT: dict[str, tuple[os.stat_result, bytes]] = {}  # files of modules -> what they were when they were imported
+
+
+def keep_sources() -> None:
+    """Keep the sources of the imported modules, for the records of this process and of its forked children."""
+    for _, file in _user_modules(list(_directories_of_packages(_own(()))), ()):
+        with suppress(OSError):
+            status = Path(file).stat()
+            if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST:
+                _KEPT[file] = status, Path(file).read_bytes()
+
+
 def record_code(plan: Plan, run: Run) -> None:
     """Let a run record its code when the training begins."""
     directories = [Path(each) for each in code_directories(plan.config)]
@@ -193,7 +205,8 @@ def _read_modules(files: dict[str, str], ends: float, problems: list[str]) -> di
     for name, file in files.items():
         found[name] = Module(file, None)
         try:
-            status = Path(file).stat()
+            kept = _KEPT.get(file)
+            status = Path(file).stat() if kept is None else kept[0]
             if set(name) & {os.sep, "\0"} or not all(name.split(".")) or not stat.S_ISREG(status.st_mode):
                 problems.append(f"module {name} is not a usual module")
             elif monotonic() > ends:
@@ -201,12 +214,12 @@ def _read_modules(files: dict[str, str], ends: float, problems: list[str]) -> di
             elif status.st_size > left:
                 problems.append(f"module {name} is left out: sources of more than {size_of(_MOST)}")
             else:
-                content = Path(file).read_bytes()
+                content = Path(file).read_bytes() if kept is None else kept[1]
                 left -= len(content)
                 is_source = file.endswith(tuple(SOURCE_SUFFIXES))
                 sha256 = None if is_source else hashlib.sha256(content).hexdigest()
                 found[name] = Module(file, content if is_source else None, sha256)
-                if is_source and _has_changed(name, status):
+                if is_source and kept is None and _has_changed(name, status):
                     problems.append(f"module {name} has changed since it was imported; its source is the changed one")
         except OSError as error:
             problems.append(f"module {name} cannot be read: {reason_of(error)}")
