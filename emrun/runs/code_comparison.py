@@ -85,7 +85,8 @@ class CodeNow:
         Args:
             directory: the run directory.
         """
-        changed, is_recorded = {}, False
+        changed: dict[str, None] = {}
+        is_recorded = False
         try:
             for _, place in code_records(directory):  # a run that was resumed has used all of them
                 if (place / RECORD).is_file():
