@@ -26,7 +26,7 @@ class StopAfter(AbstractHook):
     Args:
         epochs: the number of training epochs; 0 ends the training after the zeroth epoch.
         passes: the number of passes of the train stream. Without `main_loop.fixed_epoch_size`, these are epochs; with
-            it, the dataset must tell the number of batches of a pass in `num_batches`.
+            it, the dataset must tell the number of batches of a pass, by `num_batches` or `ctx.batches`.
         updates: the number of updates of the weights.
         iterations: the number of batches of the train stream.
         minutes: the time since the start of the training; in a resumed run, the time before the checkpoint counts too.

@@ -233,6 +233,7 @@ def test_every_file_has_a_test():
         "diagnosis/round_trip": "diagnosis/test_trial",
         "models/size_search": "models/test_micro_batches",
         "streams/packing": "streams/test_workers",
+        "streams/pass_lengths": "loop/test_horizon",
         "streams/worker_process": "streams/test_workers",
     }
     for name, (package, path) in house(ROOT).items():

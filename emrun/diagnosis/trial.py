@@ -114,6 +114,7 @@ def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping
         train_stream_name=known.train_stream_name,
         fixed_epoch_size=known.fixed_epoch_size,
         overfit=known.streams.overfit,
+        fixed_batch_size=known.checks.fixed_batch_size,
         run=known.run,
     )
     loop.checks = training.main_loop.checks

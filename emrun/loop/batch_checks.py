@@ -62,7 +62,7 @@ class BatchChecks:
         self._on_empty_batch = on_empty_batch
         self._on_empty_stream = on_empty_stream
         self._on_unused_sources = on_unused_sources
-        self._fixed_batch_size = fixed_batch_size
+        self.fixed_batch_size = fixed_batch_size
         self._warned: set[str] = set()
         self._checked: set[str] = set()
         self._stream = ""
@@ -79,7 +79,7 @@ class BatchChecks:
         """
         self._stream = stream
         self._changed_by = ""
-        fixed_batch_size = self._fixed_batch_size
+        fixed_batch_size = self.fixed_batch_size
         known: Any = None
         index = -1
         looks_at_sources = not changed_by

@@ -9,6 +9,8 @@ from typing import Any
 from emrun.errors import HookError
 from emrun.fields import optional, record, whole
 from emrun.hook import AbstractHook
+from emrun.loop.batch_checks import BatchChecks
+from emrun.loop.dispatch import Events
 from emrun.streams.dataset_streams import DatasetStreams
 from emrun.types import Horizon
 from emrun.wording import listed
@@ -30,33 +32,45 @@ _SAME = {
     "updates": ", as every iteration makes an update",
     "epochs": ", as every epoch is a pass without main_loop.fixed_epoch_size",
 }
-_LENGTHS = "give StopAfter a number of updates, set main_loop.fixed_epoch_size, or add num_batches to the dataset"
+_LENGTHS = "give StopAfter a number of updates, set main_loop.fixed_epoch_size, or "
+_TOLD = "add num_batches to the dataset"
 
 
 class RunLength:
     """Knows how many updates the run will make, its horizon; the schedules of learning rates depend on it.
 
     The horizon is the smallest of the limits that hooks declare. An epoch has `fixed_epoch_size` batches, or is a pass.
-    A pass has the number of batches in `num_batches` of the dataset, or else as many as the model got in the zeroth
-    epoch. This number is fixed when the training begins, and kept in the checkpoints. A window of batches makes an
-    update; the last window of an epoch may be shorter.
+    A pass has the number of batches in `num_batches` of the dataset, or that it asks of `ctx.batches`, or else as many
+    as the model got in the zeroth epoch. Batches that `fixed_batch_size` drops do not count. This number is fixed when
+    the training begins, and kept in the checkpoints. A window of batches makes an update; the last window of an epoch
+    may be shorter.
 
     Args:
-        hooks: the hooks.
+        events: has the hooks.
         streams: the streams, which know the size of an epoch, and the length of a pass if the dataset does.
+        checks: drops batches of another length, if one is fixed.
         has_zeroth_epoch: whether the train stream is evaluated before the training.
         window: the number of batches that make an update.
     """
 
     def __init__(
-        self, hooks: Sequence[AbstractHook], streams: DatasetStreams, has_zeroth_epoch: bool, window: int = 1
+        self,
+        events: Events,
+        streams: DatasetStreams,
+        checks: BatchChecks,
+        has_zeroth_epoch: bool,
+        window: int = 1,
     ) -> None:
-        self._hooks = hooks
+        self._events = events
+        self._hooks: Sequence[AbstractHook] = events.hooks
+        self._streams = streams
+        self._batch_size = checks.fixed_batch_size
         self._window = window
         self._stream = streams.train_stream_name
         self._epoch = streams.fixed_epoch_size
         self._has_zeroth_epoch = has_zeroth_epoch
-        self._pass: int | None = streams.pass_length
+        self._pass = streams.pass_length if self._batch_size is None else None  # those that are dropped would count
+        self._has_asked = False
         self._source = "num_batches of the dataset"
         self._is_fixed = False
         self._is_used = False  # whether anything depends on the horizon
@@ -79,6 +93,7 @@ class RunLength:
     def horizon(self) -> Horizon:
         """How many updates the run will make."""
         self._is_used = True
+        self._ask()
         limits = self.limits
         epoch = self._epoch or self._pass
         sizes = {"epochs": epoch, "passes": self._pass, "iterations": 1 if self._window == 1 or epoch else None}
@@ -91,7 +106,8 @@ class RunLength:
             return Horizon(None, of_pass, missing, is_awaited)
         if len(ends) == len(limits):
             return Horizon(min(ends), of_pass, "", is_awaited)
-        missing = f"the number of batches of a pass of stream {self._stream!r} is not known; {_LENGTHS}"
+        told = _TOLD if self._batch_size is None else f"make the batches of {self._batch_size} with ctx.batches"
+        missing = f"the number of batches of a pass of stream {self._stream!r} is not known; {_LENGTHS}{told}"
         missing += "" if self._has_zeroth_epoch or self._epoch else ", or do not skip the zeroth epoch"
         return Horizon(None, of_pass, "" if is_awaited else missing, is_awaited)
 
@@ -118,6 +134,8 @@ class RunLength:
                 reason = "" if unit == other else _SAME[same.get(unit, unit)]
                 message = f"{unit}: {limit} contradicts {other}: {earlier}{whose}{reason}"
                 raise HookError(f"{message}; the larger limit is never reached, remove it", index)
+            if unit == "passes" and self._epoch is not None:
+                self._ask()
             if unit == "passes" and self._epoch is not None and self._pass is None:
                 raise HookError(
                     "passes: with main_loop.fixed_epoch_size, an epoch is not a pass, and the number of batches of a "
@@ -125,6 +143,13 @@ class RunLength:
                     "dataset",
                     index,
                 )
+
+    def _ask(self) -> None:
+        """Find the length of a pass that is not known in what the stream asks of `ctx.batches`, once."""
+        drops = bool(self._events.changers) and (self._has_zeroth_epoch or self._batch_size is not None)
+        if self._pass is None and not (self._has_asked or self._is_fixed or drops):
+            self._has_asked = True
+            self._pass, self._source = self._streams.asked_length(self._batch_size), "ctx.batches"
 
     def count_evaluated(self, batches: int) -> None:
         """Take the number of batches that the model got in the zeroth epoch for the length of a pass, if not known."""

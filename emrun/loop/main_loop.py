@@ -183,7 +183,15 @@ class MainLoop(Answers):
         )
         self._events = events = Events(model, endings, draws)
         self._steps = steps = StepRecord(model, run.steps if run is not None else None, record_steps)
-        self._length = length = RunLength(events.hooks, streams, not skip_zeroth_epoch, model.iterations_per_update)
+        self.checks = checks = BatchChecks(
+            model,
+            events.hooks,
+            on_empty_batch=on_empty_batch,
+            on_empty_stream=on_empty_stream,
+            on_unused_sources=on_unused_sources,
+            fixed_batch_size=fixed_batch_size,
+        )
+        self._length = length = RunLength(events, streams, checks, not skip_zeroth_epoch, model.iterations_per_update)
         self._state = state = TrainingState(model, events.hooks, streams, run, steps, length, seed, *follows)
         first_saved = partial(run.trace.write, has_checkpoints=True) if run is not None else lambda: None
         self._saving = saving = Saving(
@@ -193,14 +201,6 @@ class MainLoop(Answers):
             first_saved,
             events.tell_of_checkpoint,
             *follows,
-        )
-        self.checks = checks = BatchChecks(
-            model,
-            events.hooks,
-            on_empty_batch=on_empty_batch,
-            on_empty_stream=on_empty_stream,
-            on_unused_sources=on_unused_sources,
-            fixed_batch_size=fixed_batch_size,
         )
         self.first_batch = FirstBatch(dataset, train_stream_name, seed, events, checks)
         if several is not None:

@@ -17,7 +17,7 @@ from emrun.models.loss_scale import LossScale
 from emrun.models.optimizer import learning_rates, parameters_of
 from emrun.models.optimizers import HasModule, Optimizers
 from emrun.models.precision import Autocast, in_float32
-from emrun.models.scheduled_optimizer import named
+from emrun.models.scheduled_optimizer import ScheduledOptimizer, named
 from emrun.models.skipped_updates import SkippedUpdates
 from emrun.models.updates import all_parameters, clear_gradients, divide_gradients, parameters_beside
 from emrun.parts import weighted
@@ -84,6 +84,8 @@ class Optimization(Optimizers):
         self._pending: dict[torch.optim.Optimizer, float | Tensor] = {}  # those to step at the end, and their weights
         self._asked: set[torch.optim.Optimizer] = set()  # those whose update the current part has asked for
         self._further = self.members[1:]
+        self.scheduled: list[ScheduledOptimizer] = []
+        """Those whose schedules step after each window."""
         self.autocast: Autocast | None = None
         """The autocast that the model runs `train_step` in, which is left for gradients and updates."""
         self.scale = model._scale
@@ -118,6 +120,7 @@ class Optimization(Optimizers):
         self.is_plain = not self.has_windows and self.autocast is None and self.scale is None
         self.parameters = all_parameters(self._model.module)
         self._others = parameters_beside(self.parameters, *self.optimizers.values())
+        self.scheduled = [each for each in self.members if each.scheduler is not None and each.scheduler.on_update]
         self._look_for_untrained()
         if self._is_plan_due:
             log_plan(self.plan())
@@ -175,6 +178,14 @@ class Optimization(Optimizers):
             self._step(optimizer, self._pending.pop(optimizer))
         if self.scale is not None:
             self.scale.end()
+        if self.scheduled:
+            self.step_schedules()
+
+    def step_schedules(self) -> None:
+        """Step the schedules at the end of a window, whether their optimizers have made one update, several or none."""
+        for each in self.scheduled:
+            each.optimizer._opt_called = True  # type: ignore[union-attr]  # otherwise schedulers of torch warn
+            each.scheduler.step(None)  # type: ignore[union-attr]
 
     def run_own(self, model: Any, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Call the `train_step` of a subclass in 16 bits, except for gradients and updates.
@@ -301,14 +312,11 @@ class Optimization(Optimizers):
             number = loop.updates_done + 1 if loop is not None else None
             self.skipped.add(reason, number, own.name if own is not None else "")
             clear_gradients(optimizer)
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # otherwise schedulers of torch warn
         else:
             self.has_updated = True
             optimizer.step()
             if loop is not None and loop.listens("after_update"):
                 loop.notify("after_update", model=model, optimizer=optimizer)
-        if own is not None and own.scheduler is not None and own.scheduler.on_update:
-            own.scheduler.step(None)
         if first is not None and loop is not None and loop.has_run:
             first.check_loadable()  # most optimizers begin to keep something with their first update
 

@@ -182,7 +182,7 @@ class Optimizers:
                 with each.errors():
                     plan, is_due = plan_of(each.scheduler, loop)
                 self._is_plan_due = self._is_plan_due or is_due
-                found += [replace(plan, optimizer=each.name)] if plan is not None else []
+                found.append(replace(plan, optimizer=each.name))
         return replace(found[0], others=found[1:]) if found else None
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def horizon_of(loop: Loop | None) -> Horizon:
     return Horizon(None, missing="the model does not belong to a main loop") if loop is None else loop.horizon
 
 
-def plan_of(scheduler: Scheduler | ClosedForm, loop: Loop) -> tuple[SchedulePlan | None, bool]:
+def plan_of(scheduler: Scheduler | ClosedForm, loop: Loop) -> tuple[SchedulePlan, bool]:
     """Return the plan of a schedule, and whether the zeroth epoch will tell more.
 
     Raises:
@@ -29,8 +29,9 @@ def plan_of(scheduler: Scheduler | ClosedForm, loop: Loop) -> tuple[SchedulePlan
     epoch = -(-fixed // loop.model.iterations_per_update) if fixed else horizon.updates_per_pass
     if horizon.updates is not None and epoch is not None:
         epochs.append(horizon.updates // epoch)
-    plan = scheduler.shown(horizon, min(epochs, default=None))
-    return plan, plan is None
+    is_known = (horizon.updates if scheduler.on_update else epochs or None) is not None
+    is_due = horizon.is_awaited and scheduler.metric is None and not is_known
+    return scheduler.shown(horizon, min(epochs, default=None)), is_due
 
 
 def check_length(scheduler: Scheduler | ClosedForm, loop: Loop | None, key: str = "model.scheduler") -> None:

@@ -74,15 +74,12 @@ class Scheduler:
         with refusals("scheduler", self.scheduler):
             _copied(self.scheduler).load_state_dict(_updated(saved["state"], saved["configured"], self._configured))
 
-    def shown(self, horizon: Horizon, epochs: int | None) -> SchedulePlan | None:
+    def shown(self, horizon: Horizon, epochs: int | None) -> SchedulePlan:
         """Return the plan of a run of this length; in a new run, check that the scheduler fits it.
 
         Args:
             horizon: the length of the run.
             epochs: number of epochs of the run; None if it is not known.
-
-        Returns:
-            The plan; None as long as the zeroth epoch may tell the number of steps.
 
         Raises:
             ArgumentError: the scheduler does not fit the run.
@@ -92,7 +89,8 @@ class Scheduler:
             return SchedulePlan(name, horizon.updates, note=f"the rate depends on {self.metric}")
         steps = horizon.updates if self.on_update else epochs
         if steps is None:
-            return None if horizon.is_awaited else SchedulePlan(name, note="the length of the run is not known")
+            awaited = "whether it fits the run is known after the zeroth epoch"
+            return SchedulePlan(name, note=awaited if horizon.is_awaited else "the length of the run is not known")
         after = None if self.on_update else steps
         copied = on_dummy(self._at_first) if self._at_first is not None else None
         if copied is None or steps > MOST_STEPS:

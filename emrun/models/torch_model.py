@@ -297,7 +297,7 @@ class TorchModel(ModuleModel):
             self.restored_weights, self._restores_averages = None, False  # nor after the second load
             _LOG.warning("the averages of the weights in the checkpoint are not used: no hook averages any more")
 
-    def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
+    def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:  # noqa: PLR0915 - calls cost time
         """Run the module on a batch and, when `train` is true, make an update.
 
         Returns:
@@ -340,6 +340,8 @@ class TorchModel(ModuleModel):
             if optimization.is_plain:
                 optimization.clear()
                 outputs = self.train_step(inputs)
+                if optimization.scheduled:
+                    optimization.step_schedules()
             else:
                 outputs = self._run_step(inputs, batch)
         except Exception as error:
@@ -514,6 +516,7 @@ class TorchModel(ModuleModel):
             outputs = step(inputs)
             if optimization.scale is not None:
                 optimization.scale.end()
+            optimization.step_schedules()
             return outputs
         examples = rows_in(batch)
         if self._micro_batches is not None:

@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 from emrun.arguments import check_count
-from emrun.dataset import stream_function, stream_lengths
+from emrun.dataset import stream_function, stream_lengths, stream_names
 from emrun.errors import ArgumentError
 from emrun.streams.extra_streams import read_extra_streams
 from emrun.streams.kept_batches import KeptBatches
+from emrun.streams.pass_lengths import asked_length
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
 from emrun.types import Batch, Interval
@@ -123,6 +124,14 @@ class DatasetStreams:
         """Number of batches of a pass of the train stream, if the dataset knows it."""
         length = stream_lengths(self._dataset).get(self.train_stream_name, 0)
         return (length if self.overfit is None else min(length, self.overfit)) or None
+
+    def asked_length(self, batch_size: int | None) -> int | None:
+        """Return what `ctx.batches` tells of the length of a pass of the train stream; see `asked_length`."""
+        name = self.train_stream_name
+        if name not in stream_names(self._dataset):
+            return None
+        length = asked_length(stream_function(self._dataset, name), name, self._seed, batch_size)
+        return length if length is None or self.overfit is None else min(length, self.overfit)
 
     @property
     def sizes(self) -> dict[str, int]:

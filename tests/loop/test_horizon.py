@@ -52,6 +52,71 @@ def test_the_horizon_is_the_smallest_limit_in_updates(limits, arguments, updates
     assert not loop.horizon.missing
 
 
+class Rows:
+    """A million rows, which are asked of `ctx.batches` in two calls; a batch is counted."""
+
+    made = 0
+
+    def train_stream(self, ctx):
+        for size in (600_001, 400_000):
+            for rows in ctx.batches(size, 100, shuffle=True):
+                self.made += 1
+                yield {"x": rows}
+
+
+class Changes(AbstractHook):
+    def before_batch(self, batch):
+        batch["x"] = batch["x"][:50]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hooks", "of_pass"),
+    [
+        ({"skip_zeroth_epoch": True}, [], 10_001),
+        ({}, [], 10_001),
+        ({"fixed_batch_size": 100}, [], 10_000),
+        ({"fixed_batch_size": 50}, [], None),
+        ({"fixed_batch_size": 50, "skip_zeroth_epoch": True}, [Changes()], None),
+        ({}, [Changes()], None),
+        ({"overfit": 7}, [], 7),
+        ({"fixed_epoch_size": 500, "skip_zeroth_epoch": True}, [], 10_001),
+    ],
+)
+def test_the_length_of_a_pass_is_what_ctx_batches_is_asked_for(arguments, hooks, of_pass):
+    data = Rows()
+    loop = MainLoop(LossOfOne(), data, [*hooks, StopAfter(passes=2)], **arguments)
+    loop.check_hooks()
+    assert loop.horizon.updates_per_pass == of_pass
+    assert data.made == 0
+
+
+def test_a_stream_that_may_lose_a_batch_or_has_no_end_is_not_asked():
+    class Endless:
+        def train_stream(self, ctx):
+            while True:
+                yield from ({"x": rows} for rows in ctx.batches(4, 2))
+
+    class Same:
+        def __init__(self):
+            self.batches = iter([{"x": [1]}] * 3)
+
+        def train_stream(self, ctx):
+            return self.batches
+
+    for data in (Endless(), Same()):
+        loop = MainLoop(LossOfOne(), data, [StopAfter(epochs=2)], skip_zeroth_epoch=True)
+        assert loop.horizon.updates is None
+    assert len(list(data.batches)) == 3
+
+
+def test_batches_that_are_dropped_count_neither_in_the_zeroth_epoch_nor_in_the_schedule():
+    data = Streams(train=[{"x": [1, 2]}, {"x": [1]}, {"x": [3, 4]}])
+    data.num_batches = {"train": 3}
+    look = Look()
+    MainLoop(LossOfOne(), data, [look, StopAfter(epochs=2)], fixed_batch_size=2).run_training()
+    assert look.seen[1:] == [Horizon(4, 2)] * 2
+
+
 def test_limits_of_several_hooks_count():
     assert loop_of(StopAfter(epochs=5), Look(updates=8), known=3).horizon.updates == 8
 

@@ -2,12 +2,14 @@
 
 import logging
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from emrun import AbstractHook, AbstractModel
 from emrun.errors import StateError
+from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.horizon import RunLength
 from emrun.loop.state import STATE, Phase, TrainingState
 from emrun.loop.steps import StepRecord
@@ -129,7 +131,8 @@ def test_a_copy_is_what_checkpoints_get_until_it_is_dropped(tmp_path):
 
 
 def length_of(hooks):
-    return RunLength(hooks, DatasetStreams(Data(), "train"), True)
+    events = SimpleNamespace(hooks=hooks, changers=[])
+    return RunLength(events, DatasetStreams(Data(), "train"), BatchChecks(Model(), hooks), True)
 
 
 def test_without_a_run_no_copy_is_made():

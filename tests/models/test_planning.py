@@ -78,7 +78,7 @@ def test_lengths_in_updates_are_not_drawn_over_a_run_of_unknown_length():
 def test_a_scheduler_of_torch_that_does_not_fit_is_found_once_the_length_is_known():
     scheduler = Factory(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=2, options={"step_on": "update"})
     model = model_of(scheduler, known=False)
-    assert model.schedule_plan() is None
+    assert model.schedule_plan().note == "whether it fits the run is known after the zeroth epoch"
     with pytest.raises(ArgumentError, match="ends after 2 of the 20 updates of the run"):
         train(model)
     assert model._main_loop.updates_done == 0

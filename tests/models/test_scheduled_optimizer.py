@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from doubles import run
+from doubles import Streams, run
 from torch import nn
 
-from emrun import Factory, TorchModel
+from emrun import AbstractHook, Factory, MainLoop, TorchModel
 from emrun.errors import ArgumentError, StateError
+from emrun.hooks import StopAfter
+from emrun.models.schedules import Cosine
 
 FACTORS = [{"x": [[1.0, 2.0], [0.5, -1.0]]}, {"x": [[-1.0, 0.0], [2.0, 1.0]]}, {"x": [[0.0, 3.0], [1.0, 1.0]]}]
 
@@ -122,14 +124,48 @@ def test_a_state_that_no_optimizer_can_load_is_refused_for_each_of_them():
     ]
 
 
-def test_a_schedule_steps_with_the_updates_of_its_own_optimizer():
-    def halved(name):
-        schedule = Factory(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5, options={"step_on": "update"})
-        return {name: schedule}
+class Uneven(TorchModel):
+    """Updates the judge three times in each batch, and the maker in every fourth batch."""
 
-    model = Player(Game(), optimizer=forms(), scheduler=halved("judge"), device="cpu")
-    run(model, FACTORS)
-    assert model.step_values()["learning_rate"] == {"maker": 0.1, "judge": 0.025}
+    batches = 0
+
+    def train_step(self, inputs):
+        self.batches += 1
+        outputs = self.forward(inputs)
+        for name in ["judge"] * 3 + ["maker"] * (self.batches % 4 == 0):
+            outputs = self.forward(inputs)
+            self.backward(outputs[f"{name}_loss"].mean(), optimizer=name)
+            self.update(name)
+        return outputs
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("schedule", ["Cosine", "StepLR"])
+def test_the_rates_are_those_of_the_plan_however_often_an_optimizer_steps(schedule, accumulate):
+    class Used(AbstractHook):
+        def __init__(self):
+            super().__init__()
+            self.rates = {}
+
+        def before_update(self, model, optimizer):
+            name = next(name for name, each in model.optimizers.items() if each is optimizer)
+            self.rates[name, self.main_loop.updates_done] = optimizer.param_groups[0]["lr"]
+
+    form = {
+        "Cosine": Factory(Cosine, final=0.1),
+        "StepLR": Factory(torch.optim.lr_scheduler.StepLR, step_size=2, options={"step_on": "update"}),
+    }[schedule]
+    player = Uneven if accumulate == 1 else Player
+    model = player(Game(), optimizer=forms(), scheduler=form, accumulate=accumulate, device="cpu")
+    hook = Used()
+    MainLoop(model, Streams(train=FACTORS), [hook, StopAfter(epochs=4)]).run_training()
+    first = model.schedule_plan()
+    planned = {each.optimizer: each.rates[0] for each in (first, *first.others)}
+    assert len(planned["maker"]) >= 8 // accumulate
+    assert (
+        {update for name, update in hook.rates if name == "maker"} == set(range(8)) if accumulate == 2 else {3, 7, 11}
+    )
+    assert hook.rates == {each: pytest.approx(planned[each[0]][each[1]]) for each in hook.rates}
 
 
 def refused(**arguments):
