@@ -12,7 +12,7 @@ from typing import Any
 
 from emrun.arguments import expanded
 from emrun.config.interpolation import interpolate
-from emrun.config.overrides import copies_left, merge, override
+from emrun.config.overrides import copies_left, merge, override, words_in
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of, parse
 from emrun.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout
@@ -74,7 +74,7 @@ class Config(Mapping[str, Any]):
         if not overrides:
             return self
         root = override(self.root, overrides)
-        return Config(root, self.name, self.text, (*self.notes, *copies_left(self.root, root)))
+        return Config(root, self.name, self.text, (*self.notes, *copies_left(self.root, root), *words_in(overrides)))
 
     def overlaid(self, stream: str) -> Config:
         """Return the config for the evaluation of a stream: this config with `eval.<stream>` merged over it.

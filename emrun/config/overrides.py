@@ -11,6 +11,7 @@ from typing import Any
 
 from emrun.config.interpolation import name_of, unread_values
 from emrun.config.names import same_class
+from emrun.config.type_hints import BOOLEANS
 from emrun.config.yaml_tree import MAX_DEPTH, Node, Place, parse, read_scalar
 from emrun.errors import ConfigError, Position, Problem
 from emrun.wording import did_you_mean, normalised
@@ -263,6 +264,17 @@ def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",))
         if was_copied and kept and path not in left[node.position] and is_there and not (is_below or is_same):
             reported.append(path)
             notes.append(_note_of_copies(path, there[node.position][path], new, kept))
+    return notes
+
+
+def words_in(overrides: Sequence[str]) -> list[str]:
+    """Return a note for each override whose value is a word such as `no`, which is a text and so true."""
+    notes = []
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if value.strip().lower() in BOOLEANS:
+            meant = BOOLEANS[value.strip().lower()]
+            notes.append(f"override {text!r}: {value.strip()} is a text; for a boolean write {key}={meant}")
     return notes
 
 

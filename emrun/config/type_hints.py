@@ -19,6 +19,8 @@ from emrun.wording import did_you_mean, listed
 
 Mark = TypeVar("Mark", Units, AtLeast)
 
+BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+"""Words that are texts in YAML 1.2, but were booleans in YAML 1.1 -> the booleans."""
 _WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", str: "a string"}
 _WORDS |= {float: "a number", complex: "a number", type(None): "null", None: "null"}
 _NO_TEXT = frozenset(("torch.Tensor", "torch.nn.modules.module.Module", "numpy.ndarray"))
@@ -46,6 +48,9 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
     limit = _mark_in(hint, AtLeast)
     if limit is not None and type(value) in (int, float) and value < limit.minimum:
         return f"must be at least {limit.minimum}, not {value!r}"
+    meant = BOOLEANS.get(value.lower()) if isinstance(value, str) else None
+    if meant is not None and _wants_boolean(value, hint, default):
+        return f"{node.shown()!r} is a text, not true or false; write {meant}"
     if _accepts(node, hint) or default is value or contradicts(default, hint):
         return None
     allowed = _describe(hint)
@@ -63,6 +68,13 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
     shown = node.shown()
     kind = "this mapping" if isinstance(shown, dict) else "this list" if isinstance(shown, list) else repr(shown)
     return f"{kind} is not {allowed}{hint_to_fix}"
+
+
+def _wants_boolean(value: str, hint: Any, default: Any) -> bool:
+    """Return whether a parameter is a boolean by its hint or its default, and no text such as `value`."""
+    allowed = list(alternatives(hint))
+    takes_text = any(sort != "anything" and _is_one(value, sort, *rest) for sort, *rest in allowed)
+    return not takes_text and (type(default) is bool or any(kind is bool for _, kind, _ in allowed))
 
 
 def _takes_mappings(alternative: tuple[str, Any, tuple[Any, ...]]) -> bool:

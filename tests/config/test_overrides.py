@@ -5,7 +5,7 @@ from config.problems import problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emrun.config.overrides import copies_left, hook_entry, merge, override
+from emrun.config.overrides import copies_left, hook_entry, merge, override, words_in
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import node_of, parse
 from emrun.errors import ConfigError, Position
@@ -394,6 +394,11 @@ def test_the_place_of_an_overridden_copy_is_that_of_the_copy():
 
 def test_an_override_that_changes_nothing_gets_no_note():
     assert not [note for note in left_by(COPIED, "dataset={class: Table, n: 7}") if "dataset.class" in note]
+
+
+def test_a_word_that_may_be_meant_as_a_boolean_gets_a_note():
+    (note,) = words_in(["model.norm=No", "model.kind='no'", "model.n=1", "name=nobody", "~model.on"])
+    assert note == "override 'model.norm=No': No is a text; for a boolean write model.norm=false"
 
 
 def test_an_override_that_does_not_reach_a_copy_names_both_lines_and_what_to_add():

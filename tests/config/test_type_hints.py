@@ -53,7 +53,7 @@ WRONG = [
     ("0.1", float, "'0.1' is not a number; write the number without quotes"),
     ("1e-3", float | None, "'1e-3' is not a number or null; write the number without quotes"),
     (3, str, "3 is not a string; write it in quotes"),
-    ("yes", bool, "'yes' is not true or false"),
+    ("yes", bool, "'yes' is a text, not true or false; write true"),
     (1, bool, "1 is not true or false"),
     (None, int, "None is not a whole number"),
     ("mim", Literal["min", "max"], "'mim' is not one of min, max; did you mean 'min'?"),
@@ -95,6 +95,18 @@ def test_a_value_of_the_wrong_type_is_reported(value, hint, message):
 )
 def test_a_hint_that_contradicts_its_own_default_is_ignored(value, hint, default):
     assert mismatch(node(value), hint, default) is None
+
+
+@pytest.mark.parametrize("hint", [None, Any, bool, bool | None, int | bool])
+@pytest.mark.parametrize(("word", "meant"), [("no", "false"), ("Off", "false"), ("ON", "true")])
+def test_a_word_for_a_boolean_is_not_taken_for_a_text_that_is_true(word, meant, hint):
+    assert mismatch(node(word), hint, False) == f"{word!r} is a text, not true or false; write {meant}"
+
+
+def test_a_word_for_a_boolean_may_be_a_text():
+    assert mismatch(node("no"), str | bool, False) is None
+    assert mismatch(node("on"), Literal["on", "off"] | bool, False) is None
+    assert mismatch(node("no"), Any, "yes") is None
 
 
 def test_a_good_default_does_not_excuse_a_wrong_value():
