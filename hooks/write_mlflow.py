@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from emrun.errors import ArgumentError, HookError, MissingExtra
 from emrun.hooks._tracker import AbstractTracker, TrackedRow
@@ -71,6 +75,16 @@ class WriteMLflow(AbstractTracker):
         self._client: Any = None
         self._run = ""
 
+    def before_training(self) -> None:
+        """Make the tables of a database file that is new, one process at a time; then see `AbstractTracker`."""
+        scheme, _, path = urlsplit(self._uri)[:3]
+        if scheme.startswith("sqlite") and not self.main_loop.evaluating:
+            from mlflow.tracking import MlflowClient
+
+            with suppress(Exception), _alone_in(Path(unquote(path)[1:]).parent):  # `start` raises it again
+                MlflowClient(self._uri).search_experiments(max_results=1)
+        super().before_training()
+
     def start(self, facts: Facts, identity: str | None) -> str:
         """Create the run of MLflow, or set the one that exists to running."""
         from mlflow.entities import Param
@@ -87,11 +101,16 @@ class WriteMLflow(AbstractTracker):
                     raise
                 raise HookError(f"WriteMLflow: {self._uri} has no run {identity}, which this run continues") from error
             return identity
-        experiment = client.get_experiment_by_name(self._experiment)
-        number = client.create_experiment(self._experiment) if experiment is None else experiment.experiment_id
+        experiment: Any = client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            with suppress(MlflowException):  # another process has created it at this moment
+                client.create_experiment(self._experiment)
+            experiment = client.get_experiment_by_name(self._experiment)
         about = {"command": facts.command, "mlflow.source.git.commit": facts.git_commit, "host": facts.host}
         tags = {name: value for name, value in about.items() if value}
-        self._run = client.create_run(number, run_name=facts.name, tags={**tags, **self._tags}).info.run_id
+        self._run = client.create_run(
+            experiment.experiment_id, run_name=facts.name, tags={**tags, **self._tags}
+        ).info.run_id
         values = [Param(_key(name), str(value)[:_VALUE]) for name, value in facts.config.items()]
         for first in range(0, len(values), _PARAMETERS):
             client.log_batch(self._run, params=values[first : first + _PARAMETERS])
@@ -133,6 +152,17 @@ class WriteMLflow(AbstractTracker):
         if reason is not None:
             self._client.set_tag(self._run, "reason", reason)
         self._client.set_terminated(self._run, _STATUS[status])
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Wait until no other process is in this block for the directory; the lock leaves no file."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _key(name: str) -> str:

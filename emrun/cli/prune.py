@@ -14,7 +14,7 @@ from emrun.cli.ls import choosing_runs, runs_table
 from emrun.wording import counted, did_you_mean, in_one_line, listed, size_of
 
 if TYPE_CHECKING:
-    from emrun.runs.columns import Row
+    from emrun.runs.columns import Column, Row
     from emrun.runs.pruning import Removal, What
 
 
@@ -55,7 +55,7 @@ def prune(
         raise click.UsageError("--by says what --keep-best compares; add --keep-best N")
     what: What = "checkpoints" if checkpoints else "optimizer states" if optimizer_states else "runs"
     root = expanded(directory)
-    rows = _chosen(root, conditions, recursive, epochs, older, statuses, kept, by)
+    rows, judged = _chosen(root, conditions, recursive, epochs, older, statuses, kept, by)
     found = [(row, Removal.of(row.run, what)) for row in rows]
     going = []
     for row, removal in found:
@@ -67,7 +67,7 @@ def prune(
     if as_json:
         print_json(_in_json(going, what))
     elif going:
-        click.echo(f"{_table(going)}\n{_said(going, what)}")
+        click.echo(f"{_table(going, judged)}\n{_said(going, what)}")
     if not going:
         click.echo("nothing to remove", err=True)
     if dry_run or not going:
@@ -91,8 +91,8 @@ def prune(
 def _chosen(
     root: Path, conditions: Sequence[str], recursive: bool, epochs: int | None, older: str | None,
     statuses: Sequence[str], kept: int | None, by: str | None,
-) -> list[Row]:  # fmt: skip
-    """Return the runs that all options choose."""
+) -> tuple[list[Row], Column]:  # fmt: skip
+    """Return the runs that all options choose, and the column by which they are judged."""
     from emrun.runs.columns import FACTS, check_known, column, rows_of
     from emrun.runs.conditions import Condition, time_of
     from emrun.runs.pruning import better, without_best
@@ -106,6 +106,7 @@ def _chosen(
             near = did_you_mean(each, STATUSES)
             raise click.UsageError(f"--status: {each!r} is not a status{near} (there are {listed(STATUSES)})")
     compared = [] if by is None else [column(by)]
+    judged = FACTS["best"]
     found = rows_of(
         find_runs(root, deep=recursive), root, [FACTS["best"], *compared, *(each.column for each in wanted)]
     )
@@ -126,17 +127,20 @@ def _chosen(
         if is_old and is_short and is_it and all(each.holds(row) for each in wanted):
             rows.append(row)
     if kept is not None and rows:
-        rows = without_best(rows, kept, *better(rows, by))
-    return rows
+        address, which = better(rows, by)
+        judged = judged if by is None else column(f"{which}:{address}")
+        rows = without_best(rows, kept, judged, which)
+    return rows, judged
 
 
-def _table(going: Sequence[tuple[Row, Removal]]) -> str:
+def _table(going: Sequence[tuple[Row, Removal]], judged: Column) -> str:
     from emrun.runs.columns import FACTS, Column
 
     sizes = {row.name: removal.size for row, removal in going}
     removes = Column("removes", lambda row: sizes[row.name], "bytes", is_number=True)
     return runs_table(
-        [row for row, _ in going], [*(FACTS[name] for name in ("name", "status", "epochs", "best", "age")), removes]
+        [row for row, _ in going],
+        [*(FACTS[name] for name in ("name", "status", "epochs")), judged, FACTS["age"], removes],
     )
 
 

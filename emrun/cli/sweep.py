@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -205,8 +206,8 @@ def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: 
     node = loaded.root.get("sweep", "objective")
     place = str(Problem(None if node is None else node.position, "sweep.objective", ""))
 
-    def started_with(trial: Trial) -> list[str]:
-        return arguments(_command(command, trial), trial.directory, settings.objective, place)
+    def started_with(trial: Trial, ends_sweep: Path) -> list[str]:
+        return arguments(_command(command, trial), trial.directory, settings.objective, place, ends_sweep)
 
     return SweepLoop(trials, settings, jobs, started_with, threads, search, reruns=reruns).run()
 
@@ -241,9 +242,12 @@ def _print(
     if only_best:
         if settings.objective is None:
             raise UsageError("--best needs an objective, such as sweep.objective=valid/loss/mean")
-        experiments = [each for each in experiments[:1] if Summary.of(_values(each[1])).mean is not None]
-        if not experiments:
-            raise UsageError(f"no trial in {trials.directory} is finished")
+        means = [Summary.of(_values(each[1])).mean for each in experiments[:1]]
+        if means == [None] or not means:
+            raise UsageError(f"no trial in {trials.directory} is finished and has a value of {settings.objective}")
+        if math.isnan(means[0] or 0.0):
+            raise UsageError(f"no trial in {trials.directory} is the best: {settings.objective} is NaN in all of them")
+        experiments = experiments[:1]
     _warn_of_other_code(experiments)
     if as_json:
         rows = [as_dict(*each, trials.parameters) for each in experiments]

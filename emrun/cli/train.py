@@ -52,6 +52,10 @@ class TrialChecks:
         """Check that a hook writes the objective of the sweep, before the training begins."""
         raise NotImplementedError
 
+    def note_failure(self, error: BaseException) -> None:
+        """Tell the sweep if the other trials would fail with the error, too."""
+        raise NotImplementedError
+
 
 @click.command(short_help="Train from a config.")
 @config_arguments
@@ -173,6 +177,9 @@ def run(training: Training, *, keeps: bool = True) -> int:
     except BaseException as error:  # the user's code may also have called sys.exit
         with last_words(error) as go_on_to_rest:
             status = fail(error, has_log=keeps)
+            sweep = click.get_current_context().find_object(TrialChecks)
+            if sweep is not None:
+                sweep.note_failure(error)
             go_on_to_rest()
             if keeps:
                 capsule = training.main_loop.capsule

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ import click
 
 from emrun.cli.failures import fail
 from emrun.cli.train import TrialChecks, train
-from emrun.errors import EmrunError, HookError
+from emrun.errors import EmrunError, HookError, StorageError
 
 if TYPE_CHECKING:
     from emrun.config.config import Config
@@ -41,10 +43,11 @@ class Sweep:
 
 
 class _Checks(TrialChecks):
-    def __init__(self, directory: str, objective: str | None, place: str) -> None:
+    def __init__(self, directory: str, objective: str | None, place: str, ends_sweep: str) -> None:
         self._directory = Path(directory)
         self._objective = objective
         self._place = place
+        self._ends_sweep = Path(ends_sweep)
 
     def check_config(self, loaded: Config) -> None:
         from emrun.launch.trials import identity
@@ -66,8 +69,16 @@ class _Checks(TrialChecks):
                 loop.run.remove()
             raise _WrongSweep(f"{self._place}: {error}") from error
 
+    def note_failure(self, error: BaseException) -> None:
+        is_full = isinstance(error, StorageError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if is_full or isinstance(error, _WrongSweep):
+            with suppress(OSError):
+                self._ends_sweep.touch()
 
-def arguments(command: Sequence[str], directory: Path, objective: str | None, place: str) -> list[str]:
+
+def arguments(
+    command: Sequence[str], directory: Path, objective: str | None, place: str, ends_sweep: Path
+) -> list[str]:
     """Return the arguments for `main`.
 
     Args:
@@ -75,21 +86,25 @@ def arguments(command: Sequence[str], directory: Path, objective: str | None, pl
         directory: the run directory.
         objective: the objective; None if the sweep has none.
         place: where the objective stands, for messages.
+        ends_sweep: a file that is made if the other trials would fail, too.
     """
-    return [json.dumps({"directory": str(directory), "objective": objective, "place": place}), *command]
+    named = {"directory": str(directory), "objective": objective, "place": place, "ends_sweep": str(ends_sweep)}
+    return [json.dumps(named), *command]
 
 
 def main(given: Sequence[str]) -> int:
     """Train a trial as `emrun train` does, and return the exit status; see `arguments`."""
     logging.getLogger().handlers.clear()  # those of the sweep, if this process was forked
     sys.argv = ["emrun", *given[1:]]
+    checks = _Checks(**json.loads(given[0]))
     try:
-        status = train.main(["-q", *given[2:]], standalone_mode=False, obj=_Checks(**json.loads(given[0])))
+        status = train.main(["-q", *given[2:]], standalone_mode=False, obj=checks)
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BaseException as error:  # the user's code may also have called sys.exit
+        checks.note_failure(error)
         return fail(error)
     return status if isinstance(status, int) else 0

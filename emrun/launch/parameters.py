@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from emrun.config.sections import SECTIONS
@@ -22,6 +23,7 @@ _NOT_SWEPT = {
     "sweep": "is not a parameter: the section is not part of the config of a trial",
 }
 _WORD = re.compile(r"[\w./+-]+")
+_UNUSUAL = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")  # YAML reads them otherwise, or not at all
 
 Value = Any
 """The value of a parameter: the index of a choice, or a number in a range."""
@@ -51,8 +53,17 @@ class Span:
     def values(self) -> list[float]:
         """Return all values of a range with steps."""
         assert self.step is not None
-        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
-        return [self.low + index * self.step for index in range(count)]
+        count = (Decimal(str(self.high)) - Decimal(str(self.low))) // Decimal(str(self.step)) + 1
+        return [self._at(index) for index in range(int(count))]
+
+    def nearest(self, value: float) -> float:
+        """Return the value of the range that a number stands for, which is off by its rounding if there are steps."""
+        return value if self.step is None else self._at(round((value - self.low) / self.step))
+
+    def _at(self, index: int) -> float:
+        """Return a value as it would be written: 0.1 + 2 * 0.1 is 0.3."""
+        found = Decimal(str(self.low)) + index * Decimal(str(self.step))
+        return int(found) if self.is_whole else float(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +258,8 @@ def text_of(value: Any) -> str:
         return f"[{', '.join(map(text_of, value))}]"
     if isinstance(value, str):
         is_word = _WORD.fullmatch(value) and read_scalar(value) == value
-        return value if is_word else json.dumps(value, ensure_ascii=False)
+        quoted = json.dumps(value, ensure_ascii=False)
+        return value if is_word else _UNUSUAL.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     return json.dumps(value)

@@ -70,7 +70,8 @@ def result_of(trial: Trial, settings: Sweep, code: CodeNow | None = None) -> Res
     if any(each.get("changed") for each in resumes):
         status = "changed"
     values = [] if settings.objective is None else objective_of(run, settings.objective)
-    value = value_of(values, settings) if status == "finished" else None
+    trained = [each for each in values if each[0] > 0 or not run.epochs_done]
+    value = value_of(trained, settings) if status == "finished" else None
     changed = None if code is None or status == "running" else code.changed(trial.directory)
     return Result(status, run.reason, values, value, run.trace.get("threads"), changed)
 
@@ -85,8 +86,13 @@ def objective_of(run: StoredRun, address: str) -> list[tuple[int, float]]:
 
 
 def value_of(values: Sequence[tuple[int, float]], settings: Sweep) -> float | None:
-    """Return the value of a trial: that of its best or last epoch; the zeroth epoch counts if there is no other."""
-    trained = [value for epoch, value in values if epoch > 0] or [value for _, value in values]
+    """Return the value of a trial: that of its best or last epoch; None if there is none.
+
+    Args:
+        values: (epoch, value) of the epochs that count: without the zeroth one, unless the trial has no other.
+        settings: the section `sweep`.
+    """
+    trained = [value for _, value in values]
     if settings.epoch == "last":
         return trained[-1] if trained else None
     numbers = [value for value in trained if not math.isnan(value)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -37,6 +37,9 @@ class Search:
         self._settings = settings
         self._seed = seed
         self._distributions = {each.name: _distribution(each) for each in parameters}
+        self._nearest: dict[str, Callable[[Value], Value]] = {
+            each.name: each.span.nearest if each.span is not None else lambda value: value for each in parameters
+        }
         pruner: Any = optuna.pruners.NopPruner()
         if settings.pruner:
             pruner = _built("pruner", optuna.pruners, "Pruner", settings.pruner, settings.pruner_arguments)
@@ -56,7 +59,7 @@ class Search:
         """Return values for all parameters, and what `begin` gets if they are tried."""
         self._study.sampler = self._sampler(self.count)
         trial = self._study.ask(self._distributions)
-        return trial.params, trial
+        return {name: self._nearest[name](value) for name, value in trial.params.items()}, trial
 
     def begin(self, experiment: Experiment, trial: optuna.Trial | None = None) -> None:
         """Note that an experiment runs; without a proposal, it is added."""

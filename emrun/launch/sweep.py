@@ -20,15 +20,16 @@ from emrun.launch.trials import Experiment, Trial, Trials
 from emrun.runs.pruning import ERRORS, Removal
 from emrun.runs.stored_run import StoredRun
 from emrun.storage.files import make_directory, storing
-from emrun.storage.lock import RunLock
+from emrun.storage.lock import RunLock, writer_of
 from emrun.storage.trace import mark_pruned
+from emrun.temporary import TemporaryFolder
 from emrun.wording import counted, listed
 
 _LOG = logging.getLogger(__name__)
 
 WRONG_SWEEP = 78
-"""Exit status of a trial: all trials would fail in this way before they train, so the sweep ends."""
-_IN_USE, _DISK_FULL = 75, 74
+"""Exit status of a trial: all trials would fail in this way before they train."""
+_IN_USE = 75
 _LOOK = 0.5  # seconds between two looks at the files of other processes, and of running trials
 _MOST_LINES = 12  # of what a failed trial has printed
 
@@ -52,6 +53,7 @@ class _Running:
     job: Job
     experiment: Experiment
     trial: Trial
+    ends_sweep: Path  # a file that the process makes if the other trials would fail as it did
     looked: float = 0.0
     is_pruned: bool = False
     is_asked_to_end: bool = False
@@ -86,6 +88,7 @@ class _State:
     elsewhere: dict[Path, float] = field(default_factory=dict)  # -> when to look again
     look_again: float = 0.0  # when to look for experiments of other processes
     ended: set[str] = field(default_factory=set)  # experiments of which the proposals know the results
+    refused: set[Path] = field(default_factory=set)  # was in use, but nobody writes it
 
 
 class SweepLoop:
@@ -95,7 +98,8 @@ class SweepLoop:
         trials: makes the trials.
         settings: the section `sweep`.
         jobs: starts processes.
-        arguments: returns what a process for a trial is started with.
+        arguments: returns what a process for a trial is started with, which gets the path of a file: to make it ends
+            the sweep.
         threads: the number of threads of a trial that has none recorded; None to leave it as it is.
         search: chooses combinations and prunes; None for a grid without a pruner.
         reruns: whether to remove trials that were trained with other code, or with code that is not recorded, and to
@@ -125,6 +129,7 @@ class SweepLoop:
         self._state = _State()
         self._ending: Ending | None = None
         self._signals = Signals()
+        self._folder = Path()
         self._is_waiting = False
         self._is_interrupted = False
 
@@ -135,7 +140,7 @@ class SweepLoop:
         """
         with storing(self._trials.directory, "create"):
             make_directory(self._trials.directory, exist_ok=True)
-        with self._signals:
+        with self._signals, TemporaryFolder("sweep") as self._folder:
             try:
                 while self._step():
                     self._signals.wait(_LOOK)
@@ -259,10 +264,11 @@ class SweepLoop:
 
     def _start(self, experiment: Experiment, trial: Trial, slot: int) -> None:
         threads = result_of(trial, self._settings).threads or self._threads
-        job = self._jobs.start(self._arguments(trial), slot, threads)
+        ends_sweep = self._folder / f"{slot}.ends"
+        job = self._jobs.start(self._arguments(trial, ends_sweep), slot, threads)
         if self._search is not None and self._settings.method in ("grid", "random"):
             self._search.begin(experiment)
-        self._running.append(_Running(job, experiment, trial))
+        self._running.append(_Running(job, experiment, trial, ends_sweep))
         self._is_waiting = False
 
     def _prune_if_worse(self, running: _Running) -> None:
@@ -280,10 +286,12 @@ class SweepLoop:
         seconds, text = time.monotonic() - ended.job.began, ended.job.output()
         ended.job.close()
         assert status is not None
-        if status == _IN_USE:
+        if status == _IN_USE and (writer_of(place) is not None or place not in self._state.refused):
+            if writer_of(place) is None:
+                self._state.refused.add(place)
             self._state.elsewhere[place] = time.monotonic() + _LOOK
             return
-        if status in (WRONG_SWEEP, _DISK_FULL):
+        if ended.ends_sweep.exists():
             self._stop(Ending(2 if status == WRONG_SWEEP else status, None, text))
             return
         result = result_of(ended.trial, self._settings)
@@ -297,7 +305,7 @@ class SweepLoop:
         elif self._ending is not None:
             _LOG.info("%s: %s", shown, result.reason or result.status)
         else:
-            word = "failed" if result.status in ("failed", "waiting") else result.status
+            word = "failed" if result.status in ("failed", "waiting") or status == _IN_USE else result.status
             self._state.done[place] = replace(result, status=word, reason=result.reason or f"exit status {status}")
             lines = text.strip().splitlines()[-_MOST_LINES:]
             _LOG.error("%s: %s (%s)%s", shown, word, _ended(status), "".join(f"\n    {line}" for line in lines))

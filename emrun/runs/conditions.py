@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable
@@ -23,6 +24,7 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _BYTES = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_NOT_FINITE = ("nan", "inf", "infinity")  # as values of statistics are shown and written
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
@@ -86,6 +88,8 @@ class Condition:
     def _equals(self, value: Any) -> bool:
         if self.column.unit == "class":
             return same_class(value, self.wanted)
+        if isinstance(value, float) and isinstance(self.wanted, float) and math.isnan(value):
+            return math.isnan(self.wanted)
         return bool(value == self.wanted) and isinstance(value, bool) is isinstance(self.wanted, bool)
 
 
@@ -105,6 +109,8 @@ def _wanted(asked: Column, text: str) -> Any:
             return found if found.tzinfo else found.astimezone()
         case "status":
             return text
+    if asked.is_number and text.lstrip(".+-").lower() in _NOT_FINITE:
+        return float(text.replace(".", ""))
     try:
         return parse(text, "condition").plain()
     except ConfigError as error:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from emrun.errors import RunInUse, StateError, StorageError, UsageError
-from emrun.runs.columns import Row
+from emrun.runs.columns import Column, Row
 from emrun.runs.search import find_runs
 from emrun.runs.stored_run import StoredRun, size_below
 from emrun.runs.summaries import Which
+from emrun.runs.yaml_parts import MISSING
 from emrun.storage.files import flush_directory, storing
 from emrun.storage.lock import EVALUATIONS, LOCK_FILES, RunLock, last_writer_elsewhere, writer_of
 from emrun.storage.manifest import TO_RESUME, Contents, leave_out
@@ -160,19 +161,19 @@ def _more_than_a_run(directory: Path) -> str | None:
     return None
 
 
-def without_best(rows: Sequence[Row], count: int, by: str, which: Which) -> list[Row]:
+def without_best(rows: Sequence[Row], count: int, judged: Column, which: Which) -> list[Row]:
     """Return the rows except the `count` best by a statistic; runs that have not recorded it are the worst.
 
     Args:
         rows: the runs.
         count: how many are left out.
-        by: the address of the statistic.
+        judged: the column of the statistic.
         which: `min` if smaller values are better, `max` if larger values are.
     """
 
     def rank(row: Row) -> tuple[bool, float]:
-        found = row.summaries.of(by, which)
-        return found is None, 0.0 if found is None else found[0] if which == "min" else -found[0]
+        value = judged.of(row)
+        return value is MISSING, 0.0 if value is MISSING else value if which == "min" else -value
 
     best = sorted(rows, key=rank)[:count]
     return [row for row in rows if row not in best]

@@ -63,25 +63,34 @@ class Summaries:
 
     @property
     def best(self) -> tuple[float, int] | None:
-        """The best value of the statistic that `watched` names, and its epoch."""
+        """The best value of the statistic that `watched` names, and its epoch, as `SaveBest` has it."""
         address, condition = self.watched
-        return self.of(address, condition)
+        found: tuple[float, int] | None = getattr(self._found.get(address, (Summary(),))[0], condition)
+        return found
 
     def of(self, address: str, which: Which) -> tuple[float, int] | None:
-        """Return a value of a statistic and its epoch; None if the run has not recorded it."""
-        found: tuple[float, int] | None = getattr(self._found.get(address, Summary()), which)
+        """Return a value of a statistic and its epoch; None if the run has not recorded it.
+
+        The zeroth epoch is neither the lowest nor the highest one, unless the run has no other.
+        """
+        every, trained = self._found.get(address, (Summary(), Summary()))
+        counts = every if which == "last" or not self.run.epochs_done else trained
+        found: tuple[float, int] | None = getattr(counts, which)
         return found
 
     @cached_property
-    def _found(self) -> dict[str, Summary]:
+    def _found(self) -> dict[str, tuple[Summary, Summary]]:
+        """The summaries of each statistic: of all epochs, and of those but the zeroth."""
         addresses = {*self._addresses, *([self.watched[0]] if self._with_best else [])}
-        found = {address: Summary() for address in addresses}
+        found = {address: (Summary(), Summary()) for address in addresses}
         try:
             for epoch in self.run.epochs():
-                for address, summary in found.items():
+                for address, (every, trained) in found.items():
                     value = statistic(epoch, address)
                     if value is not None:
-                        summary.add(value, epoch["epoch"])
+                        every.add(value, epoch["epoch"])
+                        if epoch["epoch"] > 0:
+                            trained.add(value, epoch["epoch"])
         except StorageError as error:
             self.run.note(str(error))
         return found

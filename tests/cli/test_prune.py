@@ -56,6 +56,12 @@ def test_runs_are_chosen_by_all_options_together(runs, emrun, options, left):
     assert runs() == left
 
 
+def test_the_column_by_which_runs_are_judged_is_shown(runs, emrun):
+    shown = emrun("prune", "--keep-best", "1", "--by", "max:valid/accuracy", "--dry-run").stdout.splitlines()
+    assert shown[0].split()[3] == "max:valid/accuracy"
+    assert {line.split()[0]: line.split()[3] for line in shown[2:4]} == {"b": "0.7", "c": "0.05"}
+
+
 def test_a_dry_run_removes_nothing_and_json_is_for_programs(runs, emrun, tmp_path):
     found = json.loads(emrun("prune", "--epochs", "2", "--dry-run", "--json").stdout)
     assert [each["directory"] for each in found["removes"]] == ["log/a", "log/c"]

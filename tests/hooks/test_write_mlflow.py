@@ -2,16 +2,18 @@
 
 import gc
 import socket
+import sqlite3
 import subprocess
 import sys
 import warnings
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import closing, suppress
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
 from conftest import Warm
+from sweeps import statuses, trials, write_project
 
 from emrun.errors import ArgumentError
 from emrun.hooks import WriteMLflow
@@ -103,3 +105,15 @@ def test_a_wrong_argument_is_an_error(arguments, argument):
     with pytest.raises(ArgumentError) as caught:
         WriteMLflow(**arguments)
     assert caught.value.argument == argument
+
+
+def test_trials_that_begin_at_once_with_a_new_database_file_do_not_fail(tmp_path, emrun):
+    project = write_project(tmp_path)
+    config = (project / "config.yaml").read_text()
+    hook = "hooks:\n  - WriteMLflow: {uri: 'sqlite:///runs.db'}"
+    (project / "config.yaml").write_text(config.replace("hooks:", hook))
+    done = emrun("sweep", "config.yaml", "--jobs", "2", cwd=project)
+    assert (done.returncode, statuses(project)) == (0, ["finished"] * 2), done.stderr
+    with closing(sqlite3.connect(project / "runs.db")) as database:
+        found = sorted(database.execute("SELECT name, status FROM runs"))
+    assert found == [(each.name, "FINISHED") for each in trials(project)]

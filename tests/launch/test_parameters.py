@@ -47,7 +47,10 @@ def test_a_range_with_steps_has_values_for_a_grid():
     (found,) = read("a.b={low: 1, high: 6, step: 2}")
     assert list(found.values) == [1, 3, 5]
     (found,) = read("a.b={low: 0.1, high: 0.3, step: 0.1}")
-    assert list(found.values) == pytest.approx([0.1, 0.2, 0.3])
+    assert list(found.values) == [0.1, 0.2, 0.3]
+    assert found.span.nearest(0.1 + 2 * 0.1) == 0.3
+    (found,) = read("a.b={low: 0, high: 1.0e-5, step: 1.0e-6}")
+    assert [each[0] for each in overrides(found)][3:] == [f"a.b={n}e-06" for n in (3, 4, 5, 6, 7, 8, 9)] + ["a.b=1e-05"]
 
 
 def test_values_are_found_again_in_a_config():
@@ -113,6 +116,7 @@ def test_a_wrong_parameter_is_an_error(given, message):
         {"class": "SGD", "a b": [1, {}]},
         math.inf,
         "é",
+        "a\x85b\u2028c\x7f\ufeff",
     ],
 )
 def test_a_value_is_written_so_that_it_is_read_again(value):

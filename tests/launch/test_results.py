@@ -6,19 +6,30 @@ import math
 import pytest
 from scipy import stats
 
-from emrun.launch.results import Summary, objective_of, t_quantile, value_of
+from emrun.launch.results import Summary, objective_of, result_of, t_quantile, value_of
 from emrun.launch.settings import Sweep
+from emrun.launch.trials import Trial
 from emrun.runs.stored_run import StoredRun
 
 VALUES = [(0, 0.1), (1, 0.5), (2, 0.3), (3, 0.4)]
 
 
 def test_the_value_is_that_of_the_best_or_of_the_last_epoch_but_the_zeroth():
-    assert value_of(VALUES, Sweep()) == 0.3
-    assert value_of(VALUES, Sweep(condition="max")) == 0.5
-    assert value_of(VALUES, Sweep(epoch="last")) == 0.4
-    assert value_of(VALUES[:1], Sweep()) == 0.1
+    assert value_of(VALUES[1:], Sweep()) == 0.3
+    assert value_of(VALUES[1:], Sweep(condition="max")) == 0.5
+    assert value_of(VALUES[1:], Sweep(epoch="last")) == 0.4
     assert value_of([], Sweep()) is None
+
+
+@pytest.mark.parametrize(("every", "epochs", "value"), [("2", 1, None), ("1", 1, 0.0), ("2", 0, 0.5)])
+def test_the_zeroth_epoch_counts_only_in_a_trial_that_has_no_other(make_run, every, epochs, value):
+    made = make_run("trial", (0.5, 0.0)[: epochs + 1])
+    lines = [json.loads(line) for line in (made.directory / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:] if every == "2" else ():
+        line["streams"].pop("valid")
+    (made.directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trial = Trial((), made.directory, 1, None)
+    assert result_of(trial, Sweep(objective="valid/accuracy/mean")).value == value
 
 
 def test_nan_is_never_the_best():

@@ -139,6 +139,18 @@ def test_a_failed_trial_is_skipped_or_ends_the_sweep(project, emrun, on_error, s
     assert statuses(project) == ["failed", "finished"] or statuses(project) == ["finished", "failed"]
 
 
+@pytest.mark.parametrize("status", [74, 75, 78])
+def test_a_trial_that_ends_with_a_status_of_emrun_fails_alone_and_is_not_started_for_ever(project, emrun, status):
+    code = (project / "my_code.py").read_text()
+    exits = f"(print('begun', file=open('begun', 'a')), os._exit({status}))"
+    (project / "my_code.py").write_text(code.replace('raise RuntimeError("this width does not work")', exits))
+    done = emrun("sweep", "config.yaml", "-p", "model.fails=[true, false]", "-p", "model.lr=[0.1]")
+    assert done.returncode == 1
+    assert done.stderr.count(f"(exit status {status})") == 1
+    assert (project / "begun").read_text().count("begun") == (2 if status == 75 else 1)
+    assert "finished" in statuses(project)
+
+
 def test_a_full_disk_ends_the_sweep(project, emrun):
     code = (project / "my_code.py").read_text()
     (project / "my_code.py").write_text(code.replace("write_text(repr(self.w))", "write_text(full())") + FULL)

@@ -30,6 +30,7 @@ def holds(make_run, tmp_path):
     "model.module.channels!=33", "model.module.channels>31", "model.module.channels<=32", "valid/accuracy<0.65",
     "max:valid/accuracy>=0.7", "status=finished", "dataset.class=Digits", "dataset=emrun.datasets.digits.Digits",
     "hooks.SaveBest.condition=max", "hooks.0.variables=[loss, accuracy]", "age>1d", "age<3d", "duration=2min",
+    "train/loss!=nan", "valid/accuracy!=inf", "max:valid/accuracy=0.7",
     "size<1MB", "begin>2026-11-19", "begin<2026-11-22", "epochs=2", "missing.key!=1", "name=a",
 ])  # fmt: skip
 def test_a_condition_that_holds(holds, text):
@@ -42,6 +43,16 @@ def test_a_condition_that_holds(holds, text):
 ])  # fmt: skip
 def test_a_condition_that_does_not_hold(holds, text):
     assert not holds(text)
+
+
+@pytest.mark.parametrize(("last", "shown"), [("nan", ["nan", "NaN", ".nan"]), ("-inf", ["-inf", "-.inf", "-Infinity"])])
+def test_statistics_that_are_not_finite_are_found(make_run, tmp_path, last, shown):
+    make_run("a", (0.1, float(last)))
+    root = tmp_path / "log"
+    for text in shown:
+        condition = Condition.parse(f"valid/accuracy={text}")
+        (row,) = rows_of(find_runs(root), root, [condition.column])
+        assert condition.holds(row)
 
 
 def test_values_that_cannot_be_compared_are_an_error(make_run, tmp_path):

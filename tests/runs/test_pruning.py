@@ -177,8 +177,8 @@ def test_the_best_runs_are_left_out(make_run, tmp_path):
     for name, accuracy in (("a", 0.5), ("b", 0.9), ("c", 0.7), ("d", float("nan"))):
         make_run(name, (accuracy,))
     rows = rows_of(find_runs(tmp_path / "log"), tmp_path / "log", [column("best"), column("valid/loss")])
-    assert [row.name for row in without_best(rows, 2, *better(rows, None))] == ["a", "d"]
-    assert [row.name for row in without_best(rows, 1, *better(rows, "min:valid/loss"))] == ["a", "c", "d"]
+    assert [row.name for row in without_best(rows, 2, column("best"), better(rows, None)[1])] == ["a", "d"]
+    assert [row.name for row in without_best(rows, 1, column("min:valid/loss"), "min")] == ["a", "c", "d"]
     assert better(rows, "valid/accuracy") == ("valid/accuracy/mean", "max")
     assert better(rows, "max:valid/loss") == ("valid/loss", "max")
     for by, message in (("valid/loss", "which value is better"), ("epochs", "'epochs' is not a statistic")):

