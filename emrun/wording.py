@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 NO_OPTIMIZER = "training needs an optimizer, e.g. {class: AdamW, lr: 1.0e-3}"
 
@@ -99,6 +101,13 @@ _SAME = (
 def listed(names: Sequence[str]) -> str:
     """Return names for a message: `a, b, c`, or `nothing`."""
     return ", ".join(names) if names else "nothing"
+
+
+def from_here(path: Path) -> Path:
+    """Return a path for a message: relative to the current directory if it is below."""
+    with suppress(OSError, ValueError):  # the current directory is gone, or elsewhere
+        return path.relative_to(Path.cwd())
+    return path
 
 
 def counted(count: int, noun: str, ending: str = "s") -> str:

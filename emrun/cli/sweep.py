@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from emrun.cli.console import config_arguments, with_terminal_log
 from emrun.cli.signals import end_by_signal, import_torch
 from emrun.cli.tables import table
 from emrun.errors import ArgumentError, ConfigError, MissingExtra, Problem, UsageError
-from emrun.wording import counted, listed
+from emrun.wording import counted, from_here, listed
 
 if TYPE_CHECKING:
     from emrun.config.config import Config
@@ -270,11 +269,11 @@ def _print(
             interval = "" if found.interval is None else f"± {_short(found.interval)}"
             row += [_short(found.deviation), interval, f"{found.count} of {len(results)}"]
         row += [", ".join(_changed(results))] * is_changed
-        rows_.append([*row, *([] if several else [_relative(experiment.trials[0].directory)])])
+        rows_.append([*row, *([] if several else [str(from_here(experiment.trials[0].directory))])])
     click.echo(table(rows_, headers if several else [*headers, "directory"]))
     if only_best and several:
         for trial in experiments[0][0].trials:
-            click.echo(_relative(trial.directory))
+            click.echo(from_here(trial.directory))
 
 
 def _warn_of_other_code(experiments: Sequence[tuple[Experiment, list[Result]]]) -> None:
@@ -306,12 +305,6 @@ def _standing(results: Sequence[Result]) -> str:
 
 def _short(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
-
-
-def _relative(path: Path) -> str:
-    with suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
 
 
 def _end(ending: Ending, experiments: Sequence[tuple[Experiment, list[Result]]]) -> int:

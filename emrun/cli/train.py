@@ -34,7 +34,7 @@ from emrun.cli.signals import (
 from emrun.cli.tables import summary
 from emrun.errors import ArgumentError, RunExists, RunInUse, UsageError
 from emrun.ranks import join, leave
-from emrun.wording import progress
+from emrun.wording import from_here, progress
 
 if TYPE_CHECKING:
     from emrun.config.config import Config
@@ -139,7 +139,7 @@ def train(
         if remove and status != RunInUse.exit_status:  # then another process has taken the run over
             shutil.rmtree(training.output_dir, ignore_errors=True)
             if not click.get_current_context().params["quiet"]:
-                click.echo(f"deleted {training.output_dir} (--rm)", err=True)
+                click.echo(f"deleted {from_here(training.output_dir)} (--rm)", err=True)
 
 
 def _go_on(output_dir: Path, loaded: Config) -> int:
@@ -168,7 +168,7 @@ def run(training: Training, *, keeps: bool = True) -> int:
         training: the training.
         keeps: whether the run directory is kept; otherwise no message names files in it.
     """
-    directory = training.main_loop.run
+    directory, shown = training.main_loop.run, from_here(training.output_dir)
     tell_directory(training.output_dir)
     try:
         outcome = training.main_loop.run_training()
@@ -184,8 +184,9 @@ def run(training: Training, *, keeps: bool = True) -> int:
             if keeps:
                 capsule = training.main_loop.capsule
                 if capsule is not None:
-                    click.echo(f"repeat the step that failed with: emrun replay {capsule}", err=True)
-                _tell_what_survived(training, error)
+                    kept = shown / capsule.relative_to(training.output_dir)
+                    click.echo(f"repeat the step that failed with: emrun replay {kept}", err=True)
+                _tell_what_survived(training, shown, error)
         return status
     table = summary(directory.metrics if directory else [])
     is_quiet = click.get_current_context().params["quiet"] or is_follower()
@@ -197,7 +198,7 @@ def run(training: Training, *, keeps: bool = True) -> int:
         if is_quiet and not is_follower():  # otherwise the log has said it
             click.echo(str(outcome.reason), err=True)
         if keeps and not is_follower():
-            _tell_what_survived(training)
+            _tell_what_survived(training, shown)
         if outcome.signal_number is not None:
             leave()
             end_by_signal(outcome.signal_number)
@@ -207,7 +208,7 @@ def run(training: Training, *, keeps: bool = True) -> int:
     return outcome.exit_status
 
 
-def _tell_what_survived(training: Training, error: BaseException | None = None) -> None:
+def _tell_what_survived(training: Training, shown: Path, error: BaseException | None = None) -> None:
     from emrun.training.directories import is_begun
 
     loop, directory = training.main_loop, training.output_dir
@@ -217,10 +218,10 @@ def _tell_what_survived(training: Training, error: BaseException | None = None) 
     kept = f"saved checkpoints: {', '.join(names)}" if names else "no checkpoint was saved"
     is_refused = isinstance(error, ArgumentError) and error.argument == "module" and not loop.iterations_done
     if names and not is_refused:  # otherwise the checkpoints do not fit the module once it is fixed
-        click.echo(f"{done}; {kept}; resume with: emrun resume {directory}", err=True)
+        click.echo(f"{done}; {kept}; resume with: emrun resume {shown}", err=True)
         return
-    arguments = _with_free_output_dir(sys.argv[1:], directory) if is_begun(directory) else sys.argv[1:]
-    again = f"emrun {shlex.join(arguments)}" if arguments[:1] == ["train"] else f"emrun train {directory}"
+    arguments = _with_free_output_dir(sys.argv[1:], shown) if is_begun(directory) else sys.argv[1:]
+    again = f"emrun {shlex.join(arguments)}" if arguments[:1] == ["train"] else f"emrun train {shown}"
     click.echo(f"{done}; {kept}; start again with: {again}", err=True)
 
 

@@ -31,7 +31,7 @@ from emrun.training.device import device_of
 from emrun.training.settings import connected
 from emrun.training.user_code import check_same_code, log_code_directory, record_code
 from emrun.user_modules import find_user_modules
-from emrun.wording import listed
+from emrun.wording import from_here, listed
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ def create_training(
         BaseException: an error of the dataset, the model or a hook while it is built; the trace records it.
     """
     joined = join()
-    root = expanded(output_root)
-    place = None if output_dir is None else expanded(output_dir)
+    root = expanded(output_root).absolute()  # the code of the user may change the current directory
+    place = None if output_dir is None else expanded(output_dir).absolute()
     with joined.in_step() as tell:
         drawn = dict(zip(DRAWN, tell((draw_seed(), escaped(str(Path.cwd())))), strict=True))
         loaded = load_config(config, overrides).without("sweep").with_defaults(drawn)
@@ -97,7 +97,9 @@ def create_training(
                 run.trace.write(device=device_of(training.model))
                 schedule = plan_schedule(training, plan) if checks_schedule else None
                 tell(None)
-                _LOG.info("run directory: %s", run.directory)  # not before a mistake in the config, which deletes it
+                _LOG.info(
+                    "run directory: %s", from_here(run.directory)
+                )  # not before a mistake in the config, which deletes it
                 log_plan(schedule)
                 return training
         except (ConfigError, UsageError):
@@ -107,7 +109,7 @@ def create_training(
             raise
         except BaseException:
             if run.directory.exists():
-                _LOG.info("run directory: %s", run.directory)
+                _LOG.info("run directory: %s", from_here(run.directory))
             raise
 
 
@@ -269,7 +271,7 @@ def kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Ite
             run.remove(only_own_files=existed)
         elif remove_failed:
             run.remove(only_own_files=existed)
-            _LOG.info("deleted %s, because building failed", run.directory)
+            _LOG.info("deleted %s, because building failed", from_here(run.directory))
         else:
             outcome = Outcome.of(error)
             run.write_report = None  # the training has not begun

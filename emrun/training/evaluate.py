@@ -29,7 +29,7 @@ from emrun.training.build import Training, assemble
 from emrun.training.create import assemble_alike, check_alike, follow, kept_or_removed, warn_of
 from emrun.training.user_code import log_code_directory, warn_of_changed_code
 from emrun.types import EpochData
-from emrun.wording import counted, did_you_mean, listed, progress
+from emrun.wording import counted, did_you_mean, from_here, listed, progress
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
         StorageError: the checkpoint is damaged or does not fit.
         BaseException: an error of the dataset or the model.
     """
-    directory = expanded(run_directory)
+    directory = expanded(run_directory).absolute()  # the code of the user may change the current directory
     plan = replace(Plan.of(config_of(directory), Imported()), hooks=[])
     checkpoints.find(directory / CHECKPOINTS, checkpoint_name)
     training = assemble(plan, directory, run=None, is_evaluation=True)
@@ -87,7 +87,7 @@ def evaluate(
         BaseException: an error of the dataset, the model or a hook.
     """
     joined = join()
-    directory = expanded(run_directory)
+    directory = expanded(run_directory).absolute()  # the code of the user may change the current directory
     run = None
     with joined.in_step() as tell:
         own = config_of(directory)
@@ -98,7 +98,7 @@ def evaluate(
         if joined.is_first:
             root = directory / CHECKPOINTS
             checkpoints.find(root, checkpoint_name)
-            results = directory / EVALUATIONS if output_dir is None else expanded(output_dir)
+            results = directory / EVALUATIONS if output_dir is None else expanded(output_dir).absolute()
             censor = Censor(plan.config.secrets(), [directory])
             try:
                 run = create_evaluation(results, stream, dump(merged.root), command, censor=censor)
@@ -119,7 +119,7 @@ def evaluate(
                 where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
                 run.trace.write(checkpoint={"name": name, **where})
                 done = progress(manifest.epoch, manifest.iteration)
-                _LOG.info("checkpoint %s (%s): %s; results in %s", name, place.name, done, run.directory)
+                _LOG.info("checkpoint %s (%s): %s; results in %s", name, place.name, done, from_here(run.directory))
                 _name_size(training, stream)
                 tell(None)  # the other ranks are ready
         else:

@@ -37,7 +37,7 @@ from emrun.training.create import DRAWN, assemble_alike, check_alike, follow, wa
 from emrun.training.device import device_of
 from emrun.training.settings import FOUND, connected
 from emrun.training.user_code import log_code_directory, record_code
-from emrun.wording import counted, listed, progress
+from emrun.wording import counted, from_here, listed, progress
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,12 +75,14 @@ def resume_training(
             cases.
     """
     joined = join()
-    source = expanded(run_directory)
+    source = expanded(run_directory).absolute()  # the code of the user may change the current directory
     with joined.in_step() as tell:
         if not (source / CONFIG).exists():
             raise no_run(source)
         if joined.is_first:
-            return _resumed(source, overrides, checkpoint_name, None if fork is None else expanded(fork), command, tell)
+            return _resumed(
+                source, overrides, checkpoint_name, None if fork is None else expanded(fork).absolute(), command, tell
+            )
         return _follow(source, overrides, tell)
 
 
@@ -134,7 +136,7 @@ def _resumed(
                 place = _restored(training, place, changed)
             else:
                 run.rewind_to_start()
-                _LOG.info("%s has no checkpoint: starting from the beginning", source)
+                _LOG.info("%s has no checkpoint: starting from the beginning", from_here(source))
             schedule = plan_schedule(training, plan)
             tell(str(place) if place is not None else None)
             tell(None)  # the other ranks have loaded the checkpoint
@@ -294,10 +296,11 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any], place: P
     iterations = trace.get("iterations_done") if trace.get("status") in ("finished", "interrupted") else None
     if epochs or iterations or not had_none:
         done = counted(epochs, "epoch") if epochs else counted(iterations or 0, "iteration")
+        shown = from_here(source)
         raise UsageError(
-            f"{source} has no checkpoint left to resume from, and starting from the beginning would replace its "
-            f"records ({done} done); nothing was changed. Put the checkpoints back into {source / CHECKPOINTS}, or "
-            f"start in a new directory with: emrun train {source}"
+            f"{shown} has no checkpoint left to resume from, and starting from the beginning would replace its "
+            f"records ({done} done); nothing was changed. Put the checkpoints back into {shown / CHECKPOINTS}, or "
+            f"start in a new directory with: emrun train {shown}"
         )
 
 

@@ -581,3 +581,47 @@ def test_without_statistics_there_is_no_table_and_quiet_rm_says_nothing(project,
     assert "deleted " in done.stderr
     done = emrun("train", "-q", "config.yaml", "--rm", "~hooks.0", "~hooks.0")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+MOVES = """
+import os
+
+
+class Data:
+    def __init__(self, to):
+        os.chdir(to)
+
+    def train_stream(self, ctx):
+        for rows in ctx.batches(16, 4):
+            yield {"x": [[1.0, 1.0, 1.0]] * len(rows)}
+"""
+
+
+MOVED = {
+    "seed": 5,
+    "model": {
+        "module": {"class": "torch.nn.Linear", "in_features": 3, "out_features": 1},
+        "inputs": ["x"],
+        "outputs": ["loss"],
+        "optimizer": {"class": "SGD", "lr": 0.1},
+    },
+    "hooks": [{"StopAfter": {"epochs": 1}}],
+}
+
+
+def test_code_that_changes_the_current_directory_does_not_change_the_run(tmp_path, emrun):
+    """Without an absolute path, the run in `run` writes into `other/run`."""
+    (tmp_path / "movers.py").write_text(MOVES)
+    config = {**MOVED, "dataset": {"class": "movers.Data", "to": "."}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    (tmp_path / "other").mkdir()
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "other/run").returncode == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "other").rglob("*") if path.is_file()}
+    done = emrun("train", "config.yaml", "--output-dir", "run", "dataset.to=other")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "checkpoints" / "latest" / "model.safetensors").is_file()
+    resumed = emrun("resume", "-q", "run", "hooks.StopAfter.epochs=2")
+    assert resumed.returncode == 0, resumed.stderr
+    assert emrun("eval", "-q", "run", "train", "--checkpoint", "latest").returncode == 0
+    assert (tmp_path / "run" / "eval").is_dir()
+    assert before == {path: path.read_bytes() for path in (tmp_path / "other").rglob("*") if path.is_file()}
