@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,7 +22,7 @@ from emrun.loop.session import Session
 from emrun.loop.state import TrainingState
 from emrun.loop.steps import StepRecord
 from emrun.ranks import Ranks
-from emrun.shown import Shown
+from emrun.shown import Shown, Text
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams
 from emrun.types import Horizon, InsteadOf, Policy
@@ -189,6 +190,8 @@ class Answers:
         """Show a picture, a text or a histogram; see `Loop.show`."""
         if not isinstance(value, Shown):
             raise TypeError(f"show({name!r}, ...): {value!r} is not a Picture, a Text or a Histogram of emrun.shown")
+        if isinstance(value, Text) and self.run is not None:
+            value = replace(value, text=self.run.censor(value.text))
         self.epochs.shown[name] = value
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:

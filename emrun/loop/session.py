@@ -126,19 +126,26 @@ class Session:
         if epochs.ended_by is not None and outcome.status == "failed":
             why = f"{epochs.ended_by.reason}, but the evaluation at the end failed: {outcome.reason}"
             outcome = replace(outcome, status="finished", reason=why)
-        self.outcome = replace(outcome, warning=epochs.loss.warning)
+        self.outcome = self._censored(replace(outcome, warning=epochs.loss.warning))
         if failure is not None:
             epochs.events.notify_all("on_error", error=failure)
         hook_error = epochs.events.notify_all("after_training", success=failure is None)
         if failure is None and hook_error is not None:
             failure = hook_error
-            self.outcome = Outcome.of(failure)
+            self.outcome = self._censored(Outcome.of(failure))
         status, reason = self.outcome.status, self.outcome.reason
         if epochs.run is not None:
             epochs.run.end(status, self.outcome.exit_status, reason, *epochs.state.point[:2])
         if failure is None and not evaluating:
             _LOG.info("%s", f"{status}: {reason}" if reason and status != "interrupted" else reason or status)
         return failure
+
+    def _censored(self, outcome: Outcome) -> Outcome:
+        """Return an outcome without values of the environment: hooks send the reason to trackers."""
+        run = self.epochs.run
+        if run is None or outcome.reason is None:
+            return outcome
+        return replace(outcome, reason=run.censor(outcome.reason))
 
     def _complete_steps(self) -> None:
         """Write the steps that are in the last checkpoint only; the run may have failed, so errors are logged."""
