@@ -43,6 +43,9 @@ class AbstractModel(ABC):
     shares_batches: bool = False
     """Whether several ranks can train the model, each on its rows of every batch: it adds up their gradients."""
 
+    least_rows: int = 1
+    """The least number of rows that a rank with rows should get of a batch: 2 for BatchNorm."""
+
     is_lazy: bool = False
     """Whether the model has parts that take their shapes from the first batch and have not got a batch yet."""
 
@@ -91,6 +94,9 @@ class AbstractModel(ABC):
 
         The loop calls this before the training begins. A model that was loaded has the shapes of its checkpoint.
         """
+
+    def begin_alike(self) -> None:  # noqa: B027 - most models are built alike
+        """Take the parameters and buffers of rank 0; called on each of several ranks, before `before_training`."""
 
     def finish_update(self) -> None:  # noqa: B027 - most models have no windows
         """Make the update of a window that has begun; called after the last train batch of an epoch."""

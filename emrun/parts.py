@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from numbers import Real
 from typing import Any
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from emrun.errors import StreamError
 from emrun.sources import is_nested, length
+
+_WAITS = object()  # in place of a variable that was not read yet
 
 
 class Joined:
@@ -48,6 +51,15 @@ class Joined:
         """
         return self._mappings("", self._parts, self._weights)  # type: ignore[no-any-return]
 
+    def on_demand(self) -> OnDemand:
+        """Return the outputs, each of which is joined when it is read; an error is raised then."""
+
+        def joined(name: str) -> Any:
+            parts = [{name: part[name]} if name in part else {} for part in self._parts]
+            return self._mappings("", parts, self._weights)[name]
+
+        return OnDemand(dict.fromkeys(name for part in self._parts for name in part), joined)
+
     def with_last(self, outputs: Mapping[str, Any], weight: float | Tensor) -> dict[str, Any]:
         """Return the outputs of the parts that were added and of the current one, which is not added."""
         return self._mappings("", [*self._parts, _detached(outputs)], [*self._weights, weight])  # type: ignore[no-any-return]
@@ -78,9 +90,9 @@ class Joined:
                 return torch.nested.as_nested_tensor(rows, layout=first.layout)
             try:
                 if all(isinstance(each, Tensor) for each in values):
-                    return torch.cat(values)
+                    return torch.cat(_padded(values))
                 if all(isinstance(each, np.ndarray) for each in values):
-                    return np.concatenate(values)
+                    return np.concatenate(_padded(values))
             except (RuntimeError, ValueError, TypeError) as error:
                 message = f"{self._key}: the output {name!r} of the parts of a batch cannot be joined: {error}"
                 raise StreamError(message) from error
@@ -93,6 +105,40 @@ class Joined:
             "an output must be a number, or have one entry per example; leave other outputs out with model.outputs",
             first_batch=True,
         )
+
+
+class OnDemand(UserDict[str, Any]):
+    """The data of a batch, in which each variable is calculated when it is read for the first time.
+
+    Args:
+        names: the names of the variables.
+        calculate: returns a variable.
+    """
+
+    def __init__(self, names: Iterable[str], calculate: Callable[[str], Any]) -> None:
+        super().__init__()
+        self.data = dict.fromkeys(names, _WAITS)
+        self._calculate = calculate
+
+    def __getitem__(self, name: str) -> Any:
+        if self.data[name] is _WAITS:
+            self.data[name] = self._calculate(name)
+        return self.data[name]
+
+
+def _padded(values: list[Any]) -> list[Any]:
+    """Return tensors or arrays that are padded with zeros to the longest of them, as a batch would be."""
+    shapes = [each.shape[1:] for each in values]
+    if len(set(shapes)) == 1 or len({len(shape) for shape in shapes}) > 1:
+        return values
+    longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    found = []
+    for each in values:
+        shape = (len(each), *longest)
+        whole = each.new_zeros(shape) if isinstance(each, Tensor) else np.zeros(shape, each.dtype)
+        whole[tuple(slice(size) for size in each.shape)] = each
+        found.append(whole)
+    return found
 
 
 def split(inputs: Mapping[str, Any], examples: int, most: int) -> list[tuple[dict[str, Any], int]]:

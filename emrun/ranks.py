@@ -48,6 +48,7 @@ class Ranks:
         local: the index of this process on its machine.
         group: the process group for plain objects and tensors in main memory; None for one process.
         background: another one, for what the ranks exchange while they do other things.
+        least: the least number of rows that a rank gets of a batch, unless it gets none; 2 for BatchNorm.
     """
 
     rank: int = 0
@@ -55,6 +56,7 @@ class Ranks:
     local: int = 0
     group: ProcessGroup | None = None
     background: ProcessGroup | None = None
+    least: int = 1
 
     @property
     def is_first(self) -> bool:
@@ -69,9 +71,10 @@ class Ranks:
     def share(self, count: int) -> tuple[int, int]:
         """Return which rows of a batch with `count` rows are those of this rank, as (begin, end).
 
-        The shares differ by at most one row. With fewer rows than ranks, some are empty.
+        The shares differ by at most one row. With too few rows for all ranks, the last ones have none.
         """
-        return count * self.rank // self.size, count * (self.rank + 1) // self.size
+        size = min(self.size, max(1, count // self.least))
+        return count * min(self.rank, size) // size, count * min(self.rank + 1, size) // size
 
     def from_first(self, value: Value) -> Value:
         """Return the value that rank 0 has."""
@@ -117,10 +120,13 @@ class Ranks:
     def copy_from_first(self, tensor: torch.Tensor) -> None:
         """Replace a tensor, on any device, by that of rank 0, which has the same shape and dtype."""
         if self.several:
+            import torch
             import torch.distributed as dist
 
+            values = tensor.detach().contiguous()
             with answered(()):
-                dist.broadcast(tensor, src=0, group=self._group_of(tensor))
+                dist.broadcast(values.view(-1).view(torch.uint8), src=0, group=self._group_of(tensor))
+            tensor.detach().copy_(values)
 
     def _group_of(self, tensor: torch.Tensor) -> ProcessGroup | None:
         """Return the process group for a tensor; None for the default one, that of the GPUs if there are any."""

@@ -14,19 +14,24 @@ class Share(dict[str, Any]):
 
     Args:
         sources: source name -> values.
-        rows: the number of rows of the rank; 0 if the sources have a row of another rank, which counts nothing.
-        total: the number of rows of the whole batch.
+        counts: whether the rows count; false if the rank has none, and the sources have a row of another rank.
+        total: the number of rows that all ranks were to read; a stream may leave out some of them, or make more.
         whole: a checksum of the whole batch, which all ranks must have; None if it is not compared.
     """
 
-    def __init__(self, sources: Mapping[str, Any], rows: int, total: int, whole: str | None = None) -> None:
+    def __init__(self, sources: Mapping[str, Any], counts: bool, total: int, whole: str | None = None) -> None:
         super().__init__(sources)
-        self.rows = rows
+        self.counts = counts
         self.total = total
         self.whole = whole
 
+    @property
+    def rows(self) -> int:
+        """The number of rows that are there and count."""
+        return examples_of(self) if self.counts and self else 0
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Share, (dict(self), self.rows, self.total, self.whole)
+        return Share, (dict(self), self.counts, self.total, self.whole)
 
 
 def own_share(batch: Mapping[str, Any], ranks: Ranks, *, compares: bool = False) -> Mapping[str, Any]:
@@ -46,12 +51,12 @@ def own_share(batch: Mapping[str, Any], ranks: Ranks, *, compares: bool = False)
     whole = digest(batch) if compares else None
     begin, end = ranks.share(total)
     own = (begin, end) if begin < end else (0, 1)
-    return Share({name: rows_of(values, *own) for name, values in batch.items()}, end - begin, total, whole)
+    return Share({name: rows_of(values, *own) for name, values in batch.items()}, begin < end, total, whole)
 
 
 def rows_in(batch: Mapping[str, Any]) -> int:
     """Return how many examples of a batch count: its number of examples, or of those of the rank."""
-    return batch.rows if isinstance(batch, Share) else examples_of(batch)
+    return batch.rows if isinstance(batch, Share) else examples_of(batch) if batch else 0
 
 
 def total_in(batch: Mapping[str, Any]) -> int:
@@ -61,4 +66,4 @@ def total_in(batch: Mapping[str, Any]) -> int:
 
 def like(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a batch, or of a share of a batch."""
-    return Share(batch, batch.rows, batch.total, batch.whole) if isinstance(batch, Share) else dict(batch)
+    return Share(batch, batch.counts, batch.total, batch.whole) if isinstance(batch, Share) else dict(batch)

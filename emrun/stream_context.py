@@ -60,7 +60,7 @@ class StreamContext:
         self._is_in_worker = workers > 0
         self._key = (seed, stream_name, "train" if epoch else "eval", epoch)
         self.ranks = ranks or Ranks()
-        self._share: tuple[int, int] | None = None  # the rows of this rank, and of all, in the current set of rows
+        self._share: tuple[bool, int] | None = None  # whether this rank has rows of the current set, and all its rows
         self._digest: str | None = None  # of the current set of rows
         self._compared = 0  # batches that are compared between ranks
         self._rng: np.random.Generator | None = None
@@ -128,7 +128,7 @@ class StreamContext:
             )
         self._orders += 1
         if self.ranks.several:
-            self._share = 0, 0  # from now on, the batches are those of this rank
+            self._share = False, 0  # from now on, the batches are those of this rank
         if self._unfinished or (self._handed_out is None and self._yielded != self.start):
             raise self._miscounted()
         self._handed_out = self._handed_out or 0
@@ -157,7 +157,7 @@ class StreamContext:
     def _own(self, rows: Rows) -> Rows:
         """Return the rows of this rank; the first row if it has none, as it must take part in each batch."""
         begin, end = self.ranks.share(len(rows))
-        self._share = end - begin, len(rows)
+        self._share = begin < end, len(rows)
         if self._compared < COMPARED:
             self._digest = digest(rows)
         return rows[begin:end] if begin < end else rows[:1]

@@ -34,6 +34,13 @@ class Examples:
     def __init__(self, owner: str, batch: Mapping[str, Any], count: int, first: int) -> None:
         self.owner, self.batch, self.count, self.first = owner, batch, count, first
 
+    def have(self, name: str) -> bool:
+        """Return whether a variable of the batch has a value for each example."""
+        try:
+            return length(self.batch[name]) == self.count
+        except StreamError:  # on several ranks, its parts cannot be joined
+            return False
+
     def column(self, name: str, rows: Sequence[int] | None = None) -> Column:
         """Return the values of a variable on the host.
 

@@ -11,7 +11,6 @@ from emrun.arguments import check_names
 from emrun.hooks._columns import Column
 from emrun.hooks._examples import Examples
 from emrun.hooks._rows import WritesRows
-from emrun.sources import length
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ class SavePredictions(WritesRows):
         if self._variables is not None:
             return self._variables
         outputs = [name for name in examples.batch if name not in self._sources]
-        whole = [name for name in outputs if length(examples.batch[name]) != examples.count]
+        whole = [name for name in outputs if not examples.have(name)]
         if whole:
             _LOG.info("SavePredictions leaves out %s: not a value for each example", listed(whole))
         names = [name for name in outputs if name not in whole]

@@ -21,6 +21,9 @@ def test_the_shares_of_all_ranks_are_the_rows_in_their_order_and_differ_by_at_mo
     assert [row for begin, end in shares for row in range(begin, end)] == list(range(count))
     lengths = [end - begin for begin, end in shares]
     assert max(lengths) - min(lengths) <= 1
+    shares = [Ranks(rank, size, least=2).share(count) for rank in range(size)]
+    assert [row for begin, end in shares for row in range(begin, end)] == list(range(count))
+    assert count == 1 or all(end - begin != 1 for begin, end in shares)
 
 
 def exchanged():

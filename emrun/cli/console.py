@@ -87,7 +87,7 @@ def with_terminal_log(command: Callable[..., int]) -> Callable[..., int]:
 
 def is_follower() -> bool:
     """Return whether this process is one of several ranks, and not the one that speaks."""
-    return number_of_ranks() > 1 and os.environ.get("RANK") != "0"
+    return number_of_ranks() > 1 and os.environ.get("RANK", "0") != "0"
 
 
 @contextmanager

@@ -55,6 +55,8 @@ class BatchChecks:
         if fixed_batch_size is not None:
             check_count("fixed_batch_size", fixed_batch_size, minimum=1)
         self.batch_length = 0
+        self.leaves_out = on_empty_batch != "error" or fixed_batch_size is not None
+        """Whether some batches are left out."""
         self.check_changed: Callable[[Batch], int] = len
         """Checks a batch for the second time, after hooks may have changed it."""
         self._model = model

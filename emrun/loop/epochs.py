@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -25,6 +26,7 @@ from emrun.loop.state import Phase, TrainingState
 from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
 from emrun.randomness import preserved_randomness, seed_everything
+from emrun.shares import rows_in
 from emrun.shown import Shown
 from emrun.slow_start import NamedWhenSlow
 from emrun.storage.run import Run
@@ -269,17 +271,18 @@ class Epochs:
         stream = self.streams.get(name, train=False)
         checks = self.checks
         check_batch, announce = checks.begin(name, ", ".join(self.events.changers)), self.events.begin_stream()[0]
+        several = self.events.of_ranks is not None
         with preserved_randomness(), stream:
             seed_everything(self.seed, "evaluation", name)
             self.training, self.current = False, stream
             try:
                 for batch in stream:
-                    if check_batch(batch) == 0:
+                    if (several and not rows_in(batch)) or check_batch(batch) == 0:
                         continue
                     changed = announce(stream_name=name, batch=batch) if announce is not None else None
                     if changed is None:
                         yield batch
-                    elif checks.check_changed(changed):
+                    elif (rows_in(changed) or not several) and checks.check_changed(changed):
                         yield changed
                     self.endings.raise_if_due(in_epoch=True)
                 self.endings.raise_if_due(in_epoch=True)  # a signal may end the stream
@@ -368,8 +371,10 @@ class Epochs:
             lengths = self._profile.setdefault(f"batch_length_{name}", array("d"))
             of_ranks = self.events.of_ranks
             run = counted(run, lengths, lambda: checks.batch_length if of_ranks is None else of_ranks.share[1])
+        batches: Iterable[Batch] = stream
         if self.events.of_ranks is not None:
             run = self.events.of_ranks.noting(run)
+            batches = map(partial(self.events.of_ranks.filled, name), stream)
         note_randomness = draws.take_all if draws is not None else None
         note_first: Callable[..., None] | None = self.beginnings.note
         handled: Batch | None = None
@@ -377,7 +382,7 @@ class Epochs:
         position, is_last_update = stream.position, False
         batches_run = 0
         try:
-            for batch in stream:
+            for batch in batches:
                 if note_first is not None:
                     note_first(name, stream.position, batch)
                     note_first = None
@@ -388,6 +393,8 @@ class Epochs:
                     note_randomness()
                 if announce is not None and (changed := announce(stream_name=name, batch=batch)) is not None:
                     handled = None
+                    if self.events.of_ranks is not None:
+                        changed = self.events.of_ranks.filled(name, changed, is_changed=True)
                     if checks.check_changed(changed) == 0:
                         continue
                     handled = batch = changed  # noqa: PLW2901 - the stream has its own variable
@@ -427,6 +434,8 @@ class Epochs:
                 handled, is_last_update = last, True
                 self.finish_update(last, position)
                 handled = None
+            if self.events.of_ranks is not None:
+                self.events.of_ranks.check_empty(name)
         except BaseException as error:  # user code may also call sys.exit
             if handled is not None:
                 checks.name_batch(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -180,6 +181,7 @@ class MainLoop(Answers):
             overfit=overfit,
             seed=seed,
             interrupted=endings.is_interrupted,
+            ranks=replace(self.ranks, least=model.least_rows),
         )
         self._events = events = Events(model, endings, draws)
         self._steps = steps = StepRecord(model, run.steps if run is not None else None, record_steps)

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from emrun.errors import DifferentRanks
+from emrun.errors import DifferentRanks, StreamError
 from emrun.events import merges, reads_batches, runs_on_every_rank
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.agreement import AgreedEndings, one_rank
 from emrun.loop.batch_checks import BatchChecks
-from emrun.parts import Joined
+from emrun.parts import Joined, rows_of
 from emrun.ranks import Ranks
 from emrun.shares import Share, rows_in, total_in
+from emrun.types import Batch
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class RankEvents:
     share: tuple[int, int] = field(default=(0, 0), init=False)
     """The number of rows of this rank in the current batch, and of all ranks."""
     _is_told: bool = field(default=False, init=False)
+    _spare: dict[tuple[str, bool], Batch] = field(default_factory=dict, init=False)  # see `filled`
+    _empty: set[int] = field(default_factory=set, init=False)  # the batches of a stream without rows of this rank
 
     def called(self, event: str, hooks: Sequence[tuple[AbstractHook, Call | None]]) -> list[Call]:
         """Return what to call at an event, for the hooks and their methods, in their order."""
@@ -71,9 +74,15 @@ class RankEvents:
 
     def noting(self, run: Call) -> Call:
         """Return `run` of a model that also notes the share of this rank in the batch."""
+        empty = self._empty = set()
+        number = 0
 
         def noted(batch: Mapping[str, Any], train: bool, stream: str) -> Any:
+            nonlocal number
             self.share = rows_in(batch), total_in(batch)
+            if not self.share[0]:
+                empty.add(number)
+            number += 1
             if isinstance(batch, Share) and batch.whole is not None:
                 self._compare(batch.whole, stream)
             if train and not self._is_told:
@@ -82,6 +91,52 @@ class RankEvents:
             return run(batch, train, stream)
 
         return noted
+
+    def filled(self, stream: str, batch: Any, *, is_changed: bool = False) -> Any:
+        """Return a batch, with a row that counts nothing if the stream or hooks have left no row of this rank.
+
+        The row is one of the first batch of the stream, which the ranks exchange. If batches may be left out, they also
+        exchange the length of each batch. A batch that is empty on all ranks, as far as this is known, stays empty.
+
+        Args:
+            stream: the name of the stream.
+            batch: the batch, which has not been checked.
+            is_changed: whether hooks may have changed the batch.
+        """
+        rows = rows_in(batch) if isinstance(batch, Mapping) else -1
+        if rows < 0:
+            return batch  # the checks report it
+        key = stream, is_changed
+        total, whole = (batch.total, batch.whole) if isinstance(batch, Share) else (rows, None)
+        if self.checks.leaves_out:
+            of_all = torch.tensor(rows)
+            self.ranks.add_up(of_all)
+            total = int(of_all)
+        if key not in self._spare:
+            own = {source: rows_of(values, 0, 1) for source, values in batch.items()} if rows else None
+            found = [each for each in self.ranks.all_gathered(_in_main_memory(own)) if each is not None]
+            if found:
+                self._spare[key] = found[0]
+        if key not in self._spare or (self.checks.leaves_out and not total):
+            return {source: rows_of(values, 0, 0) for source, values in batch.items()}  # it may have a row of another
+        if not rows:
+            return Share(self._spare[key], False, total, whole)
+        if isinstance(batch, Share):
+            batch.total = total
+        return batch
+
+    def check_empty(self, stream: str) -> None:
+        """Check at the end of a stream that no batch was empty on all ranks, unless such batches were left out.
+
+        Raises:
+            StreamError: a batch was.
+        """
+        empty = set.intersection(*self.ranks.all_gathered(self._empty))
+        if empty:
+            raise StreamError(
+                f"stream {stream!r}, batch {min(empty)} of the epoch: it is empty on all ranks (see "
+                "main_loop.on_empty_batch)"
+            )
 
     def _compare(self, whole: str, stream: str) -> None:
         """Check that all ranks read the same batch."""
@@ -133,7 +188,7 @@ class RankEvents:
         """Return a function that collects the batch on rank 0 and calls `after_batch` of hooks there."""
 
         def called(stream_name: str, batch_data: Mapping[str, Any]) -> None:
-            rows, total = self.share
+            rows = self.share[0]
             found = self.ranks.gathered((rows, _in_main_memory(batch_data) if rows else None))
             if not self.ranks.is_first:
                 return
@@ -143,8 +198,10 @@ class RankEvents:
                     joined.counts.append(count)
                     weights = data.get("example_weight")
                     joined.add(data, count if weights is None else torch.as_tensor(weights).sum())
-            whole = joined.outputs()
-            before, self.checks.batch_length = self.checks.batch_length, total
+            if not joined.counts:
+                return  # see `check_empty`
+            whole = joined.on_demand()
+            before, self.checks.batch_length = self.checks.batch_length, sum(joined.counts)
             ended: list[TrainingTerminated] = []
             try:
                 with self.endings.on_one_rank():

@@ -57,6 +57,8 @@ class Session:
         try:
             epochs.endings.begin()
             self.first_batch.show(epochs.model, may_fail=bool(epochs.events.changers))
+            if epochs.events.of_ranks is not None:
+                epochs.model.begin_alike()
             self.prefetch = self._find_prefetch()
             epochs.events.notify("before_training")
             self.first_batch.show(epochs.model)  # now the hooks that change batches are ready

@@ -8,14 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError
+from emrun.errors import ArgumentError, StreamError
 from emrun.parts import weighted
 from emrun.ranks import Ranks
 
 _MOST = 25 * 2**20  # bytes of a bucket, as in DistributedDataParallel
 _LEAST = 2**20  # a smaller message takes as long
 _PARTS = 4  # buckets of a small model
-_EXTRA = 2  # numbers before the flags: the weight, the loss times the weight
+_EXTRA = 3  # numbers before the flags: the weight, the loss times the weight, the number of rows
 _PRECISE = (torch.float32, torch.float64)  # the dtypes in which a weight is exact
 
 
@@ -73,9 +73,9 @@ class GradientSums:
 
     The parameters are laid out in buckets from the last one to the first, as their gradients arrive. The buckets are
     sent in this order, each as soon as it is complete, so that the sums do not depend on the time. The last bucket also
-    carries the weight, the loss, and a flag for each gradient: a step needs no other message unless all parameters
-    have a dtype of less precision than float32. A parameter without a gradient on any rank stays without: an optimizer
-    leaves it out, as in one process.
+    carries the weight, the loss, the number of rows, and a flag for each gradient: a step needs no other message unless
+    all parameters have a dtype of less precision than float32. A parameter without a gradient on any rank stays
+    without: an optimizer leaves it out, as in one process.
 
     This is the algorithm of Li et al., "PyTorch Distributed" (2020), without its conditions on how often and on how
     many rows a module is called.
@@ -114,18 +114,20 @@ class GradientSums:
         if not self._has_looked:
             self._has_looked = self._sends = True
 
-    def add_up(self, weight: float | Tensor, loss: Tensor | None) -> tuple[Tensor, Tensor]:
+    def add_up(self, weight: float | Tensor, loss: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
         """Replace the gradients by the sums over all ranks.
 
         Args:
             weight: the weight of the examples of this rank in the window.
             loss: the mean loss of these examples, of shape (); None if it is not wanted.
+            rows: the number of these examples.
 
         Returns:
             The sum of the weights of all ranks, and the mean of their losses, both of shape ().
 
         Raises:
             ArgumentError: a gradient is sparse.
+            StreamError: no rank has an example.
         """
         self._lay_out()
         count = len(self._trained)
@@ -133,6 +135,7 @@ class GradientSums:
         is_given = [each.grad is not None for each in self._trained]
         extra[0] = weight
         extra[1] = 0.0 if loss is None else weighted(loss.detach(), weight)
+        extra[2] = rows
         extra[_EXTRA:] = torch.tensor(is_given, dtype=extra.dtype)
         while self._next < len(self._buckets):
             self._send()
@@ -141,6 +144,8 @@ class GradientSums:
         for bucket in self._buckets:
             bucket.receive()
         self._next = 0
+        if not rows and not extra[2]:  # this waits for the device, on ranks without rows
+            raise StreamError("the batch is empty on all ranks (see main_loop.on_empty_batch)")
         if not all(is_given):  # another rank may have a gradient where this one has none
             is_given = (extra[_EXTRA:] > 0).tolist()
         given = {id(each) for each, is_one in zip(self._trained, is_given, strict=True) if is_one}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,6 +88,17 @@ def modes(module: torch.nn.Module) -> dict[str, Any]:
     training = module.training
     others = [name for name, part in module.named_modules() if part.training is not training]
     return {"training": training, "others": others}
+
+
+@contextmanager
+def in_evaluation_mode(module: torch.nn.Module) -> Iterator[None]:
+    """A block in which a module is in evaluation mode."""
+    before = modes(module)
+    module.eval()
+    try:
+        yield
+    finally:
+        set_modes(module, before)
 
 
 def set_modes(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from emrun.encoding import random_state
 from emrun.errors import ArgumentError
@@ -27,6 +28,7 @@ from emrun.fields import (
 )
 from emrun.hook import Loop
 from emrun.model import AbstractModel
+from emrun.models.alike import copy_from_first
 from emrun.models.batch_norm import calculated_anew
 from emrun.models.compilation import Compilation
 from emrun.models.evaluation_weights import EvaluationWeights
@@ -94,8 +96,8 @@ class ModuleModel(AbstractModel):
         self.module = module.to(self.device)
         own_memory(module)
         self._synchronised = SynchronisedBatchNorm(module) if sync_batch_norm else None
-        if not sync_batch_norm:
-            warn_of_batch_norm(module)
+        if not sync_batch_norm and warn_of_batch_norm(module):
+            self.least_rows = 2
         if recompute is not None:
             make_recompute(module, recompute)
         self._memory_format = MemoryFormat(memory_format) if memory_format is not None else None
@@ -164,6 +166,11 @@ class ModuleModel(AbstractModel):
         metrics = self._stream_metrics.values(stream) if self._stream_metrics is not None else {}
         return {**metrics, **self._skipped.values(stream)}
 
+    def begin_alike(self) -> None:
+        """Take the parameters and buffers of rank 0."""
+        tensors = chain(self.module.named_parameters(), self.module.named_buffers())
+        copy_from_first({name: tensor for name, tensor in tensors if not is_lazy(tensor)}, ranks())
+
     def before_training(self) -> None:
         """Change the settings of torch, for TF32."""
         if self._tf32 is not None:
@@ -227,6 +234,7 @@ class ModuleModel(AbstractModel):
         forward = partial(self._inputs.call, self.module, inputs, is_lazy=True)
         give_shapes(self.module, forward, self._random_of_lazy)
         self._end_laziness()
+        self.begin_alike()
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """Run the module and calculate losses and metrics.

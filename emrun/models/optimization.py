@@ -19,6 +19,7 @@ from emrun.models.optimizers import HasModule, Optimizers
 from emrun.models.precision import Autocast, in_float32
 from emrun.models.scheduled_optimizer import ScheduledOptimizer, named
 from emrun.models.skipped_updates import SkippedUpdates
+from emrun.models.sync_batch_norm import SynchronisedBatchNorm
 from emrun.models.updates import all_parameters, clear_gradients, divide_gradients, parameters_beside
 from emrun.parts import weighted
 from emrun.ranks import ranks
@@ -35,6 +36,7 @@ class Trained(HasModule, Protocol):
 
     _scale: LossScale | None
     _skipped: SkippedUpdates
+    _synchronised: SynchronisedBatchNorm | None
 
 
 class Optimization(Optimizers):
@@ -71,6 +73,7 @@ class Optimization(Optimizers):
         """Whether each batch makes an update, without a scale and without autocast around `train_step`."""
         self.is_own_scheme = False
         """Whether a subclass of the model trains in its own way."""
+        self._always_backward = model._synchronised is not None  # which exchanges messages then
         self._sums: dict[torch.optim.Optimizer, GradientSums] = {}  # of several ranks
         self.mean_loss: Tensor | None = None
         """The mean loss of the last update on all ranks, unless its window has several batches."""
@@ -81,6 +84,7 @@ class Optimization(Optimizers):
         self.is_ending = False
         """Whether the window ends with the current part."""
         self._batches = 0  # of the window that have begun
+        self._examples = self._rows = 0  # of the current part, and of the window so far
         self._pending: dict[torch.optim.Optimizer, float | Tensor] = {}  # those to step at the end, and their weights
         self._asked: set[torch.optim.Optimizer] = set()  # those whose update the current part has asked for
         self._further = self.members[1:]
@@ -158,7 +162,10 @@ class Optimization(Optimizers):
         if not self.is_open:
             self.clear()
             self.is_open = True
+            self._rows = 0
         self._batches += is_last
+        self._rows += examples
+        self._examples = examples
         self._asked.clear()
         self.is_ending = self._batches == self.accumulate
         self.weight = float(examples)
@@ -223,6 +230,8 @@ class Optimization(Optimizers):
     def _backward(self, loss: Tensor, of: list[torch.nn.Parameter] | None) -> None:
         scale = self.scale
         if self.has_windows:
+            if not self._examples and not self._always_backward:
+                return
             loss = loss * self.weight if scale is None else scale.weighted(loss, self.weight)
         if scale is not None:
             loss = scale.scaled(loss)
@@ -323,7 +332,7 @@ class Optimization(Optimizers):
     def _add_up(self, optimizer: torch.optim.Optimizer, weight: float | Tensor) -> Tensor:
         """Add up the gradients of all ranks; return the weight of the window on all of them."""
         loss: Tensor | None = self._model._minimised if self._carries_loss else None  # type: ignore[attr-defined]
-        total, mean = self._sums_of(optimizer).add_up(weight, loss)
+        total, mean = self._sums_of(optimizer).add_up(weight, loss, self._rows)
         self.mean_loss = mean if loss is not None else None
         return total
 

@@ -28,8 +28,8 @@ def batch_norms(module: torch.nn.Module) -> dict[str, _BatchNorm]:
     }
 
 
-def warn_of_batch_norm(module: torch.nn.Module) -> None:
-    """Warn of BatchNorm that is not synchronised, if there are several ranks."""
+def warn_of_batch_norm(module: torch.nn.Module) -> bool:
+    """Warn of BatchNorm that is not synchronised, if there are several ranks; return whether there is any."""
     name = next(iter(batch_norms(module)), None) if ranks().several else None
     if name is not None:
         _LOG.warning(
@@ -37,6 +37,7 @@ def warn_of_batch_norm(module: torch.nn.Module) -> None:
             "normalises the whole batch, as in one process",
             name or "the module",
         )
+    return name is not None
 
 
 class SynchronisedBatchNorm:

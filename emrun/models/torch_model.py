@@ -18,6 +18,7 @@ from emrun.hook import Loop
 from emrun.models.alike import check_alike, copy_from_first
 from emrun.models.closed_form import ClosedForm
 from emrun.models.init_from import InitFrom, InitFromForm
+from emrun.models.laziness import in_evaluation_mode
 from emrun.models.loadable import Loadable
 from emrun.models.micro_batches import MicroBatches
 from emrun.models.module_model import STATE as STATE_OF_MODULE
@@ -519,6 +520,9 @@ class TorchModel(ModuleModel):
             optimization.step_schedules()
             return outputs
         examples = rows_in(batch)
+        if not examples and self._synchronised is None and self.module.training:
+            with in_evaluation_mode(self.module):  # no statistics of a row that counts nothing
+                return self._run_step(inputs, batch)
         if self._micro_batches is not None:
             outputs = self._micro_batches.run(step, inputs, examples)
         else:

@@ -10,6 +10,7 @@ from typing import Any
 from emrun.arguments import check_count
 from emrun.dataset import stream_function, stream_lengths, stream_names
 from emrun.errors import ArgumentError
+from emrun.ranks import Ranks
 from emrun.streams.extra_streams import read_extra_streams
 from emrun.streams.kept_batches import KeptBatches
 from emrun.streams.pass_lengths import asked_length
@@ -36,6 +37,7 @@ class DatasetStreams:
         seed: the seed of the streams.
         interrupted: returns whether to stop waiting for a batch.
         iterations_per_update: the number of batches of an update, for a `fixed_epoch_size` in updates.
+        ranks: the ranks that share the batches; None for those of the run.
 
     Raises:
         ArgumentError: `extra_streams` is not a list of streams or has a stream twice; a number of batches is not one,
@@ -54,6 +56,7 @@ class DatasetStreams:
         seed: int = 0,
         interrupted: Callable[[], bool] = lambda: False,
         iterations_per_update: int = 1,
+        ranks: Ranks | None = None,
     ) -> None:
         reading = reading or Reading()
         if reading.timeout is not None and not reading.ahead:
@@ -79,7 +82,7 @@ class DatasetStreams:
         self.overfit = overfit
         self._kept: KeptBatches | None = None
         self._seed = seed
-        self._wrapped = partial(StreamWrapper, seed=seed, interrupted=interrupted)
+        self._wrapped = partial(StreamWrapper, seed=seed, interrupted=interrupted, ranks=ranks)
         self.trained: dict[str, StreamWrapper] = {}
         """The wrappers of the streams for training that were requested so far, by name."""
         self._evaluated: dict[tuple[str, int | None], StreamWrapper] = {}  # by name and number of batches

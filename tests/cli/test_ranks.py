@@ -241,6 +241,9 @@ def test_a_launcher_that_does_not_say_where_the_ranks_meet_is_an_error(project, 
         assert done.returncode == 2
         assert done.stderr.startswith("rank 1: error: WORLD_SIZE=2: this is one of 2 processes that train together")
         assert "LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set" in done.stderr
+    monkeypatch.delenv("RANK")
+    done = emrun("train", "config.yaml", "-o", "other")
+    assert (done.returncode, done.stderr[:21]) == (2, "error: WORLD_SIZE=2: ")
     assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == before
 
 

@@ -22,7 +22,7 @@ def added(dtypes, given, weight, loss):
         if number in given[joined.rank]:
             each.grad = torch.full_like(each, (number + 1) * 10 ** float(joined.rank))
     sums = GradientSums(members, joined)
-    weight_sum, mean = sums.add_up(weight[joined.rank], loss and torch.tensor(loss[joined.rank]))
+    weight_sum, mean = sums.add_up(weight[joined.rank], loss and torch.tensor(loss[joined.rank]), 1)
     grads = [None if each.grad is None else each.grad.unique().tolist() for each in members]
     return (
         grads,
@@ -74,7 +74,7 @@ def test_without_trained_parameters_the_loss_is_still_the_mean():
 def sparse():
     parameter = nn.Parameter(torch.zeros(3, 2))
     parameter.grad = torch.eye(3, 2).to_sparse()
-    GradientSums([parameter], join()).add_up(1, None)
+    GradientSums([parameter], join()).add_up(1, None, 1)
 
 
 def test_a_sparse_gradient_is_an_error():
@@ -119,7 +119,7 @@ def backward_passes(without, twice=False, frozen=None):
         sums.end_backward()
         during.append(sums._next)
         expected = [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in module.parameters()]
-        sums.add_up(1.0, None)
+        sums.add_up(1.0, None, 1)
         for each in expected:
             ranks.add_up(each)
         found.append([(each.grad, other) for each, other in zip(module.parameters(), expected, strict=True)])
@@ -169,7 +169,7 @@ def in_parts_later():
         sums.begin_backward()
         module(torch.rand(4, 128, requires_grad=True)).sum().backward()
         sums.end_backward()
-        sums.add_up(1.0, None)
+        sums.add_up(1.0, None, 1)
 
 
 def test_a_gradient_whose_first_part_was_sent_is_an_error():
@@ -182,7 +182,7 @@ def strided():
     layer(torch.ones(1, 3, 4, 4)).sum().backward()
     sums = gradient_sums.GradientSums(list(layer.parameters()), join())
     expected = layer.weight.grad * 2
-    sums.add_up(1.0, None)
+    sums.add_up(1.0, None, 1)
     return layer.weight.grad.stride() == layer.weight.stride(), torch.equal(layer.weight.grad, expected)
 
 
