@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import subprocess
 import tempfile
@@ -132,6 +133,7 @@ class Git:
 def head_of(directory: Path) -> str | None:
     """Return the commit of the repository that a directory is in; None without git, a repository or a commit."""
     try:
-        return Git(directory).ask("rev-parse", "--verify", "HEAD").decode().strip() or None
+        answer = Git(directory).ask("rev-parse", "--verify", "HEAD").decode("ascii", "replace").strip()
     except GitError:
         return None
+    return answer if re.fullmatch(r"[0-9a-f]{40,64}", answer) else None

@@ -207,7 +207,10 @@ def _read_modules(files: dict[str, str], ends: float, problems: list[str]) -> di
         try:
             kept = _KEPT.get(file)
             status = Path(file).stat() if kept is None else kept[0]
-            if set(name) & {os.sep, "\0"} or not all(name.split(".")) or not stat.S_ISREG(status.st_mode):
+            is_usual = not set(name) & {os.sep, "\0"} and all(
+                0 < len(part) < 252 for part in os.fsencode(name).split(b".")
+            )
+            if not is_usual or not stat.S_ISREG(status.st_mode):
                 problems.append(f"module {name} is not a usual module")
             elif monotonic() > ends:
                 problems.append(f"module {name} is left out after {_LONGEST:g} seconds")
@@ -291,8 +294,10 @@ def _repositories(directories: Sequence[Path], run: Path, ends: float, problems:
             if not any((each / ".git").exists() for each in (directory, *directory.parents)):
                 continue
             answer = os.fsdecode(git.ask("rev-parse", "--show-toplevel", "--revs-only", "HEAD"))
-            top, commit, _ = re.split(r"\n([0-9a-f]{40,})?\n?\Z", answer)  # without a commit, a line less
-            git.directory = Path(top)
+            found_there = re.fullmatch(r"(/.*?)\n(?:([0-9a-f]{40,})\n)?", answer, re.DOTALL)
+            if found_there is None:
+                raise GitError(f"git gives {answer[:100]!r} for its directory and commit")
+            git.directory, commit = Path(found_there[1]), found_there[2]
         except (GitError, OSError) as error:
             problems.append(f"the git repository of {directory} is left out: {error}")
             continue

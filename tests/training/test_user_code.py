@@ -15,6 +15,7 @@ import pytest
 
 from emrun import create_training, resume_training
 from emrun.storage.code import read_code
+from emrun.storage.git import head_of
 from emrun.training import user_code
 from emrun.training.create import train
 from emrun.training.evaluate import evaluate
@@ -48,6 +49,28 @@ def git(directory, *arguments):
 
 def user_modules(found):
     return {name: module for name, module in found.modules.items() if name.startswith("user_")}
+
+
+@pytest.mark.parametrize("answer", ["", "\\n", "caf\\351\\n", "\\000\\377\\376", "it is here\\n", "relative\\nabc\\n"])
+def test_a_git_that_answers_something_else_is_left_out_and_named(place, monkeypatch, answer):
+    (place / ".git").mkdir()
+    (place / "git").write_text(f"#!/bin/sh\nprintf '{answer}'\n")
+    (place / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
+    assert head_of(place) is None
+    found = gather(place)
+    assert found.repositories == []
+    assert [each for each in found.problems if each.startswith(f"the git repository of {place} is left out: git gives")]
+
+
+def test_a_module_whose_name_no_file_can_have_is_named(place, monkeypatch):
+    (place / "user_long.py").write_text("a = 1\n")
+    importlib.import_module("user_long")
+    monkeypatch.setitem(sys.modules, "user_" + "n" * 300, sys.modules["user_long"])
+    found = gather(place)
+    assert user_modules(found)["user_long"].source == b"a = 1\n"
+    assert any(each.endswith("n is not a usual module") for each in found.problems)
+    assert all(len(Path(each).name) < 256 for each in found.files())
 
 
 def test_modules_are_those_that_belong_to_no_package(place):
