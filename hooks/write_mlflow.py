@@ -111,6 +111,8 @@ class WriteMLflow(AbstractTracker):
         self._run = client.create_run(
             experiment.experiment_id, run_name=facts.name, tags={**tags, **self._tags}
         ).info.run_id
+        if not self._run:
+            raise HookError(f"WriteMLflow: {self._uri} has given no run; is this the address of an MLflow server?")
         values = [Param(_key(name), str(value)[:_VALUE]) for name, value in facts.config.items()]
         for first in range(0, len(values), _PARAMETERS):
             client.log_batch(self._run, params=values[first : first + _PARAMETERS])

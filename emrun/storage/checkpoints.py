@@ -91,6 +91,12 @@ def find(root: Path, name: str | None = None) -> Path:
         path = root / candidate
         if candidate == Path(candidate).name and not candidate.startswith(".") and path.is_dir():
             return path.resolve()
+    here = Contents.of(root)
+    manifests = {} if here.links or here.named else here.manifests(root)  # a copy of the run may have lost the links
+    for candidate in (name,) if name else DEFAULTS:
+        named = [place for place, manifest in manifests.items() if candidate in manifest.names]
+        if named:
+            return (root / max(named, key=lambda each: manifests[each].commit)).resolve()
     names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     wanted = f"no checkpoint {name!r}" if name else "no checkpoint"
     raise UsageError(f"{root}: {wanted}; available: {listed([each for each in names if not each.startswith('.')])}")

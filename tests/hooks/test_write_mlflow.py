@@ -5,9 +5,11 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import warnings
 from collections import defaultdict
 from contextlib import closing, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -15,8 +17,9 @@ import pytest
 from conftest import Warm
 from sweeps import statuses, trials, write_project
 
-from emrun.errors import ArgumentError
+from emrun.errors import ArgumentError, HookError
 from emrun.hooks import WriteMLflow
+from emrun.storage.facts import Facts
 
 DUE = [0, *range(10, 136, 10), 45, 135]
 
@@ -105,6 +108,27 @@ def test_a_wrong_argument_is_an_error(arguments, argument):
     with pytest.raises(ArgumentError) as caught:
         WriteMLflow(**arguments)
     assert caught.value.argument == argument
+
+
+def test_a_server_of_something_else_is_an_error(monkeypatch):
+    class Nothing(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_POST = do_GET
+
+        def log_request(self, *_):
+            pass
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        hook = WriteMLflow(uri=f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(HookError, match="has given no run; is this the address of an MLflow server"):
+            hook.start(Facts("run", {}, "", None, None, ""), None)
+        server.shutdown()
 
 
 def test_trials_that_begin_at_once_with_a_new_database_file_do_not_fail(tmp_path, emrun):

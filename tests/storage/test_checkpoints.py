@@ -303,6 +303,16 @@ def test_the_default_is_best_or_else_latest(named):
     assert find(named, "latest") == named / "it-00000002"
 
 
+def test_in_a_copy_without_links_names_are_those_of_the_manifests(named):
+    commit_at(named, 3, "latest", "best")
+    for path in [path for path in named.iterdir() if path.is_symlink()]:
+        path.unlink()
+    assert find(named) == find(named, "best") == find(named, "latest") == named / "it-00000003"
+    assert find(named, "epoch-1") == named / "it-00000001"
+    with pytest.raises(UsageError, match="no checkpoint 'epoch-2'"):
+        find(named, "epoch-2")
+
+
 def test_a_name_that_points_at_nothing_is_not_found(named):
     (named / "best").symlink_to("it-00000099")
     assert find(named) == named / "it-00000002"
