@@ -373,7 +373,7 @@ class Epochs:
             run = counted(run, lengths, lambda: checks.batch_length if of_ranks is None else of_ranks.share[1])
         batches: Iterable[Batch] = stream
         if self.events.of_ranks is not None:
-            run = self.events.of_ranks.noting(run)
+            run, end = self.events.of_ranks.noting(name, run)
             batches = map(partial(self.events.of_ranks.filled, name), stream)
         note_randomness = draws.take_all if draws is not None else None
         note_first: Callable[..., None] | None = self.beginnings.note
@@ -435,7 +435,7 @@ class Epochs:
                 self.finish_update(last, position)
                 handled = None
             if self.events.of_ranks is not None:
-                self.events.of_ranks.check_empty(name)
+                end()
         except BaseException as error:  # user code may also call sys.exit
             if handled is not None:
                 checks.name_batch(error)

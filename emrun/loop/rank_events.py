@@ -41,7 +41,6 @@ class RankEvents:
     """The number of rows of this rank in the current batch, and of all ranks."""
     _is_told: bool = field(default=False, init=False)
     _spare: dict[tuple[str, bool], Batch] = field(default_factory=dict, init=False)  # see `filled`
-    _empty: set[int] = field(default_factory=set, init=False)  # the batches of a stream without rows of this rank
 
     def called(self, event: str, hooks: Sequence[tuple[AbstractHook, Call | None]]) -> list[Call]:
         """Return what to call at an event, for the hooks and their methods, in their order."""
@@ -72,9 +71,12 @@ class RankEvents:
             found.append(self._exchange)
         return found
 
-    def noting(self, run: Call) -> Call:
-        """Return `run` of a model that also notes the share of this rank in the batch."""
-        empty = self._empty = set()
+    def noting(self, name: str, run: Call) -> tuple[Call, Call]:
+        """Return `run` of a model that also notes the share of this rank in a batch of a stream, and another function.
+
+        At the end of the stream, this raises a `StreamError` if a batch was empty on all ranks.
+        """
+        empty: set[int] = set()  # the batches without rows of this rank
         number = 0
 
         def noted(batch: Mapping[str, Any], train: bool, stream: str) -> Any:
@@ -90,7 +92,13 @@ class RankEvents:
                 self._tell()
             return run(batch, train, stream)
 
-        return noted
+        def end() -> None:
+            empty_everywhere = set.intersection(*self.ranks.all_gathered(empty))
+            if empty_everywhere:
+                place = f"stream {name!r}, batch {min(empty_everywhere)} of the epoch"
+                raise StreamError(f"{place}: it is empty on all ranks (see main_loop.on_empty_batch)")
+
+        return noted, end
 
     def filled(self, stream: str, batch: Any, *, is_changed: bool = False) -> Any:
         """Return a batch, with a row that counts nothing if the stream or hooks have left no row of this rank.
@@ -124,19 +132,6 @@ class RankEvents:
         if isinstance(batch, Share):
             batch.total = total
         return batch
-
-    def check_empty(self, stream: str) -> None:
-        """Check at the end of a stream that no batch was empty on all ranks, unless such batches were left out.
-
-        Raises:
-            StreamError: a batch was.
-        """
-        empty = set.intersection(*self.ranks.all_gathered(self._empty))
-        if empty:
-            raise StreamError(
-                f"stream {stream!r}, batch {min(empty)} of the epoch: it is empty on all ranks (see "
-                "main_loop.on_empty_batch)"
-            )
 
     def _compare(self, whole: str, stream: str) -> None:
         """Check that all ranks read the same batch."""
@@ -199,7 +194,7 @@ class RankEvents:
                     weights = data.get("example_weight")
                     joined.add(data, count if weights is None else torch.as_tensor(weights).sum())
             if not joined.counts:
-                return  # see `check_empty`
+                return  # see `noting`
             whole = joined.on_demand()
             before, self.checks.batch_length = self.checks.batch_length, sum(joined.counts)
             ended: list[TrainingTerminated] = []
