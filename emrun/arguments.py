@@ -50,8 +50,10 @@ def check_names(argument: str, value: object) -> None:
 def expanded(path: str | os.PathLike[str]) -> Path:
     """Return a path from a config or a command line, with a leading `~` or `~user` replaced by the home directory.
 
-    A shell does not replace `~` in `--output-dir=~/runs`, nor inside quotes.
+    A shell does not replace `~` in `--output-dir=~/runs`, nor inside quotes. `./~` is a directory of this name.
     """
+    if isinstance(path, str) and not path.startswith("~") and Path(path).parts[:1] and Path(path).parts[0][0] == "~":
+        return Path(path).absolute()
     try:
         return Path(path).expanduser()
     except RuntimeError:  # there is no such user: a file may have that name

@@ -59,6 +59,7 @@ class Aside:
         with storing(self.place, "write"), opened:
             if self._is_folder:
                 for file in sorted(self._path.iterdir()):
+                    check_guards(self.place / file.name)
                     flush_file(file)
                 flush_directory(self._path)
                 if self.place.is_dir():

@@ -16,6 +16,7 @@ from emrun.errors import ArgumentError, HookError, StateError, StorageError
 from emrun.fields import ANOTHER_CHECKPOINT, TEXT, record, whole
 from emrun.hook import AbstractHook
 from emrun.hooks._step_points import STATE, StepPoint, StepPoints
+from emrun.storage.files import check_guards
 from emrun.storage.metrics import numbers
 from emrun.types import EpochData, Profile
 from emrun.wording import counted
@@ -89,6 +90,7 @@ class WriteSQLite(AbstractHook):
             StorageError: the database cannot be written.
         """
         self._points.start(self.main_loop)
+        check_guards(self._path)
         try:
             with closing(self._connect()) as database, database:
                 self._check(database)

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from emrun.arguments import expanded
 from emrun.cli.completers import complete_configs, complete_overrides
 from emrun.ranks import number_of_ranks
 
@@ -49,6 +50,17 @@ class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
 def has_colours(stream: Any) -> bool:
     """Return whether a stream is a terminal that shows colours (see https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Directory(click.Path):
+    """A path of a directory, with `~` replaced where the text begins with it: `./~` is a name."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def coerce_path_result(self, value: str | os.PathLike[str]) -> Any:
+        """Return the path."""
+        return expanded(value)
 
 
 def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import click
 from emrun.arguments import expanded
 from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.completers import complete_runs, complete_streams
-from emrun.cli.console import is_follower, with_terminal_log
+from emrun.cli.console import Directory, is_follower, with_terminal_log
 from emrun.cli.failures import users_code
 from emrun.cli.ranks import run_ranks, starts_ranks, with_ranks
 from emrun.cli.signals import end_by_signal, import_torch, unwound_by_sigterm
@@ -27,7 +27,7 @@ from emrun.ranks import leave
 @click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
 @click.option("--checkpoint", metavar="NAME", help="By default best, or latest if there is no best.")
 @click.option(
-    "--output-dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
+    "--output-dir", metavar="DIR", type=Directory(),
     help="Save the results in DIR/STREAM-N and write nothing into the run directory.",
 )  # fmt: skip
 @with_ranks

@@ -15,6 +15,7 @@ import click
 import emrun
 from emrun.cli.console import VERBOSE, has_colours
 from emrun.errors import ConfigError, EmrunError, Problem, exit_status
+from emrun.wording import from_here
 
 _NOT_OWN = ("torch", "emrun", "click", "importlib", "contextlib")  # packages whose frames say nothing about the mistake
 _SITES = {"site-packages", "dist-packages"}  # also the user's, which is not in `INSTALLED`
@@ -99,7 +100,11 @@ def print_failure(error: BaseException, *, has_log: bool = True) -> None:
         print_error(frames.rstrip())
     log = getattr(error, "kept_in", None)
     is_kept = has_log and log is not None and log.is_file()
-    print_error(f"the full traceback is in {log}" if is_kept else "--verbose shows the full traceback")
+    print_error(
+        f"the full traceback is in {from_here(log)}"
+        if is_kept and log is not None
+        else "--verbose shows the full traceback"
+    )
 
 
 def _in_one_line(error: BaseException) -> str:

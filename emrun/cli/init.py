@@ -124,8 +124,8 @@ def _write(target: Path, files: dict[str, bytes]) -> None:
     written: list[Path] = []
     try:
         for name, content in files.items():
-            written.append(target / name)
-            with written[-1].open("xb") as file:
+            with (target / name).open("xb") as file:
+                written.append(target / name)  # not one that another process has written
                 file.write(content)
     except BaseException:
         for path in written:

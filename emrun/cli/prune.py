@@ -13,6 +13,8 @@ from emrun.cli.as_json import print_json
 from emrun.cli.ls import choosing_runs, runs_table
 from emrun.wording import counted, did_you_mean, in_one_line, listed, size_of
 
+_MOST_NAMES = 5  # of files that stay
+
 if TYPE_CHECKING:
     from emrun.runs.columns import Column, Row
     from emrun.runs.pruning import Removal, What
@@ -68,6 +70,11 @@ def prune(
         print_json(_in_json(going, what))
     elif going:
         click.echo(f"{_table(going, judged)}\n{_said(going, what)}")
+        for row, removal in going:
+            if removal.others:
+                names = [in_one_line(str(each.relative_to(row.run.directory)), 40) for each in removal.others]
+                shown = listed([*names[:_MOST_NAMES], *["..."] * (len(names) > _MOST_NAMES)])
+                click.echo(f"{in_one_line(row.name)} stays, with {counted(len(names), 'file')} of yours: {shown}")
     if not going:
         click.echo("nothing to remove", err=True)
     if dry_run or not going:
@@ -78,8 +85,9 @@ def prune(
     removed, failures = 0, []
     for row, removal in going:
         try:
+            size = removal.size
             removal.carry_out()
-            removed += removal.size
+            removed += size
         except ERRORS as error:
             failures.append(f"{in_one_line(row.name)}: {in_one_line(str(error))}")
     click.echo(f"removed {size_of(removed)}", err=as_json)
@@ -164,5 +172,12 @@ def _agrees() -> bool:
 
 
 def _in_json(going: Sequence[tuple[Row, Removal]], what: What) -> dict[str, object]:
-    removes = [{"directory": str(row.run.directory), "size_bytes": removal.size} for row, removal in going]
+    removes = [
+        {
+            "directory": str(row.run.directory),
+            "size_bytes": removal.size,
+            "stays": [str(each) for each in removal.others],
+        }
+        for row, removal in going
+    ]
     return {"what": what, "removes": removes, "size_bytes": sum(removal.size for _, removal in going)}

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--by", metavar="STATISTIC", help="What runs are compared by, e.g. max:valid/accuracy; by default that of SaveBest."
 )
-def write_report(directories: tuple[Path, ...], output: Path | None, by: str | None) -> int:
+@click.option("--overwrite", is_flag=True, help="Replace the file also if it is not a page of emrun.")
+def write_report(directories: tuple[Path, ...], output: Path | None, by: str | None, overwrite: bool) -> int:
     """Write one HTML file about runs: how they ended, their curves, configs, checkpoints, failures, and what differs.
 
     RUN is a run directory, or a directory with runs, such as that of a sweep. The file needs no network and no other
@@ -44,7 +45,8 @@ def write_report(directories: tuple[Path, ...], output: Path | None, by: str | N
         raise UsageError("several directories: name the file, such as -o report.html")
     file = places[0] / REPORT if output is None else expanded(output)
     is_sweep = len(places) == 1 and len(found) > 1
-    size = write_page(file, found, title=in_one_line(places[0].resolve().name, 80) if is_sweep else None, by=by)
+    title = in_one_line(places[0].resolve().name, 80) if is_sweep else None
+    size = write_page(file, found, overwrites=overwrite, title=title, by=by)
     problems = sum(len(run.problems) for run in found)
     more = f"; {counted(problems, 'problem')} of what could not be read" if problems else ""
     click.echo(f"{file} ({counted(len(found), 'run')}, {size_of(size)}){more}")

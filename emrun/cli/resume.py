@@ -9,7 +9,7 @@ import click
 
 from emrun.arguments import expanded
 from emrun.cli.completers import complete_overrides, complete_runs
-from emrun.cli.console import with_terminal_log
+from emrun.cli.console import Directory, with_terminal_log
 from emrun.cli.failures import users_code
 from emrun.cli.ranks import run_ranks, starts_ranks, with_restarts
 from emrun.cli.signals import ignore_early_requests, import_torch, unwound_by_sigterm
@@ -22,7 +22,7 @@ from emrun.ranks import leave
 @click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 @click.option("--checkpoint", metavar="NAME", help="A name or a path; by default the newest intact checkpoint.")
 @click.option(
-    "--fork", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
+    "--fork", metavar="DIR", type=Directory(),
     help="Continue in a new run directory and leave this one unchanged.",
 )  # fmt: skip
 @click.option(

@@ -14,7 +14,7 @@ import click
 
 from emrun.arguments import expanded
 from emrun.cli.as_json import only_json, print_json, with_json
-from emrun.cli.console import config_arguments, with_terminal_log
+from emrun.cli.console import Directory, config_arguments, with_terminal_log
 from emrun.cli.signals import end_by_signal, import_torch
 from emrun.cli.tables import table
 from emrun.errors import ArgumentError, ConfigError, MissingExtra, Problem, UsageError
@@ -40,12 +40,10 @@ _WAYS = ("--status", "--best", "--dry-run", "--rerun")
 @click.option("--repeats", type=click.IntRange(1), help="Train each combination with this many seeds.")
 @click.option("--jobs", type=click.IntRange(1), help="How many trials run at the same time.")
 @click.option(
-    "-o", "--output-root", default="log", show_default=True, type=click.Path(path_type=Path, file_okay=False),
+    "-o", "--output-root", default="log", show_default=True, type=Directory(),
     help="Create the directory of the sweep, NAME_sweep, in this directory.",
 )  # fmt: skip
-@click.option(
-    "--output-dir", type=click.Path(path_type=Path, file_okay=False), help="The directory of the sweep itself."
-)
+@click.option("--output-dir", type=Directory(), help="The directory of the sweep itself.")
 @click.option("--status", "shows_status", is_flag=True, help="Only show how the trials stand.")
 @click.option("--best", "shows_best", is_flag=True, help="Only show the best combination.")
 @click.option(

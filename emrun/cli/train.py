@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from emrun.arguments import expanded
-from emrun.cli.console import config_arguments, is_follower, with_terminal_log
+from emrun.cli.console import Directory, config_arguments, is_follower, with_terminal_log
 from emrun.cli.failures import fail, users_code
 from emrun.cli.ranks import (
     last_words,
@@ -60,11 +60,11 @@ class TrialChecks:
 @click.command(short_help="Train from a config.")
 @config_arguments
 @click.option(
-    "-o", "--output-root", default="log", show_default=True, type=click.Path(path_type=Path, file_okay=False),
+    "-o", "--output-root", default="log", show_default=True, type=Directory(),
     help="Create the run directory in this directory.",
 )  # fmt: skip
 @click.option(
-    "--output-dir", type=click.Path(path_type=Path, file_okay=False),
+    "--output-dir", type=Directory(),
     help="The run directory itself; it must not contain a run.",
 )  # fmt: skip
 @click.option("--auto-resume", is_flag=True, help="Resume the run in --output-dir if there is one.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,52 +10,60 @@ from typing import Literal
 
 from emrun.errors import RunInUse, StateError, StorageError, UsageError
 from emrun.runs.columns import Column, Row
-from emrun.runs.search import find_runs
-from emrun.runs.stored_run import StoredRun, size_below
+from emrun.runs.own_files import others_in, own_files
+from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Which
 from emrun.runs.yaml_parts import MISSING
-from emrun.storage.files import flush_directory, storing
-from emrun.storage.lock import EVALUATIONS, LOCK_FILES, RunLock, last_writer_elsewhere, writer_of
-from emrun.storage.manifest import TO_RESUME, Contents, leave_out
-from emrun.storage.run import CHECKPOINTS, CONFIG
-from emrun.storage.trace import TRACE
+from emrun.storage.files import remove_files, storing
+from emrun.storage.lock import LOCK_FILES, RunLock, last_writer_elsewhere, process_of, writer_of
+from emrun.storage.manifest import ASIDE, TO_RESUME, Contents, leave_out
+from emrun.storage.manifest import FILE as MANIFEST
+from emrun.storage.run import CHECKPOINTS
 
 What = Literal["runs", "checkpoints", "optimizer states"]
 """What is removed: whole runs, all their checkpoints, or of each checkpoint what only a resume reads."""
-_OWN = (CHECKPOINTS, EVALUATIONS, "code", "failures")
-"""Directories of a run that are not searched for other runs."""
 _ASIDE = f".{CHECKPOINTS}.removed"
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What is removed of a run.
+    """What is removed of a run: files that emrun has written, and never anything else.
 
     Args:
         run: the run.
         what: what is removed.
-        size: how many bytes this frees; 0 if there is nothing to remove.
+        files: the files, in the order in which they are removed.
+        others: what else is in the directory, if the whole run is removed; the directory stays then.
     """
 
     run: StoredRun
     what: What
-    size: int
+    files: Sequence[Path]
+    others: Sequence[Path] = ()
 
     @classmethod
     def of(cls, run: StoredRun, what: What) -> Removal:
         """Return what would be removed of a run."""
-        if what == "runs":
-            return cls(run, what, run.size)
+        if what == "optimizer states":
+            return cls(run, what, list(_files_to_resume(run.directory)))
+        own = list(own_files(run.directory))
         if what == "checkpoints":
-            return cls(run, what, sum(size_below(run.directory / name) for name in (CHECKPOINTS, _ASIDE)))
+            homes = [run.directory / name for name in (CHECKPOINTS, _ASIDE)]
+            return cls(run, what, [each for each in own if any(home in each.parents for home in homes)])
+        kept = {run.directory / name for name in LOCK_FILES}
+        return cls(run, what, own, sorted(others_in(run.directory, {*own, *kept})))
+
+    @property
+    def size(self) -> int:
+        """How many bytes this frees; 0 if there is nothing to remove."""
         found = 0
-        for path in _files_to_resume(run.directory):
+        for path in self.files:
             with suppress(OSError):
                 found += path.lstat().st_size
-        return cls(run, what, found)
+        return found
 
     def refusal(self) -> str | None:
-        """Return why the run must not be touched: it runs, or it is not surely a run and only that; None if it may."""
+        """Return why the run must not be touched: it runs, or it is not surely a run; None if it may."""
         directory = self.run.directory
         if directory.is_symlink():
             return f"is a link; give the directory itself, {directory.resolve()}"
@@ -64,12 +71,18 @@ class Removal:
             return f"is in use by {writer_of(directory) if self.run.status == 'running' else writer}"
         if (other := last_writer_elsewhere(directory)) is not None:
             return f"may be in use by {other}; prune it on that host"
+        trace = self.run.trace
+        if self.run.status == "killed" and not any((directory / name).exists() for name in LOCK_FILES):
+            process = process_of(trace.get("host"), trace.get("pid"))
+            if process is not None:
+                return f"may be in use by {process}, although its lock is gone; prune it when that process has ended"
         if self.run.status == "damaged":
             return "is damaged, so that it may not be a run; look at it, and remove it by hand"
         if (directory / CHECKPOINTS).is_symlink():
             return f"has a link in place of its {CHECKPOINTS}; links are not followed"
-        if self.what == "runs" and (other := _more_than_a_run(directory)) is not None:
-            return f"is not only a run: it has {other}; remove it by hand"
+        with suppress(OSError):
+            if self.what == "runs" and Path.cwd().is_relative_to(directory.resolve()):
+                return "is or has the current directory; go to another one first"
         return None
 
     def carry_out(self) -> None:
@@ -86,49 +99,30 @@ class Removal:
             if StoredRun(directory).trace != self.run.trace or directory.is_symlink():
                 raise UsageError(f"{directory} has changed since it was shown; nothing of it was removed")
             with storing(directory, "remove files of"):
-                if self.what == "runs":
-                    self._remove_run()
-                elif self.what == "checkpoints":
-                    _remove_checkpoints(directory)
-                else:
-                    _remove_what_resumes(directory)
+                if self.what == "optimizer states":
+                    for place in _checkpoints_in(directory):
+                        leave_out(place, TO_RESUME)
+                    return
+                locks = [directory / name for name in LOCK_FILES if self.what == "runs"]  # while the lock is held
+                remove_files([*self._set_aside(), *self.files, *locks], directory)
         finally:
             lock.release()
-        if self.what == "runs":
-            with storing(directory, "remove"):
-                for name in LOCK_FILES:
-                    (directory / name).unlink(missing_ok=True)
-                with suppress(OSError):  # another process has begun a run in it
-                    directory.rmdir()
 
-    def _remove_run(self) -> None:
-        """Remove all files; the trace is removed last, so that what an interrupt leaves is still a run."""
-        last = (CONFIG, TRACE)
-        for path in sorted(self.run.directory.iterdir(), key=lambda path: (path.name in last, path.name)):
-            if path.name not in LOCK_FILES:
-                _remove(path)
+    def _set_aside(self) -> list[Path]:
+        """Rename the checkpoints in which nothing else is, so that no half of one is left where a resume looks.
 
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _remove_checkpoints(directory: Path) -> None:
-    """Remove the checkpoints at once, by a rename, so that no half of a checkpoint is left where a resume looks."""
-    if (directory / _ASIDE).is_dir():
-        shutil.rmtree(directory / _ASIDE)
-    if (directory / CHECKPOINTS).is_dir():
-        (directory / CHECKPOINTS).rename(directory / _ASIDE)
-        flush_directory(directory)
-        shutil.rmtree(directory / _ASIDE)
-
-
-def _remove_what_resumes(directory: Path) -> None:
-    for place in _checkpoints_in(directory):
-        leave_out(place, TO_RESUME)
+        Returns:
+            The files under their new names, and the manifests of the other checkpoints.
+        """
+        found, files = [], set(self.files)
+        for place in _checkpoints_in(self.run.directory):
+            inside = list(place.iterdir())
+            if files.issuperset(inside):
+                aside = place.rename(place.with_name(f"{ASIDE}{place.name}"))
+                found += [aside / each.name for each in inside]
+            else:
+                found += [each for each in inside if each.name == MANIFEST and each in files]
+        return found
 
 
 def _checkpoints_in(directory: Path) -> Iterator[Path]:
@@ -141,24 +135,6 @@ def _checkpoints_in(directory: Path) -> Iterator[Path]:
 def _files_to_resume(directory: Path) -> Iterator[Path]:
     for place in _checkpoints_in(directory):
         yield from (place / name for name in TO_RESUME if (place / name).exists())
-
-
-def _more_than_a_run(directory: Path) -> str | None:
-    """Return what a directory has that a run does not write and that must not be lost."""
-    with suppress(OSError):
-        if Path.cwd().is_relative_to(directory.resolve()):
-            return "the current directory"
-    try:
-        for path in sorted(directory.iterdir()):
-            if path.name == ".git" or path.suffix == ".py":
-                return path.name
-            is_searched = path.is_dir() and not path.is_symlink() and path.name not in _OWN
-            other = next(find_runs(path, deep=True), None) if is_searched else None
-            if other is not None:
-                return f"another run, {other.directory.relative_to(directory)}"
-    except OSError as error:
-        return f"files that cannot be read ({error.strerror})"
-    return None
 
 
 def without_best(rows: Sequence[Row], count: int, judged: Column, which: Which) -> list[Row]:

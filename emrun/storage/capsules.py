@@ -27,6 +27,7 @@ from emrun.storage.run import CONFIG, holds_run
 from emrun.storage.sealed import damaged_file, read_seal, seal
 from emrun.storage.state_file import FILE, load_state, save_state
 from emrun.types import Batch
+from emrun.wording import from_here
 
 _LOG = logging.getLogger(__name__)
 
@@ -174,7 +175,8 @@ def keep_failure(
     except BaseException as failure:  # the error to report is that of the run
         _LOG.warning("cannot save the %s: %s: %s", what, type(failure).__name__, reason_of(failure))
         return None
-    _LOG.info("saved the %s in %s%s", what, place, f"; repeat the step with: emrun replay {place}" * is_skip)
+    shown = from_here(place)
+    _LOG.info("saved the %s in %s%s", what, shown, f"; repeat the step with: emrun replay {shown}" * is_skip)
     return place
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import shutil
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -164,7 +163,6 @@ def write_code(directory: Path, code: Code, iterations_done: int) -> None:
         iterations_done: the number of iterations that the run had done without this code.
     """
     check_guards(directory / RECORD)
-    shutil.rmtree(directory / _MODULES, ignore_errors=True)  # of a process that was killed
     _write(directory, code.files(), {**code.record(), "iterations_done": iterations_done})
 
 
@@ -198,6 +196,19 @@ def read_code(directory: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         pass
     return None
+
+
+def recorded_files(directory: Path) -> Iterator[PurePath]:
+    """Yield the paths in a directory `code` that its record names; nothing without a readable record."""
+    content = read_code(directory)
+    if content is None:
+        return
+    yield from map(PurePath, (RECORD, "packages.txt", "batches.jsonl"))
+    yield from (PurePath(_patch(number)) for number in range(1, len(content["repositories"]) + 1))
+    for name in content["modules"]:
+        path = PurePath(_MODULES, *name.split("."))
+        if ".." not in path.parts and not PurePath(name).is_absolute():
+            yield from (path.with_name(f"{path.name}.py"), path / "__init__.py")
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:

@@ -12,9 +12,18 @@ from time import monotonic
 
 from emrun.censor import Censor
 from emrun.errors import RunInUse, reason_of
-from emrun.storage.code import RECORD, Code, add_modules, changes, make_code_directory, read_code, write_code
-from emrun.storage.files import storing
-from emrun.storage.first_batches import FirstBatches
+from emrun.storage.code import (
+    RECORD,
+    Code,
+    add_modules,
+    changes,
+    make_code_directory,
+    read_code,
+    recorded_files,
+    write_code,
+)
+from emrun.storage.files import remove_files, storing
+from emrun.storage.first_batches import BATCHES, FirstBatches
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
@@ -92,7 +101,7 @@ class CodeRecord:
             self._newest = _place(self._directory, newest)
             self._tell(add_modules(self._newest, before, code))
             return
-        self._newest = _place(self._directory, newest + 1)
+        self._newest = self._free_place(newest + 1)
         make_code_directory(self._newest)
         write_code(self._newest, code, self._iterations_done)
         if any(found):
@@ -100,6 +109,14 @@ class CodeRecord:
             text = "the code has changed since the run began or was resumed: %s; see %s"
             _LOG.log(level, text, listed(_first([*found[0], *found[1]])), self._newest)
         self._tell(code.problems)
+
+    def _free_place(self, number: int) -> Path:
+        """Return the first directory from a number on that has nothing but the checksums of batches."""
+        while True:
+            place = _place(self._directory, number)
+            if not place.is_dir() or {path.name for path in place.iterdir()} <= {BATCHES}:
+                return place
+            number += 1
 
     def _add_late_modules(self) -> None:
         recorded = read_code(self._newest)
@@ -150,10 +167,10 @@ def copy_code(source: Path, target: Path) -> None:
 
 
 def remove_code(run_directory: Path) -> None:
-    """Delete the directories `code`, `code-2`, ... of a run."""
+    """Delete the files that the records `code`, `code-2`, ... of a run name, and directories that are empty then."""
     for _, path in code_records(run_directory):
         with storing(path, "delete"):
-            shutil.rmtree(path)
+            remove_files([path / each for each in recorded_files(path)], path)
 
 
 def _place(run_directory: Path, number: int) -> Path:

@@ -7,17 +7,23 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO
 
-from emrun.errors import TIMED_OUT, ReadTimeout, StorageError, is_timeout
+from emrun.errors import TIMED_OUT, ReadTimeout, StorageError, UsageError, is_timeout
 from emrun.wording import size_of
 
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of new ones
 # absolute directory with a / -> the check, which raises if this process may not write it any more; unguarded part
 _GUARDS: dict[str, tuple[Callable[[], None], str]] = {}
+_WRITTEN: dict[str, set[str]] = {}  # absolute run directory with a / -> the files that were written, relative to it
+_OF_USER: set[str] = set()  # those that had files before the run
+LIST = ".files"
+"""The file in a run directory that lists what the run has written, but for folders with lists of their own."""
+_LISTED_ELSEWHERE = ("checkpoints/", "failures/", "eval/", ".")
+_LARGEST_LIST = 50_000_000  # bytes
 
 
 @contextmanager
@@ -109,14 +115,52 @@ def unguard(directory: Path) -> None:
     _GUARDS.pop(f"{directory}{os.sep}", None)
 
 
+def note_writes(directory: Path, *known: str, is_of_user: bool = False) -> None:
+    """Note from now on what is written below the directory of a run; see `write_list`.
+
+    Args:
+        directory: the run directory.
+        known: names of files that the run has written already.
+        is_of_user: whether files were there before the run: those that it would change are the user's.
+    """
+    place = f"{directory.absolute()}{os.sep}"
+    _WRITTEN[place] = {*known, *map(str, listed_files(directory) or ())}
+    (_OF_USER.add if is_of_user else _OF_USER.discard)(place)
+
+
+def listed_files(directory: Path) -> list[PurePath] | None:
+    """Return what `write_list` has written; None if there is no list."""
+    try:
+        names = read_regular(directory / LIST, _LARGEST_LIST).decode(errors="surrogateescape").split("\0")
+    except StorageError:
+        return None
+    found = [PurePath(name) for name in names if name]
+    return [each for each in found if not each.is_absolute() and ".." not in each.parts]
+
+
+def write_list(directory: Path) -> None:
+    """Write the list of what the run in a directory has written, if it is not complete."""
+    written = _WRITTEN.get(f"{directory.absolute()}{os.sep}")
+    if written is not None and written != {str(each) for each in listed_files(directory) or ()}:
+        write_atomically(directory / LIST, "\0".join(sorted(written)).encode(errors="surrogateescape"))
+
+
 def check_guards(path: Path) -> None:
-    """Check that a file may be changed.
+    """Check that a file may be changed, and note that the run writes it.
 
     Raises:
         RunInUse: the file is part of a run that another process has taken over from this one.
+        UsageError: the file was there before the run.
     """
-    if _GUARDS:
+    if _GUARDS or _WRITTEN:
         absolute = str(path.absolute())
+        for directory, written in _WRITTEN.items():
+            if absolute.startswith(directory) and not absolute.startswith(_LISTED_ELSEWHERE, len(directory)):
+                name = absolute[len(directory) :]
+                if directory in _OF_USER and name not in written and os.path.lexists(absolute):
+                    message = f"{path} was there before the run, which would change it"
+                    raise UsageError(f"{message}; choose another directory, or move the file")
+                written.add(name)
         for directory, (check, free) in list(_GUARDS.items()):
             if absolute.startswith(directory) and not absolute.startswith(free):
                 check()
@@ -143,6 +187,21 @@ def written_aside(place: Path, aside: Path | None = None) -> Iterator[Path]:
     finally:
         _delete(aside)
     flush_directory(place.parent)
+
+
+def remove_files(files: Iterable[Path], home: Path) -> None:
+    """Remove files and links, and the directories in which nothing is left then, up to and with `home`.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    folders: dict[Path, None] = {}
+    for path in files:
+        path.unlink(missing_ok=True)
+        folders.update(dict.fromkeys(each for each in path.parents if each.is_relative_to(home)))
+    for each in sorted(folders, key=lambda path: -len(path.parts)):
+        with suppress(OSError):  # it is not empty, or a mount point
+            each.rmdir()
 
 
 def _delete(path: Path) -> None:

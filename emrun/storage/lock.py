@@ -143,6 +143,13 @@ def last_writer_elsewhere(directory: Path) -> str | None:
     return str(owner) if owner is not None and owner.host != socket.gethostname() else None
 
 
+def process_of(host: object, pid: object) -> str | None:
+    """Return a process in words, unless it is known to have ended."""
+    if not isinstance(pid, int) or (host == socket.gethostname() and not _start_of(pid)[0]):
+        return None
+    return f"process {pid} on {host}"
+
+
 def _start_of(pid: int) -> tuple[bool, int | None]:
     """Return whether a process of this host is running, and when it started, None if that is not known."""
     if sys.platform != "linux":

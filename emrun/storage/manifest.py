@@ -16,6 +16,7 @@ from emrun.errors import ReadTimeout, StateError, StorageError, UsageError, reas
 from emrun.fields import ANOTHER_CHECKPOINT, FILES, Kind, kinds_of, mapping_of, reading, record, sequence_of, whole
 from emrun.storage.files import flush_directory, refuse_timeout, storing
 from emrun.storage.sealed import damaged_file, read_seal, seal, write_seal
+from emrun.wording import from_here
 
 FORMAT = 1
 FILE = "manifest.json"
@@ -141,10 +142,11 @@ def check_resumable(place: Path) -> None:
         UsageError: it has not.
     """
     if not (place / STATE).exists():
+        shown = from_here(place)
         raise UsageError(
-            f"checkpoint {place} has no {STATE}, so that it cannot be resumed: `emrun prune --optimizer-states` has "
+            f"checkpoint {shown} has no {STATE}, so that it cannot be resumed: `emrun prune --optimizer-states` has "
             "removed it. The run can still be evaluated; to begin a new run with its weights, set "
-            f"model.init_from: {place}"
+            f"model.init_from: {shown}"
         )
 
 

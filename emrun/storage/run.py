@@ -16,7 +16,16 @@ from emrun.arguments import safe_component
 from emrun.censor import Censor, keep_on_terminal
 from emrun.errors import RunExists, UsageError
 from emrun.storage.code_record import CodeRecord, remove_code
-from emrun.storage.files import check_guards, flush_lines, make_directory, storing, write_atomically
+from emrun.storage.files import (
+    LIST,
+    check_guards,
+    flush_lines,
+    make_directory,
+    note_writes,
+    storing,
+    write_atomically,
+    write_list,
+)
 from emrun.storage.lines import Change, Lines
 from emrun.storage.lock import EVALUATIONS, RunLock
 from emrun.storage.log import LOG, RunLog
@@ -24,10 +33,12 @@ from emrun.storage.metrics import METRICS, in_words, is_before, numbers, read_me
 from emrun.storage.steps import STEPS, StepsFile
 from emrun.storage.trace import TRACE, Clock, Trace, last_status, local_time, read_trace
 from emrun.types import EpochData
+from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
+_PARTS = (LOG, METRICS, STEPS, CHECKPOINTS, EVALUATIONS, "code", "failures")
 _FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
 _DEFAULT_FORMAT = "{name}_{timestamp}"
 
@@ -42,6 +53,7 @@ class Run:
         clock: returns the time.
         lock: the lock of the directory, released at the end of the run.
         censor: removes values of the environment from the log, the trace and the capsules of failed steps.
+        is_of_user: whether the directory had files before the run, which must stay as they are.
     """
 
     def __init__(
@@ -53,6 +65,7 @@ class Run:
         clock: Clock = local_time,
         lock: RunLock | None = None,
         censor: Censor | None = None,
+        is_of_user: bool = False,
     ) -> None:
         self.directory = directory
         self.censor = Censor() if censor is None else censor
@@ -62,6 +75,7 @@ class Run:
         self.censor.keep(*places)
         keep_on_terminal(*places)
         self._lock = lock
+        note_writes(directory, CONFIG, TRACE, LOG, is_of_user=is_of_user)
         self.metrics: list[dict[str, Any]] = []
         self._lines = Lines(directory / METRICS)
         self.steps = StepsFile(directory / STEPS)
@@ -158,6 +172,7 @@ class Run:
         try:
             flush_lines()
             self.trace.write()
+            write_list(self.directory)
         finally:
             if self.write_report is None:
                 self.release()
@@ -167,6 +182,7 @@ class Run:
         try:
             if self.write_report is not None and self.trace.has_ended:
                 self.write_report(self.directory)
+                write_list(self.directory)
         finally:
             self.write_report = None
             self.release()
@@ -183,7 +199,7 @@ class Run:
             if not only_own_files:
                 shutil.rmtree(self.directory)
                 return
-            for name in (CONFIG, TRACE, LOG):
+            for name in (CONFIG, TRACE, LOG, LIST):
                 (self.directory / name).unlink(missing_ok=True)
 
 
@@ -219,9 +235,12 @@ def create_run(
         StorageError: the directory cannot be created.
     """
     directory = output_dir or output_root / _directory_name(name, clock)
+    check_readable_name(directory)
+    is_of_user = False
     with storing(directory, "create"):
         if output_dir is not None:
             make_directory(directory, exist_ok=True)
+            is_of_user = any(directory.iterdir()) and not holds_run(directory)
         else:
             others = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
             directory = _make_free(itertools.chain((directory,), others))
@@ -233,7 +252,7 @@ def create_run(
         else:
             check_free(directory)
         write_atomically(directory / CONFIG, config_text)
-        run = Run(directory, seed=seed, command=command, clock=clock, lock=lock, censor=censor)
+        run = Run(directory, seed=seed, command=command, clock=clock, lock=lock, censor=censor, is_of_user=is_of_user)
         run.trace.begin()
     except BaseException:
         lock.release()
@@ -288,6 +307,27 @@ def check_free(directory: Path) -> None:
             f"{directory} already holds a run ({last_status(read_trace(directory))}); choose another "
             "--output-dir, continue the run with `emrun resume`, or add --auto-resume"
         )
+    there = [] if holds_run(directory) else [name for name in _PARTS if os.path.lexists(directory / name)]
+    if there:
+        raise UsageError(
+            f"{directory} has {listed(there)}, which no run has written and a run would change; choose another "
+            "--output-dir, or move what is there"
+        )
+
+
+def check_readable_name(directory: Path) -> None:
+    """Check that the files of a run can be read again: the format of the weights needs a path in UTF-8.
+
+    Raises:
+        UsageError: the path is not encoded in UTF-8.
+    """
+    try:
+        str(directory.absolute()).encode()
+    except UnicodeEncodeError as error:
+        message = (
+            f"the path {str(directory.absolute())!r} is not encoded in UTF-8, so that weights in it cannot be read"
+        )
+        raise UsageError(f"{message}; use another directory: a run that is there can be moved") from error
 
 
 def is_failed_start(directory: Path) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from emrun.fields import FILES, fitting
 from emrun.storage.files import flush_directory, flush_file, storing, write_atomically
 
 _CHUNK = 2**24  # bytes; large, because a thread waits for the interpreter lock between two chunks
@@ -61,6 +62,16 @@ def read_seal(path: Path) -> tuple[Any, bool]:
     """
     content = json.loads(path.read_text(encoding="utf-8"))
     return content, isinstance(content, dict) and content.pop("sha256", None) == json_digest(content)
+
+
+def files_of(path: Path) -> list[str]:
+    """Return the names of the files of a folder, with that of the file that describes them; none if it is damaged."""
+    try:
+        content, _ = read_seal(path)
+    except (OSError, ValueError, RecursionError):
+        return []
+    files: Any = content.get("files") if isinstance(content, dict) else None
+    return [path.name, *files] if fitting(files, FILES) else [path.name]
 
 
 def damaged_file(folder: Path, files: Mapping[str, Any]) -> tuple[str, bool] | None:

@@ -21,7 +21,7 @@ import emrun
 from emrun.censor import Censor
 from emrun.fields import ANYTHING, FLAG, TEXT, choice, fitting, mapping_of, optional, record, sequence_of, shown, whole
 from emrun.ranks import ranks
-from emrun.storage.files import refuse_timeout, write_atomically
+from emrun.storage.files import refuse_timeout, write_atomically, write_list
 from emrun.storage.git import head_of
 
 _LOG = logging.getLogger(__name__)
@@ -131,6 +131,7 @@ class Trace:
         if self._written_at is None or not timedelta(0) <= now - self._written_at < _INTERVAL:  # it may be set back
             self._written_at = now
             self.write()
+            write_list(self._path.parent)
 
     def end(self, **entries: Any) -> None:
         """Set when and how the run ended; the caller writes the file."""

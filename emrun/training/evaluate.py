@@ -24,7 +24,7 @@ from emrun.ranks import join, ranks
 from emrun.storage import checkpoints
 from emrun.storage.lock import EVALUATIONS
 from emrun.storage.manifest import Manifest, verify
-from emrun.storage.run import CHECKPOINTS, CONFIG, create_evaluation, holds_run, no_run
+from emrun.storage.run import CHECKPOINTS, CONFIG, check_readable_name, create_evaluation, holds_run, no_run
 from emrun.training.build import Training, assemble
 from emrun.training.create import assemble_alike, check_alike, follow, kept_or_removed, warn_of
 from emrun.training.user_code import log_code_directory, warn_of_changed_code
@@ -134,7 +134,7 @@ def evaluate(
             return training.main_loop.run_evaluation(stream)
         except BaseException:
             if training.main_loop.capsule is not None:
-                place = training.main_loop.capsule
+                place = from_here(training.main_loop.capsule)
                 _LOG.warning("repeat the step that failed with: emrun replay %s", place)
             raise
 
@@ -143,6 +143,7 @@ def config_of(directory: Path) -> Config:
     """Return the config of a run, before interpolation."""
     if not holds_run(directory):
         raise no_run(directory)
+    check_readable_name(directory)
     return read_config(directory / CONFIG)
 
 

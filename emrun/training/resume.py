@@ -25,12 +25,12 @@ from emrun.runs.report.page import complete
 from emrun.schedule_plan import log_plan
 from emrun.storage import checkpoints
 from emrun.storage.code_record import copy_code
-from emrun.storage.files import storing, write_atomically
+from emrun.storage.files import check_guards, storing, write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
 from emrun.storage.manifest import check_resumable, verify
 from emrun.storage.metrics import METRICS, read_metrics
-from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run, no_run
+from emrun.storage.run import CHECKPOINTS, CONFIG, Run, check_readable_name, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, plan_schedule
 from emrun.training.create import DRAWN, assemble_alike, check_alike, follow, warn_of
@@ -79,6 +79,7 @@ def resume_training(
     with joined.in_step() as tell:
         if not (source / CONFIG).exists():
             raise no_run(source)
+        check_readable_name(source)
         if joined.is_first:
             return _resumed(
                 source, overrides, checkpoint_name, None if fork is None else expanded(fork).absolute(), command, tell
@@ -314,6 +315,7 @@ def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -
     for path in sorted(source.iterdir()):  # metrics and files of hooks; `restore` rewinds them
         if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
             with suppress(FileNotFoundError):  # deleted meanwhile
+                check_guards(directory / path.name)
                 shutil.copy2(path, directory / path.name)
     copy_code(source, directory)
     return copied

@@ -161,8 +161,18 @@ def test_a_page_that_cannot_be_written_is_a_warning(trained, emrun, tmp_path):
     (tmp_path / "run" / "report.html").mkdir(parents=True)
     done = emrun("train", "config.yaml", "--output-dir", "run")
     assert done.returncode == 0
-    assert "run/report.html was not written: StorageError: cannot write run/report.html" in done.stderr
+    assert "run/report.html was not written: UsageError: " in done.stderr
     assert "finished" in (tmp_path / "run" / "trace.yaml").read_text()
+
+
+def test_a_file_that_is_no_page_is_overwritten_only_if_wanted(make_run, emrun, tmp_path):
+    make_run("a", [0.1, 0.5])
+    (tmp_path / "notes.html").write_text("<!DOCTYPE html>\n<html>mine")
+    refused = emrun("report", "log/a", "-o", "notes.html")
+    assert (refused.returncode, (tmp_path / "notes.html").read_text()) == (2, "<!DOCTYPE html>\n<html>mine")
+    assert "notes.html exists, and is not a page of emrun; choose another file" in refused.stderr
+    for options in (["--overwrite"], []):
+        assert emrun("report", "log/a", "-o", "notes.html", *options).returncode == 0
 
 
 def test_runs_are_compared(make_run, emrun, tmp_path):

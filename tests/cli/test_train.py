@@ -583,6 +583,42 @@ def test_without_statistics_there_is_no_table_and_quiet_rm_says_nothing(project,
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_files_that_were_there_before_a_run_stay_as_they_are(project, emrun):
+    mine = project / "mine"
+    for name in ("train.log", "code/main.py", "checkpoints/pretrained.pt", "metrics.jsonl", "eval/x", "failures/1/x"):
+        shutil.rmtree(mine, ignore_errors=True)
+        (mine / name).parent.mkdir(parents=True)
+        (mine / name).write_text("mine")
+        done = emrun("train", "-q", "config.yaml", "--output-dir", "mine")
+        assert done.returncode == 2
+        assert f"mine has {name.partition('/')[0]}, which no run has written" in done.stderr
+        assert [path.read_text() for path in mine.rglob("*") if path.is_file()] == ["mine"]
+    shutil.rmtree(mine)
+    mine.mkdir()
+    names = ("training.csv", "report.html", "notes.txt")
+    for name in names:
+        (mine / name).write_text("mine")
+    done = emrun("train", "-q", "config.yaml", "--output-dir", "mine", "hooks.WriteCSV={}")
+    assert done.returncode == 2
+    assert "training.csv was there before the run, which would change it" in done.stderr
+    (mine / "training.csv").rename(mine / "old.csv")
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "mine", "hooks.WriteCSV={}").returncode == 0
+    assert {(mine / name).read_text() for name in (*names[1:], "old.csv")} == {"mine"}
+    shown = emrun("prune", "mine", "--yes")
+    assert "mine stays, with 3 files of yours: notes.txt, old.csv, report.html" in shown.stdout
+    assert sorted(path.name for path in mine.iterdir()) == ["notes.txt", "old.csv", "report.html"]
+
+
+def test_the_directory_of_a_run_can_be_read_again(project, emrun):
+    name = os.fsdecode(b"caf\xe9")
+    done = emrun("train", "-q", "config.yaml", "--output-dir", name)
+    assert done.returncode == 2
+    assert "is not encoded in UTF-8, so that weights in it cannot be read" in done.stderr
+    assert not (project / name).exists()
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "./~").returncode == 0
+    assert (project / "~" / "trace.yaml").exists()
+
+
 MOVES = """
 import os
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from emrun.errors import RunInUse, StorageError, UsageError
-from emrun.runs import pruning
+from emrun.runs import own_files, pruning
 from emrun.runs.columns import column, rows_of
 from emrun.runs.pruning import Removal, better, without_best
 from emrun.runs.search import find_runs
 from emrun.runs.stored_run import StoredRun, size_below
 from emrun.storage import checkpoints
+from emrun.storage.files import write_atomically, write_list
 from emrun.storage.lock import RunLock
 from emrun.storage.manifest import STATE, TO_RESUME, TRAINED, check_resumable, verify
 from emrun.storage.state_file import FILE as STATE_FILE
@@ -30,15 +31,15 @@ def directory(make_run):
 
     for iteration, name in ((10, "best"), (20, "latest")):
         checkpoints.commit(place / "checkpoints", save, epoch=1, iteration=iteration, names=[name])
-    (place / "plots").mkdir()
-    (place / "plots" / "a.png").write_bytes(b"png")
+    write_atomically(place / "training.csv", "epoch")
+    write_list(place)
     return place
 
 
 def test_a_whole_run_is_removed(directory):
     removal = Removal.of(StoredRun(directory), "runs")
-    assert removal.size == size_below(directory)
-    assert removal.refusal() is None
+    assert removal.size == size_below(directory) - (directory / ".lock").stat().st_size
+    assert (removal.refusal(), removal.others) == (None, [])
     removal.carry_out()
     assert not directory.exists()
     assert directory.parent.is_dir()
@@ -67,17 +68,19 @@ def test_without_optimizer_states_checkpoints_are_intact_but_not_resumable(direc
 
 
 def test_what_an_interrupt_leaves_is_removed_the_next_time(directory, monkeypatch):
-    def stop(*_):
-        raise KeyboardInterrupt
+    unlink = Path.unlink
+    for what, most in (("checkpoints", 3), ("runs", 5)):
+        left = iter(range(most))
 
-    for what, name in (("checkpoints", "rmtree"), ("runs", "rmtree")):
+        def stop(self, missing_ok=False, left=left):
+            if not self.name.startswith(".") and next(left, None) is None:
+                raise KeyboardInterrupt
+            unlink(self, missing_ok=missing_ok)
+
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(shutil, name, stop)
+            patch.setattr(Path, "unlink", stop)
             Removal.of(StoredRun(directory), what).carry_out()
         assert StoredRun(directory).status == "finished"  # it is still a run
-    removal = Removal.of(StoredRun(directory), "checkpoints")
-    assert removal.size > 6000
-    removal.carry_out()
     Removal.of(StoredRun(directory), "runs").carry_out()
     assert not directory.exists()
 
@@ -143,34 +146,82 @@ def test_a_link_and_a_damaged_run_are_refused(directory, tmp_path):
     assert "is damaged" in Removal.of(StoredRun(directory), "runs").refusal()
 
 
-def test_links_in_a_run_are_removed_and_not_followed(directory, tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "kept").write_text("kept")
-    (directory / "data").symlink_to(tmp_path / "data")
-    (directory / "plots" / "more").symlink_to(tmp_path / "data")
-    Removal.of(StoredRun(directory), "runs").carry_out()
-    assert not directory.exists()
-    assert (tmp_path / "data" / "kept").read_text() == "kept"
-
-
 def test_checkpoints_behind_a_link_are_refused(directory, tmp_path):
     (directory / "checkpoints").rename(tmp_path / "elsewhere")
     (directory / "checkpoints").symlink_to(tmp_path / "elsewhere")
     assert "links are not followed" in Removal.of(StoredRun(directory), "checkpoints").refusal()
 
 
-@pytest.mark.parametrize(("make", "found"), [
-    (lambda place: (place / "my_model.py").write_text(""), "my_model.py"),
-    (lambda place: (place / ".git").mkdir(), ".git"),
-    (lambda place: shutil.copytree(place.parent / "b", place / "more" / "b"), "another run, more/b"),
-    (lambda place: os.chdir(place / "plots"), "the current directory"),
-])  # fmt: skip
-def test_a_directory_that_is_more_than_a_run_is_refused(directory, make_run, monkeypatch, make, found):
-    make_run("b")
-    monkeypatch.chdir(Path.cwd())
-    make(directory)
-    assert f"it has {found}; remove it by hand" in Removal.of(StoredRun(directory), "runs").refusal()
+def test_what_emrun_has_not_written_stays_with_its_directory(directory, make_run, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "kept").write_text("kept")
+    inside = ["src/model.py", ".git/HEAD", "notes.txt", "metrics.sqlite", "report.html", "checkpoints/pretrained.pt"]
+    inside += [
+        "checkpoints/it-00000010/mine",
+        "eval/mine/x",
+        "failures/1/x",
+        "code/main.py",
+        "tensorboard/x",
+        "plots/a.png",
+    ]
+    for name in inside:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(name)
+    (directory / "link").symlink_to(tmp_path / "data")
+    (directory / "plots" / "more").symlink_to(tmp_path / "data" / "kept")
+    os.mkfifo(directory / "pipe")
+    shutil.copytree(make_run("b").directory, directory / "more" / "b")
+    before = {path: path.read_bytes() for path in (directory / "more").rglob("*") if path.is_file()}
+    removal = Removal.of(StoredRun(directory), "runs")
+    assert removal.refusal() is None
+    assert {str(each.relative_to(directory)) for each in removal.others} >= {*inside, "link", "plots/more", "pipe"}
+    removal.carry_out()
+    left = {str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir() or path.is_symlink()}
+    assert left == {*inside, "link", "plots/more", "pipe", *(str(each.relative_to(directory)) for each in before)}
+    assert all((directory / name).read_text() == name for name in inside)
+    assert before == {path: path.read_bytes() for path in before}
+    assert (tmp_path / "data" / "kept").read_text() == "kept"
+
+
+def test_a_run_that_was_made_without_a_list_has_the_files_with_names_of_emruns_parts(directory):
+    (directory / ".files").unlink()
+    (directory / "mine.csv").write_text("")
+    Removal.of(StoredRun(directory), "runs").carry_out()
+    assert [path.name for path in directory.iterdir()] == ["mine.csv"]
+
+
+def test_a_list_does_not_lead_out_of_the_directory(directory, tmp_path):
+    (tmp_path / "kept").write_text("")
+    (directory / "out").symlink_to(tmp_path)
+    names = ["../../kept", str(tmp_path / "kept"), "out/kept", "trace.yaml"]
+    (directory / ".files").write_text("\0".join(names))
+    Removal.of(StoredRun(directory), "runs").carry_out()
+    assert (tmp_path / "kept").exists()
+
+
+def test_what_is_below_a_mount_point_stays(directory, monkeypatch, tmp_path):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"36 35 98:0 / {directory}/eval\\040x rw - ext4 /dev/sda1 rw\n36 35 98:0 / {directory}/training.csv rw -"
+    )
+    monkeypatch.setattr(own_files, "_MOUNTS", mounts)
+    Removal.of(StoredRun(directory), "runs").carry_out()
+    assert [path.name for path in directory.iterdir()] == ["training.csv"]
+
+
+def test_a_run_in_the_current_directory_is_refused(directory, monkeypatch):
+    monkeypatch.chdir(directory)
+    assert "the current directory" in Removal.of(StoredRun(directory), "runs").refusal()
     assert Removal.of(StoredRun(directory), "checkpoints").refusal() is None
+
+
+def test_a_process_that_is_only_in_the_trace_is_asked_for(make_run):
+    run = make_run("a", (0.1,), status="running")
+    run.release()
+    for name in (".lock", ".owner.json"):
+        (run.directory / name).unlink(missing_ok=True)
+    refusal = Removal.of(StoredRun(run.directory), "runs").refusal()
+    assert f"may be in use by process {os.getpid()} on" in refusal
 
 
 def test_the_best_runs_are_left_out(make_run, tmp_path):

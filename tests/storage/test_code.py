@@ -55,13 +55,6 @@ def test_the_files_show_sources_patch_and_packages(tmp_path):
     assert (repository["commit"], repository["diff"], repository["untracked"]) == ("c" * 40, "diff.patch", ["log/"])
 
 
-def test_what_a_killed_process_left_is_replaced(tmp_path):
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules/old.py").write_text("")
-    assert written(tmp_path) is not None
-    assert not (tmp_path / "modules/old.py").exists()
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 10_000, '{"format": 2}', '{"format": 1, "modules": 3}'], ids=str)
 def test_a_record_that_is_damaged_or_of_another_format_is_unknown(tmp_path, text):
     write_code(tmp_path, CODE, 0)

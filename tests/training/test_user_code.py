@@ -382,10 +382,10 @@ def test_a_start_after_a_failed_start_replaces_its_code(project):
     with pytest.raises(ValueError, match="too early"):
         train(create_training(broken, output_dir=project / "run"))
     assert "failing_hook" in read_code(project / "run/code")["modules"]
-    (project / "run/code/modules/left.py").write_text("")
+    (project / "run/code/mine.py").write_text("")
     train(create_training(config, output_dir=project / "run"))
-    assert not (project / "run/code/modules/left.py").exists()
-    assert not (project / "run/code-2").exists()
+    assert [path.name for path in (project / "run/code").iterdir() if path.name != "batches.jsonl"] == ["mine.py"]
+    assert read_code(project / "run/code-2") is not None
 
 
 def test_python_and_its_packages_are_found_where_they_are(monkeypatch):

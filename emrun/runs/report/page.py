@@ -7,7 +7,9 @@ import functools
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 from emrun import __version__
 from emrun.epoch_data import is_rate
-from emrun.errors import RunInUse, UsageError
+from emrun.errors import RunInUse, StorageError, UsageError
 from emrun.runs.columns import Row
 from emrun.runs.pruning import better
 from emrun.runs.report import several_runs
@@ -25,13 +27,14 @@ from emrun.runs.report.one_run import RunPart, head, key_class, log_lines, secti
 from emrun.runs.report.thinning import Curve, Point
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Summaries, Which
-from emrun.storage.files import write_atomically
+from emrun.storage.files import opened_regular, write_atomically
 from emrun.storage.trace import TRACE
-from emrun.wording import counted, in_one_line
+from emrun.wording import counted, from_here, in_one_line
 
 _LOG = logging.getLogger(__name__)
 
 REPORT = "report.html"
+_GENERATOR = '<meta name="generator" content="emrun">'
 """The name of the page in a run directory."""
 _MOST_POINTS = 1_600  # of a curve
 _FEWEST_POINTS = 40
@@ -70,21 +73,30 @@ def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None 
     return _whole(heading, body, _data(parts, charts))
 
 
-def write_page(file: Path, runs: Sequence[StoredRun], **options: Any) -> int:
+def write_page(file: Path, runs: Sequence[StoredRun], *, overwrites: bool = False, **options: Any) -> int:
     """Write the page of runs into a file, whole or not at all, and return its size in bytes.
 
     Args:
         file: the file.
         runs: the runs.
+        overwrites: whether to replace also a file that is not a page of emrun.
         options: see `page`.
 
     Raises:
-        UsageError: see `page`.
+        UsageError: see `page`; or the file is not a page of emrun.
         StorageError: the file cannot be written.
     """
+    if not overwrites and os.path.lexists(file) and not _is_page(file):
+        raise UsageError(f"{file} exists, and is not a page of emrun; choose another file with -o, or add --overwrite")
     content = page(runs, **options).encode("utf-8", "backslashreplace")
     write_atomically(file, content)
     return len(content)
+
+
+def _is_page(file: Path) -> bool:
+    with suppress(StorageError), opened_regular(file) as content:
+        return _GENERATOR.encode() in content.read(1000)
+    return False
 
 
 def write_at_end(directory: Path) -> None:
@@ -96,7 +108,7 @@ def write_at_end(directory: Path) -> None:
         directory: the run directory.
     """
     try:
-        write_page(directory / REPORT, [StoredRun(directory)])
+        write_page(directory / REPORT, [StoredRun(from_here(directory))])
     except RunInUse:  # whoever has taken the run over writes the page
         pass
     except Exception as error:
@@ -314,6 +326,7 @@ def _whole(title: str, body: Html, data: str) -> str:
             '<html lang="en">',
             "<head>",
             '<meta charset="utf-8">',
+            _GENERATOR,
             tag("meta", http_equiv="Content-Security-Policy", content=policy),
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
