@@ -11,6 +11,7 @@ import torch
 
 from emrun.encoding import digest
 from emrun.errors import StorageError
+from emrun.ranks import ranks
 from emrun.sources import is_nested
 from emrun.storage.run import Run
 from emrun.streams.stream import StreamPosition
@@ -44,7 +45,7 @@ class Beginnings:
             return
         self._seen.add(key)
         try:
-            self._batches.note(*key, digests(batch))
+            self._batches.note(*key, digests(batch), ranks().size)
         except StorageError as error:
             _LOG.warning("the first batch of stream %r is not recorded: %s", stream, error)
 

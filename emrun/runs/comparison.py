@@ -10,16 +10,16 @@ from typing import Any
 
 from emrun.epoch_data import statistics
 from emrun.errors import ConfigError, StorageError
-from emrun.fields import TEXT, fitting, mapping_of, optional, record, whole
+from emrun.fields import fitting
 from emrun.runs.code_comparison import compare_code
 from emrun.runs.config_comparison import compare_configs
 from emrun.runs.step_comparison import compare_steps
 from emrun.runs.stored_run import StoredRun, number
+from emrun.storage.first_batches import LINE
 from emrun.storage.lines import read_lines
 from emrun.wording import in_one_line
 
 _MOST = 10_000  # entries of a file that are compared
-_BATCH = record({"stream": TEXT, "pass": whole(), "sources": mapping_of(optional(TEXT))})
 
 PARTS = ("config", "hooks_order", "modules", "packages", "python", "repositories", "device", "data", "epochs", "steps")
 """The parts of a comparison; a part without differences is None or an empty list."""
@@ -91,23 +91,23 @@ def _compare_batches(a: Path, b: Path) -> list[dict[str, Any]]:
     if not one.keys() & other.keys():
         raise NotCompared("no batch of the same stream is recorded in both")
     found = []
-    for stream, index in [each for each in one if each in other]:
-        mine, theirs = one[stream, index], other[stream, index]
+    for key in [each for each in one if each in other]:
+        (stream, index, _), mine, theirs = key, one[key], other[key]
         sources = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
         if sources:
             found.append({"stream": stream, "pass": index, "sources": sources})
     return found
 
 
-def _batches(directory: Path) -> dict[tuple[str, int], dict[str, str | None]]:
-    found: dict[tuple[str, int], dict[str, str | None]] = {}
+def _batches(directory: Path) -> dict[tuple[str, int, int], dict[str, str | None]]:
+    found: dict[tuple[str, int, int], dict[str, str | None]] = {}
     for line in read_lines(directory / "code" / "batches.jsonl"):
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if fitting(entry, _BATCH) and len(found) < _MOST:
-            found[entry["stream"], entry["pass"]] = entry["sources"]
+        if fitting(entry, LINE) and len(found) < _MOST:
+            found[entry["stream"], entry["pass"], entry.get("ranks", 1)] = entry["sources"]
     return found
 
 

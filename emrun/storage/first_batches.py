@@ -16,7 +16,10 @@ from emrun.wording import listed
 _LOG = logging.getLogger(__name__)
 
 BATCHES = "batches.jsonl"
-_LINE = record({"stream": TEXT, "pass": whole(), "sources": mapping_of(optional(TEXT))})
+LINE = record(
+    {"stream": TEXT, "pass": whole(), "ranks": whole(1), "sources": mapping_of(optional(TEXT))}, may_lack=("ranks",)
+)
+"""A line of the file; of several ranks, it has the rows of rank 0."""
 
 
 class FirstBatches:
@@ -30,15 +33,16 @@ class FirstBatches:
     def __init__(self, directory: Path, censor: Censor) -> None:
         self._path = directory / BATCHES
         self._censor = censor
-        self._known: dict[tuple[str, int], dict[str, str | None]] | None = None
+        self._known: dict[tuple[str, int, int], dict[str, str | None]] | None = None
 
-    def note(self, stream: str, pass_number: int, sources: Mapping[str, str | None]) -> None:
+    def note(self, stream: str, pass_number: int, sources: Mapping[str, str | None], ranks: int = 1) -> None:
         """Write the checksums of a stream's first batch unless they are there; log a warning if others are there.
 
         Args:
             stream: the name of the stream.
             pass_number: the number of the pass, 0 for an evaluation.
             sources: name of a source -> checksum of its values; None for values that have none.
+            ranks: how many ranks share the batch; those of another number are not compared.
 
         Raises:
             StorageError: the file cannot be read or written.
@@ -47,7 +51,7 @@ class FirstBatches:
         now = {self._censor(name): sha for name, sha in sources.items()}
         if self._known is None:
             self._known = self._read()
-        before = self._known.get((stream, pass_number))
+        before = self._known.get((stream, pass_number, ranks))
         if before == now:
             return
         if before is not None:
@@ -59,11 +63,12 @@ class FirstBatches:
                 listed(different),
                 self._path,
             )
-        self._known[stream, pass_number] = now
+        self._known[stream, pass_number, ranks] = now
+        several = {"ranks": ranks} if ranks > 1 else {}
         make_code_directory(self._path.parent)
-        append_line(self._path, json.dumps({"stream": stream, "pass": pass_number, "sources": now}))
+        append_line(self._path, json.dumps({"stream": stream, "pass": pass_number, **several, "sources": now}))
 
-    def _read(self) -> dict[tuple[str, int], dict[str, str | None]]:
+    def _read(self) -> dict[tuple[str, int, int], dict[str, str | None]]:
         """Read the file, and remove an incomplete line at its end; lines of another form are left as they are."""
         with storing(self._path, "read"):
             content = self._path.read_bytes() if self._path.exists() else b""
@@ -74,6 +79,6 @@ class FirstBatches:
                 entry = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if fitting(entry, _LINE):
-                found[entry["stream"], entry["pass"]] = entry["sources"]
+            if fitting(entry, LINE):
+                found[entry["stream"], entry["pass"], entry.get("ranks", 1)] = entry["sources"]
         return found

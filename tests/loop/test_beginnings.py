@@ -15,7 +15,7 @@ class Batches:
     def __init__(self):
         self.noted = []
 
-    def note(self, stream, pass_number, sources):
+    def note(self, stream, pass_number, sources, ranks):
         self.noted.append((stream, pass_number, list(sources)))
 
 

@@ -48,6 +48,14 @@ def test_a_resume_with_another_batch_adds_a_line_and_names_the_sources(path, cap
     assert len(note(path, ("train", 0, {"x": "aa", "y": "ee", "z": "ff"}))) == 2
 
 
+def test_rows_of_another_number_of_ranks_are_not_compared(path, caplog):
+    found = note(path, FIRST, ("train", 0, {"x": "ee"}, 2), ("train", 0, {"x": "ff"}, 3), ("train", 0, {"x": "ee"}, 2))
+    assert [line.get("ranks") for line in found] == [None, 2, 3]
+    assert caplog.text == ""
+    note(path, ("train", 0, {"x": "gg"}, 3))
+    assert "begins with another batch" in caplog.text
+
+
 def test_an_incomplete_line_is_removed_and_others_are_kept(path):
     note(path, FIRST)
     with path.open("a") as file:
