@@ -34,8 +34,8 @@ ONLY = {
     ("runs", "storage"): {
         f"emrun.storage.{name}"
         for name in (
-            *("code", "code_record", "files", "lines", "lock", "log", "manifest", "metrics", "run", "sealed", "steps"),
-            "trace",
+            *("code", "code_record", "files", "first_batches", "lines", "lock", "log", "manifest", "metrics", "run"),
+            *("sealed", "steps", "trace"),
         )
     },
 }
