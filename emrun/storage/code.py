@@ -15,11 +15,12 @@ from typing import Any
 
 from emrun.censor import Censor
 from emrun.fields import TEXT, choice, fitting, mapping_of, optional, record, sequence_of
-from emrun.storage.files import check_guards, flush_directory, flush_file, storing, write_atomically
+from emrun.storage.files import check_guards, flush_directory, flush_file, read_regular, storing, write_atomically
 
 RECORD = "record.json"
 _MODULES = "modules"
 _FORMAT = 1
+_LARGEST = 64_000_000  # bytes of the record
 KIND = record(
     {
         "format": choice(_FORMAT),
@@ -190,8 +191,8 @@ def read_code(directory: Path) -> dict[str, Any] | None:
         StorageError: it cannot be read.
     """
     try:
-        with storing(directory / RECORD, "read"), suppress(FileNotFoundError):
-            content: dict[str, Any] = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+        if (directory / RECORD).is_symlink() or (directory / RECORD).exists():
+            content: dict[str, Any] = json.loads(read_regular(directory / RECORD, _LARGEST))
             return content if fitting(content, KIND) else None
     except (ValueError, RecursionError):
         pass

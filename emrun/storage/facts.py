@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from emrun.storage.files import storing
+from emrun.storage.files import read_regular
 from emrun.storage.trace import read_trace
 
 CONFIG = "config.yaml"
+_LARGEST = 64_000_000  # bytes
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,7 @@ def facts_of(directory: Path) -> Facts:
         StorageError: `config.yaml` cannot be read.
     """
     path = directory / CONFIG
-    with storing(path, "read"):
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = read_regular(path, _LARGEST).decode() if os.path.lexists(path) else ""
     try:
         config = YAML(typ="safe", pure=True).load(text)
     except YAMLError:

@@ -95,7 +95,13 @@ def opened_regular(path: Path) -> Iterator[BinaryIO]:
 
 
 def _open_regular(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    """Open a file that is a regular one itself, and no link to one, without waiting."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, which is not followed") from error
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file")
@@ -240,7 +246,9 @@ def append_line(path: Path, line: str) -> None:
     """
     check_guards(path)
     with storing(path, "write"):
-        is_new = not path.exists()
+        is_new = not os.path.lexists(path)
+        if not is_new:
+            os.close(_open_regular(path))  # a pipe would wait for a reader
         size = 0 if is_new else path.stat().st_size
         try:
             with path.open("a", encoding="utf-8") as file:

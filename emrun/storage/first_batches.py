@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from emrun.censor import Censor
 from emrun.fields import TEXT, fitting, mapping_of, optional, record, whole
 from emrun.storage.code import make_code_directory
-from emrun.storage.files import append_line, storing, truncate
+from emrun.storage.files import append_line, read_regular, storing, truncate
 from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 
 BATCHES = "batches.jsonl"
+_LARGEST = 64_000_000  # bytes
 LINE = record(
     {"stream": TEXT, "pass": whole(), "ranks": whole(1), "sources": mapping_of(optional(TEXT))}, may_lack=("ranks",)
 )
@@ -71,7 +73,7 @@ class FirstBatches:
     def _read(self) -> dict[tuple[str, int, int], dict[str, str | None]]:
         """Read the file, and remove an incomplete line at its end; lines of another form are left as they are."""
         with storing(self._path, "read"):
-            content = self._path.read_bytes() if self._path.exists() else b""
+            content = read_regular(self._path, _LARGEST) if os.path.lexists(self._path) else b""
         truncate(self._path, content.rfind(b"\n") + 1)
         found = {}
         for line in content.splitlines():

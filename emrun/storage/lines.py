@@ -6,6 +6,7 @@ import enum
 import hashlib
 import io
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -121,8 +122,10 @@ class Lines:
         return Change.EDITED if len(content) == length else Change.LOST
 
     def _content(self) -> bytes:
-        with storing(self.path, "read"):
-            return self.path.read_bytes() if self.path.exists() else b""
+        if not os.path.lexists(self.path):
+            return b""
+        with opened_regular(self.path) as file:
+            return file.read()
 
     def _keep(self, content: bytes, kept: bytes) -> None:
         """Replace the file's content by the part that is kept."""

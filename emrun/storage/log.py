@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from emrun.censor import Censor
 from emrun.errors import reason_of
-from emrun.storage.files import storing
+from emrun.storage.files import opened_regular, storing
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,6 +45,9 @@ class RunLog:
         """
         if self._depth == 0:
             with storing(self._path, "write"):
+                if os.path.lexists(self._path):
+                    with opened_regular(self._path):  # a pipe would wait for a reader
+                        pass
                 self._file = _LogFile(self._path, encoding="utf-8")
             self._file.setFormatter(_CensoredFormatter(self._censor))
             self._level = self._root.level

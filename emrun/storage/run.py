@@ -22,6 +22,7 @@ from emrun.storage.files import (
     flush_lines,
     make_directory,
     note_writes,
+    opened_regular,
     storing,
     write_atomically,
     write_list,
@@ -313,6 +314,16 @@ def check_free(directory: Path) -> None:
             f"{directory} has {listed(there)}, which no run has written and a run would change; choose another "
             "--output-dir, or move what is there"
         )
+
+
+def check_config(directory: Path) -> None:
+    """Check that the config of a run is a regular file; the config of a new run may be a pipe.
+
+    Raises:
+        StorageError: it is not.
+    """
+    with opened_regular(directory / CONFIG):
+        pass
 
 
 def check_readable_name(directory: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.fields import Kind
-from emrun.storage.files import storing
+from emrun.storage.files import opened_regular, storing
 from emrun.storage.lines import Change, Lines, read_lines
 
 _LOG = logging.getLogger(__name__)
@@ -229,7 +229,7 @@ class StepsFile:
     def _not_a_step_record(self) -> str | None:
         """Return why the file has other content than this emrun writes; None if it has not."""
         is_step_record = False
-        with self._lines.path.open("rb") as file:
+        with opened_regular(self._lines.path) as file:
             is_beginning = True
             while block := file.readline(_BLOCK):
                 if is_beginning:

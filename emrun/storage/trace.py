@@ -21,7 +21,7 @@ import emrun
 from emrun.censor import Censor
 from emrun.fields import ANYTHING, FLAG, TEXT, choice, fitting, mapping_of, optional, record, sequence_of, shown, whole
 from emrun.ranks import ranks
-from emrun.storage.files import refuse_timeout, write_atomically, write_list
+from emrun.storage.files import read_regular, refuse_timeout, write_atomically, write_list
 from emrun.storage.git import head_of
 
 _LOG = logging.getLogger(__name__)
@@ -58,6 +58,9 @@ Clock = Callable[[], datetime]
 def local_time() -> datetime:
     """Return the time in the local time zone, with its offset."""
     return datetime.now().astimezone()
+
+
+_LARGEST = 64_000_000  # bytes
 
 
 class Trace:
@@ -160,7 +163,7 @@ def mark_pruned(directory: Path, reason: str) -> None:
         directory: the directory of the run.
         reason: why, in one line.
     """
-    trace = YAML(typ="safe", pure=True).load((directory / TRACE).read_text(encoding="utf-8"))
+    trace = YAML(typ="safe", pure=True).load(read_regular(directory / TRACE, _LARGEST).decode())
     write_atomically(directory / TRACE, _as_yaml({**trace, "status": "pruned", "reason": reason}))
 
 
@@ -190,7 +193,7 @@ def read_trace(directory: Path) -> dict[str, Any]:
     warning.
     """
     try:
-        trace = YAML(typ="safe", pure=True).load((directory / TRACE).read_text(encoding="utf-8"))
+        trace = YAML(typ="safe", pure=True).load(read_regular(directory / TRACE, _LARGEST).decode())
     except (OSError, ValueError, YAMLError) as error:
         refuse_timeout(error, directory / TRACE)
         return {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.epoch_data import statistics
+from emrun.storage.files import opened_regular
 from emrun.storage.metrics import METRICS, epoch_of
 from emrun.storage.steps import STEPS, read_chunk
 
@@ -98,7 +99,7 @@ class RowReader:
         path = self._directory / name
         if not path.exists():
             return
-        with path.open("rb") as file:
+        with opened_regular(path) as file:
             file.seek(self._offsets[name])
             for line in file:
                 if not line.endswith(b"\n"):

@@ -24,13 +24,16 @@ def check_free(run_directory: Path) -> None:
 
 
 def check_run(run_directory: Path) -> None:
-    """Check that a directory holds a run.
+    """Check that a directory holds a run, whose config can be read.
 
     Raises:
         UsageError: the directory is missing, or it is not a run directory.
+        StorageError: the config is a link or a pipe.
     """
     if not run.holds_run(run_directory):
         raise run.no_run(run_directory)
+    if (run_directory / run.CONFIG).exists():
+        run.check_config(run_directory)
 
 
 def ranks_of(directory: Path) -> int:

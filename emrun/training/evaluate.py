@@ -24,7 +24,15 @@ from emrun.ranks import join, ranks
 from emrun.storage import checkpoints
 from emrun.storage.lock import EVALUATIONS
 from emrun.storage.manifest import Manifest, verify
-from emrun.storage.run import CHECKPOINTS, CONFIG, check_readable_name, create_evaluation, holds_run, no_run
+from emrun.storage.run import (
+    CHECKPOINTS,
+    CONFIG,
+    check_config,
+    check_readable_name,
+    create_evaluation,
+    holds_run,
+    no_run,
+)
 from emrun.training.build import Training, assemble
 from emrun.training.create import assemble_alike, check_alike, follow, kept_or_removed, warn_of
 from emrun.training.user_code import log_code_directory, warn_of_changed_code
@@ -144,6 +152,7 @@ def config_of(directory: Path) -> Config:
     if not holds_run(directory):
         raise no_run(directory)
     check_readable_name(directory)
+    check_config(directory)
     return read_config(directory / CONFIG)
 
 

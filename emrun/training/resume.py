@@ -30,7 +30,7 @@ from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
 from emrun.storage.manifest import check_resumable, verify
 from emrun.storage.metrics import METRICS, read_metrics
-from emrun.storage.run import CHECKPOINTS, CONFIG, Run, check_readable_name, create_run, no_run
+from emrun.storage.run import CHECKPOINTS, CONFIG, Run, check_config, check_readable_name, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, plan_schedule
 from emrun.training.create import DRAWN, assemble_alike, check_alike, follow, warn_of
@@ -80,6 +80,7 @@ def resume_training(
         if not (source / CONFIG).exists():
             raise no_run(source)
         check_readable_name(source)
+        check_config(source)
         if joined.is_first:
             return _resumed(
                 source, overrides, checkpoint_name, None if fork is None else expanded(fork).absolute(), command, tell

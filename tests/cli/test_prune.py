@@ -1,6 +1,8 @@
 """`emrun prune`."""
 
 import json
+import os
+import shutil
 
 import pytest
 from projects import LINEAR
@@ -102,3 +104,39 @@ def test_without_optimizer_states_a_run_can_be_evaluated(emrun, tmp_path):  # bu
     assert "they cannot be resumed any more" in done.stdout
     evaluated = emrun("eval", "log/a", "valid", "-q")
     assert evaluated.returncode == 0, evaluated.stderr
+
+
+NAMES = ("config.yaml", "trace.yaml", "train.log", "code/record.json", "checkpoints/latest/manifest.json")
+MORE = ("metrics.jsonl", "steps.jsonl", ".files", "code/batches.jsonl", "checkpoints/latest/state.pt", ".owner.json")
+COMMANDS = {
+    "report": ["report", "r", "-o", "out.html"],
+    "ls": ["ls", "r", "-v"],
+    "prune": ["prune", "r", "--yes"],
+    "eval": ["eval", "-q", "r", "valid"],
+    "resume": ["resume", "-q", "r", "hooks.StopAfter.epochs=2"],
+}
+
+
+CASES = [(command, NAMES) for command in ("report", "resume")]
+CASES += [pytest.param(command, (*NAMES, *MORE), marks=pytest.mark.campaign) for command in COMMANDS]
+
+
+@pytest.mark.parametrize(("command", "names"), CASES)
+def test_no_command_follows_a_link_or_waits_for_a_pipe_in_a_run(emrun, tmp_path, command, names):
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    assert emrun("train", "c.yaml", "-q", "--output-dir", "run").returncode == 0
+    secret = tmp_path / "secret"
+    secret.write_text("seed: SECRET-7781")
+    for name in names:
+        for make in (os.mkfifo, lambda path: path.symlink_to(secret)):
+            shutil.rmtree(tmp_path / "r", ignore_errors=True)
+            shutil.copytree(tmp_path / "run", tmp_path / "r", symlinks=True)
+            place = tmp_path / "r" / name
+            place.unlink(missing_ok=True)
+            make(place)
+            done = emrun(*COMMANDS[command], timeout=20)
+            page = tmp_path / "out.html"
+            written = page.read_text() if page.exists() else ""
+            assert done.returncode in (0, 2, 74), (name, done.stderr)
+            assert "SECRET-7781" not in f"{done.stdout}{done.stderr}{written}", name
+            assert secret.read_text() == "seed: SECRET-7781", name

@@ -168,5 +168,5 @@ def test_a_run_directory_that_was_removed_does_not_come_back(tmp_path):
 
 def test_a_record_that_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / "record.json").mkdir()
-    with pytest.raises(StorageError, match=r"cannot read .*record.json: Is a directory"):
+    with pytest.raises(StorageError, match=r"cannot read .*record.json: it is not a regular file"):
         read_code(tmp_path)

@@ -4,7 +4,6 @@ import errno
 import json
 import logging
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -102,7 +101,7 @@ def test_beside_a_record_that_cannot_be_read_in_time_nothing_is_written(tmp_path
     def fail(path, **_):
         raise TimeoutError(errno.ETIMEDOUT, "timed out", str(path))
 
-    monkeypatch.setattr(Path, "read_text", fail)
+    monkeypatch.setattr("emrun.storage.files._open_regular", fail)
     assert recorded(tmp_path, code_of(net="2")) == ["code"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert "is not recorded completely: cannot read" in caplog.text

@@ -68,7 +68,7 @@ def test_two_blocks_write_one_after_the_other(run, root_logger):
 
 def test_a_log_that_cannot_be_written_is_a_storage_error(run, root_logger):
     (run.directory / "train.log").mkdir()
-    with pytest.raises(StorageError, match=r"cannot write .*train.log: Is a directory"), run.log:
+    with pytest.raises(StorageError, match=r"cannot read .*train.log: it is not a regular file"), run.log:
         pass
 
 

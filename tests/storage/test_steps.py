@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import os
-from pathlib import Path
 
 import pytest
 
@@ -188,7 +187,7 @@ def test_a_file_that_may_not_be_read_is_an_error_that_names_it(file, monkeypatch
     before = path.read_bytes()
     refused = OSError(errno.EACCES, "Permission denied")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", lambda *_, **__: (_ for _ in ()).throw(refused))
+        patch.setattr("emrun.storage.files._open_regular", lambda *_: (_ for _ in ()).throw(refused))
         with pytest.raises(StorageError, match=f"cannot read {path}: Permission denied") as caught:
             StepsFile(path).rewind(*positions[1], 5)
     assert caught.value.exit_status == 74
