@@ -37,7 +37,16 @@ def slow(path, code):
             raise OSError(code, os.strerror(code), str(file))
         return found
 
-    io.open = opening
+    opened_low = os.open
+
+    def opening_low(file, flags, *arguments, **keywords):
+        found = opened_low(file, flags, *arguments, **keywords)
+        if flags & os.O_ACCMODE == os.O_RDONLY and os.fstat(found).st_ino == inode:
+            os.close(found)
+            raise OSError(code, os.strerror(code), str(file))
+        return found
+
+    io.open, os.open = opening, opening_low
 
 
 @pytest.mark.timeout(7200)
