@@ -183,7 +183,7 @@ def test_a_limit_that_is_reached_ends_a_resume_in_the_middle_of_an_epoch_without
     training = resume_training(directory, ["model.optimizer.lr=0.1"])
     training.main_loop.change_hooks([*training.main_loop.hooks, hook])
     train(training)
-    assert hook.events == []
+    assert {each for each in hook.events if " at " in each} == {"valid at 7"}
     assert training.main_loop.outcome.reason == "7 iterations done (StopAfter iterations: 7)"
 
 
