@@ -1,6 +1,7 @@
 """Fixtures for all tests: the installed command in a process of its own, and small configs."""
 
 import compileall
+import gc
 import io
 import itertools
 import json
@@ -32,6 +33,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).parent.parent
 EMRUN = Path(sys.executable).with_name("emrun")
 COMMANDS = frozenset(["emrun", "emrun_on_terminal", "warm"])  # fixtures that start the installed command
+MANY = 1000  # tests that fork often enough to be worth a second of preparation
 WHOLE_RUNS = [ROOT / "tests" / name for name in ("cli", "faults", "training")]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts its background jobs so, and children inherit it
@@ -46,6 +48,22 @@ if not IS_WORKER:
 def pytest_addoption(parser):
     parser.addoption("--campaign", type=float, metavar="MINUTES", help="run many trials of tests/faults, for this time")
     parser.addoption("--cpu-seconds", metavar="FILE", help="write a table of the CPU seconds of the tests")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session):
+    """Store the compiled tests; keep the garbage collector away from what was collected, in forks too."""
+    stored, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = stored
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        if session.testscollected > MANY:
+            memory.use_large_pages()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -201,9 +219,10 @@ def tests_are_not_recorded():
 @pytest.fixture(autouse=True)
 def modules_of_one_test(tmp_path_factory):
     """Remove the modules that a test has written and imported: their files are deleted, and names may come again."""
-    before, temporary = set(sys.modules), (str(tmp_path_factory.getbasetemp()), f"{memory.DISK}{os.sep}{memory.PREFIX}")
+    temporary = (str(tmp_path_factory.getbasetemp()), f"{memory.DISK}{os.sep}{memory.PREFIX}")
+    newest = next(reversed(sys.modules))
     yield
-    for name in sys.modules.keys() - before:
+    for name in list(itertools.takewhile(lambda name: name != newest, reversed(sys.modules))):
         if str(getattr(sys.modules[name], "__file__", "")).startswith(temporary):
             del sys.modules[name]
     os.environ.pop("TQDM_DISABLE", None)  # a quiet command sets it, in the process of a test too

@@ -1,5 +1,6 @@
 """Where the files of the tests lie: in memory, where flushing a file costs nothing, if there is a place for them."""
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ DISK = os.environ.setdefault("EMRUN_TESTS_DISK", tempfile.gettempdir())
 """The directory for temporary files as it was before; processes of the tests inherit the variable."""
 _PLACES = (Path("/dev/shm"),)
 _NEEDED = 2 << 30  # bytes
+_LARGE, _COLLAPSE = 2 << 20, 25  # bytes of a large page; `MADV_COLLAPSE` of Linux 6.1
 
 
 def move_temporary_directory():
@@ -57,3 +59,14 @@ def _runs_programs(place):
     with suppress(OSError):
         return subprocess.run([program], check=False, timeout=60).returncode == 0
     return False
+
+
+def use_large_pages():
+    """Move the memory of this process to pages of 2 MiB, where Linux can: each fork copies and frees a table of pages."""
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, access, _, _, _, *name = line.split()
+        if access == "rw-p" and name in ([], ["[heap]"]):
+            first, end = (int(each, 16) for each in place.split("-"))
+            for address in range(-(-first // _LARGE) * _LARGE, end - _LARGE + 1, _LARGE):
+                libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_LARGE), _COLLAPSE)  # refused where nothing is

@@ -21,10 +21,12 @@ import subprocess
 import sys
 import threading
 import traceback
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
+import memory
 import numpy as np
 import parsing
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
@@ -167,6 +169,8 @@ if __name__ == "__main__":
         importlib.import_module(name)
     import_emrun()
     gc.freeze()
+    weakref.finalize._registry.clear()  # of operators of PyTorch, which each process would take out at its end
+    memory.use_large_pages()
     sys.argv = serve(socket.socket(fileno=os.dup(0)))
     sys.path[0] = str(Path(sys.argv[0]).parent)
     run(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
