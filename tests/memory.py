@@ -62,9 +62,9 @@ def _runs_programs(place):
 
 
 def use_large_pages():
-    """Move the memory of this process to pages of 2 MiB, where Linux can: each fork copies and frees a table of pages."""
-    libc = ctypes.CDLL(None)
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    """Move the memory of this process to pages of 2 MiB, where Linux can: each fork copies a table of pages."""
+    maps, libc = Path("/proc/self/maps"), ctypes.CDLL(None)
+    for line in maps.read_text().splitlines() if maps.exists() else ():
         place, access, _, _, _, *name = line.split()
         if access == "rw-p" and name in ([], ["[heap]"]):
             first, end = (int(each, 16) for each in place.split("-"))
