@@ -17,6 +17,7 @@ from emrun.loop.batch_checks import BatchChecks
 from emrun.parts import Joined, rows_of
 from emrun.ranks import Ranks
 from emrun.shares import Share, rows_in, total_in
+from emrun.sources import examples_of
 from emrun.types import Batch
 
 _LOG = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class RankEvents:
                 self._spare[key] = found[0]
         if key not in self._spare or (self.checks.leaves_out and not total):
             return {source: rows_of(values, 0, 0) for source, values in batch.items()}  # it may have a row of another
-        if not rows:
+        if not rows and not (isinstance(batch, Share) and not batch.counts and examples_of(batch) > 0):
             return Share(self._spare[key], False, total, whole)
         if isinstance(batch, Share):
             batch.total = total
