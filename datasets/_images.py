@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -65,13 +66,18 @@ def read_image(
     with Image.open(source, formats=formats) as image:
         if image.width * image.height > _MAX_PIXELS:
             raise ValueError(f"an image of {image.width} x {image.height} pixels is too large")
-        if image.mode not in _EIGHT_BITS:
+        deep = re.search(r";16|;32", str(image.tile)) or (image.format == "PPM" and _is_deep(image.tile))
+        if image.mode not in _EIGHT_BITS or deep:  # Pillow cuts colours of 16 bits off without a word
             raise ValueError(f"an image of mode {image.mode} has more than 8 bits per channel; convert the image first")
         is_transparent = image.mode == "P" and "transparency" in image.info
         converted = (image.convert("RGBA") if is_transparent else image).convert(mode)
     if size is not None and size != (converted.height, converted.width):
         converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     return np.asarray(converted).reshape(converted.height, converted.width, -1)
+
+
+def _is_deep(tiles: list[Any]) -> bool:
+    return any(isinstance(tile[3], tuple) and tile[3][-1] > 255 for tile in tiles)  # the largest value of a channel
 
 
 def write_floats(pixels: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:

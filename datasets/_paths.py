@@ -9,6 +9,7 @@ from pathlib import Path
 
 from emrun.arguments import expanded
 from emrun.errors import ArgumentError
+from emrun.wording import listed
 
 
 def files_of(argument: str, value: object) -> list[Path]:
@@ -34,12 +35,25 @@ def _matches(argument: str, path: Path) -> Sequence[Path]:
     if path.is_dir():
         raise ArgumentError(argument, f"{str(path)!r} is a directory; write for example {str(path / '*')!r}")
     if not glob.has_magic(str(path)):
-        raise ArgumentError(argument, f"there is no file {str(path)!r} (the current directory is {str(Path.cwd())!r})")
+        places = f"(the current directory is {str(Path.cwd())!r}){what_is_in(path.parent)}"
+        raise ArgumentError(argument, f"there is no file {str(path)!r} {places}")
     found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207  # absolute ones too
     files = [each for each in found if each.is_file()]
     if not files:
-        raise ArgumentError(argument, f"no file matches {str(path)!r} (the current directory is {str(Path.cwd())!r})")
+        places = f"(the current directory is {str(Path.cwd())!r}){what_is_in(path.parent)}"
+        raise ArgumentError(argument, f"no file matches {str(path)!r} {places}")
     return files
+
+
+def what_is_in(folder: Path) -> str:
+    """Return the first names in a folder for a message, or an empty string if there is no such folder."""
+    names = sorted(f"{each.name}{'/' * each.is_dir()}" for each in folder.iterdir()) if folder.is_dir() else None
+    return "" if names is None else f"; {str(folder)!r} has {first_of(names)}"
+
+
+def first_of(names: Sequence[str], most: int = 5) -> str:
+    """Return the first of some names, and how many more there are."""
+    return listed(list(map(repr, names[:most]))) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def identity(path: Path) -> tuple[int, int]:

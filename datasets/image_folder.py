@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,11 +14,13 @@ import numpy as np
 from emrun.arguments import check_choice, check_flag, expanded
 from emrun.datasets._examples import ExampleReader, OnBadExample
 from emrun.datasets._images import check_pillow, check_size, read_image, write_floats
+from emrun.datasets._paths import first_of, what_is_in
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, StreamError
 from emrun.stream_context import Rows, StreamContext
-from emrun.wording import listed
+from emrun.wording import counted, listed
 
+_LOG = logging.getLogger(__name__)
 _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _FORMATS = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]  # no others: Pillow runs Ghostscript on EPS
 _CHANNELS = {"RGB": 3, "L": 1}
@@ -34,8 +38,9 @@ class ImageFolder(Splits):
           flip: true
 
     In this example, `pictures/train/cat/0.png` is an image of the class `cat`. The files of a class may be in
-    subfolders of its folder. A file is an image if its name ends in png, jpg, jpeg, webp, gif, bmp, tif, tiff, ppm or
-    pgm. Files and folders whose names begin with a dot are ignored.
+    subfolders of its folder, and links to folders are followed. A file is an image if its name ends in png, jpg, jpeg,
+    webp, gif, bmp, tif, tiff, ppm or pgm. Other files, and files and folders whose names begin with a dot, are left
+    out, and counted in the log.
 
     Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Sources: `image`,
     float32 in [0, 1] of shape (B, C, H, W); `label`, int64 of shape (B,), the index of the class among the sorted
@@ -183,7 +188,8 @@ def _folders(argument: str, root: Path) -> list[str]:
         raise ArgumentError(argument, f"there is no folder {root} (the current directory is {Path.cwd()})")
     names = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
-        raise ArgumentError(argument, f"{root} has no folders; put the images of each class into a folder")
+        there = what_is_in(root)
+        raise ArgumentError(argument, f"{root} has no folders; put the images of each class into a folder{there}")
     return names
 
 
@@ -201,21 +207,39 @@ def _files(argument: str, root: Path, classes: list[str]) -> tuple[Path, list[st
         )
     files: list[str] = []
     labels: list[int] = []
+    others = [each.name for each in root.iterdir() if not each.is_dir() or each.name.startswith(".")]
     for label, name in enumerate(classes):
-        own = sorted(_pictures_below(argument, root, name))
+        own: list[str] = []
+        try:
+            _sort(root, name, own, others)
+        except OSError as error:
+            raise ArgumentError(argument, f"folder {error.filename} cannot be read: {error.strerror}") from error
         if not own:
-            raise ArgumentError(argument, f"{root / name} has no images ({listed(sorted(_ENDINGS))})")
-        files += own
+            endings = listed(sorted(_ENDINGS))
+            raise ArgumentError(argument, f"{root / name} has no images ({endings}){what_is_in(root / name)}")
+        files += sorted(own)
         labels += [label] * len(own)
+    if others:
+        _LOG.warning("%s: left out %s of %s: %s", argument, counted(len(others), "name"), root, first_of(others))
     return root, files, np.array(labels, np.int64)
 
 
-def _pictures_below(argument: str, root: Path, name: str) -> Iterator[str]:
-    def refuse(error: OSError) -> None:
-        raise ArgumentError(argument, f"folder {error.filename} cannot be read: {error.strerror}") from error
+def _sort(root: Path, folder: str, images: list[str], others: list[str], above: tuple[str, ...] = ()) -> None:
+    """Add the files below a folder to the images or, with hidden folders, to the others; links are followed.
 
-    for folder, folders, names in os.walk(root / name, onerror=refuse):
-        folders[:] = [each for each in folders if not each.startswith(".")]
-        for each in names:
-            if os.path.splitext(each)[1].lower() in _ENDINGS and not each.startswith("."):  # noqa: PTH122 - many files
-                yield os.path.relpath(os.path.join(folder, each), root)  # noqa: PTH118 - many files
+    Raises:
+        OSError: a folder cannot be read, or is a link to a folder that it is in.
+    """
+    place = os.path.realpath(root / folder)
+    if place in above:
+        raise OSError(errno.ELOOP, "it is a link to a folder above", str(root / folder))
+    with os.scandir(root / folder) as entries:
+        for each in entries:
+            path = f"{folder}/{each.name}"
+            if each.name.startswith("."):
+                others.append(path)
+            elif each.is_dir():
+                _sort(root, path, images, others, (*above, place))
+            else:
+                is_image = os.path.splitext(each.name)[1].lower() in _ENDINGS  # noqa: PTH122 - many files
+                (images if is_image else others).append(path)

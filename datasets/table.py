@@ -231,10 +231,11 @@ def _read_csv(
     expected: Mapping[str, np.dtype[Any]],
 ) -> Iterator[tuple[str, _Array]]:
     """Yield the sources of a CSV file; a source with an expected dtype is read as that dtype."""
-    with _reading(argument, path), path.open(newline="", encoding="utf-8-sig") as file:
+    with _reading(argument, path), path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         reader = csv.reader(file, strict=True)
+        limit = csv.field_size_limit(2**31 - 1)  # columns that are not read may hold anything
         try:
-            header = [name.strip() for name in next(reader, [])]
+            header = [name.strip() for name in next((row for row in reader if "".join(row).strip()), [])]
             if columns is None:
                 columns = {name: name for name in header}
             needed = dict.fromkeys(chain.from_iterable([v] if isinstance(v, str) else v for v in columns.values()))
@@ -253,6 +254,8 @@ def _read_csv(
                 lines.append(reader.line_num)
         except csv.Error as error:
             raise ArgumentError(argument, f"{path}:{reader.line_num}: {error}") from error
+        finally:
+            csv.field_size_limit(limit)
     for source, named in columns.items():
         if isinstance(named, str):
             column = _Column(argument, path, named, cells[named], lines)
@@ -267,6 +270,7 @@ def _place(argument: str, path: Path, header: Sequence[str], name: str) -> int:
         raise ArgumentError(argument, f"{path}: a column has no name; set `columns` to choose the sources")
     if name not in header:
         raise ArgumentError("columns", f"{path} has no column {name!r}{meant_of(name, header)}")
+    name.encode()  # or the file is not UTF-8
     if header.count(name) > 1:
         raise ArgumentError(argument, f"{path}: {header.count(name)} columns are named {name!r}")
     return header.index(name)

@@ -16,13 +16,13 @@ import numpy as np
 from emrun.arguments import check_choice, check_count
 from emrun.datasets._examples import ExampleReader
 from emrun.datasets._images import FORMATS, check_pillow, check_size, read_image, write_floats
-from emrun.datasets._paths import files_of, identity
+from emrun.datasets._paths import files_of, first_of, identity
 from emrun.datasets._splits import Splits
 from emrun.datasets._tar import DAMAGE, Member, is_plain_file, members_of
 from emrun.errors import ArgumentError, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
 from emrun.types import Batch
-from emrun.wording import listed
+from emrun.wording import counted, listed
 
 _LOG = logging.getLogger(__name__)
 _KINDS = (*FORMATS, "cls", "json", "npy", "txt")
@@ -42,8 +42,9 @@ class TarShards(Splits):
 
     The files of an example follow each other in a shard. Their names are equal up to the first dot of the last path
     component; the rest of the name is the field. `cats/007.png` and `cats/007.cls` are the fields `png` and `cls` of
-    one example. Links, devices and files whose names begin with a dot are ignored. The headers of all shards are read
-    once, when the dataset is built.
+    one example. `jpg` and `jpeg` are one field. Names that have none of the fields, links and files whose names begin
+    with a dot are left out, and counted in the log. A shard may be several archives, as `cat` joins them. The headers
+    of all shards are read once, when the dataset is built.
 
     Streams: `train`, and `valid` and `test` if they are given. The last extension of a field decides what its source
     is:
@@ -97,6 +98,13 @@ class TarShards(Splits):
             index = _Index(decoder.fields, skips=on_bad_example == "skip")
             for path in files_of(argument, files):
                 index.add(argument, path)
+            if index.others:
+                some = first_of(index.others)
+                _LOG.warning("%s: left out %s of the shards: %s", argument, counted(len(index.others), "name"), some)
+            if not index.names:
+                found = first_of(index.others)
+                message = f"there are no examples in it: the shards have {found}; sources: {listed(decoder.fields)}"
+                raise ArgumentError(argument, message)
             return _Shards(index, decoder, self._reader)
 
         super().__init__(
@@ -124,7 +132,7 @@ def _checked(sources: object) -> dict[str, str]:
             raise ArgumentError("sources", f"the field {field!r} of {source!r} does not end in one of {kinds}")
     if any(_kind(field) in FORMATS for field in sources.values()):
         check_pillow("TarShards")
-    return {source: field.lower() for source, field in sources.items()}
+    return {source: _same_field(field) for source, field in sources.items()}
 
 
 def _kind(field: str) -> str:
@@ -141,6 +149,8 @@ class _Index:
         self.sizes: list[int] = []  # number of examples in each shard
         self.names: list[str] = []
         self.places: list[list[tuple[int, int]]] = []  # for each example: offset and length of each field
+        self.others: list[str] = []
+        """Names of examples that have none of the fields, and of files whose content is elsewhere."""
         self._skips = skips
 
     def add(self, argument: str, path: Path) -> None:
@@ -154,7 +164,7 @@ class _Index:
         self.identities.append(identity(path))
         try:
             with path.open("rb") as file:
-                for offset, name, members in _examples_of(file, self.fields):
+                for offset, name, members in _examples_of(file, self.fields, self.others):
                     self._add_example(offset, name, members)
         except DAMAGE as error:
             if not self._skips or len(self.names) == before:
@@ -167,39 +177,55 @@ class _Index:
     def _add_example(self, offset: int, name: str, members: Mapping[str, tuple[int, int]]) -> None:
         places = [members.get(field, (_ABSENT, 0)) for field in self.fields]
         absent = [field for field, (start, _) in zip(self.fields, places, strict=True) if start == _ABSENT]
-        if len(absent) == len(places):
-            return  # not an example, but for instance a note about the shard
+        dotted = [
+            {each[: -len(field)] for each in members if each.endswith(f".{field}") and each not in self.fields}
+            for field in self.fields
+        ]
+        if len(absent) == len(places) and not any(dotted):
+            self.others.append(f"{name} ({listed([*members])})")  # for instance a note about the shard
+            return
         if absent and not self._skips:
-            raise ValueError(
-                f"example {name!r} at offset {offset} has no field {listed(absent)} (it has {listed([*members])})"
-            )
+            advice = "; the name of an example ends at its first dot, so rename the files" if any(dotted) else ""
+            what = f"has no field {listed(absent)} (it has {listed([*members])}){advice}"
+            raise ValueError(f"example {name!r} at offset {offset} {what}")
+        if len(absent) == len(places):
+            self.others += [f"{name}.{each}*" for each in sorted(set.union(*dotted))]
+            return
+        self.others += [f"{name}.{each}*" for each in sorted(set.intersection(*dotted))]
         self.names.append(name)
         self.places.append(places)
 
 
-def _examples_of(file: IO[bytes], fields: Sequence[str]) -> Iterator[tuple[int, str, dict[str, tuple[int, int]]]]:
+def _examples_of(
+    file: IO[bytes], fields: Sequence[str], others: list[str]
+) -> Iterator[tuple[int, str, dict[str, tuple[int, int]]]]:
     """Yield offset, name and members of each example of a shard: field -> offset and length of its content.
+
+    The names of links and of hidden files with one of the fields are added to `others`.
 
     Raises:
         ValueError: the shard is damaged; the complete examples before the damage were yielded.
     """
-    name, begins = None, 0
+    name, begins, archive = None, 0, 0
     members: dict[str, tuple[int, int]] = {}
     problem: BaseException | None = None
     try:
-        for member in _members(file):
+        for start, member in _members(file):
             folder, _, last = member.name.rpartition("/")
             stem, _, field = last.partition(".")
+            field = _same_field(field)
             if not stem or not is_plain_file(member):
+                if not member.isdir() and field.endswith(tuple(fields)):
+                    others.append(member.name)
                 continue
             here = f"{folder}/{stem}" if folder else stem
-            if here != name:
+            if (here, start) != (name, archive):
                 if name is not None:
                     yield begins, name, members
-                name, begins, members = here, member.offset, {}
-            if field.lower() in members:
+                name, begins, archive, members = here, member.offset, start, {}
+            if field in members:
                 raise ValueError(f"two files {member.name!r}, the second at offset {member.offset}")
-            members[field.lower()] = (member.offset_data, member.size)
+            members[field] = (member.offset_data, member.size)
     except DAMAGE as error:
         problem = error
     if name is not None and (problem is None or members.keys() >= set(fields)):
@@ -208,21 +234,35 @@ def _examples_of(file: IO[bytes], fields: Sequence[str]) -> Iterator[tuple[int, 
         raise problem
 
 
-def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
-    """Yield the members with complete content, then raise ValueError unless the archive has a correct end."""
+def _same_field(field: str) -> str:
+    """Return a field in lower case, with one ending for the two of JPEG."""
+    field = field.lower()
+    return f"{field[:-4]}jpg" if field.endswith("jpeg") else field
+
+
+def _members(file: IO[bytes]) -> Iterator[tuple[int, tarfile.TarInfo]]:
+    """Yield where their archive begins and the members with complete content; archives may follow each other.
+
+    Raises:
+        ValueError: an archive does not have a correct end, or is followed by something else.
+    """
     length = file.seek(0, io.SEEK_END)
     file.seek(0)
     if file.read(2) == b"\x1f\x8b":
         raise ValueError("it is compressed, so its examples cannot be read directly; unpack it with gunzip")
-    file.seek(0)
-    offset = 0
+    offset = start = 0
     try:
-        with tarfile.TarFile(fileobj=file, tarinfo=Member) as archive:
-            for member in members_of(archive):
-                if member.offset_data + member.size > length:
-                    raise ValueError(f"{member.name!r} is truncated")
-                yield member
-                offset = archive.offset
+        while start < length or not start:
+            file.seek(start)
+            with tarfile.TarFile(fileobj=file, tarinfo=Member) as archive:
+                for member in members_of(archive):
+                    if member.offset_data + member.size > length:
+                        raise ValueError(f"{member.name!r} is truncated")
+                    yield start, member
+                    offset = archive.offset
+            file.seek(start := archive.offset)
+            while (block := file.read(tarfile.BLOCKSIZE)) and not any(block):
+                start += len(block)
     except DAMAGE as error:
         raise ValueError(f"damaged or truncated at offset {offset} of {length}: {error}") from error
 

@@ -241,7 +241,7 @@ def test_nothing_in_a_file_is_ever_called(here, content, kind):
         ("a,a\n1,2\n", "train: t.csv: 2 columns are named 'a'"),
         (",a\n1,2\n", "train: t.csv: a column has no name; set `columns` to choose the sources"),
         ('a,b\n1,"2\n', "train: t.csv:2: unexpected end of data"),
-        (b"a,b\n1,\xff\n", "train: t.csv cannot be read: 'utf-8' codec"),
+        (b"a,b\n1,\xff\n", "train: t.csv:2: column 'b': '\\udcff' is not a number"),
     ],
 )
 def test_a_mistake_in_a_csv_file_is_reported_at_its_line(here, text, message):
