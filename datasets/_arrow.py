@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from emrun.errors import ArgumentError
 
 
 def unreadable(kind: Any) -> bool:
@@ -23,6 +25,31 @@ def unreadable_columns(schema: Any) -> str:
     return ", ".join(f"{field.name!r} ({field.type})" for field in schema if unreadable(field.type))
 
 
+def check_types(argument: str, where: str, schema: Any, train: Any) -> None:
+    """Check that the columns of a split that are in train too become the same sources; others may differ.
+
+    Raises:
+        ArgumentError: a column has another type.
+    """
+    for field in schema:
+        place = train.get_field_index(field.name)
+        if place >= 0 and _kind(field.type) != _kind(train.field(place).type):
+            other = train.field(place).type
+            raise ArgumentError(argument, f"{where}: column {field.name!r} is {field.type}; in train it is {other}")
+
+
+def _kind(kind: Any) -> str:
+    """Return what a type becomes as a source."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _kind(kind.value_type)
+    if _is_list(kind):
+        return f"list of {_kind(kind.value_type)}"
+    return str(kind).removeprefix("large_") if _is_text(kind) else str(kind)
+
+
 def has_nulls(array: Any) -> bool:
     """Return whether a column, or a list in the column, has a null."""
     if array.null_count:
@@ -32,7 +59,7 @@ def has_nulls(array: Any) -> bool:
     return False
 
 
-def sources_of(table: Any) -> Mapping[str, Any]:
+def sources_of(table: Any) -> dict[str, Any]:
     """Return the columns of a table without nulls as sources.
 
     Numbers become an array of shape (B,). Lists of numbers become an array of shape (B, k) if all of them have k

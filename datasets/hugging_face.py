@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from emrun.arguments import check_names, expanded
-from emrun.datasets._arrow import has_nulls, sources_of, unreadable_columns
+from emrun.datasets._arrow import check_types, has_nulls, sources_of, unreadable_columns
 from emrun.datasets._offline import offline_and_quiet
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
@@ -35,6 +37,7 @@ class HuggingFace(Splits):
     Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Each column is a
     source. Numbers become an array of shape (B,) with the dtype of the column. Lists of numbers become an array of
     shape (B, k) if all lists of the batch have k entries, otherwise a list of arrays. Strings and bytes become lists.
+    The classes of a `ClassLabel` have the numbers of `train` in all streams.
 
     The network is never used. Save a dataset of the hub to disk first:
     `datasets.load_dataset(...).save_to_disk("data/saved")`.
@@ -53,7 +56,7 @@ class HuggingFace(Splits):
 
     Raises:
         ArgumentError: a file or folder is missing or cannot be read, a column is missing, or a column has a type that
-            cannot be a source, such as a date.
+            cannot be a source, such as a date, or another type or other classes than in train.
         StreamError: a column has a null, or a file has changed since the dataset was built.
     """
 
@@ -77,6 +80,8 @@ class HuggingFace(Splits):
         parts = {name: _Rows(name, rows, columns) for name, rows in loaded.items()}
         super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
         self._classes = parts["train"].classes_names()
+        for name, part in parts.items():
+            part.number_as(name, parts["train"])
 
     def classes_names(self) -> Mapping[str, Sequence[str]]:
         """Return column -> the names of its classes, for columns that the library calls `ClassLabel`."""
@@ -99,6 +104,8 @@ class _Rows:
         self._rows = chosen.with_format("arrow")
         files = [Path(file["filename"]) for file in rows.cache_files]
         self._identities = {path: identity(path) for path in files}
+        self._where = ", ".join(dict.fromkeys(str(path.parent if path.suffix == ".arrow" else path) for path in files))
+        self._numbers: dict[str, Any] = {}  # column -> the number in train of each number here
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -106,6 +113,22 @@ class _Rows:
     def classes_names(self) -> dict[str, list[str]]:
         """Return column -> the names of its classes."""
         return {name: list(each.names) for name, each in self._rows.features.items() if hasattr(each, "names")}
+
+    def number_as(self, argument: str, train: _Rows) -> None:
+        """Give the classes the numbers that they have in train.
+
+        Raises:
+            ArgumentError: a class is not in train, or a column has another type there.
+        """
+        check_types(argument, self._where, self._rows.features.arrow_schema, train._rows.features.arrow_schema)
+        theirs = train.classes_names()
+        for column, own in self.classes_names().items():
+            names = theirs.get(column, own)
+            if unknown := [name for name in own if name not in names]:
+                more = f"{self._where}: column {column!r} has classes that train does not have: {listed(unknown)}"
+                raise ArgumentError(argument, f"{more} (it has {listed(names)})")
+            if own != names:
+                self._numbers[column] = np.array([*map(names.index, own), -1])  # -1 is a class that is not known
 
     def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
         """Return the batch of these rows."""
@@ -118,7 +141,7 @@ class _Rows:
                     f"stream {ctx.stream_name!r}: column {name!r} has a null in row {row} (the first row is 0); fill "
                     "it, or leave the column out of 'columns'"
                 )
-        return sources_of(table)
+        return sources_of(table) | {name: new[table[name].to_numpy()] for name, new in self._numbers.items()}
 
     def _check_files(self, ctx: StreamContext) -> None:
         """Raise StreamError if a file has changed: a memory-mapped file shows the change without any error."""
@@ -171,7 +194,9 @@ def _loaded(library: Any, argument: str, value: Any, cache_dir: str | None) -> d
 def _saved(library: Any, argument: str, folder: Path) -> dict[str, Any]:
     try:
         found = library.load_from_disk(str(folder.resolve()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        if isinstance(error, IndexError):  # the library has no other words for a dataset without rows
+            raise ArgumentError(argument, f"{str(folder)!r}: there are no examples in it") from error
         raise ArgumentError(
             argument, f"{str(folder)!r} is not a folder that save_to_disk wrote: {reason_of(error)}"
         ) from error

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from emrun.arguments import check_names
-from emrun.datasets._arrow import has_nulls, sources_of, taken, unreadable_columns
+from emrun.datasets._arrow import check_types, has_nulls, sources_of, taken, unreadable_columns
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.errors import ArgumentError, MissingExtra, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
-from emrun.wording import meant_of
+from emrun.wording import counted, meant_of
 
 _KEPT = 2  # row groups in memory: a batch at the border of two needs both
 
@@ -47,8 +47,8 @@ class Parquet(Splits):
 
     Raises:
         ArgumentError: a file is missing, is not a complete Parquet file or lacks a column, or a column has a type that
-            cannot be a source, such as a date.
-        StreamError: a column has a null, or a file cannot be read or has changed since the dataset was built.
+            cannot be a source, such as a date, or another type than in train; or a column has a null.
+        StreamError: a list has a null, or a file cannot be read or has changed since the dataset was built.
     """
 
     def __init__(
@@ -64,8 +64,14 @@ class Parquet(Splits):
             if not columns or len(set(columns)) < len(columns):
                 raise ArgumentError("columns", f"{columns!r} is empty, or names a column twice")
 
+        train_part: _RowGroups | None = None
+
         def part(argument: str, files: str | list[str]) -> _RowGroups:
-            return _RowGroups(argument, files_of(argument, files), columns)
+            nonlocal train_part
+            found = _RowGroups(argument, files_of(argument, files), columns)
+            train_part = train_part or found
+            check_types(argument, str(found.first), found.schema, train_part.schema)
+            return found
 
         super().__init__(
             part("train", train),
@@ -98,10 +104,14 @@ class _RowGroups:
                     argument, f"{str(path)!r} and {str(files[0])!r} have different columns: {_differing(found, schema)}"
                 )
             columns = schema.names
+            _check_nulls(argument, path, footer.metadata, schema)
             for group in range(footer.metadata.num_row_groups):
                 self._groups.append((index, group))
                 sizes.append(footer.metadata.row_group(group).num_rows)
+        if not sum(sizes):
+            raise ArgumentError(argument, f"{', '.join(map(str, files))}: there are no examples in it")
         self._columns = columns
+        self.first, self.schema = files[0], schema
         self.blocks: Sequence[int] | None = sizes
         self._ends = np.cumsum(sizes, dtype=np.int64)
 
@@ -162,7 +172,9 @@ def _chosen(path: Path, schema: Any, columns: Sequence[str] | None, argument: st
     """Return the schema of the columns to read."""
     import pyarrow as pa
 
-    for name in columns or ():
+    for name in columns or schema.names:
+        if schema.names.count(name) > 1:
+            raise ArgumentError(argument, f"{str(path)!r}: {schema.names.count(name)} columns are named {name!r}")
         if name not in schema.names:
             raise ArgumentError(argument, f"{str(path)!r} has no column {name!r}{meant_of(name, schema.names)}")
     fields = [schema.field(name) for name in columns or schema.names]
@@ -174,6 +186,24 @@ def _chosen(path: Path, schema: Any, columns: Sequence[str] | None, argument: st
             argument, f"{str(path)!r} has columns that cannot be sources: {bad}; list others in 'columns'"
         )
     return chosen
+
+
+def _check_nulls(argument: str, path: Path, metadata: Any, schema: Any) -> None:
+    """Check the numbers of nulls in a footer; those of lists count empty lists too, so that only reading can tell.
+
+    Raises:
+        ArgumentError: a column has a null.
+    """
+    for group in range(metadata.num_row_groups):
+        for index in range(metadata.num_columns):
+            column = metadata.row_group(group).column(index)
+            name, known = column.path_in_schema, column.statistics
+            if name in schema.names and known is not None and known.has_null_count and known.null_count:
+                where = f"{str(path)!r}, row group {group}"
+                advice = "fill them, or leave the column out of 'columns'"
+                raise ArgumentError(
+                    argument, f"{where}: column {name!r} has {counted(known.null_count, 'null')}; {advice}"
+                )
 
 
 def _differing(found: Any, expected: Any) -> str:

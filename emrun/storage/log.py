@@ -48,7 +48,7 @@ class RunLog:
                 if os.path.lexists(self._path):
                     with opened_regular(self._path):  # a pipe would wait for a reader
                         pass
-                self._file = _LogFile(self._path, encoding="utf-8")
+                self._file = _LogFile(self._path, encoding="utf-8", errors="backslashreplace")
             self._file.setFormatter(_CensoredFormatter(self._censor))
             self._level = self._root.level
             self._others = list(self._root.handlers)

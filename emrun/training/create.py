@@ -24,6 +24,7 @@ from emrun.model import AbstractModel
 from emrun.randomness import draw_seed, seed_everything
 from emrun.ranks import join, ranks
 from emrun.schedule_plan import log_plan
+from emrun.storage.class_names import record_classes
 from emrun.storage.log import LOG_OF_RANK, RunLog
 from emrun.storage.run import Run, create_run
 from emrun.training.build import Training, assemble, plan_schedule
@@ -96,6 +97,7 @@ def create_training(
                 training = connected(assemble_alike(plan, tell, run.directory, run, is_new=True), run)
                 run.trace.write(device=device_of(training.model))
                 schedule = plan_schedule(training, plan) if checks_schedule else None
+                record_classes(training.dataset, run.directory)
                 tell(None)
                 _LOG.info(
                     "run directory: %s", from_here(run.directory)

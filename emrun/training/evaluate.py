@@ -22,6 +22,7 @@ from emrun.errors import StorageError, UsageError
 from emrun.fields import ANOTHER_CHECKPOINT, reading
 from emrun.ranks import join, ranks
 from emrun.storage import checkpoints
+from emrun.storage.class_names import check_classes
 from emrun.storage.lock import EVALUATIONS
 from emrun.storage.manifest import Manifest, verify
 from emrun.storage.run import (
@@ -167,6 +168,7 @@ def load_checkpoint(
         name: the name of the checkpoint.
         tell: see `Ranks.in_step`; all ranks load what rank 0 has loaded. None to load it in this process alone.
     """
+    check_classes(training.dataset, root.parent)
     is_told = tell is not None and not ranks().is_first
     while True:
         place = Path(tell(None)) if tell is not None and is_told else checkpoints.find(root, name)

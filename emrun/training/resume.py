@@ -24,6 +24,7 @@ from emrun.ranks import join, ranks
 from emrun.runs.report.page import complete
 from emrun.schedule_plan import log_plan
 from emrun.storage import checkpoints
+from emrun.storage.class_names import check_classes
 from emrun.storage.code_record import copy_code
 from emrun.storage.files import check_guards, storing, write_atomically
 from emrun.storage.lock import RunLock
@@ -254,6 +255,7 @@ def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Pa
         _LOG.warning("model.init_from is read when a run begins; a resume has the weights of its checkpoint")
     loop = training.main_loop
     try:
+        check_classes(training.dataset, place.parent.parent)
         of_data = {key: pair for key, pair in changed.items() if f"{key}.".startswith(_OF_DATA)}
         place = loop.restore(place, _shown(of_data))
         _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))

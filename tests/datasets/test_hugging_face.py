@@ -198,3 +198,30 @@ def test_columns_with_labels_name_their_classes(project):
     library.Dataset.from_dict({"id": [0, 1], "kind": [1, 0]}, features=features).save_to_disk("labelled")
     assert rows_of("labelled").classes_names() == {"kind": ["cat", "dog"]}
     assert rows_of("labelled", columns=["id"]).classes_names() == rows_of("rows.csv").classes_names() == {}
+
+
+def labelled(names, labels):
+    features = library.Features({"label": library.ClassLabel(names=names)})
+    return library.Dataset.from_dict({"label": labels}, features=features)
+
+
+def test_classes_have_the_numbers_of_train_in_all_streams(tmp_path, passes):
+    splits = {"train": labelled(["bird", "cat", "dog"], [0, 1, 2]), "valid": labelled(["dog", "cat"], [1, 0, -1])}
+    library.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    dataset = HuggingFace(str(tmp_path / "saved"))
+    (batches,) = passes(dataset, "valid")
+    assert [batch["label"].tolist() for batch in batches] == [[1, 2, -1]]
+    labelled(["cat", "emu"], [0]).save_to_disk(str(tmp_path / "other"))
+    with pytest.raises(
+        ArgumentError, match=r"^valid: .*other: column 'label' has classes that train .*: emu \(it has b"
+    ):
+        HuggingFace(str(tmp_path / "saved"), valid=str(tmp_path / "other"))
+
+
+def test_a_split_with_another_type_and_a_dataset_without_rows_are_refused(project):
+    (project / "more.jsonl").write_text('{"id": "one"}\n')
+    with pytest.raises(ArgumentError, match=r"^valid: .*: column 'id' is string; in train it is int64$"):
+        rows_of("rows.jsonl", valid="more.jsonl")
+    library.Dataset.from_dict({"id": []}).save_to_disk(str(project / "empty"))
+    with pytest.raises(ArgumentError, match=r"^train: 'empty': there are no examples in it$"):
+        rows_of("empty")

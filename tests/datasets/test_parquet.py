@@ -167,9 +167,38 @@ def test_lists_of_different_lengths_are_a_list_of_arrays(tmp_path):
 )
 def test_a_null_is_an_error_with_column_file_and_row_group(tmp_path, column):
     write(tmp_path / "a.parquet", {"id": range(13), "x": [column[0] or column[2]] * 10 + column})
-    with pytest.raises(StreamError, match=r"a\.parquet', row group 1: column 'x' has a null"):
+    with pytest.raises((ArgumentError, StreamError), match=r"a\.parquet', row group 1: column 'x' has (a|\d) null"):
         list(stream_of(Parquet(str(tmp_path / "a.parquet"), batch_size=5)))
     assert len(ids(stream_of(Parquet(str(tmp_path / "a.parquet"), columns=["id"])))) == 13
+
+
+def test_a_null_is_found_at_the_start_if_the_footer_counts_it(tmp_path):
+    path = write(tmp_path / "a.parquet", {"id": range(3), "x": [1, None, None], "l": [[1], [], [2]]})
+    with pytest.raises(ArgumentError, match=r"^train: '.*a\.parquet', row group 0: column 'x' has 2 nulls; fill them"):
+        Parquet(str(path))
+    assert len(ids(stream_of(Parquet(str(path), columns=["id", "l"])))) == 3
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"x": [0.5]}, r"^valid: .*b\.parquet: column 'x' is double; in train it is int64$"),
+        ({"x": ["a"]}, r"column 'x' is string; in train it is int64$"),
+        ({"x": []}, r"^valid: .*b\.parquet: (there are no examples in it|column 'x' is null)"),
+    ],
+)
+def test_a_split_with_another_type_or_without_examples_is_refused(tmp_path, other, message):
+    write(tmp_path / "a.parquet", {"x": [1, 2], "y": [0, 1]})
+    write(tmp_path / "b.parquet", other)
+    with pytest.raises(ArgumentError, match=message):
+        Parquet(str(tmp_path / "a.parquet"), valid=str(tmp_path / "b.parquet"))
+
+
+def test_two_columns_of_one_name_are_refused_with_the_file(tmp_path):
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ArgumentError, match=r"^train: '.*a\.parquet': 2 columns are named 'x'$"):
+        Parquet(str(tmp_path / "a.parquet"))
 
 
 @pytest.mark.parametrize("size", [0, 5, 300, -1])
@@ -240,7 +269,7 @@ def test_wrong_arguments_are_refused_at_once(files, monkeypatch, arguments, mess
 
 def test_files_without_rows_are_refused(tmp_path):
     path = write(tmp_path / "a.parquet", {"id": pa.array([], pa.int64())})
-    with pytest.raises(ArgumentError, match="train: there are no examples in it"):
+    with pytest.raises(ArgumentError, match=r"^train: .*a\.parquet: there are no examples in it$"):
         Parquet(str(path))
 
 

@@ -20,11 +20,11 @@ def test_the_log_of_the_block_is_written(run, root_logger):
     root_logger.setLevel(logging.WARNING)
     logging.getLogger("my_hooks").info("before")
     with run.log:
-        logging.getLogger("my_hooks").info("größe %d", 3)
+        logging.getLogger("my_hooks").info("größe %d of %s", 3, "\udcff.png")  # a file name that is not UTF-8
         logging.getLogger("my_hooks").debug("too much")
     logging.getLogger("my_hooks").warning("after")
     (line,) = (run.directory / "train.log").read_text(encoding="utf-8").splitlines()
-    assert line.endswith(": INFO    @test_log      : größe 3")
+    assert line.endswith(r": INFO    @test_log      : größe 3 of \udcff.png")
 
 
 def test_a_level_below_info_is_kept(run, root_logger):

@@ -1,0 +1,58 @@
+"""The file `classes.json` of a run: the names of the classes of its dataset, in the order of their numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from emrun.dataset import named_classes
+from emrun.errors import StateError, reason_of
+from emrun.storage.files import storing, write_atomically
+from emrun.wording import listed
+
+CLASSES = "classes.json"
+
+
+def record_classes(dataset: Any, directory: Path) -> None:
+    """Write the names of the classes of a dataset into a run directory, unless it has none.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    if names := _names(dataset):
+        with storing(directory / CLASSES, "write"):
+            write_atomically(directory / CLASSES, json.dumps(names, indent=1))
+
+
+def check_classes(dataset: Any, directory: Path) -> None:
+    """Check that the classes of a dataset have the numbers that they had when the run began.
+
+    Raises:
+        StateError: the names are others, so that labels would mean something else; or the file cannot be read.
+    """
+    path = directory / CLASSES
+    try:
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path} cannot be read: {reason_of(error)}") from error
+    for source, names in _names(dataset).items():
+        known = before.get(source, names)
+        if names != known:
+            more, less = ([name for name in a if name not in b] for a, b in ((names, known), (known, names)))
+            raise StateError(
+                f"the dataset has other classes{f' of {source!r}' if source else ''} than when the run began, so that "
+                f"its labels mean something else: new {listed(more)}; missing {listed(less)}; or in another order. Use "
+                f"the data of the run, or train anew; if each number means the same, delete {path}"
+            )
+
+
+def _names(dataset: Any) -> dict[str, list[str]]:
+    """Return source -> names of its classes, with an empty name for all sources; nothing if they are not lists."""
+    try:
+        names = named_classes(dataset)
+    except Exception:  # a hook that reads the names reports it
+        return {}
+    found = names if isinstance(names, Mapping) else {"": names}
+    return {str(key): list(map(str, each)) for key, each in found.items() if isinstance(each, list | tuple) and each}
